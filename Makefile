@@ -1,0 +1,38 @@
+# The two commands of the README: `make demo` and `make test`. Both install what they need into .venv.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help demo test test-all lint clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing mivhead into $(VENV) (PyTorch is large: a few minutes the first time) ..."
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) -e ".[dev]"
+	@touch $@
+
+demo: $(VENV)/.installed  ## fit, predict, save, compare and draw, on real images that pip carries
+	$(BIN)/miv demo
+
+lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint  ## linters, types, tests (under 12 minutes on 2 cores, installing included)
+	$(BIN)/python -m pytest -q
+
+test-all: lint  ## the same plus the slow checks
+	$(BIN)/python -m pytest -q -m "slow or not slow"
+
+clean:  ## remove the virtualenv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,33 @@
+"""Few-shot image classification on frozen, black-box backbones.
+
+The names below are loaded on first use, so that `import mivhead` costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mivhead._version import __version__
+
+if TYPE_CHECKING:
+    from mivhead.features import Features
+
+_HOMES = {
+    "Features": "mivhead.features",
+}
+
+__all__ = ["Features", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mivhead' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
