@@ -5,6 +5,11 @@ prints the message of a `MivError` and exits with code 2; anything else is a bug
 traceback.
 """
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class MivError(Exception):
     """Base of every error that mivhead raises on purpose."""
@@ -24,3 +29,19 @@ class ModelFileError(InputError):
 
 class NotAvailableError(MivError, RuntimeError):
     """Something that is needed is not here: a package, weights, a writable disk."""
+
+
+def check_one_of(name: str, value: object, allowed: Iterable[str]) -> None:
+    """Raise an error that names the parameter, its value and what is allowed.
+
+    >>> check_one_of("form", "transformer", ("cnn", "vit"))
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.InputError: form must be one of cnn, vit; got 'transformer'.
+    """
+    names = list(allowed)
+    if value in names:
+        return
+    near = difflib.get_close_matches(str(value), names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise InputError(f"{name} must be one of {', '.join(names)}; got {value!r}.{hint}")

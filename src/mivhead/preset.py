@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mivhead.errors import InputError
+from mivhead.errors import InputError, check_one_of
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ class BlockPreset:
     heads: int | None = None
 
     def __post_init__(self) -> None:
-        if self.form not in ("cnn", "vit"):
-            raise InputError(f"form must be 'cnn' or 'vit', got {self.form!r}.")
+        check_one_of("form", self.form, ("cnn", "vit"))
         if any(size < 1 for size in self.pool_sizes):
             raise InputError(f"pool_sizes must be positive, got {self.pool_sizes}.")
 

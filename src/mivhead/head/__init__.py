@@ -1,0 +1,1 @@
+"""The MIV-head, readable beside the paper."""

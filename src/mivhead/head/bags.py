@@ -1,0 +1,36 @@
+"""Bags: the shots of each class, as a padded table of support rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Bags:
+    """Which support rows belong to which class."""
+
+    rows: Tensor  # (class, shot): support rows, padded with row 0
+    real: Tensor  # (class, shot): whether the entry is a shot, not padding
+
+    @classmethod
+    def from_labels(cls, labels: Tensor, classes: int) -> Bags:
+        """Make bags from class numbers 0 .. classes - 1, each of which occurs at least once.
+
+        >>> Bags.from_labels(torch.tensor([0, 1, 0]), 2).rows
+        tensor([[0, 2],
+                [1, 0]])
+        """
+        shots = torch.bincount(labels, minlength=classes)  # (class,)
+        place = torch.arange(int(shots.max()), device=labels.device)  # (shot,)
+        real = place < shots[:, None]
+        rows = torch.zeros(real.shape, dtype=torch.long, device=labels.device)
+        rows[real] = labels.argsort(stable=True)
+        return cls(rows, real)
+
+    @property
+    def shots(self) -> Tensor:
+        """Number of shots per class."""
+        return self.real.sum(dim=1)

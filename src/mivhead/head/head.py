@@ -1,0 +1,87 @@
+"""The MIV-head: the three components in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from mivhead.features import Features
+from mivhead.head.bags import Bags
+from mivhead.head.cap import CrossAttentionPooling, MeanPooling, Projected
+from mivhead.head.config import BlockConfig, Recipe
+from mivhead.head.logits import combine, cosine
+from mivhead.head.pooling import Candidates, PoolingByAttention, prepare
+
+CHUNK_VALUES = 2**21  # (query, class, channel) values worked on at once: 8 MB in float32
+
+
+class HeadBlock(nn.Module):
+    """Components 1 and 2 of one block of the backbone."""
+
+    def __init__(self, config: BlockConfig, recipe: Recipe, generator: torch.Generator) -> None:
+        super().__init__()
+        self.config, self.centred = config, recipe.centres
+        self.pooling = PoolingByAttention(config)
+        self.cap: CrossAttentionPooling | MeanPooling = (
+            MeanPooling()
+            if recipe.prototype == "mean"
+            else CrossAttentionPooling(config, recipe, generator)
+        )
+
+    def embed(self, candidates: Candidates) -> Projected:
+        """Component 1 and the projections of Component 2."""
+        return self.cap.project(self.pooling(candidates))
+
+    def forward(self, query: Projected, support: Projected, bags: Bags) -> Tensor:
+        """Cosines (query, class)."""
+        return cosine(*self.cap(query, support, bags), centred=self.centred)
+
+
+class MIVHead(nn.Module):
+    """Scores queries against the bags of a support set.
+
+    Works in two halves, because a support set is compared with many queries: `embed` turns
+    prepared features into what CAP needs of each image, `forward` compares queries with bags.
+    """
+
+    def __init__(
+        self, blocks: Sequence[BlockConfig], recipe: Recipe, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.blocks = nn.ModuleList(HeadBlock(config, recipe, generator) for config in blocks)
+
+    @property
+    def layers(self) -> list[HeadBlock]:
+        """The blocks, shallow to deep."""
+        return cast("list[HeadBlock]", list(self.blocks))
+
+    def prepare(self, features: Features) -> list[Candidates]:
+        """Compute what does not change in training: candidates and norms."""
+        pairs = zip(features.blocks, self.layers, strict=True)
+        return [prepare(block, layer.config) for block, layer in pairs]
+
+    def embed(self, candidates: Sequence[Candidates]) -> list[Projected]:
+        """Compute what CAP needs of each image, per block."""
+        return [layer.embed(c) for layer, c in zip(self.layers, candidates, strict=True)]
+
+    def forward(
+        self, query: Sequence[Projected], support: Sequence[Projected], bags: Bags
+    ) -> Tensor:
+        """Logits (query, class)."""
+        triples = zip(self.layers, query, support, strict=True)
+        return combine([layer(q, s, bags) for layer, q, s in triples], self.recipe)
+
+    def chunks(self, queries: int, classes: int) -> Iterator[slice]:
+        """Slices of queries that keep the memory of `forward` flat."""
+        widest = max(layer.config.channels for layer in self.layers)
+        size = max(1, CHUNK_VALUES // (widest * classes))
+        return (slice(start, start + size) for start in range(0, queries, size))
+
+
+def rows(embedded: Sequence[Projected], index: Tensor | slice) -> list[Projected]:
+    """Select images in every block."""
+    return [block.rows(index) for block in embedded]

@@ -1,0 +1,105 @@
+"""Component 1: pooling by attention, from patches to one vector per image.
+
+Patches of a candidate compete for the candidate (theta), candidates compete for the image (mu).
+Patches are frozen, so what depends on them alone is computed once: `prepare`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mivhead.features import Block
+from mivhead.head.config import BlockConfig
+
+NORM_EPS = 1e-12  # of L2 norms
+LN_EPS = 1e-5  # of LayerNorms
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """The patch-level candidates of n images of one block, ready for pooling."""
+
+    patches: tuple[Tensor, ...]  # per map candidate: (image, patch, channel)
+    scales: tuple[Tensor | float, ...]  # what theta . patch is multiplied with: (image, patch)
+    token: Tensor | None  # (image, channel)
+
+
+def prepare(block: Block, config: BlockConfig, dtype: torch.dtype = torch.float32) -> Candidates:
+    """Derive the candidates of a block and the scale of every patch's score."""
+    patches: list[Tensor] = []
+    if block.map is not None:
+        map_ = block.map.to(dtype)
+        for size in config.candidate_sizes:
+            pooled = map_ if size == map_.shape[2:] else F.adaptive_max_pool2d(map_, size)
+            patches.append(pooled.flatten(2).transpose(1, 2).contiguous())
+    token = None if block.token is None else block.token.to(dtype)
+    return Candidates(tuple(patches), tuple(_score_scale(p, config) for p in patches), token)
+
+
+def _score_scale(vectors: Tensor, config: BlockConfig) -> Tensor | float:
+    """tau/sqrt(C) and the normalisation of the vectors, which is 1/|x| (CNN) or 1/sqrt(C) (ViT)."""
+    scale = config.tau / math.sqrt(config.channels)
+    if config.form == "vit":
+        return scale / math.sqrt(config.channels)
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
+    return scale / norms.clamp_min(NORM_EPS)
+
+
+def attention_weights(query: Tensor, vectors: Tensor, scale: Tensor | float) -> Tensor:
+    """Softmax over the vectors of an image: (image, vector, channel) to (image, vector)."""
+    return torch.softmax((vectors @ query) * scale, dim=-1)
+
+
+def pool(weights: Tensor, vectors: Tensor) -> Tensor:
+    """Weighted sum: (image, vector) and (image, vector, channel) to (image, channel)."""
+    return torch.bmm(weights.unsqueeze(1), vectors).squeeze(1)
+
+
+class PoolingByAttention(nn.Module):
+    """Candidates of an image to its vector M_n (equations 1 and 2 of the paper).
+
+    `theta` and `mu` start at zero (plain averaging), are shared by all candidates, and exist only
+    where there is something to choose from.
+    """
+
+    theta: nn.Parameter | None
+    mu: nn.Parameter | None
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.config = config
+        channels = config.channels
+        has_theta, has_mu = bool(config.candidate_sizes), config.candidates > 1
+        self.theta = nn.Parameter(torch.zeros(channels)) if has_theta else None
+        self.mu = nn.Parameter(torch.zeros(channels)) if has_mu else None
+
+    def patch_weights(self, candidates: Candidates) -> list[Tensor]:
+        """Attention over the patches of each map candidate, each (image, patch)."""
+        return [
+            attention_weights(self.theta, patches, scale)
+            for patches, scale in zip(candidates.patches, candidates.scales, strict=True)
+            if self.theta is not None
+        ]
+
+    def forward(self, candidates: Candidates) -> Tensor:
+        """Image vectors (image, channel)."""
+        pooled = [
+            pool(weights, patches)  # I_n: (image, channel)
+            for weights, patches in zip(
+                self.patch_weights(candidates), candidates.patches, strict=True
+            )
+        ]
+        if self.config.form == "vit":
+            pooled = [F.layer_norm(vector, vector.shape[-1:], eps=LN_EPS) for vector in pooled]
+        if candidates.token is not None:
+            pooled.append(candidates.token)
+        if self.mu is None:
+            return pooled[0]
+        stacked = torch.stack(pooled, dim=1)  # B_n: (image, candidate, channel)
+        scale = _score_scale(stacked, self.config)  # (image, candidate)
+        return pool(attention_weights(self.mu, stacked, scale), stacked)  # M_n: (image, channel)
