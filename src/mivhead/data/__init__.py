@@ -1,0 +1,1 @@
+"""Images on their way in: safe decoding, folders and zips, augmentation, prefetching."""

@@ -1,0 +1,211 @@
+"""One image of unknown origin to an upright 8-bit RGB picture, or an error that says why not.
+
+Nothing about a file is trusted: only a few common formats are tried, size limits are checked
+from the header before any pixel is decoded, and whatever a decoder raises becomes an `ImageError`
+that names the file.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from mivhead.errors import ImageError
+
+ImageLike: TypeAlias = (
+    "str | os.PathLike[str] | bytes | IO[bytes] | Image.Image | np.ndarray[Any, np.dtype[np.uint8]]"
+)
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+MAX_PIXELS = 64 * 2**20  # 8192 x 8192; Pillow's own limit stays as it is
+MAX_FILE_BYTES = 256 * 2**20
+
+# What brings an image with this EXIF orientation upright.
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_ORIENTATION = 0x0112
+_UPRIGHT_ALREADY = 1
+
+# Python's warning filters belong to the whole process: two decoders must not change them at once.
+_LOCK = threading.Lock()
+
+
+def load_image(source: ImageLike, *, name: str | None = None) -> Image.Image:
+    """Decode one image to a new, upright RGB picture.
+
+    The first frame of an animation is taken, transparency becomes white, 16-bit grey is scaled to
+    8 bits, CMYK is converted, and the EXIF orientation is applied.
+
+    Parameters
+    ----------
+    source
+        A path, the bytes of an image file or a binary file, a PIL image, or a uint8 array of shape
+        (H, W), (H, W, 3) or (H, W, 4).
+    name
+        What to call the image in errors; by default its path.
+
+    Raises
+    ------
+    ImageError
+        If it is missing, empty, damaged, too large, or of a format that is not read.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> load_image(np.zeros((4, 6), np.uint8)).size
+    (6, 4)
+    >>> load_image(b"Hello", name="hello.jpg")
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.ImageError: hello.jpg is not a JPEG, PNG, WEBP, GIF, BMP, TIFF or PPM image.
+    """
+    if isinstance(source, Image.Image):
+        return _decode(source, name or "The image")
+    if isinstance(source, np.ndarray):
+        return _decode(_from_array(source, name or "The array"), name or "The array")
+    if isinstance(source, str | os.PathLike):
+        name = name or os.fspath(source)
+        source = read_file(Path(source), name)
+    name = name or "The image"
+    data = source if isinstance(source, bytes) else read_capped(source, name)
+    if not data:
+        raise ImageError(f"{name} is empty (0 bytes).")
+    return _decode(data, name)
+
+
+def read_file(path: Path, name: str) -> bytes:
+    """Read the bytes of an image file that is no larger than `MAX_FILE_BYTES`."""
+    try:
+        if path.is_dir():
+            raise ImageError(f"{name} is a folder, not an image.")
+        if path.exists() and not path.is_file():
+            raise ImageError(f"{name} is not a regular file.")  # a pipe would block for ever
+        with path.open("rb") as file:
+            return read_capped(file, name)
+    except FileNotFoundError:
+        raise ImageError(f"{name} does not exist.") from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        if isinstance(error, ImageError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise ImageError(f"{name} cannot be read: {reason}.") from error
+
+
+def read_capped(file: IO[bytes], name: str) -> bytes:
+    """Read all bytes of an open file, whatever size it claims to have, up to `MAX_FILE_BYTES`."""
+    if not hasattr(file, "read"):
+        raise ImageError(
+            f"{name} is of type {type(file).__name__}; an image is a path, bytes, a binary file, "
+            "a PIL image or a uint8 array."
+        )
+    data = bytearray()
+    while chunk := file.read(2**20):  # in pieces, as one large read would reserve its full size
+        if not isinstance(chunk, bytes):
+            raise ImageError(f"{name} is a text file object; open it in binary mode.")
+        data += chunk
+        if len(data) > MAX_FILE_BYTES:
+            raise ImageError(
+                f"{name} is larger than {MAX_FILE_BYTES // 2**20} MiB, the most that is read."
+            )
+    return bytes(data)
+
+
+def _from_array(array: np.ndarray[Any, Any], name: str) -> Image.Image:
+    shape = array.shape
+    if array.dtype != np.uint8 or not (len(shape) == 2 or (len(shape) == 3 and shape[2] in (3, 4))):
+        raise ImageError(
+            f"{name} has dtype {array.dtype} and shape {shape}; "
+            "expected uint8 of shape (H, W), (H, W, 3) or (H, W, 4)."
+        )
+    if array.size == 0:
+        raise ImageError(f"{name} has no pixels: its shape is {shape}.")
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def _decode(source: bytes | Image.Image, name: str) -> Image.Image:
+    try:
+        with _quiet():
+            if isinstance(source, Image.Image):
+                return _to_rgb(source, name)
+            with Image.open(BytesIO(source), formats=FORMATS) as image:
+                return _to_rgb(image, name)
+    except ImageError:
+        raise
+    except Image.DecompressionBombError:
+        raise _too_large(name) from None
+    except UnidentifiedImageError:
+        raise ImageError(
+            f"{name} is not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image."
+        ) from None
+    # Decoders answer damaged data with almost any exception (SyntaxError, IndexError, zlib.error,
+    # struct.error ...), and only Pillow runs inside this block.
+    except Exception as error:
+        raise ImageError(f"{name} is damaged: {error or type(error).__name__}.") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Pillow's warnings (odd metadata, large images) away from the user."""
+    with _LOCK, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield
+
+
+def _to_rgb(image: Image.Image, name: str) -> Image.Image:
+    """Check the size, then decode the first frame to upright RGB."""
+    if image.width * image.height > MAX_PIXELS:
+        raise _too_large(name)
+    if not image.width or not image.height:
+        raise ImageError(f"{name} has no pixels: it is {image.width} x {image.height}.")
+    image.load()
+    method = _UPRIGHT.get(_orientation(image))  # after load: a TIFF turns itself while loading
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        rgb = _from_16_bit(image).convert("RGB")
+    elif image.mode in ("I", "F"):
+        raise ImageError(
+            f"{name} holds 32-bit values of unknown range; save it with 8 or 16 bits per channel."
+        )
+    elif image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        rgb = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    else:
+        rgb = image.convert("RGB")  # a copy, also if the mode is RGB already
+    return rgb if method is None else rgb.transpose(method)
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        orientation: int = image.getexif().get(_ORIENTATION, _UPRIGHT_ALREADY)
+        return orientation
+    # Damaged metadata does not make a picture unreadable; Pillow raises many types on it.
+    except Exception:
+        return _UPRIGHT_ALREADY
+
+
+def _from_16_bit(image: Image.Image) -> Image.Image:
+    # Pillow's own conversion clips at 255 instead of scaling. 65535 = 255 * 257.
+    values = np.asarray(image).astype(np.uint32)
+    return Image.fromarray(((values + 128) // 257).astype(np.uint8))
+
+
+def _too_large(name: str) -> ImageError:
+    return ImageError(
+        f"{name} has more than {MAX_PIXELS // 2**20} megapixels, the most that is decoded; "
+        "shrink it first."
+    )
