@@ -1,0 +1,149 @@
+"""Augmented views of a support image: which, how many, and with what seeds.
+
+The transforms are the authors': bicubic resize to the square, horizontal flip, grayscale, then
+torchvision's RandAugment with its defaults. No crop.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+
+from mivhead.errors import InputError
+
+ViewsRule: TypeAlias = Literal["ceil", "floor"]
+Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+# torchvision draws from PyTorch's global generator, which all threads share.
+_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How a view is made; leave out what would change the meaning (a flip turns digits wrong).
+
+    Parameters
+    ----------
+    flip
+        Probability of a horizontal flip.
+    grayscale
+        Probability of losing all colour.
+    randaugment
+        Whether RandAugment (two random operations of shape or colour) is applied.
+    """
+
+    flip: float = 0.5
+    grayscale: float = 0.2
+    randaugment: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("flip", "grayscale"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(
+                    f"{name} is {getattr(self, name)}; expected a probability, 0 to 1."
+                )
+
+
+def augment(
+    image: Image.Image, size: int, seed: int, how: Augmentation | None = None
+) -> Image.Image:
+    """Make one augmented view; the same seed gives the same view.
+
+    While it runs, PyTorch's global CPU generator is seeded (and put back afterwards) for the whole
+    process, so calls wait for each other; code in other threads should draw from its own generator.
+
+    Parameters
+    ----------
+    image
+        An RGB picture; it is not changed.
+    size
+        Side of the square that is returned.
+    seed
+        From 0 to 2^63 - 1, such as one of `plan_views`.
+    how
+        By default `Augmentation()`, the authors' settings.
+
+    Examples
+    --------
+    >>> view = augment(Image.new("RGB", (40, 20), "red"), size=16, seed=3)
+    >>> view.size, view.mode
+    ((16, 16), 'RGB')
+    """
+    resized = image.resize((size, size), Image.Resampling.BICUBIC)
+    transform = _transform(how or Augmentation())
+    with _LOCK, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return transform(resized)
+
+
+@cache
+def _transform(how: Augmentation) -> Callable[[Image.Image], Image.Image]:
+    from torchvision.transforms import v2
+
+    steps = [v2.RandomHorizontalFlip(how.flip), v2.RandomGrayscale(how.grayscale)]
+    if how.randaugment:
+        steps.append(v2.RandAugment(interpolation=v2.InterpolationMode.BICUBIC))
+    compose: Callable[[Image.Image], Image.Image] = v2.Compose(steps)
+    return compose
+
+
+def views_per_image(shots: int, threshold: int, rule: ViewsRule = "ceil") -> int:
+    """Count the views of each image of a class with this many shots.
+
+    None above the threshold T; else ceil(T / shots) as in the authors' code (`"ceil"`), or
+    max(1, floor(T / shots)) as in the paper (`"floor"`). T = 0 means no views at all.
+
+    Examples
+    --------
+    >>> [views_per_image(shots, 15) for shots in (1, 2, 15, 16)]
+    [15, 8, 1, 0]
+    >>> views_per_image(2, 15, "floor")
+    7
+    """
+    if shots < 1 or threshold < 0:
+        raise InputError(f"shots is {shots} and threshold {threshold}; expected >= 1 and >= 0.")
+    if rule not in ("ceil", "floor"):
+        raise InputError(f"views_rule is {rule!r}; expected 'ceil' or 'floor'.")
+    if shots > threshold:
+        return 0
+    return -(-threshold // shots) if rule == "ceil" else threshold // shots
+
+
+def plan_views(
+    labels: Sequence[Any] | np.ndarray[Any, Any],
+    threshold: int,
+    rule: ViewsRule = "ceil",
+    seed: int = 0,
+) -> tuple[Integers, Integers]:
+    """Plan the views of a support set: the row each is made from, and its seed.
+
+    A view's seed depends on `seed`, its image's row and its number only, not on other images.
+
+    Examples
+    --------
+    >>> view_of, seeds = plan_views(["cat", "cat", "dog"], threshold=2)
+    >>> view_of.tolist(), len(set(seeds.tolist()))
+    ([0, 1, 2, 2], 4)
+    """
+    shots = Counter(labels)
+    views = [
+        (row, number)
+        for row, label in enumerate(labels)
+        for number in range(views_per_image(shots[label], threshold, rule))
+    ]
+    rows = np.array([row for row, _ in views], dtype=np.int64)
+    seeds = np.array([_view_seed(seed, row, number) for row, number in views], dtype=np.int64)
+    return rows, seeds
+
+
+def _view_seed(seed: int, row: int, number: int) -> int:
+    sequence = np.random.SeedSequence(seed, spawn_key=(row, number))
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
