@@ -10,13 +10,29 @@ from typing import TYPE_CHECKING, Any
 from mivhead._version import __version__
 
 if TYPE_CHECKING:
+    from mivhead.classifier import MIVClassifier
     from mivhead.features import Features
+    from mivhead.head.config import Recipe
+    from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 _HOMES = {
+    "BlockPreset": "mivhead.preset",
     "Features": "mivhead.features",
+    "MIVClassifier": "mivhead.classifier",
+    "Preprocessing": "mivhead.preset",
+    "Preset": "mivhead.preset",
+    "Recipe": "mivhead.head.config",
 }
 
-__all__ = ["Features", "__version__"]
+__all__ = [
+    "BlockPreset",
+    "Features",
+    "MIVClassifier",
+    "Preprocessing",
+    "Preset",
+    "Recipe",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -288,6 +288,8 @@ def _block(entry: Any, name: str) -> Block:
 def _tensor(x: Any, name: str) -> Tensor:
     if not _is_array(x):
         raise InputError(f"{name}: expected a NumPy array or a PyTorch tensor, got {_describe(x)}.")
+    if isinstance(x, np.ndarray) and not x.flags.writeable:
+        x = x.copy()  # PyTorch knows no read-only tensors
     try:
         tensor = torch.as_tensor(x).detach()
     except TypeError:

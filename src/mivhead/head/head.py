@@ -75,6 +75,13 @@ class MIVHead(nn.Module):
         triples = zip(self.layers, query, support, strict=True)
         return combine([layer(q, s, bags) for layer, q, s in triples], self.recipe)
 
+    def compare(
+        self, query: Sequence[Projected], support: Sequence[Projected], bags: Bags
+    ) -> Tensor:
+        """Logits (query, class) in chunks of queries, so that memory stays flat."""
+        chunks = self.chunks(len(query[0].value), len(bags.real))
+        return torch.cat([self(rows(query, chunk), support, bags) for chunk in chunks])
+
     def chunks(self, queries: int, classes: int) -> Iterator[slice]:
         """Slices of queries that keep the memory of `forward` flat."""
         widest = max(layer.config.channels for layer in self.layers)
