@@ -46,19 +46,32 @@ def train(
     recipe = head.recipe
     rates = {"pooling": recipe.pooling_learning_rate, "cap": recipe.learning_rate}
     groups = [
-        {"params": list(getattr(block, part).parameters()), "lr": rate}
-        for block in head.layers
+        (list(getattr(layer, part).parameters()), rate)
+        for layer in head.layers
         for part, rate in rates.items()
     ]
-    optimizer = torch.optim.SGD(groups, momentum=recipe.momentum)
+    # Written out, because torch.optim costs two seconds of imports on its first use.
+    velocities = [[torch.zeros_like(p) for p in parameters] for parameters, _ in groups]
     losses = []
     for step in range(recipe.steps):
-        optimizer.zero_grad()
         losses.append(loss_and_gradients(head, candidates, labels, bags))
-        optimizer.step()
+        for (parameters, rate), velocity in zip(groups, velocities, strict=True):
+            sgd_step(parameters, velocity, rate, recipe.momentum)
         if on_step is not None:
             on_step(step + 1)
     return losses
+
+
+@torch.no_grad()
+def sgd_step(
+    parameters: Sequence[Tensor], velocity: Sequence[Tensor], rate: float, momentum: float
+) -> None:
+    """One step of SGD with momentum (not Nesterov), in place; clears the gradients."""
+    for parameter, v in zip(parameters, velocity, strict=True):
+        if parameter.grad is not None:
+            v.mul_(momentum).add_(parameter.grad)
+            parameter.sub_(v, alpha=rate)
+            parameter.grad = None
 
 
 def loss_and_gradients(
