@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mivhead.errors import InputError
 from mivhead.estimator import FeatureClassifier, SupportSet
 from mivhead.features import Features
 from mivhead.head.bags import Bags
-from mivhead.head.config import Recipe, resolve_blocks, resolve_recipe
+from mivhead.head.config import BlockConfig, Recipe, resolve_blocks, resolve_recipe
 from mivhead.head.head import MIVHead
 from mivhead.head.training import train
 from mivhead.preset import BlockPreset, Preset
 from mivhead.progress import progress_bar
+from mivhead.schema import check_tensors, from_json, named, to_json
 
 BATCH = 64  # query images pooled at once
 
@@ -123,9 +127,48 @@ class MIVClassifier(FeatureClassifier):
             out[part] = head.compare(queries, self.embedded_, self.bags_)
         return out
 
+    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        config = {
+            "recipe": to_json(self.head_.recipe),
+            "blocks": [to_json(layer.config) for layer in self.head_.layers],
+            "shots": self.shots_.tolist(),
+        }
+        tensors = {f"support.{name}": tensor for name, tensor in self.support_.tensors.items()}
+        tensors |= {f"params.{name}": value for name, value in self.head_.state_dict().items()}
+        return config, tensors
+
+    def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        saved = from_json(_Saved, config, "config")
+        recipe = from_json(Recipe, saved.recipe, "recipe")
+        blocks = [from_json(BlockConfig, b, f"block{i}") for i, b in enumerate(saved.blocks)]
+        support = Features.from_tensors(named(tensors, "support."))
+        layout = {f"block{i}.{k}": v for i, b in enumerate(blocks) for k, v in b.layout.items()}
+        if support.layout != layout or len(support) != sum(saved.shots):
+            raise InputError(
+                f"the support features {support} do not fit blocks {layout} "
+                f"and {sum(saved.shots)} shots."
+            )
+        if len(saved.shots) != len(self.classes_) or min(saved.shots) < 1:
+            raise InputError(f"shots {saved.shots} do not fit {len(self.classes_)} classes.")
+        head = MIVHead(blocks, recipe, generator=None)
+        params = named(tensors, "params.")
+        check_tensors(params, {k: v.shape for k, v in head.state_dict().items()})
+        head.load_state_dict(params, assign=True)
+        self.layout_, self.n_features_in_ = support.layout, support.shape[1]
+        self._set_fitted(head, support, saved.shots)
+
     def _recipe(self) -> Recipe:
         names = ("temperature_order", "attention", "eta", "temperature", "steps", "learning_rate")
         return resolve_recipe(self.recipe, **{name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """The JSON document of a model file."""
+
+    recipe: dict[str, Any]
+    blocks: tuple[dict[str, Any], ...]
+    shots: tuple[int, ...]
 
 
 def _bags(shots: Sequence[int], device: torch.device) -> Bags:

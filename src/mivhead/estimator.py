@@ -16,8 +16,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
+from mivhead.blocks import Block
 from mivhead.errors import InputError
-from mivhead.features import Block, Features
+from mivhead.features import Features
 
 
 @dataclass(frozen=True, eq=False)

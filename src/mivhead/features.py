@@ -9,43 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mivhead import safefile
+from mivhead.blocks import FLOATS, Array, Block, describe, is_array, read_block
 from mivhead.errors import InputError, ModelFileError
 
-Array: TypeAlias = "np.ndarray[Any, Any] | Tensor"
-
-FLOATS = (torch.float16, torch.float32, torch.float64)
-_FILE_FORMAT = 1
-
-
-@dataclass(frozen=True, eq=False)
-class Block:
-    """One block's output: a patch map `(n, C, H, W)`, a token `(n, C)`, or both."""
-
-    map: Tensor | None = None
-    token: Tensor | None = None
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """The parts that are there, by name."""
-        return {k: v for k, v in (("map", self.map), ("token", self.token)) if v is not None}
-
-    @property
-    def channels(self) -> int:
-        """Number of channels C."""
-        return next(iter(self.tensors.values())).shape[1]
-
-    def apply(self, change: Callable[[Tensor], Tensor]) -> Block:
-        """Change every part in the same way."""
-        return Block(**{k: change(v) for k, v in self.tensors.items()})
+FILE_FORMAT = 1
 
 
 class Features:
@@ -74,13 +49,13 @@ class Features:
         if isinstance(blocks, Features):
             self.blocks: tuple[Block, ...] = blocks.blocks
             return
-        entries = [blocks] if _is_array(blocks) or isinstance(blocks, Mapping | Block) else blocks
+        entries = [blocks] if is_array(blocks) or isinstance(blocks, Mapping | Block) else blocks
         if not isinstance(entries, Sequence) or not entries:
             raise InputError(
                 "Features need an array or a non-empty list with one entry per block, "
-                f"got {_describe(blocks)}."
+                f"got {describe(blocks)}."
             )
-        self.blocks = tuple(_block(entry, f"block{i}") for i, entry in enumerate(entries))
+        self.blocks = tuple(read_block(entry, f"block{i}") for i, entry in enumerate(entries))
         self._check_counts()
 
     @classmethod
@@ -208,16 +183,13 @@ class Features:
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, atomically."""
-        safefile.write(path, self.tensors, {"format": _FILE_FORMAT, "kind": "features"})
+        write_features_file(path, self.tensors, {})
 
     @classmethod
     def load(cls, path: str | Path) -> Features:
         """Read a file written by `save` (or by `miv extract`); runs no code from the file."""
-        tensors, meta = safefile.read(path)
-        if meta.get("kind") != "features":
-            raise ModelFileError(f"{path} does not hold features.")
-        safefile.check_format(path, meta, _FILE_FORMAT)
-        return cls.from_tensors(tensors)
+        tensors, _ = read_features_file(path)
+        return cls.from_tensors({k: v for k, v in tensors.items() if k.startswith("block")})
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Array]) -> Features:
@@ -235,13 +207,20 @@ class Features:
         return cls(blocks)
 
 
-def _is_array(x: object) -> bool:
-    return isinstance(x, np.ndarray | Tensor)
+def write_features_file(
+    path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
+) -> None:
+    """Write a features file; `meta` holds what goes with the features, such as labels."""
+    safefile.write(path, tensors, {"format": FILE_FORMAT, "kind": "features", **meta})
 
 
-def _describe(x: object) -> str:
-    shape = getattr(x, "shape", None)
-    return f"{type(x).__name__}" + (f" of shape {tuple(shape)}" if shape is not None else "")
+def read_features_file(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read the tensors and the description of a features file."""
+    tensors, meta = safefile.read(path)
+    if meta.get("kind") != "features":
+        raise ModelFileError(f"{path} does not hold features.")
+    safefile.check_format(path, meta, FILE_FORMAT)
+    return tensors, meta
 
 
 def _layout_text(blocks: Iterable[Block]) -> str:
@@ -252,69 +231,3 @@ def _layout_text(blocks: Iterable[Block]) -> str:
         f"block{i}: " + " + ".join(part(k, t) for k, t in block.tensors.items())
         for i, block in enumerate(blocks)
     )
-
-
-def _block(entry: Any, name: str) -> Block:
-    if isinstance(entry, Block):
-        entry = entry.tensors
-    if isinstance(entry, Mapping):
-        if not entry or set(entry) - {"map", "token"}:
-            raise InputError(
-                f"{name}: a block has the keys 'map' and/or 'token', got {sorted(entry)}."
-            )
-        parts = {k: _tensor(v, f"{name}.{k}") for k, v in entry.items() if v is not None}
-    else:
-        tensor = _tensor(entry, name)
-        if tensor.ndim == 2:
-            parts = {"token": tensor}
-        elif tensor.ndim == 3:
-            parts = {"map": _patches_to_map(tensor)}
-        else:
-            parts = {"map": tensor}
-    if not parts:
-        raise InputError(f"{name}: a block needs a map, a token or both.")
-    for part, ndim, expected in (("map", 4, "(n, C, H, W)"), ("token", 2, "(n, C)")):
-        if part in parts and (parts[part].ndim != ndim or 0 in parts[part].shape[1:]):
-            raise InputError(
-                f"{name}.{part} has shape {tuple(parts[part].shape)}, expected {expected} "
-                "with no empty dimension."
-            )
-    if len({t.shape[1] for t in parts.values()}) > 1:
-        shapes = ", ".join(f"{k} {tuple(t.shape)}" for k, t in parts.items())
-        raise InputError(f"{name}: map and token must have the same channels, got {shapes}.")
-    return Block(**parts)
-
-
-def _tensor(x: Any, name: str) -> Tensor:
-    if not _is_array(x):
-        raise InputError(f"{name}: expected a NumPy array or a PyTorch tensor, got {_describe(x)}.")
-    if isinstance(x, np.ndarray) and not x.flags.writeable:
-        x = x.copy()  # PyTorch knows no read-only tensors
-    try:
-        tensor = torch.as_tensor(x).detach()
-    except TypeError:
-        raise InputError(f"{name}: arrays of type {x.dtype} cannot be used.") from None
-    if tensor.dtype not in FLOATS:
-        raise InputError(
-            f"{name} has type {str(tensor.dtype).removeprefix('torch.')}, "
-            "expected float16, float32 or float64."
-        )
-    if tensor.ndim not in (2, 3, 4):
-        raise InputError(
-            f"{name} has shape {tuple(tensor.shape)}, expected (n, C), (n, patches, C) "
-            "or (n, C, H, W)."
-        )
-    if tensor.numel() and not all(bound.isfinite() for bound in torch.aminmax(tensor)):
-        bad = (~torch.isfinite(tensor)).flatten(1).any(1).nonzero()[0, 0]
-        raise InputError(
-            f"{name} of shape {tuple(tensor.shape)} holds NaN or infinity (first in image {bad})."
-        )
-    return tensor
-
-
-def _patches_to_map(patches: Tensor) -> Tensor:
-    """(n, P, C) to (n, C, s, s) for P = s * s; otherwise (n, C, P, 1), which has no grid."""
-    n, count, channels = patches.shape
-    side = math.isqrt(count)
-    height, width = (side, side) if side * side == count else (count, 1)
-    return patches.transpose(1, 2).reshape(n, channels, height, width)

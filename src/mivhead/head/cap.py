@@ -38,7 +38,9 @@ class Projected(NamedTuple):
 class CrossAttentionPooling(nn.Module):
     """Query and bags to prototypes v^P and query vectors v^Q (equations 3 to 5 of the paper)."""
 
-    def __init__(self, config: BlockConfig, recipe: Recipe, generator: torch.Generator) -> None:
+    def __init__(
+        self, config: BlockConfig, recipe: Recipe, generator: torch.Generator | None
+    ) -> None:
         super().__init__()
         self.heads, self.recipe = config.heads, recipe
         channels = config.channels
@@ -110,9 +112,15 @@ def _per_class(gate: Tensor) -> Tensor:
     return gate if gate.ndim == 0 else gate.unsqueeze(1)  # (query, 1, head, d)
 
 
-def linear(channels: int, generator: torch.Generator) -> nn.Linear:
-    """Make a square linear layer with PyTorch's default initialisation, drawn from a generator."""
-    layer: nn.Linear = nn.utils.skip_init(nn.Linear, channels, channels)
+def linear(channels: int, generator: torch.Generator | None) -> nn.Linear:
+    """Make a square linear layer with PyTorch's default initialisation, drawn from a generator.
+
+    Without a generator it has a shape only, and waits for values from a model file.
+    """
+    layer = nn.Linear(channels, channels, device="meta")  # draws nothing from the global generator
+    if generator is None:
+        return layer
+    layer.to_empty(device="cpu")
     bound = 1 / math.sqrt(channels)
     with torch.no_grad():
         for parameter in (layer.weight, layer.bias):

@@ -16,6 +16,7 @@ from mivhead.features import Features
 from mivhead.preset import BlockPreset
 
 HEAD_WIDTH = 64  # channels per attention head that the paper aims at
+MAX_CANDIDATES = 64  # far above any use; keeps a forged model file from asking for memory
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,16 @@ class BlockConfig:
                 raise InputError("A block without a map has no pool sizes.")
         elif any(size > max(self.grid) for size in self.pool_sizes):
             raise InputError(f"pool sizes {self.pool_sizes} do not fit a map of {self.grid}.")
-        if not self.candidate_sizes and not self.token:
+        if self.candidates > MAX_CANDIDATES:
+            raise InputError(f"A block has at most {MAX_CANDIDATES} candidates.")
+        if not self.candidates:
             raise InputError("A block needs at least one candidate: a map, a pool size or a token.")
+
+    @property
+    def layout(self) -> dict[str, tuple[int, ...]]:
+        """Per-image shapes of the block's parts."""
+        map_ = {} if self.grid is None else {"map": (self.channels, *self.grid)}
+        return map_ | ({"token": (self.channels,)} if self.token else {})
 
     @property
     def candidate_sizes(self) -> tuple[tuple[int, int], ...]:

@@ -21,7 +21,9 @@ CHUNK_VALUES = 2**21  # (query, class, channel) values worked on at once: 8 MB i
 class HeadBlock(nn.Module):
     """Components 1 and 2 of one block of the backbone."""
 
-    def __init__(self, config: BlockConfig, recipe: Recipe, generator: torch.Generator) -> None:
+    def __init__(
+        self, config: BlockConfig, recipe: Recipe, generator: torch.Generator | None
+    ) -> None:
         super().__init__()
         self.config, self.centred = config, recipe.centres
         self.pooling = PoolingByAttention(config)
@@ -45,10 +47,11 @@ class MIVHead(nn.Module):
 
     Works in two halves, because a support set is compared with many queries: `embed` turns
     prepared features into what CAP needs of each image, `forward` compares queries with bags.
+    Initial weights come from `generator`; with None they wait for values from a model file.
     """
 
     def __init__(
-        self, blocks: Sequence[BlockConfig], recipe: Recipe, generator: torch.Generator
+        self, blocks: Sequence[BlockConfig], recipe: Recipe, generator: torch.Generator | None
     ) -> None:
         super().__init__()
         self.recipe = recipe

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mivhead.features import Block
+from mivhead.blocks import Block
 from mivhead.head.config import BlockConfig
 
 NORM_EPS = 1e-12  # of L2 norms

@@ -1,0 +1,99 @@
+"""Frozen dataclasses to JSON and back, with a closed schema.
+
+Reading trusts nothing: unknown keys and wrong types are errors that name the place. Keys that are
+missing take the field's default, so that a field added later does not break older files.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+from mivhead.errors import InputError
+
+T = TypeVar("T")
+
+
+def to_json(value: Any) -> dict[str, Any]:
+    """Plain values of a dataclass whose fields are numbers, texts, None or tuples of them.
+
+    >>> from mivhead.preset import BlockPreset
+    >>> to_json(BlockPreset(pool_sizes=(6, 5)))["pool_sizes"]
+    [6, 5]
+    """
+    document = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in document.items()}
+
+
+def from_json(kind: type[T], document: Any, where: str) -> T:
+    """Make a dataclass from a JSON object, checking every key and type.
+
+    >>> from mivhead.preset import BlockPreset
+    >>> from_json(BlockPreset, {"tau": "high"}, "block0")
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.InputError: block0.tau is not valid: 'high'.
+    """
+    if not isinstance(document, Mapping):
+        raise InputError(f"{where} must be an object, got {document!r:.80}.")
+    hints = get_type_hints(kind)
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    if unknown := sorted(set(document) - set(known)):
+        raise InputError(f"{where} has the unknown key {unknown[0]!r}.")
+    values = {}
+    for name, field in known.items():
+        if name in document:
+            values[name] = _read(hints[name], document[name], f"{where}.{name}")
+        elif field.default is MISSING:
+            raise InputError(f"{where} lacks the key {name!r}.")
+    return kind(**values)
+
+
+def named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Tensors whose names start with a prefix, without it."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def check_tensors(
+    tensors: Mapping[str, Tensor],
+    shapes: Mapping[str, Sequence[int]],
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Check that there are exactly these tensors, of these shapes and this type, all finite."""
+    if different := sorted(tensors.keys() ^ shapes.keys()):
+        kind = "unexpected" if different[0] in tensors else "missing"
+        raise InputError(f"tensor {different[0]!r} is {kind}.")
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != tuple(shapes[name]) or tensor.dtype != dtype:
+            raise InputError(
+                f"tensor {name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, "
+                f"expected {dtype} of shape {tuple(shapes[name])}."
+            )
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise InputError(f"tensor {name!r} holds NaN or infinity.")
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        (inner,) = (arg for arg in args if arg is not type(None))
+        return _read(inner, value, where)
+    if origin is tuple and isinstance(value, list):
+        kinds = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
+        if len(kinds) == len(value):
+            return tuple(_read(k, v, where) for k, v in zip(kinds, value, strict=True))
+    elif origin is Literal and isinstance(value, str) and value in args:
+        return value
+    elif kind is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    elif (kind in (bool, int, str) or origin is dict) and type(value) is (origin or kind):
+        return value
+    raise InputError(f"{where} is not valid: {value!r:.80}.")
