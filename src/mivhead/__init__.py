@@ -12,26 +12,34 @@ from mivhead._version import __version__
 if TYPE_CHECKING:
     from mivhead.classifier import MIVClassifier
     from mivhead.features import Features
+    from mivhead.fewshot import FewShotClassifier
     from mivhead.head.config import Recipe
+    from mivhead.persistence import load, save
     from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 _HOMES = {
     "BlockPreset": "mivhead.preset",
     "Features": "mivhead.features",
+    "FewShotClassifier": "mivhead.fewshot",
     "MIVClassifier": "mivhead.classifier",
     "Preprocessing": "mivhead.preset",
     "Preset": "mivhead.preset",
     "Recipe": "mivhead.head.config",
+    "load": "mivhead.persistence",
+    "save": "mivhead.persistence",
 }
 
 __all__ = [
     "BlockPreset",
     "Features",
+    "FewShotClassifier",
     "MIVClassifier",
     "Preprocessing",
     "Preset",
     "Recipe",
     "__version__",
+    "load",
+    "save",
 ]
 
 

@@ -94,6 +94,6 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         return value
     elif kind is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
-    elif (kind in (bool, int, str) or origin is dict) and type(value) is (origin or kind):
+    elif (kind in (bool, int, str) or origin in (dict, list)) and type(value) is (origin or kind):
         return value
     raise InputError(f"{where} is not valid: {value!r:.80}.")

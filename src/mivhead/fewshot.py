@@ -1,0 +1,262 @@
+"""`FewShotClassifier`: a few labelled images in, a classifier out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
+
+from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
+from mivhead.backbones.base import Backbone, Identity
+from mivhead.classifier import MIVClassifier
+from mivhead.data.augment import Augmentation, plan_views
+from mivhead.data.folders import open_labelled, open_unlabelled
+from mivhead.data.images import ImageLike
+from mivhead.data.imageset import ImageSet, Skipped, check_images, from_images
+from mivhead.errors import InputError, NotAvailableError
+from mivhead.estimator import FeatureClassifier
+from mivhead.extraction import extract_table
+from mivhead.head.config import Recipe, resolve_recipe
+from mivhead.preset import BlockPreset, Preset
+from mivhead.stores.table import FeatureTable
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the classifier says of one image."""
+
+    id: str
+    label: Any
+    probability: float
+    probabilities: dict[Any, float]  # by falling probability
+
+
+class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn: untyped
+    """Few-shot image classifier on a frozen backbone.
+
+    Images may be paths, PIL images or uint8 arrays; where many are expected, a folder, a zip or a
+    single image will do as well.
+
+    Parameters
+    ----------
+    backbone
+        Name of a backbone (`mivhead.backbones.list_backbones()`), or a `Backbone` of your own.
+    recipe
+        How the head is trained and combined: a name or a `Recipe`.
+    threshold
+        T: classes with at most T shots get augmented views; 0 switches augmentation off; None
+        takes the backbone's preset.
+    augmentation
+        How views are made; None: flip, grayscale and RandAugment, as in the paper.
+    views_rule
+        Views per image: `"ceil"` (T / S rounded up), `"floor"`, or None for the recipe's.
+    random_state
+        Seed of the views and of the initial weights.
+    device
+        Where to run, such as `"cpu"` or `"cuda"`.
+    verbose
+        Show progress bars for what takes more than two seconds, if a person is watching.
+
+    Attributes
+    ----------
+    classes_
+        The labels, sorted.
+    classifier_
+        The trained `MIVClassifier` on features.
+    identity_
+        Which backbone the features come from.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mivhead import FewShotClassifier
+    >>> dark, light = np.zeros((32, 32, 3), np.uint8), np.full((32, 32, 3), 255, np.uint8)
+    >>> classifier = FewShotClassifier(threshold=0).fit([dark, light], ["night", "day"])
+    >>> classifier.predict(light).tolist()
+    ['day']
+    """
+
+    def __init__(
+        self,
+        backbone: str | Backbone = DEFAULT_BACKBONE,
+        *,
+        recipe: str | Recipe = "paper",
+        threshold: int | None = None,
+        augmentation: Augmentation | None = None,
+        views_rule: str | None = None,
+        random_state: int = 0,
+        device: str | None = None,
+        verbose: bool = True,
+    ) -> None:
+        self.backbone = backbone
+        self.recipe = recipe
+        self.threshold = threshold
+        self.augmentation = augmentation
+        self.views_rule = views_rule
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    def fit(self, images: Iterable[ImageLike], labels: Sequence[Any]) -> Self:
+        """Train on images and their labels."""
+        self._forget()
+        pictures = from_images(images)
+        if len(pictures) != len(labels):
+            raise InputError(f"{len(pictures)} images, but {len(labels)} labels.")
+        named = replace(pictures, labels=tuple(map(str, labels)))
+        return self.fit_table(self.extract(named), labels)
+
+    def fit_folder(self, path: str | Path, *, skip_bad: bool = False) -> Self:
+        """Train on a folder of class folders, a zip of one, or a CSV of paths and labels.
+
+        With `skip_bad`, images that cannot be read are left out and listed in `skipped_`.
+        """
+        self._forget()
+        return self.fit_table(self.extract(open_labelled(path), skip_bad=skip_bad))
+
+    def fit_table(self, table: FeatureTable, labels: Sequence[Any] | None = None) -> Self:
+        """Train on features that were extracted before, such as `extract` or a file gives."""
+        labels = table.labels if labels is None else labels
+        if labels is None:
+            raise InputError("The table has no labels to learn from.")
+        backbone = self._load_backbone()
+        identity = backbone.identity
+        if table.backbone is not None and Identity.from_json(table.backbone) != identity:
+            raise InputError(
+                f"The features come from the backbone {table.backbone.get('name')!r} with other "
+                f"weights, taps or preprocessing than {identity.name!r} has here."
+            )
+        classifier = MIVClassifier(
+            self.recipe,
+            backbone.preset,
+            random_state=self.random_state,
+            device=self.device,
+            verbose=self.verbose,
+        )
+        self.classifier_ = classifier.fit(
+            table.features, np.asarray(labels), views=table.views, view_of=table.view_of
+        )
+        self.classes_ = classifier.classes_
+        self.identity_ = identity
+        return self
+
+    def extract(self, images: ImageSet, *, skip_bad: bool = False) -> FeatureTable:
+        """Pass images, and for labelled ones their augmented views, through the backbone once.
+
+        With `skip_bad`, images that cannot be read are left out and listed in `skipped_`.
+        """
+        backbone = self._load_backbone()
+        self.skipped_: list[Skipped] = check_images(images) if skip_bad else []
+        images = images.without(self.skipped_)
+        if images.labels is None:
+            return extract_table(backbone, images, verbose=self.verbose)
+        threshold = backbone.preset.threshold if self.threshold is None else self.threshold
+        rule = resolve_recipe(self.recipe, views_rule=self.views_rule).views_rule
+        plan = plan_views(images.labels, threshold, rule, self.random_state)
+        how = self.augmentation or Augmentation()
+        return extract_table(backbone, images, plan, how, verbose=self.verbose)
+
+    def classify(self, images: Any, *, skip_bad: bool = False) -> list[Prediction]:
+        """Names and probabilities of images, a folder, a zip or a single image."""
+        check_is_fitted(self, "classifier_")
+        return self.classify_table(self.extract(as_image_set(images), skip_bad=skip_bad))
+
+    def classify_table(self, table: FeatureTable) -> list[Prediction]:
+        """Names and probabilities of images whose features were extracted before."""
+        predictions = []
+        names = self.classes_.tolist()
+        for id_, row in zip(table.ids, self.classifier_.predict_proba(table.features), strict=True):
+            ranked = {names[i]: float(row[i]) for i in np.argsort(-row, kind="stable")}
+            best = next(iter(ranked))
+            predictions.append(Prediction(id_, best, ranked[best], ranked))
+        return predictions
+
+    def predict_proba(self, images: Any) -> NDArray[np.floating[Any]]:
+        """Probabilities (image, class), in the order of `classes_`."""
+        check_is_fitted(self, "classifier_")
+        return self.classifier_.predict_proba(self.extract(as_image_set(images)).features)
+
+    def predict(self, images: Any) -> NDArray[Any]:
+        """Labels of the most probable classes, one per image."""
+        best = self.predict_proba(images).argmax(axis=1)
+        chosen: NDArray[Any] = self.classes_[best]
+        return chosen
+
+    def save(self, path: str | Path) -> None:
+        """Write the model to one file; `mivhead.load` reads it. It holds the support features."""
+        from mivhead.persistence import save
+
+        check_is_fitted(self, "classifier_")
+        save(self, path)
+
+    @classmethod
+    def _restored(
+        cls,
+        classifier: FeatureClassifier,
+        identity: Identity,
+        backbone: Backbone | None,
+        device: str | None,
+    ) -> Self:
+        """Make a fitted classifier from the parts of a model file."""
+        new = cls(backbone if backbone is not None else identity.name, device=device)
+        new.classifier_, new.classes_, new.identity_ = classifier, classifier.classes_, identity
+        return new
+
+    def _forget(self) -> None:
+        """Drop what belongs to an earlier fit, perhaps with other parameters."""
+        for name in ("identity_", "_loaded"):
+            self.__dict__.pop(name, None)
+
+    def _load_backbone(self) -> Backbone:
+        """Load the backbone on first use; a fitted classifier needs the one it was fitted with."""
+        identity: Identity | None = getattr(self, "identity_", None)
+        loaded: Backbone | None = getattr(self, "_loaded", None)
+        if loaded is None:
+            loaded = (
+                load_backbone(self.backbone, preset=_preset_of(identity), device=self.device)
+                if isinstance(self.backbone, str)
+                else self.backbone
+            )
+            self._loaded = loaded
+        if identity is not None and loaded.identity != identity:
+            raise NotAvailableError(
+                f"The model was trained on the backbone {identity.name!r} (weights "
+                f"{identity.weights[:12]}...), but {loaded.identity.name!r} (weights "
+                f"{loaded.identity.weights[:12]}...) with its taps and preprocessing is another: "
+                "give the right one with `mivhead.load(path, backbone=...)`."
+            )
+        return loaded
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the backbone out of copies that go to other processes; it is loaded again there."""
+        return {key: value for key, value in super().__getstate__().items() if key != "_loaded"}
+
+
+def as_image_set(images: Any) -> ImageSet:
+    """Read anything that holds images to predict: paths, folders, zips, pictures, arrays."""
+    if isinstance(images, ImageSet):
+        return images
+    if isinstance(images, str | os.PathLike):
+        return open_unlabelled([images])
+    if isinstance(images, Image.Image | bytes) or getattr(images, "ndim", 4) in (2, 3):
+        return from_images([images])
+    listed = list(images)
+    if listed and all(isinstance(each, str | os.PathLike) for each in listed):
+        return open_unlabelled(listed)
+    return from_images(listed)
+
+
+def _preset_of(identity: Identity | None) -> Preset | None:
+    """Make a backbone give the features a model expects, even if its suggested preset changed."""
+    if identity is None:
+        return None
+    blocks = tuple(BlockPreset() for _ in identity.taps)  # the head has its own settings already
+    return Preset(identity.taps, blocks, identity.preprocessing)
