@@ -1,4 +1,4 @@
-"""How good is a model that was fitted on a handful of images, and which shots look wrong?
+"""An honest estimate for a model fitted on a handful of images, and the shots that look wrong.
 
 Every shot is predicted by a head that has not seen it, nor its views: the shots of each class are
 dealt into folds, and the head is trained once per fold on the rest. With at most as many shots per
@@ -44,7 +44,8 @@ class HeldOut:
     @property
     def tested(self) -> NDArray[np.bool_]:
         """Which shots could be tested."""
-        return ~np.isnan(self.probabilities[:, 0])
+        tested: NDArray[np.bool_] = ~np.isnan(self.probabilities[:, 0])
+        return tested
 
     @property
     def correct(self) -> NDArray[np.bool_]:
@@ -138,7 +139,7 @@ def _deal(labels: NDArray[Any], folds: int) -> NDArray[np.int64]:
 
 
 def _views_of(table: FeatureTable, kept: NDArray[np.int64]) -> dict[str, Any]:
-    """Views of the kept images only, with rows counted among them."""
+    """Select the views of the kept images, with rows counted among them."""
     if table.views is None or table.view_of is None:
         return {}
     place = np.full(len(table), -1)
