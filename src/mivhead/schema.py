@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
@@ -21,14 +21,13 @@ T = TypeVar("T")
 
 
 def to_json(value: Any) -> dict[str, Any]:
-    """Plain values of a dataclass whose fields are numbers, texts, None or tuples of them.
+    """Plain values of a dataclass whose fields are numbers, texts, None, tuples or dataclasses.
 
     >>> from mivhead.preset import BlockPreset
     >>> to_json(BlockPreset(pool_sizes=(6, 5)))["pool_sizes"]
     [6, 5]
     """
-    document = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in document.items()}
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
 
 
 def from_json(kind: type[T], document: Any, where: str) -> T:
@@ -79,7 +78,15 @@ def check_tensors(
             raise InputError(f"tensor {name!r} holds NaN or infinity.")
 
 
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return to_json(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
 def _read(kind: Any, value: Any, where: str) -> Any:
+    if is_dataclass(kind):
+        return from_json(kind, value, where)  # type: ignore[arg-type]  # kind is a class
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:

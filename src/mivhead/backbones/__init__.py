@@ -70,6 +70,8 @@ def load_backbone(
         raise InputError(f"There is no backbone named {name!r}: {hint}")
     import torch
 
+    if str(dtype).removeprefix("torch.") not in ("float16", "float32", "float64"):
+        raise InputError(f"dtype must be float16, float32 or float64, got {str(dtype)!r}.")
     backbone: Backbone = import_module(_HOMES[name]).load(
         name,
         preset=preset,

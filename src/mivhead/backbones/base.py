@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from mivhead.backbones.images import ImageLike
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.preset import Preprocessing, Preset
+from mivhead.schema import from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -65,32 +65,12 @@ class Identity:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for a JSON document."""
-        return {
-            "name": self.name,
-            "weights": self.weights,
-            "preprocessing": {
-                "size": self.preprocessing.size,
-                "mean": [float(v) for v in self.preprocessing.mean],
-                "std": [float(v) for v in self.preprocessing.std],
-            },
-            "taps": list(self.taps),
-        }
+        return to_json(self)
 
     @classmethod
     def from_json(cls, document: Any) -> Identity:
         """Read what `as_json` wrote; anything else is refused."""
-        outer = _checked(
-            document,
-            "backbone",
-            {"name": _is_text, "weights": _is_text, "preprocessing": _is_dict, "taps": _is_texts},
-        )
-        inner = _checked(
-            outer["preprocessing"],
-            "backbone.preprocessing",
-            {"size": _is_size, "mean": _is_colour, "std": _is_colour},
-        )
-        preprocessing = Preprocessing(inner["size"], tuple(inner["mean"]), tuple(inner["std"]))
-        return cls(outer["name"], outer["weights"], preprocessing, tuple(outer["taps"]))
+        return from_json(cls, document, "backbone")
 
 
 @runtime_checkable
@@ -147,37 +127,3 @@ def extract_all(
     if not parts:
         raise InputError("There are no images: give at least one.")
     return Features.concat(parts)
-
-
-def _checked(document: Any, where: str, checks: dict[str, Callable[[Any], bool]]) -> dict[str, Any]:
-    """Return the document if it has exactly these keys and every value passes its check."""
-    if not isinstance(document, dict) or document.keys() != checks.keys():
-        raise InputError(f"{where} must have exactly the keys {', '.join(checks)}.")
-    for key, check in checks.items():
-        if not check(document[key]):
-            raise InputError(f"{where}.{key} is not valid: {document[key]!r:.80}.")
-    return document
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_text, value))
-
-
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= 4096  # type(): True is an int too
-
-
-def _is_colour(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 3
-        and all(isinstance(v, float) and math.isfinite(v) for v in value)
-    )

@@ -18,7 +18,7 @@ import re
 import torch
 from torch import nn
 
-from mivhead.backbones.fast import fold_batchnorm
+from mivhead.backbones.fast import fold_batchnorm, mirror
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.presets import PRESETS
 from mivhead.backbones.weights import PipWeights, read_checkpoint, rename_in_order
@@ -76,4 +76,7 @@ def load(
             nearest = difflib.get_close_matches(tap, valid, n=3) or valid[-3:]
             raise InputError(f"{name} has no tap {tap!r}; near it are {', '.join(nearest)}.")
     fold_batchnorm(model)
-    return ModuleBackbone(name, model, WEIGHTS[name].sha256, preset, device=device, dtype=dtype)
+    mirror(model)
+    return ModuleBackbone(
+        name, model, WEIGHTS[name].sha256, preset, device=device, dtype=dtype, mirrored=True
+    )

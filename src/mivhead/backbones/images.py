@@ -40,9 +40,7 @@ def preprocess(images: Sequence[ImageLike], preprocessing: Preprocessing) -> Ten
     if not len(images):
         raise InputError("There are no images: give at least one.")
     pixels = np.stack([_pixels(image, i, preprocessing.size) for i, image in enumerate(images)])
-    x = (
-        torch.from_numpy(pixels).permute(0, 3, 1, 2).float()
-    )  # (n, 3, R, R), memory stays (n, R, R, 3)
+    x = torch.from_numpy(pixels).permute(0, 3, 1, 2).float()  # (n, 3, R, R)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (preprocessing.mean, preprocessing.std))
     return x.div_(255).sub_(mean).div_(std)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mivhead.backbones.base import Identity
 from mivhead.backbones.images import ImageLike, preprocess
 from mivhead.backbones.taps import Taps
-from mivhead.features import Block, Features
+from mivhead.features import Features
 from mivhead.preset import Preset
 
 _CHUNK = 4  # images per forward pass on a CPU: activations stay in the cache and off fresh memory
@@ -33,6 +33,9 @@ class ModuleBackbone:
         Where it runs.
     dtype
         The type that features are rounded to.
+    mirrored
+        Whether the model was changed by `mivhead.backbones.fast.mirror`: it is shown the images
+        turned by 180 degrees, and its maps are turned back.
     """
 
     def __init__(
@@ -44,22 +47,29 @@ class ModuleBackbone:
         *,
         device: torch.device,
         dtype: torch.dtype = torch.float16,
+        mirrored: bool = False,
     ) -> None:
         self.identity = Identity(name, weights, preset.preprocessing, preset.taps)
         self.preset = preset
         self._device = device
+        self._turn = _half_turn if mirrored else _as_is
         model = model.eval().requires_grad_(False).to(device)
         # Channels-last is the order in which the fast convolution kernels read memory.
         self._taps = Taps(model.to(memory_format=torch.channels_last), preset.taps, dtype)
 
     def extract(self, images: Sequence[ImageLike]) -> Features:
         """Features of one batch of decoded images, on the CPU, in their order."""
-        x = preprocess(images, self.preset.preprocessing)  # (n, 3, R, R)
+        x = self._turn(preprocess(images, self.preset.preprocessing))  # (n, 3, R, R)
         chunks = x.split(_CHUNK) if self._device.type == "cpu" else (x,)
         with torch.inference_mode():
             outputs = [self._taps(chunk.to(self._device)) for chunk in chunks]
-        return Features([Block(map=_joined(parts)) for parts in zip(*outputs, strict=True)])
+        maps = (torch.cat(parts).cpu() for parts in zip(*outputs, strict=True))  # (n, C, H, W)
+        return Features([self._turn(each) for each in maps])
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat([part.cpu() for part in parts])
+def _half_turn(x: Tensor) -> Tensor:
+    return x.flip(2, 3)
+
+
+def _as_is(x: Tensor) -> Tensor:
+    return x

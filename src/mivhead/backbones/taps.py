@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -43,31 +44,26 @@ class Taps:
         self._model = model
         self._names = tuple(names)
         self._dtype = dtype
-        self._found: dict[str, Tensor] = {}
-        self._lock = Lock()  # the hooks write to one place; PyTorch is parallel inside anyway
-        for name in self._names:
-            model.get_submodule(name).register_forward_hook(self._hook(name))
-
-    def _hook(self, name: str) -> Any:
-        def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            self._found[name] = output.to(
-                self._dtype, copy=True, memory_format=torch.contiguous_format
-            )
-            if len(self._found) == len(self._names):
-                raise _AllFound
-
-        return keep
+        self._lock = Lock()  # hooks are the model's, one pass at a time; PyTorch is parallel inside
 
     def __call__(self, x: Tensor) -> list[Tensor]:
         """Return the outputs of the taps for one batch, in the order of their names."""
-        with self._lock:
-            self._found.clear()
+        found: dict[str, Tensor] = {}
+
+        def keep(name: str, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
+            found[name] = output.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
+            if len(found) == len(self._names):
+                raise _AllFound
+
+        with self._lock, ExitStack() as hooks:
+            for name in self._names:
+                module = self._model.get_submodule(name)
+                hooks.enter_context(module.register_forward_hook(partial(keep, name)))
             with suppress(_AllFound):
                 self._model(x)
-            found = dict(self._found)
         if tuple(found) != self._names:
             raise InputError(
-                f"Taps must be named shallow to deep, each once: the model runs "
-                f"{', '.join(found)}, asked were {', '.join(self._names)}."
+                "Taps must be named in the order in which they run, each once: "
+                f"asked were {', '.join(self._names)}, found {', '.join(found)}."
             )
         return list(found.values())

@@ -1,0 +1,130 @@
+"""The protocol's own parts: identity, preprocessing, the registry of names."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conformance import photos, run
+from PIL import Image
+
+from mivhead.backbones import list_backbones, load_backbone
+from mivhead.backbones.base import Identity
+from mivhead.backbones.images import preprocess
+from mivhead.errors import InputError
+from mivhead.preset import Preprocessing
+
+ME = Identity("mine", "ab" * 32, Preprocessing(size=64), ("layer3", "layer4"))
+
+
+def test_identity_survives_json() -> None:
+    again = Identity.from_json(json.loads(json.dumps(ME.as_json())))
+    assert again == ME
+    assert again.key == ME.key
+
+
+def test_identity_key_depends_on_every_part() -> None:
+    others = [
+        Identity("other", ME.weights, ME.preprocessing, ME.taps),
+        Identity(ME.name, "cd" * 32, ME.preprocessing, ME.taps),
+        Identity(ME.name, ME.weights, Preprocessing(size=65), ME.taps),
+        Identity(ME.name, ME.weights, Preprocessing(size=64, std=(1.0, 1.0, 1.0)), ME.taps),
+        Identity(ME.name, ME.weights, ME.preprocessing, ME.taps[::-1]),
+    ]
+    assert len({ME.key, *(other.key for other in others)}) == 6
+
+
+def test_identity_key_is_the_same_in_another_process() -> None:
+    code = (
+        "from mivhead.backbones.base import Identity; from mivhead.preset import Preprocessing; "
+        "print(Identity('mine', 'ab' * 32, Preprocessing(size=64), ('layer3', 'layer4')).key)"
+    )
+    output = run(code)
+    assert output == ME.key
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("name",), 3),
+        (("weights",), "abc"),
+        (("taps",), "layer4"),
+        (("taps",), [4]),
+        (("preprocessing",), []),
+        (("preprocessing", "size"), True),
+        (("preprocessing", "mean"), [0.5, 0.5]),
+        (("preprocessing", "std"), [0.5, 0.5, float("nan")]),
+        (("preprocessing", "crop"), 1),
+        (("surplus",), 1),
+    ],
+)
+def test_identity_refuses_foreign_json(path: tuple[str, ...], value: object) -> None:
+    document = ME.as_json()
+    target = document["preprocessing"] if len(path) == 2 else document
+    target[path[-1]] = value
+    with pytest.raises(InputError):
+        Identity.from_json(document)
+
+
+def test_identity_refuses_missing_parts() -> None:
+    for key in ME.as_json():
+        document = ME.as_json()
+        del document[key]
+        with pytest.raises(InputError):
+            Identity.from_json(document)
+    with pytest.raises(InputError):
+        Identity.from_json(None)
+
+
+def test_preprocess_equals_the_plain_formula() -> None:
+    settings = Preprocessing(size=48)
+    photo = photos(1)[0]
+    resized = np.asarray(Image.fromarray(photo).resize((48, 48), Image.Resampling.BICUBIC))
+    expected = (resized / 255 - np.array(settings.mean)) / np.array(settings.std)  # (R, R, 3)
+    found = preprocess([photo], settings)
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found[0].permute(1, 2, 0).numpy(), expected, atol=1e-5)
+
+
+def test_preprocess_takes_an_image_of_the_right_size_as_it_is() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    found = preprocess([noise], Preprocessing(size=32, mean=(0.0,) * 3, std=(1.0,) * 3))
+    np.testing.assert_allclose(found[0].permute(1, 2, 0).numpy() * 255, noise, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        np.ones((5, 5, 3), np.float32),
+        np.ones((5, 5, 4), np.uint8),
+        np.ones((0, 5, 3), np.uint8),
+        np.ones((1, 5, 5, 3), np.uint8),
+        "photo.jpg",
+    ],
+)
+def test_preprocess_names_the_bad_image(bad: object) -> None:
+    with pytest.raises(InputError, match="Image 1 is a "):
+        preprocess([photos(1)[0], bad], Preprocessing())  # type: ignore[list-item]
+
+
+def test_unknown_names_suggest_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean 'efficientnet_lite0'"):
+        load_backbone("efficientnet-lite0")
+    with pytest.raises(InputError, match=r"known are efficientnet_lite0, "):
+        load_backbone("zzz")
+
+
+def test_unknown_dtype_is_refused() -> None:
+    with pytest.raises(InputError, match="'int8'"):
+        load_backbone(dtype="int8")
+
+
+def test_listing_imports_no_pytorch() -> None:
+    code = (
+        "import sys; from mivhead.backbones import list_backbones; print(*list_backbones()); "
+        "assert not {'torch', 'timm', 'torchvision'} & set(sys.modules)"
+    )
+    output = run(code)
+    assert output.split() == list_backbones()
