@@ -1,4 +1,4 @@
-"""Frozen backbones by name: images in, `Features` out.
+"""Frozen backbones by name, file or address: images in, `Features` out.
 
 Listing names imports neither PyTorch nor timm; loading does.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import difflib
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from mivhead.backbones.base import Backbone
@@ -21,11 +23,19 @@ __all__ = ["DEFAULT_BACKBONE", "list_backbones", "load_backbone"]
 
 DEFAULT_BACKBONE = "efficientnet_lite0"
 
-# name -> the module whose `load(name, preset=, device=, dtype=)` makes it
+# name -> the module whose `load(spec, weights=, preset=, device=, dtype=, **options)` makes it
 _HOMES = dict.fromkeys(
     ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2"),
     "mivhead.backbones.efficientnet_lite",
 )
+
+# how a spec begins -> its module, which gets the whole spec
+_SCHEMES = {
+    "timm:": "mivhead.backbones.timm_models",
+    "hf:": "mivhead.backbones.transformers",
+    "http://": "mivhead.backbones.http",
+    "https://": "mivhead.backbones.http",
+}
 
 
 def list_backbones() -> list[str]:
@@ -38,24 +48,32 @@ def list_backbones() -> list[str]:
 
 
 def load_backbone(
-    name: str = DEFAULT_BACKBONE,
+    spec: str | Path = DEFAULT_BACKBONE,
     *,
+    weights: str | Path | None = None,
     preset: Preset | None = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype = "float16",
+    **options: Any,
 ) -> Backbone:
     """Load a frozen backbone with its trained weights.
 
     Parameters
     ----------
-    name
-        One of `list_backbones()`.
+    spec
+        One of `list_backbones()`; `timm:NAME` for any model of timm; the path of an `.onnx` file;
+        `hf:FOLDER_OR_ID` for a model of transformers; `http://...` or `https://...` for an API.
+    weights
+        A checkpoint to take instead of the usual weights (`.safetensors`, `.pth`), where the
+        backbone is an architecture. `"random"` gives untrained weights, for tests of shapes only.
     preset
         Other taps, pool sizes or preprocessing than the ones that it suggests.
     device
         Where it runs, such as "cpu" or "cuda"; by default a GPU if there is one.
     dtype
         The type that features are rounded to: float16, float32 or float64.
+    options
+        What only some kinds of backbones take, such as `outputs` of an ONNX file.
 
     Examples
     --------
@@ -64,18 +82,32 @@ def load_backbone(
     >>> backbone.extract([np.zeros((60, 80, 3), np.uint8)])
     Features(n=1, block0: map 112x14x14 float16; block1: map 1280x7x7 float16)
     """
-    if name not in _HOMES:
-        nearest = difflib.get_close_matches(name, _HOMES, n=1)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(_HOMES)}."
-        raise InputError(f"There is no backbone named {name!r}: {hint}")
+    spec = str(spec)
+    home = _home(spec)
     import torch
 
     if str(dtype).removeprefix("torch.") not in ("float16", "float32", "float64"):
         raise InputError(f"dtype must be float16, float32 or float64, got {str(dtype)!r}.")
-    backbone: Backbone = import_module(_HOMES[name]).load(
-        name,
+    backbone: Backbone = import_module(home).load(
+        spec,
+        weights=weights,
         preset=preset,
         device=torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")),
         dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype,
+        **options,
     )
     return backbone
+
+
+def _home(spec: str) -> str:
+    """Find the module that loads this spec."""
+    for scheme, module in _SCHEMES.items():
+        if spec.startswith(scheme):
+            return module
+    if spec.endswith(".onnx"):
+        return "mivhead.backbones.onnx"
+    if spec in _HOMES:
+        return _HOMES[spec]
+    nearest = difflib.get_close_matches(spec, _HOMES, n=1)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(_HOMES)}."
+    raise InputError(f"There is no backbone named {spec!r}: {hint}")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -65,9 +66,16 @@ def tap_names(model: nn.Module) -> list[str]:
 
 
 def load(
-    name: str, *, preset: Preset | None, device: torch.device, dtype: torch.dtype
+    name: str,
+    *,
+    weights: str | Path | None,
+    preset: Preset | None,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> ModuleBackbone:
     """Build the backbone, quick to run; see `mivhead.backbones.load_backbone`."""
+    if weights is not None:
+        raise InputError(f"{name} comes with its weights: leave out weights={str(weights)!r}.")
     preset = preset or PRESETS[name]
     model = build(name)
     valid = tap_names(model)

@@ -1,0 +1,39 @@
+"""Packages that only some jobs need: imported when they are, named when they are missing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from mivhead.errors import NotAvailableError
+
+
+def need(module: str, extra: str) -> Any:
+    """Import an optional package, or say how to install it.
+
+    Parameters
+    ----------
+    module
+        What to import.
+    extra
+        The extra of mivhead that brings it.
+
+    Examples
+    --------
+    >>> need("json", "onnx").dumps(1)
+    '1'
+    >>> need("no_such_package", "onnx")
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.NotAvailableError: This needs the package no_such_package, which is not \
+installed: run `pip install "mivhead[onnx]"`.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise  # installed, but broken: that is another problem
+        raise NotAvailableError(
+            f"This needs the package {error.name}, which is not installed: "
+            f'run `pip install "mivhead[{extra}]"`.'
+        ) from None
