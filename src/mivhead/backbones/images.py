@@ -39,14 +39,14 @@ def preprocess(images: Sequence[ImageLike], preprocessing: Preprocessing) -> Ten
     """
     if not len(images):
         raise InputError("There are no images: give at least one.")
-    pixels = np.stack([_pixels(image, i, preprocessing.size) for i, image in enumerate(images)])
+    pixels = np.stack([to_pixels(image, i, preprocessing.size) for i, image in enumerate(images)])
     x = torch.from_numpy(pixels).permute(0, 3, 1, 2).float()  # (n, 3, R, R)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (preprocessing.mean, preprocessing.std))
     return x.div_(255).sub_(mean).div_(std)
 
 
-def _pixels(image: ImageLike, position: int, size: int) -> np.ndarray[Any, Any]:
-    """One image as `(size, size, 3)` uint8."""
+def to_pixels(image: ImageLike, position: int, size: int) -> np.ndarray[Any, Any]:
+    """One image, called by its position in errors, as `(size, size, 3)` uint8."""
     if not isinstance(image, Image.Image):
         image = _picture(image, position)
     if image.mode != "RGB":
