@@ -1,0 +1,165 @@
+"""Gaussian classes with structured covariances, in the low-dimensional span of the support set.
+
+With m the mean of all support images, everything that differs between classes lies in the span of
+the n centred images, which has r < n dimensions. One singular value decomposition finds an
+orthonormal basis of it in which the total covariance is diagonal, so that
+
+    Sigma_k = a cov_k + b cov + c I  =  a E_k' E_k + diag(b variances + c)    within the span,
+                                        c I                                   outside of it,
+
+with one row of E_k per image of class k. Woodbury's identity turns the inverse and the determinant
+of Sigma_k into those of a matrix as small as the class has images.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mivhead.head.bags import Bags
+from mivhead.methods.pooled import class_means, counts
+
+
+class Span(NamedTuple):
+    """The space that the centred support images span."""
+
+    mean: Tensor  # (channel,)
+    basis: Tensor  # (dimension, channel), orthonormal rows
+    variances: Tensor  # (dimension,): the total covariance, diagonal in this basis
+
+
+def span_of(x: Tensor) -> Span:
+    """Span of the images (image, channel), of which there are at least two."""
+    mean = x.mean(dim=0)
+    _, values, basis = torch.linalg.svd(x - mean, full_matrices=False)
+    noise = max(x.shape) * torch.finfo(x.dtype).eps * values.max()
+    real = values > noise
+    return Span(mean, basis[real], values[real].square() / (len(x) - 1))
+
+
+def coordinates(x: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+    """Coordinates (image, dimension) in the span, and squared distances from it (image,)."""
+    centred = x - span.mean
+    inside = centred @ span.basis.T
+    return inside, (centred - inside @ span.basis).square().sum(dim=1)
+
+
+class Weights(NamedTuple):
+    """Weights of the class covariance, the total covariance and the identity; all scalars."""
+
+    of_class: Tensor
+    total: Tensor
+    identity: Tensor
+
+
+class Support:
+    """Support images ordered by class: what does not change while the weights are trained."""
+
+    def __init__(self, x: Tensor, labels: Tensor, classes: int) -> None:
+        self.span = span_of(x)
+        self.z, _ = coordinates(x, self.span)  # (image, dimension)
+        self.means = class_means(self.z, labels, classes)  # (class, dimension)
+        self.labels, self.channels = labels, x.shape[1]
+        self.bags = Bags.from_labels(labels, classes)
+        # cov_k is divided by shots - 1; the covariance of a single shot is zero.
+        self.scale = (counts(labels, classes) - 1).clamp_min(1).to(x.dtype).rsqrt()  # (class,)
+        self.deviations = (self.z - self.means[labels]) * self.scale[labels, None]  # E
+
+    def precision(self, weights: Weights) -> Tensor:
+        """Inverse of diag(b variances + c): (dimension,)."""
+        return 1 / (weights.total * self.span.variances + weights.identity)
+
+    def log_volume(self, weights: Weights) -> Tensor:
+        """Logarithm of det(2 pi Sigma), without the class's own part."""
+        outside = self.channels - len(self.span.variances)
+        inside = -self.precision(weights).log().sum()
+        return inside + outside * weights.identity.log() + self.channels * math.log(2 * math.pi)
+
+    def linear(self, weights: Weights) -> Tensor:
+        """Log densities (image, class) of the support under the shared covariance alone."""
+        precision = self.precision(weights)
+        squares = self.z.square() @ precision  # (image,)
+        of_means = self.means.square() @ precision  # (class,)
+        crossed = (self.z * precision) @ self.means.T  # (image, class)
+        distances = squares[:, None] + of_means - 2 * crossed
+        return -(distances + self.log_volume(weights)) / 2
+
+    def quadratic(self, weights: Weights) -> Tensor:
+        """Log densities (image, class) of the support with a covariance per class."""
+        root, crossed = self._small_systems(weights)
+        solved = torch.linalg.solve_triangular(root, crossed, upper=False)  # (class, shot, image)
+        gained = weights.of_class * solved.square().sum(dim=1).T  # (image, class)
+        densities: Tensor = self.linear(weights) + gained / 2 - _half_log_det(root)
+        return densities
+
+    def _small_systems(self, weights: Weights) -> tuple[Tensor, Tensor]:
+        """Cholesky factors of I + a E_k P E_k', and E_k P (z - mean_k) of all images z."""
+        weighted = self.deviations * self.precision(weights)  # E P: (shot, dimension)
+        offsets = (weighted * self.means[self.labels]).sum(dim=1)  # (shot,)
+        crossed = weighted @ self.z.T - offsets[:, None]  # (shot, image): the costly product
+        rows, real = self.bags.rows, self.bags.real
+        padded = crossed[rows] * real[:, :, None]  # (class, shot, image)
+        # The rows of E_k are deviations of images too, so their products are already there.
+        own = rows[:, None, :].expand(-1, rows.shape[1], -1)
+        inner = padded.gather(2, own) * real[:, None, :] * self.scale[:, None, None]
+        identity = torch.eye(rows.shape[1], dtype=inner.dtype, device=inner.device)
+        return torch.linalg.cholesky(identity + weights.of_class * inner), padded
+
+    def finish(self, weights: Weights, *, quadratic: bool) -> dict[str, Tensor]:
+        """Compute what prediction needs, as tensors."""
+        precision = self.precision(weights)
+        volumes = self.log_volume(weights).expand(len(self.means))
+        rows, labels = self.z[:0], self.labels[:0]
+        if quadratic:
+            root, _ = self._small_systems(weights)
+            real = self.bags.real
+            weighted = (self.deviations * precision)[self.bags.rows] * real[:, :, None]
+            solved = torch.linalg.solve_triangular(root, weighted, upper=False)
+            rows = (weights.of_class.sqrt() * solved)[real]  # (shot, dimension)
+            labels = self.labels
+            volumes = volumes + 2 * _half_log_det(root)
+        return {
+            "weights": torch.stack(list(weights)),
+            "mean": self.span.mean,
+            "basis": self.span.basis,
+            "precision": precision,
+            "means": self.means,
+            "rows": rows,
+            "labels": labels,
+            "volumes": volumes.contiguous(),
+        }
+
+
+# Dimensions of what `finish` returns.
+DIMENSIONS = {
+    "weights": "3",
+    "mean": "channel",
+    "basis": "dimension channel",
+    "precision": "dimension",
+    "means": "class dimension",
+    "rows": "row dimension",
+    "labels": "row",
+    "volumes": "class",
+}
+
+
+def log_densities(x: Tensor, learned: dict[str, Tensor]) -> Tensor:
+    """Log densities (image, class) of new images, from what `Support.finish` returned."""
+    precision, means, labels = learned["precision"], learned["means"], learned["labels"]
+    span = Span(learned["mean"], learned["basis"], precision)
+    z, outside = coordinates(x, span)
+    root = precision.sqrt()
+    distances = torch.cdist(z * root, means * root).square()  # (image, class)
+    distances = distances + outside[:, None] / learned["weights"][2]
+    offsets = (learned["rows"] * means[labels]).sum(dim=1)  # (row,)
+    gained = (z @ learned["rows"].T - offsets).square()  # (image, row)
+    distances = distances.index_add(1, labels, gained, alpha=-1)
+    return -(distances + learned["volumes"]) / 2
+
+
+def _half_log_det(root: Tensor) -> Tensor:
+    """Half the log determinant of matrices, from their Cholesky factors: (class,)."""
+    return root.diagonal(dim1=1, dim2=2).log().sum(dim=1)

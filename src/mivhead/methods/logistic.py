@@ -1,0 +1,74 @@
+"""Logistic regression, the usual linear probe."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mivhead.methods.base import PooledClassifier, Shots, check_count, check_positive
+from mivhead.methods.pooled import unit
+
+
+class LogisticProbe(PooledClassifier):
+    """Multinomial logistic regression by scikit-learn; its coefficients are kept as tensors.
+
+    Parameters
+    ----------
+    C
+        Inverse weight of the penalty.
+    normalise
+        Scale every pooled feature to length 1 first.
+    max_iter
+        Steps of L-BFGS at most.
+    use_views
+        Let augmented views count as more images.
+    random_state
+        Not used: nothing is random.
+    device
+        Where to predict; None: where the features are. Training runs on the CPU.
+    """
+
+    TENSORS: ClassVar = {"coefficients": "class channel", "intercepts": "class"}
+
+    def __init__(
+        self,
+        *,
+        C: float = 1.0,
+        normalise: bool = True,
+        max_iter: int = 1000,
+        use_views: bool = False,
+        random_state: int | np.random.RandomState | None = None,
+        device: str | None = None,
+    ) -> None:
+        self.C = C
+        self.normalise = normalise
+        self.max_iter = max_iter
+        self.use_views = use_views
+        self.random_state = random_state
+        self.device = device
+
+    def _check_params(self) -> None:
+        check_positive("C", self.C)
+        check_count("max_iter", self.max_iter, least=1)
+
+    def _learn(self, shots: Shots) -> dict[str, Tensor]:
+        from sklearn.linear_model import LogisticRegression
+
+        model = LogisticRegression(C=self.C, max_iter=self.max_iter)
+        model.fit(self._prepare(shots.x).numpy(force=True), shots.labels.numpy(force=True))
+        device = shots.x.device
+        coefficients = torch.as_tensor(model.coef_, device=device)
+        intercepts = torch.as_tensor(model.intercept_, device=device)
+        if shots.classes == 2:  # there is one row, of log-odds: split it between the classes
+            signs = torch.tensor([-0.5, 0.5], dtype=coefficients.dtype, device=device)
+            coefficients, intercepts = signs[:, None] * coefficients, signs * intercepts
+        return {"coefficients": coefficients, "intercepts": intercepts}
+
+    def _score(self, x: Tensor) -> Tensor:
+        return self._prepare(x) @ self.learned_["coefficients"].T + self.learned_["intercepts"]
+
+    def _prepare(self, x: Tensor) -> Tensor:
+        return unit(x.double()) if self.normalise else x.double()

@@ -1,0 +1,77 @@
+"""Ridge regression onto one-hot labels, in closed form."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mivhead.methods.base import PooledClassifier, Shots, check_positive
+from mivhead.methods.pooled import membership, unit
+
+
+class RidgeRegression(PooledClassifier):
+    """Least squares with a penalty alpha |W|^2 and a free intercept.
+
+    Logits are the regressed class memberships (near 1 for the right class, near 0 for others)
+    divided by the temperature.
+
+    Parameters
+    ----------
+    alpha
+        Weight of the penalty.
+    normalise
+        Scale every pooled feature to length 1 first.
+    temperature
+        Regressed memberships are divided by it; it changes probabilities, not predictions.
+    use_views
+        Let augmented views count as more images.
+    random_state
+        Not used: nothing is random.
+    device
+        Where to compute; None: where the features are.
+    """
+
+    TENSORS: ClassVar = {"coefficients": "class channel", "intercepts": "class"}
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 1.0,
+        normalise: bool = True,
+        temperature: float = 0.1,
+        use_views: bool = False,
+        random_state: int | np.random.RandomState | None = None,
+        device: str | None = None,
+    ) -> None:
+        self.alpha = alpha
+        self.normalise = normalise
+        self.temperature = temperature
+        self.use_views = use_views
+        self.random_state = random_state
+        self.device = device
+
+    def _check_params(self) -> None:
+        check_positive("alpha", self.alpha)
+        check_positive("temperature", self.temperature)
+
+    def _learn(self, shots: Shots) -> dict[str, Tensor]:
+        x = self._prepare(shots.x)
+        targets = membership(shots.labels, shots.classes, x.dtype)  # (image, class)
+        middle, rates = x.mean(dim=0), targets.mean(dim=0)
+        x, targets = x - middle, targets - rates
+        penalty = self.alpha * torch.eye(min(x.shape), dtype=x.dtype, device=x.device)
+        if len(x) < x.shape[1]:  # fewer images than channels: the dual system is the smaller one
+            weights = x.T @ torch.linalg.solve(x @ x.T + penalty, targets)  # (channel, class)
+        else:
+            weights = torch.linalg.solve(x.T @ x + penalty, x.T @ targets)  # (channel, class)
+        return {"coefficients": weights.T.contiguous(), "intercepts": rates - middle @ weights}
+
+    def _score(self, x: Tensor) -> Tensor:
+        scores = self._prepare(x) @ self.learned_["coefficients"].T + self.learned_["intercepts"]
+        return scores / self.temperature
+
+    def _prepare(self, x: Tensor) -> Tensor:
+        return unit(x.double()) if self.normalise else x.double()

@@ -1,0 +1,115 @@
+"""Standardised features and an RBF support vector machine: AutoGluon's few-shot learner."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mivhead.methods.base import PooledClassifier, Shots, check_positive
+
+
+class SupportVectors(PooledClassifier):
+    """scikit-learn's StandardScaler and SVC (gamma = 1 / channels), kept as tensors.
+
+    Every pair of classes has a machine of its own. Logits are scikit-learn's one-against-rest
+    decision values: the number of pairs a class wins, plus its summed margins squeezed into a third
+    of a vote to either side, which breaks ties. With two classes, plus and minus half the margin.
+
+    Parameters
+    ----------
+    C
+        Inverse weight of the penalty.
+    use_views
+        Let augmented views count as more images.
+    random_state
+        Not used: nothing is random.
+    device
+        Where to predict; None: where the features are. Training runs on the CPU.
+    """
+
+    TENSORS: ClassVar = {
+        "shift": "channel",
+        "scale": "channel",
+        "vectors": "vector channel",
+        "labels": "vector",
+        "coefficients": "vector class",
+        "intercepts": "class class",
+    }
+
+    def __init__(
+        self,
+        *,
+        C: float = 1.0,
+        use_views: bool = False,
+        random_state: int | np.random.RandomState | None = None,
+        device: str | None = None,
+    ) -> None:
+        self.C = C
+        self.use_views = use_views
+        self.random_state = random_state
+        self.device = device
+
+    def _check_params(self) -> None:
+        check_positive("C", self.C)
+
+    def _learn(self, shots: Shots) -> dict[str, Tensor]:
+        from sklearn.preprocessing import StandardScaler
+        from sklearn.svm import SVC
+
+        scaler = StandardScaler()
+        model = SVC(C=self.C, gamma="auto")
+        model.fit(
+            scaler.fit_transform(shots.x.double().numpy(force=True)), shots.labels.numpy(force=True)
+        )
+        # For two classes scikit-learn flips signs, so that positive means the second class.
+        flip = -1.0 if shots.classes == 2 else 1.0
+        owners = np.repeat(np.arange(shots.classes), model.n_support_)
+        arrays = {
+            "shift": scaler.mean_,
+            "scale": scaler.scale_,
+            "vectors": model.support_vectors_,
+            "labels": owners,
+            "coefficients": _by_opponent(flip * model.dual_coef_, owners),
+            "intercepts": _antisymmetric(flip * model.intercept_, shots.classes),
+        }
+        return {
+            name: torch.as_tensor(array, device=shots.x.device) for name, array in arrays.items()
+        }
+
+    def _score(self, x: Tensor) -> Tensor:
+        learned = self.learned_
+        x = (x.double() - learned["shift"]) / learned["scale"]
+        kernel = torch.exp(-torch.cdist(x, learned["vectors"]).square() / x.shape[1])
+        classes = len(self.classes_)
+        own = [learned["labels"] == i for i in range(classes)]
+        # What the vectors of class i say for i against j
+        favour = torch.stack([kernel[:, v] @ learned["coefficients"][v] for v in own], dim=1)
+        margins = favour - favour.transpose(1, 2) + learned["intercepts"]  # (image, i, j)
+        totals = margins.sum(dim=2)  # (image, class)
+        if classes == 2:
+            return totals / 2
+        return (margins > 0).sum(dim=2) + totals / (3 * (totals.abs() + 1))
+
+
+def _by_opponent(dual: NDArray[np.float64], owners: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Turn libsvm's (classes - 1, vector) into (vector, class): weight of a vector against a class.
+
+    libsvm leaves a vector's own class out of the rows, and gives the vectors of a pair's second
+    class negative signs.
+    """
+    full = np.zeros((len(owners), len(dual) + 1))
+    for vector, owner in enumerate(owners):
+        full[vector, :owner] = -dual[:owner, vector]
+        full[vector, owner + 1 :] = dual[owner:, vector]
+    return full
+
+
+def _antisymmetric(values: NDArray[np.float64], classes: int) -> NDArray[np.float64]:
+    """Arrange the pairs (0, 1), (0, 2), ... (1, 2), ... in a matrix of i against j."""
+    upper = np.zeros((classes, classes))
+    upper[np.triu_indices(classes, 1)] = values
+    return upper - upper.T
