@@ -19,7 +19,7 @@ from mivhead.head.head import MIVHead
 from mivhead.head.training import train
 from mivhead.preset import BlockPreset, Preset
 from mivhead.progress import progress_bar
-from mivhead.schema import check_tensors, from_json, named, to_json
+from mivhead.schema import check_tensors, from_json, split_tensors, to_json
 
 BATCH = 64  # query images pooled at once
 
@@ -141,7 +141,8 @@ class MIVClassifier(FeatureClassifier):
         saved = from_json(_Saved, config, "config")
         recipe = from_json(Recipe, saved.recipe, "recipe")
         blocks = [from_json(BlockConfig, b, f"block{i}") for i, b in enumerate(saved.blocks)]
-        support = Features.from_tensors(named(tensors, "support."))
+        stored, params = split_tensors(tensors, ("support", "params"))
+        support = Features.from_tensors(stored)
         layout = {f"block{i}.{k}": v for i, b in enumerate(blocks) for k, v in b.layout.items()}
         if support.layout != layout or len(support) != sum(saved.shots):
             raise InputError(
@@ -151,7 +152,6 @@ class MIVClassifier(FeatureClassifier):
         if len(saved.shots) != len(self.classes_) or min(saved.shots) < 1:
             raise InputError(f"shots {saved.shots} do not fit {len(self.classes_)} classes.")
         head = MIVHead(blocks, recipe, generator=None)
-        params = named(tensors, "params.")
         check_tensors(params, {k: v.shape for k, v in head.state_dict().items()})
         head.load_state_dict(params, assign=True)
         self.layout_, self.n_features_in_ = support.layout, support.shape[1]

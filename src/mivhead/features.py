@@ -122,6 +122,8 @@ class Features:
             if not -len(self) <= index < len(self):  # also ends plain iteration
                 raise IndexError(f"image {index} is out of range: there are {len(self)}")
             index = slice(index, index + 1 or None)
+        if isinstance(index, slice) and (index.step or 1) < 0:  # PyTorch knows no negative steps
+            index = range(len(self))[index]
         if not isinstance(index, slice):
             index = torch.as_tensor(np.asarray(index), device=self.device)
             if not len(index):

@@ -47,15 +47,15 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, An
             Path(handle).unlink(missing_ok=True)
 
 
-def read(path: str | Path, max_bytes: int = MAX_BYTES) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read tensors and the JSON document of a file written by `write`."""
     path = Path(path)
     try:
         size = path.stat().st_size
         if not path.is_file():
             raise ModelFileError(f"{path} is not a file.")
-        if size > max_bytes:
-            raise ModelFileError(f"{path} is {size:,} bytes; at most {max_bytes:,} are read.")
+        if size > MAX_BYTES:
+            raise ModelFileError(f"{path} is {size:,} bytes; at most {MAX_BYTES:,} are read.")
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if METADATA_KEY not in metadata:

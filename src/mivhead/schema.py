@@ -54,9 +54,21 @@ def from_json(kind: type[T], document: Any, where: str) -> T:
     return kind(**values)
 
 
-def named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Tensors whose names start with a prefix, without it."""
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+def split_tensors(
+    tensors: Mapping[str, Tensor], groups: Sequence[str]
+) -> tuple[dict[str, Tensor], ...]:
+    """Sort tensors named `group.name` into their groups; a name of no group is an error.
+
+    >>> split_tensors({"a.x": torch.ones(1), "b.y": torch.ones(1)}, ("b", "a"))
+    ({'y': tensor([1.])}, {'x': tensor([1.])})
+    """
+    found: dict[str, dict[str, Tensor]] = {group: {} for group in groups}
+    for name, tensor in tensors.items():
+        group, _, rest = name.partition(".")
+        if group not in found:
+            raise InputError(f"tensor {name!r} is unexpected.")
+        found[group][rest] = tensor
+    return tuple(found.values())
 
 
 def check_tensors(

@@ -1,0 +1,36 @@
+"""Shared by all tests: small folders of images, a tiny backbone."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+
+COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 60, 230)}
+
+
+def write_images(folder: Path, per_class: int, seed: int = 0) -> Path:
+    """Class folders of noisy images, one colour a class."""
+    rng = np.random.default_rng(seed)
+    for name, colour in COLOURS.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(per_class):
+            pixels = np.clip(np.array(colour) + rng.normal(0, 30, (20, 24, 3)), 0, 255)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{i}.png")
+    return folder
+
+
+@pytest.fixture
+def shots(tmp_path: Path) -> Path:
+    """A folder with three classes of four images."""
+    return write_images(tmp_path / "shots", 4)
+
+
+@pytest.fixture
+def queries(tmp_path: Path) -> Path:
+    """Other images of the same classes."""
+    return write_images(tmp_path / "queries", 5, seed=1)

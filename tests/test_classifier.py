@@ -1,0 +1,236 @@
+"""`MIVClassifier`: what must always hold, whatever the features."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from mivhead import BlockPreset, Features, MIVClassifier, Preset, Recipe
+from mivhead.errors import InputError
+
+FAST = {"steps": 8, "random_state": 0}
+
+
+def clusters(seed: int, shots: list[int], extra: int = 0) -> tuple[Features, np.ndarray]:
+    """Features of two blocks in clusters, one per class, with unequal shots."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(len(shots)), np.array(shots) + extra)
+    centres = np.random.default_rng(99).normal(size=(len(shots), 12))
+    base = centres[labels] + 0.3 * rng.normal(size=(len(labels), 12))
+    maps = base[:, :8, None, None] + 0.3 * rng.normal(size=(len(labels), 8, 4, 4))
+    blocks = [
+        maps.astype(np.float32),
+        {"map": maps[:, :, :2, :2], "token": base[:, 4:]},
+    ]
+    return Features(blocks).to(torch.float32), labels
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    return load_digits(return_X_y=True)
+
+
+def test_it_learns(digits) -> None:
+    X, y = digits
+    classifier = MIVClassifier(random_state=0).fit(X[:200], y[:200])
+    assert classifier.score(X[200:600], y[200:600]) > 0.75
+    assert classifier.losses_[-1] < classifier.losses_[0] / 4
+
+
+def test_the_same_seed_gives_the_same_model_bit_for_bit() -> None:
+    X, y = clusters(0, [3, 2, 1])
+    a, b = (MIVClassifier(**FAST).fit(X, y) for _ in range(2))
+    for name, value in a.head_.state_dict().items():
+        assert torch.equal(value, b.head_.state_dict()[name])
+    c = clone(a).set_params(random_state=1).fit(X, y)
+    assert not torch.equal(a.logits(X), c.logits(X))
+
+
+def test_fitting_leaves_the_global_generators_alone() -> None:
+    torch.manual_seed(3)
+    np.random.seed(3)  # noqa: NPY002  # the global generator is the point
+    before = torch.rand(1), np.random.random()  # noqa: NPY002
+    torch.manual_seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    X, y = clusters(0, [2, 2])
+    MIVClassifier(**FAST).fit(X, y)
+    assert before == (torch.rand(1), np.random.random())  # noqa: NPY002
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=5), st.randoms(use_true_random=False))
+def test_order_of_shots_and_queries_does_not_matter(shots: list[int], random) -> None:
+    X, y = clusters(1, shots)
+    queries, _ = clusters(2, [4] * len(shots))
+    expected = MIVClassifier(**FAST).fit(X, y).logits(queries)
+    order = list(range(len(y)))
+    random.shuffle(order)
+    shuffled = MIVClassifier(**FAST).fit(X[order], y[order])
+    turn = list(range(len(queries)))
+    random.shuffle(turn)
+    torch.testing.assert_close(shuffled.logits(queries[turn]), expected[turn], atol=2e-3, rtol=0)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.permutations(range(4)))
+def test_names_and_order_of_classes_do_not_matter(names: list[int]) -> None:
+    X, y = clusters(1, [1, 2, 3, 2])
+    queries, _ = clusters(2, [3] * 4)
+    expected = MIVClassifier(**FAST).fit(X, y).predict_proba(queries)
+    renamed = MIVClassifier(**FAST).fit(X, np.array(names)[y]).predict_proba(queries)
+    np.testing.assert_allclose(renamed[:, names], expected, atol=2e-4)
+
+
+def test_a_query_is_answered_alone_as_in_a_crowd() -> None:
+    X, y = clusters(1, [1, 5, 2])
+    queries, _ = clusters(2, [50] * 3)  # more than one batch
+    classifier = MIVClassifier(**FAST).fit(X, y)
+    together = classifier.logits(queries)
+    for i in (0, 70, 149):
+        torch.testing.assert_close(classifier.logits(queries[i]), together[i : i + 1])
+
+
+def test_chunks_do_not_change_the_answer(monkeypatch) -> None:
+    X, y = clusters(1, [1, 5, 2])
+    queries, _ = clusters(2, [10] * 3)
+    expected = MIVClassifier(**FAST).fit(X, y).logits(queries)
+    monkeypatch.setattr("mivhead.head.head.CHUNK_VALUES", 100)
+    monkeypatch.setattr("mivhead.classifier.BATCH", 7)
+    torch.testing.assert_close(
+        MIVClassifier(**FAST).fit(X, y).logits(queries), expected, atol=1e-3, rtol=0
+    )
+
+
+def test_memory_does_not_grow_with_queries() -> None:
+    """No tensor over all queries is larger than the answer."""
+    X, y = clusters(1, [2] * 4)
+    queries, _ = clusters(2, [500] * 4)
+    classifier = MIVClassifier(**FAST).fit(X, y)
+    seen = []
+    original = classifier.head_.compare
+    classifier.head_.compare = lambda q, s, b: seen.append(len(q[0].key)) or original(q, s, b)
+    classifier.logits(queries)
+    assert max(seen) <= 64
+    assert sum(seen) == len(queries)
+
+
+def test_views_are_pseudo_queries_of_their_originals_class() -> None:
+    X, y = clusters(1, [2, 2, 2])
+    views, _ = clusters(5, [2, 2, 2])
+    plain = MIVClassifier(**FAST).fit(X, y)
+    order = [5, 0, 3, 1, 2, 4]
+    with_views = MIVClassifier(**FAST).fit(X, y, views=views[order], view_of=order)
+    assert with_views.losses_[0] != plain.losses_[0]
+    assert len(with_views.support_) == len(X)  # bags hold originals only
+    # The same as training on everything with bags of originals: the loss is a mean over both.
+    both = MIVClassifier(**FAST).fit(X, y, views=X, view_of=np.arange(6))
+    assert both.losses_[0] == pytest.approx(plain.losses_[0], abs=1e-6)
+
+
+def test_string_labels_lists_of_blocks_and_tables(digits) -> None:
+    X, y = digits
+    names = np.array(["zero", "one", "two"])[y[y < 3]]
+    table = X[y < 3].astype(np.float32)
+    classifier = MIVClassifier(**FAST).fit(table[:30], names[:30])
+    assert set(classifier.classes_) == {"zero", "one", "two"}
+    assert set(classifier.predict(table[30:40])) <= set(classifier.classes_)
+    maps = table.reshape(-1, 1, 8, 8)
+    blocks = MIVClassifier(**FAST).fit([maps[:30], {"token": table[:30]}], names[:30])
+    assert blocks.predict([maps[30:40], {"token": table[30:40]}]).shape == (10,)
+
+
+def test_scikit_learns_tools(digits) -> None:
+    X, y = digits[0][:90], digits[1][:90]
+    assert cross_val_score(MIVClassifier(**FAST), X, y, cv=3).mean() > 0.5
+    search = GridSearchCV(MIVClassifier(**FAST), {"eta": [0.0, 0.1], "steps": [2, 8]}, cv=2)
+    assert search.fit(X, y).best_score_ > 0.5
+    pipeline = make_pipeline(StandardScaler(), MIVClassifier(**FAST)).fit(X, y)
+    assert pipeline.score(X, y) > 0.8
+    features = Features(X.reshape(-1, 1, 8, 8))
+    scores = cross_val_score(MIVClassifier(**FAST), features, y, cv=3)
+    assert scores.shape == (3,)
+
+
+def test_two_classes_follow_scikit_learns_convention() -> None:
+    X, y = clusters(0, [3, 3])
+    classifier = MIVClassifier(**FAST).fit(X, y)
+    decisions = classifier.decision_function(X)
+    assert decisions.shape == (6,)
+    np.testing.assert_array_equal(decisions > 0, classifier.predict(X) == 1)
+
+
+def test_probabilities() -> None:
+    X, y = clusters(0, [3, 1, 2])
+    classifier = MIVClassifier(**FAST).fit(X, y)
+    p = classifier.predict_proba(X)
+    np.testing.assert_allclose(p.sum(axis=1), 1)
+    np.testing.assert_array_equal(classifier.classes_[p.argmax(axis=1)], classifier.predict(X))
+
+
+def test_shortcuts_change_the_recipe_and_a_recipe_object_is_taken() -> None:
+    X, y = clusters(0, [2, 2])
+    classifier = MIVClassifier(**FAST, temperature_order="inside", eta=0.5).fit(X, y)
+    assert classifier.head_.recipe == Recipe(steps=8, temperature_order="inside", eta=0.5)
+    assert MIVClassifier(Recipe(steps=1)).fit(X, y).losses_.__len__() == 1
+
+
+def test_presets_are_taken_or_derived() -> None:
+    X, y = clusters(0, [2, 2])
+    derived = MIVClassifier(**FAST).fit(X, y).head_.layers
+    assert [layer.config.form for layer in derived] == ["cnn", "vit"]
+    assert [layer.config.tau for layer in derived] == [500.0, 200.0]
+    blocks = (BlockPreset((3,), tau=7.0), BlockPreset((), native=False, form="vit"))
+    given_preset = MIVClassifier(preset=Preset(("a", "b"), blocks), **FAST).fit(X, y)
+    assert given_preset.head_.layers[0].config.pool_sizes == (3,)
+    with pytest.raises(InputError, match="1 blocks, the features have 2"):
+        MIVClassifier(preset=blocks[:1], **FAST).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"recipe": "papr"}, "Did you mean 'paper'"),
+        ({"recipe": 3}, "name or a Recipe"),
+        ({"temperature_order": "before"}, "after, inside"),
+        ({"attention": "l2"}, "l1, dot"),
+        ({"temperature": 0.0}, "temperature must be positive"),
+        ({"steps": -1}, "steps"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+    ],
+)
+def test_wrong_parameters_are_named(change: dict, words: str) -> None:
+    X, y = clusters(0, [2, 2])
+    with pytest.raises(InputError, match=words):
+        MIVClassifier(**change).fit(X, y)
+
+
+def test_wrong_data_is_named() -> None:
+    X, y = clusters(0, [2, 2])
+    with pytest.raises(InputError, match="at least 2 classes"):
+        MIVClassifier().fit(X, np.zeros(4))
+    with pytest.raises(InputError, match="4 images, but y has 3"):
+        MIVClassifier().fit(X, y[:3])
+    with pytest.raises(InputError, match="view_of is given without views"):
+        MIVClassifier().fit(X, y, view_of=[0])
+    with pytest.raises(InputError, match="one row number of X for each of the 4 views"):
+        MIVClassifier().fit(X, y, views=X, view_of=[0])
+    with pytest.raises(InputError, match="rows of X, 0 to 3"):
+        MIVClassifier().fit(X, y, views=X, view_of=[0, 1, 2, 4])
+    with pytest.raises(InputError, match="other blocks than X"):
+        MIVClassifier().fit(X, y, views=np.ones((4, 2)), view_of=[0, 1, 2, 3])
+    with pytest.raises(NotFittedError):
+        MIVClassifier().predict(X)
+
+
+def test_other_channels_in_prediction_than_in_fitting() -> None:
+    X, y = clusters(0, [2, 2])
+    classifier = MIVClassifier(**FAST).fit(X, y)
+    with pytest.raises(InputError, match=r"expected .*'block0.map': \(8, 4, 4\)"):
+        classifier.predict(np.ones((1, 9, 4, 4)))

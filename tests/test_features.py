@@ -1,0 +1,152 @@
+"""`Features`: reading arrays, indexing, joining, files, errors."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from mivhead import Features
+from mivhead.errors import InputError, ModelFileError
+
+
+def two_blocks(n: int = 5, dtype: type = np.float32) -> Features:
+    rng = np.random.default_rng(0)
+    return Features(
+        [
+            rng.normal(size=(n, 3, 4, 4)).astype(dtype),
+            {
+                "map": rng.normal(size=(n, 6, 2, 2)).astype(dtype),
+                "token": rng.normal(size=(n, 6)).astype(dtype),
+            },
+        ]
+    )
+
+
+def test_a_plain_table_is_one_vector_per_image() -> None:
+    features = Features(np.ones((4, 7)))
+    assert features.layout == {"block0.token": (7,)}
+    assert features.shape == (4, 7)
+
+
+def test_patches_become_a_grid_if_they_are_a_square_number() -> None:
+    patches = np.arange(2 * 9 * 5, dtype=np.float32).reshape(2, 9, 5)
+    map_ = Features(patches).blocks[0].map
+    assert map_.shape == (2, 5, 3, 3)
+    np.testing.assert_array_equal(map_[1, :, 2, 1], patches[1, 7])  # row 2, column 1 is patch 7
+
+
+def test_other_numbers_of_patches_keep_no_grid() -> None:
+    assert Features(np.ones((2, 6, 5))).layout == {"block0.map": (5, 6, 1)}
+
+
+def test_torch_and_numpy_agree_and_share_memory() -> None:
+    array = np.ones((2, 3), np.float16)
+    features = Features(array)
+    assert features == Features(torch.ones(2, 3, dtype=torch.float16))
+    array[0, 0] = 5
+    assert features.blocks[0].token[0, 0] == 5
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_a_file_gives_back_what_was_saved(dtype: type, tmp_path) -> None:
+    features = two_blocks(dtype=dtype)
+    features.save(tmp_path / "f.safetensors")
+    assert Features.load(tmp_path / "f.safetensors") == features
+
+
+def test_a_file_that_holds_no_features_is_refused(tmp_path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.ones(2)}, tmp_path / "f.safetensors")
+    with pytest.raises(ModelFileError, match="not written by mivhead"):
+        Features.load(tmp_path / "f.safetensors")
+
+
+@given(
+    st.one_of(
+        st.lists(st.integers(-5, 4), max_size=8),
+        hnp.arrays(bool, 5),
+        st.slices(5),
+        st.integers(-5, 4),
+    )
+)
+def test_indexing_is_numpys(index) -> None:
+    features = two_blocks()
+    chosen = features[index]
+    for name, tensor in features.tensors.items():
+        expected = tensor.numpy()[np.array(index, int) if isinstance(index, list) else index]
+        if isinstance(index, int):
+            expected = expected[None]
+        np.testing.assert_array_equal(chosen.tensors[name].numpy(), expected)
+
+
+def test_scikit_learns_way_of_indexing() -> None:
+    from sklearn.utils import _safe_indexing
+
+    features = two_blocks()
+    assert _safe_indexing(features, np.array([3, 1])) == features[[3, 1]]
+
+
+def test_integer_out_of_range() -> None:
+    with pytest.raises(IndexError, match="there are 5"):
+        two_blocks()[5]
+
+
+@given(st.integers(0, 5))
+def test_concat_undoes_a_split(cut: int) -> None:
+    features = two_blocks()
+    assert Features.concat([features[:cut], features[cut:]]) == features
+
+
+def test_concat_of_other_layouts() -> None:
+    with pytest.raises(InputError, match="different layouts"):
+        Features.concat([Features(np.ones((1, 2))), Features(np.ones((1, 3)))])
+
+
+def test_dtype_and_moves() -> None:
+    features = two_blocks().to(torch.float16)
+    assert features.dtype == torch.float16
+    assert features.to("cpu") == features
+    with pytest.raises(InputError, match="bfloat16"):
+        features.to(torch.bfloat16)
+
+
+def test_equality_looks_at_values_and_types() -> None:
+    assert two_blocks() == two_blocks()
+    assert two_blocks() != two_blocks(4)
+    assert two_blocks() != two_blocks(dtype=np.float64)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "words"),
+    [
+        (np.ones(3), ["(3,)", "(n, C)"]),
+        (np.ones((1, 2, 3, 4, 5)), ["(1, 2, 3, 4, 5)"]),
+        (np.ones((2, 3), int), ["block0", "int64", "float16"]),
+        (np.ones((2, 0)), ["(2, 0)", "empty"]),
+        ([], ["non-empty"]),
+        ("features", ["str"]),
+        ([np.ones((2, 3)), [1, 2]], ["block1", "list"]),
+        ([np.ones((2, 3)), np.ones((3, 3))], ["block0.token (2, 3)", "block1.token (3, 3)"]),
+        ({"map": np.ones((2, 3))}, ["block0.map", "(2, 3)", "(n, C, H, W)"]),
+        ({"map": np.ones((2, 3, 1, 1)), "token": np.ones((2, 4))}, ["block0", "channels"]),
+        ({"cls": np.ones((2, 3))}, ["'map'", "cls"]),
+        ({"map": None}, ["needs a map"]),
+        ([np.ones((2, 3)), np.array([[1, 2], [3, np.nan]])], ["block1", "(2, 2)", "image 1"]),
+        (np.array([[np.inf, 1.0]], np.float16), ["block0", "infinity"]),
+        (np.array([["a"]]), ["block0"]),
+    ],
+)
+def test_errors_name_the_block_the_shape_and_what_was_expected(blocks, words) -> None:
+    with pytest.raises(InputError) as error:
+        Features(blocks)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_read_only_arrays_are_fine() -> None:
+    array = np.ones((2, 3))
+    array.flags.writeable = False
+    assert len(Features(array)) == 2

@@ -1,0 +1,160 @@
+"""`FewShotClassifier`: images in, names out."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.base import clone
+
+import mivhead
+from mivhead import FewShotClassifier, Preset
+from mivhead.data.folders import open_labelled
+from mivhead.errors import ImageError, InputError, NotAvailableError
+from tiny_backbone import TinyBackbone
+
+
+def true_names(folder: Path) -> list[str]:
+    return list(open_labelled(folder).labels)
+
+
+def test_from_a_folder_to_names(shots: Path, queries: Path) -> None:
+    classifier = FewShotClassifier(TinyBackbone()).fit_folder(shots)
+    assert classifier.classes_.tolist() == ["blue", "green", "red"]
+    predictions = classifier.classify(queries)
+    assert [p.label for p in predictions] == [p.id.split("/")[-2] for p in predictions]
+    first = predictions[0]
+    assert first.probability == max(first.probabilities.values())
+    assert sum(first.probabilities.values()) == pytest.approx(1)
+
+
+def test_each_image_and_view_passes_the_backbone_once(shots: Path, queries: Path) -> None:
+    backbone = TinyBackbone(threshold=9)  # 4 shots: ceil(9 / 4) = 3 views each
+    classifier = FewShotClassifier(backbone).fit_folder(shots)
+    assert backbone.seen == 12 + 36
+    classifier.predict(queries)
+    assert backbone.seen == 12 + 36 + 15
+
+
+def test_threshold_and_rule(shots: Path) -> None:
+    def views(**params: object) -> int:
+        table = FewShotClassifier(TinyBackbone(threshold=9), **params).extract(open_labelled(shots))
+        return 0 if table.views is None else len(table.views)
+
+    assert views(threshold=0) == 0
+    assert views(threshold=3) == 0  # 4 shots are above it
+    assert views(views_rule="floor") == 12 * 2
+    assert views(views_rule="ceil") == 12 * 3
+
+
+def test_views_are_made_of_the_image_they_are_said_to_be_of(shots: Path) -> None:
+    from mivhead.data.augment import augment, plan_views
+
+    backbone = TinyBackbone(threshold=9)
+    images = open_labelled(shots)
+    table = FewShotClassifier(backbone, random_state=5).extract(images)
+    view_of, seeds = plan_views(images.labels, 9, "ceil", 5)
+    np.testing.assert_array_equal(table.view_of, view_of)
+    for i in (0, 7, 35):
+        view = augment(images.load(view_of[i]), 16, int(seeds[i]))
+        assert table.views[i] == backbone.extract([view])
+
+
+def test_all_kinds_of_images(shots: Path, queries: Path) -> None:
+    paths = sorted(queries.rglob("*.png"))
+    pictures = [Image.open(path) for path in paths]
+    arrays = [np.asarray(picture) for picture in pictures]
+    labels = [path.parent.name for path in paths]
+    expected = FewShotClassifier(TinyBackbone()).fit(paths, labels).predict_proba(paths)
+    for images in (pictures, arrays, [str(path) for path in paths]):
+        classifier = FewShotClassifier(TinyBackbone()).fit(images, labels)
+        np.testing.assert_array_equal(classifier.predict_proba(images), expected)
+    assert classifier.predict(arrays[0]).tolist() == [labels[0]]
+    assert classifier.predict(pictures[0]).tolist() == [labels[0]]
+    assert classifier.predict(paths[0]).tolist() == [labels[0]]
+    assert len(classifier.predict(queries)) == len(paths)
+
+
+def test_labels_keep_their_type(queries: Path) -> None:
+    paths = sorted(queries.rglob("*.png"))
+    numbers = [len(path.parent.name) for path in paths]
+    classifier = FewShotClassifier(TinyBackbone()).fit(paths, numbers)
+    assert classifier.classes_.tolist() == [3, 4, 5]
+    assert classifier.score(paths, numbers) > 0.9
+
+
+def test_the_same_seed_gives_the_same_model(shots: Path, queries: Path) -> None:
+    a, b = (FewShotClassifier(TinyBackbone()).fit_folder(shots) for _ in range(2))
+    np.testing.assert_array_equal(a.predict_proba(queries), b.predict_proba(queries))
+    other = FewShotClassifier(TinyBackbone(), random_state=1).fit_folder(shots)
+    assert (a.predict_proba(queries) != other.predict_proba(queries)).any()
+
+
+def test_a_bad_image_is_named_or_skipped(shots: Path) -> None:
+    (shots / "red" / "bad.jpg").write_text("not an image")
+    with pytest.raises(ImageError, match=r"bad\.jpg"):
+        FewShotClassifier(TinyBackbone()).fit_folder(shots)
+    classifier = FewShotClassifier(TinyBackbone()).fit_folder(shots, skip_bad=True)
+    assert [skipped.id for skipped in classifier.skipped_] == ["red/bad.jpg"]
+    assert classifier.classifier_.shots_.tolist() == [4, 4, 4]
+
+
+def test_wrong_input_is_named(shots: Path) -> None:
+    with pytest.raises(InputError, match="1 images, but 2 labels"):
+        FewShotClassifier(TinyBackbone()).fit([np.zeros((4, 4, 3), np.uint8)], ["a", "b"])
+    with pytest.raises(InputError, match="did you mean 'efficientnet_lite"):
+        FewShotClassifier("efficientnet_lite").fit_folder(shots)
+
+
+def test_features_of_another_backbone_are_refused(shots: Path) -> None:
+    table = FewShotClassifier(TinyBackbone("other")).extract(open_labelled(shots))
+    with pytest.raises(InputError, match="'other'"):
+        FewShotClassifier(TinyBackbone()).fit_table(table)
+
+
+def test_a_saved_model_needs_its_own_backbone(shots: Path, queries: Path, tmp_path: Path) -> None:
+    classifier = FewShotClassifier(TinyBackbone()).fit_folder(shots)
+    classifier.save(tmp_path / "m.miv")
+    again = mivhead.load(tmp_path / "m.miv", backbone=TinyBackbone())
+    np.testing.assert_array_equal(again.predict_proba(queries), classifier.predict_proba(queries))
+    other = mivhead.load(tmp_path / "m.miv", backbone=TinyBackbone("other"))
+    with pytest.raises(NotAvailableError, match="trained on the backbone 'tiny'"):
+        other.predict(queries)
+
+
+def test_a_restored_model_can_be_fitted_again(shots: Path, tmp_path: Path) -> None:
+    FewShotClassifier(TinyBackbone()).fit_folder(shots).save(tmp_path / "m.miv")
+    again = mivhead.load(tmp_path / "m.miv", backbone=TinyBackbone("other")).fit_folder(shots)
+    assert again.identity_.name == "other"
+
+
+def test_clone_and_pickle(shots: Path, queries: Path) -> None:
+    classifier = FewShotClassifier(TinyBackbone(), threshold=2).fit_folder(shots)
+    assert clone(classifier).threshold == 2
+    copy = pickle.loads(pickle.dumps(classifier))
+    np.testing.assert_array_equal(copy.predict(queries), classifier.predict(queries))
+
+
+def test_the_default_backbone_end_to_end(shots: Path, queries: Path, tmp_path: Path) -> None:
+    classifier = FewShotClassifier(threshold=2).fit_folder(shots)
+    names = classifier.predict(queries)
+    assert (names == true_names(queries)).mean() > 0.9
+    classifier.save(tmp_path / "m.miv")
+    assert (mivhead.load(tmp_path / "m.miv").predict(queries) == names).all()
+
+
+def test_a_model_keeps_its_taps_when_the_suggested_preset_changes(
+    shots: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mivhead.backbones import presets
+
+    image = next((shots / "red").iterdir())
+    classifier = FewShotClassifier(threshold=0).fit_folder(shots)
+    expected = classifier.predict_proba(image)
+    classifier.save(tmp_path / "m.miv")
+    old = presets.PRESETS["efficientnet_lite0"]
+    changed = Preset(old.taps[-1:], old.blocks[-1:], old.preprocessing)
+    monkeypatch.setitem(presets.PRESETS, "efficientnet_lite0", changed)
+    again = mivhead.load(tmp_path / "m.miv").predict_proba(image)
+    np.testing.assert_allclose(again, expected, rtol=1e-4)
