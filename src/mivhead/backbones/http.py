@@ -1,0 +1,269 @@
+"""A backbone behind an address: a `mivhead` server, or any service that returns embeddings.
+
+    http://gpu-machine:8765                            a server of `miv backbones serve`
+    https://host/v1/embeddings#model=NAME&key=API_KEY  an embedding service
+
+What follows the `#` are options of `connect`; it stays on this machine. Images are resized here and
+sent as PNG, so little travels and nothing is lost: a server gives the same features as the same
+backbone at home, and has the same identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import parse_qsl
+
+import numpy as np
+import torch
+
+from mivhead.backbones.base import Identity
+from mivhead.backbones.embeddings import Embeddings
+from mivhead.backbones.images import ImageLike, to_pixels
+from mivhead.backbones.transport import MAX_BYTES, Client
+from mivhead.backbones.wire import (
+    BACKBONE_PATH,
+    FEATURES_PATH,
+    IDENTITY_HEADER,
+    PROTOCOL,
+    SAFETENSORS,
+    Description,
+    blame,
+    decode_features,
+    encode_image,
+    parse_json,
+)
+from mivhead.errors import InputError
+from mivhead.features import Features
+from mivhead.preset import Preset
+from mivhead.schema import from_json
+
+# Options that may follow the `#` of an address.
+_OPTIONS = {
+    "model": str,
+    "request": str,
+    "size": int,
+    "key": str,
+    "header": str,
+    "batch_size": int,
+    "concurrency": int,
+    "timeout": float,
+    "attempts": int,
+}
+
+
+class Service(Protocol):
+    """What answers: knows what it is, and turns encoded images into features."""
+
+    identity: Identity
+    preset: Preset
+    shown: str
+    max_images: int
+
+    def ask(self, images: list[str], dtype: torch.dtype) -> Features:
+        """Features of the base64 PNGs of one request."""
+        ...
+
+
+class RemoteBackbone:
+    """A service as a `Backbone`: batches, several requests at a time, answers checked.
+
+    Parameters
+    ----------
+    service
+        Who is asked.
+    dtype
+        The type that features are rounded to.
+    batch_size
+        Images per request; a service may ask for fewer.
+    concurrency
+        Requests at the same time.
+    """
+
+    def __init__(
+        self, service: Service, *, dtype: torch.dtype, batch_size: int, concurrency: int
+    ) -> None:
+        if batch_size < 1 or concurrency < 1:
+            raise InputError(
+                "batch_size and concurrency must be at least 1, "
+                f"got {batch_size} and {concurrency}."
+            )
+        self.identity = service.identity
+        self.preset = service.preset
+        self._service = service
+        self._dtype = dtype
+        self._batch_size = min(batch_size, service.max_images)
+        self._concurrency = concurrency
+        self._layout: dict[str, tuple[int, ...]] | None = None  # of the first answer
+
+    def __repr__(self) -> str:
+        return f"RemoteBackbone({self._service.shown!r}, {self.identity.name!r})"
+
+    def extract(self, images: Sequence[ImageLike]) -> Features:
+        """Features of one batch of decoded images, on the CPU, in their order."""
+        if not len(images):
+            raise InputError("There are no images: give at least one.")
+        size = self.identity.preprocessing.size
+        pixels = [to_pixels(image, i, size) for i, image in enumerate(images)]  # each (R, R, 3)
+        starts = range(0, len(pixels), self._batch_size)
+        batches = [pixels[start : start + self._batch_size] for start in starts]
+        pool = ThreadPoolExecutor(max_workers=min(self._concurrency, len(batches)))
+        try:
+            parts = list(pool.map(self._ask, batches))
+        finally:
+            pool.shutdown(cancel_futures=True)  # after one failure no new request is made
+        for part in parts:  # in the images' order, so that the same answers give the same error
+            self._check_layout(part)
+        return Features.concat(parts)
+
+    def _ask(self, batch: list[np.ndarray[Any, Any]]) -> Features:
+        part = self._service.ask([encode_image(each) for each in batch], self._dtype)
+        if len(part) != len(batch):
+            raise InputError(
+                f"{self._service.shown} returned {len(part)} results for {len(batch)} images."
+            )
+        return part
+
+    def _check_layout(self, part: Features) -> None:
+        if len(part.blocks) != len(self.preset.taps):
+            raise InputError(
+                f"{self._service.shown} returned {len(part.blocks)} blocks, but names "
+                f"{len(self.preset.taps)}: {', '.join(self.preset.taps)}."
+            )
+        self._layout = self._layout or part.layout
+        if part.layout != self._layout:
+            raise InputError(
+                f"{self._service.shown} returned features of the layout {part.layout}, but "
+                f"{self._layout} before: it does not answer with one model."
+            )
+
+
+class Served:
+    """A `mivhead` server, which says itself what it is."""
+
+    def __init__(self, client: Client, preset: Preset | None) -> None:
+        self._client = client
+        self.shown = client.shown
+        try:
+            document = parse_json(client.send(BACKBONE_PATH).body)
+            about = from_json(Description, document, "the description")
+        except InputError as error:
+            raise InputError(
+                f"{client.shown} is no mivhead server ({error}) For a service that returns "
+                "embeddings, add #model=NAME to its full address."
+            ) from None
+        if about.protocol != PROTOCOL or about.max_images < 1:
+            raise InputError(
+                f"{client.shown} speaks version {about.protocol} of the protocol, this mivhead "
+                f"speaks {PROTOCOL}: update the older of the two."
+            )
+        self.identity = about.identity
+        self.preset = preset or about.preset
+        image_bytes = 2 * 4 * self.identity.preprocessing.size**2  # more than a PNG in base64 takes
+        self.max_images = max(1, min(about.max_images, about.max_bytes // image_bytes))
+        if (self.preset.taps, self.preset.preprocessing) != (
+            self.identity.taps,
+            self.identity.preprocessing,
+        ):
+            raise InputError(
+                f"{client.shown} taps {', '.join(self.identity.taps)} at "
+                f"{self.identity.preprocessing.size} px; a preset for other taps or another "
+                "preprocessing must be given to the server."
+            )
+
+    def ask(self, images: list[str], dtype: torch.dtype) -> Features:
+        """Features of the base64 PNGs of one request."""
+        answer = self._client.send(FEATURES_PATH, {"images": images}, accept=SAFETENSORS)
+        if answer.headers.get(IDENTITY_HEADER, self.identity.key) != self.identity.key:
+            raise InputError(
+                f"{self.shown} serves another backbone by now than {self.identity.name}: "
+                "load it again, and extract all features from one."
+            )
+        with blame(self.shown):
+            return decode_features(answer.body, answer.kind, dtype, MAX_BYTES)
+
+
+def connect(
+    url: str,
+    *,
+    model: str | None = None,
+    request: str | dict[str, Any] | None = None,
+    size: int = 224,
+    key: str | None = None,
+    header: str = "Authorization",
+    batch_size: int = 8,
+    concurrency: int = 4,
+    timeout: float = 60.0,
+    attempts: int = 5,
+    backoff: float = 0.5,
+    seed: int = 0,
+    preset: Preset | None = None,
+    dtype: torch.dtype = torch.float16,
+) -> RemoteBackbone:
+    """Use the service at an address as a backbone.
+
+    Parameters
+    ----------
+    url
+        Address of a `mivhead` server or, if `model` or `request` is given, of an embedding service.
+    model, request, size
+        For embedding services: see `mivhead.backbones.embeddings.Embeddings`.
+    key, header, timeout, attempts, backoff, seed
+        See `mivhead.backbones.transport.Client`. `key` names an environment variable.
+    batch_size
+        Images per request.
+    concurrency
+        Requests at the same time.
+    preset
+        Other settings of the head than the suggested ones, for the same taps and preprocessing.
+    dtype
+        The type that features are rounded to.
+    """
+    client = Client(
+        url,
+        key=key,
+        header=header,
+        timeout=timeout,
+        attempts=attempts,
+        backoff=backoff,
+        seed=seed,
+    )
+    service: Service
+    if model is None and request is None:
+        service = Served(client, preset)
+    else:
+        service = Embeddings(client, model=model, request=request, size=size, preset=preset)
+    return RemoteBackbone(service, dtype=dtype, batch_size=batch_size, concurrency=concurrency)
+
+
+def load(
+    spec: str,
+    *,
+    weights: str | Path | None,
+    preset: Preset | None,
+    device: torch.device,  # noqa: ARG001  # it runs where the service runs
+    dtype: torch.dtype,
+    **options: Any,
+) -> RemoteBackbone:
+    """Connect to the service of a spec; see `mivhead.backbones.load_backbone`."""
+    if weights is not None:
+        raise InputError("The weights of a remote backbone are its own: give none.")
+    url, _, fragment = spec.partition("#")
+    return connect(url, preset=preset, dtype=dtype, **(_read_options(fragment) | options))
+
+
+def _read_options(fragment: str) -> dict[str, Any]:
+    """Options in the part of an address that follows the `#`."""
+    options: dict[str, Any] = {}
+    for name, text in parse_qsl(fragment, keep_blank_values=True):
+        if name not in _OPTIONS:  # its value may be a secret: do not repeat it
+            raise InputError(
+                f"After the # of an address come {', '.join(_OPTIONS)}; got {name[:40]!r}."
+            )
+        try:
+            options[name] = _OPTIONS[name](text)
+        except ValueError:
+            raise InputError(f"{name} after the # of an address must be a number.") from None
+    return options

@@ -1,0 +1,127 @@
+"""What travels between `mivhead.serve` and a client: the small protocol, version 1.
+
+- `GET /v1/backbone`: a JSON object, `Description`.
+- `POST /v1/features` with `{"images": ["...", ...]}`, each the base64 of an image file: the
+  features as safetensors, tensors named `block{i}.map` (n, C, H, W) and `block{i}.token` (n, C).
+  NumPy's npz is an alternative for whoever prefers it, in requests by the header `Accept`.
+- Errors have a status from 400 up and a JSON object `{"error": "one sentence"}`.
+
+Neither format can carry code: safetensors has none, and npz is read without pickles.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors import torch as safetensors
+from torch import Tensor
+
+from mivhead.backbones.base import Identity
+from mivhead.errors import InputError
+from mivhead.features import Features
+from mivhead.preset import Preset
+
+PROTOCOL = 1
+BACKBONE_PATH = "/v1/backbone"
+FEATURES_PATH = "/v1/features"
+SAFETENSORS = "application/x-safetensors"
+NPZ = "application/x-npz"
+IDENTITY_HEADER = "Miv-Backbone"  # the identity's key, in every answer with features
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a server says of itself.
+
+    Parameters
+    ----------
+    protocol
+        Version of the protocol.
+    identity, preset
+        Those of the backbone.
+    max_images, max_bytes
+        The most that one request may hold.
+    """
+
+    protocol: int
+    identity: Identity
+    preset: Preset
+    max_images: int
+    max_bytes: int
+
+
+def encode_image(pixels: np.ndarray[Any, Any]) -> str:
+    """Base64 of an image as PNG, which loses nothing.
+
+    >>> import numpy as np
+    >>> encode_image(np.zeros((1, 1, 3), np.uint8))[:8]
+    'iVBORw0K'
+    """
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", compress_level=1)  # photos shrink little: be quick
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def encode_features(features: Features, kind: str = SAFETENSORS) -> bytes:
+    """Features as the body of an answer, safetensors or npz."""
+    tensors = {name: t.cpu().contiguous() for name, t in features.tensors.items()}
+    if kind == SAFETENSORS:
+        return safetensors.save(tensors)
+    file = io.BytesIO()
+    np.savez(file, **{name: t.numpy() for name, t in tensors.items()})  # type: ignore[arg-type]  # NumPy 2's stub takes the names for its own options
+    return file.getvalue()
+
+
+def decode_features(body: bytes, kind: str, dtype: torch.dtype, max_bytes: int) -> Features:
+    """Features of the body of an answer, rounded to `dtype`; runs no code from it.
+
+    >>> import numpy as np, torch
+    >>> sent = Features(np.ones((2, 3), np.float16))
+    >>> decode_features(encode_features(sent, NPZ), NPZ, torch.float16, 2**20) == sent
+    True
+    """
+    if kind not in (SAFETENSORS, NPZ):
+        raise InputError(f"the answer is of type {kind or 'unknown'!r}, expected {SAFETENSORS}.")
+    try:
+        tensors = safetensors.load(body) if kind == SAFETENSORS else _read_npz(body, max_bytes)
+    # What the readers of damaged or forged bytes raise.
+    except (SafetensorError, ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise InputError(f"the answer is no readable {kind} ({error}).") from error
+    floats = {k: t.to(dtype) if t.is_floating_point() else t for k, t in tensors.items()}
+    return Features.from_tensors(floats)
+
+
+def _read_npz(body: bytes, max_bytes: int) -> Mapping[str, Tensor]:
+    with zipfile.ZipFile(io.BytesIO(body)) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > max_bytes:
+            raise InputError(f"the answer unpacks to more than {max_bytes:,} bytes.")
+    with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+        return {name: torch.from_numpy(arrays[name]) for name in arrays}
+
+
+@contextmanager
+def blame(shown: str) -> Iterator[None]:
+    """Name the service in errors about what it returned."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{shown} returned what cannot be used: {error}") from error
+
+
+def parse_json(body: bytes) -> Any:
+    """Read a JSON document of unknown origin."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InputError("it is not JSON.") from error

@@ -1,0 +1,1 @@
+"""Front doors over HTTP."""
