@@ -61,7 +61,8 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             if METADATA_KEY not in metadata:
                 raise ModelFileError(f"{path} was not written by mivhead.")
             meta = json.loads(metadata[METADATA_KEY])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies: mapped memory changes with the file, and its odd addresses change rounding.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise ModelFileError(f"{path} does not exist.") from None
     except (OSError, SafetensorError, ValueError) as error:
