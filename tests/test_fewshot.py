@@ -158,3 +158,22 @@ def test_a_model_keeps_its_taps_when_the_suggested_preset_changes(
     monkeypatch.setitem(presets.PRESETS, "efficientnet_lite0", changed)
     again = mivhead.load(tmp_path / "m.miv").predict_proba(image)
     np.testing.assert_allclose(again, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["ncc", "logistic", "miv-mean"])
+def test_rivals_by_name(method: str, shots: Path, queries: Path, tmp_path: Path) -> None:
+    backbone = TinyBackbone(threshold=9)
+    classifier = FewShotClassifier(backbone, method=method).fit_folder(shots)
+    assert backbone.seen == (48 if method == "miv-mean" else 12)  # views only where they are used
+    assert classifier.score(queries, true_names(queries)) > 0.6
+    classifier.save(tmp_path / "m.miv")
+    again = mivhead.load(tmp_path / "m.miv", backbone=backbone)
+    np.testing.assert_array_equal(again.predict(queries), classifier.predict(queries))
+
+
+def test_method_parameters(shots: Path) -> None:
+    backbone = TinyBackbone(threshold=9)
+    FewShotClassifier(backbone, method="ncc", method_params={"use_views": True}).fit_folder(shots)
+    assert backbone.seen == 48
+    with pytest.raises(InputError, match="Did you mean 'ncc'"):
+        FewShotClassifier(backbone, method="nnc").fit_folder(shots)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -16,15 +16,16 @@ from sklearn.utils.validation import check_is_fitted
 
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.base import Backbone, Identity
-from mivhead.classifier import MIVClassifier
+from mivhead.cache import FeatureCache, open_cache
 from mivhead.data.augment import Augmentation, plan_views
 from mivhead.data.folders import open_labelled, open_unlabelled
 from mivhead.data.images import ImageLike
 from mivhead.data.imageset import ImageSet, Skipped, check_images, from_images
-from mivhead.errors import InputError, NotAvailableError
+from mivhead.errors import InputError, NotAvailableError, check_one_of
 from mivhead.estimator import FeatureClassifier
 from mivhead.extraction import extract_table
 from mivhead.head.config import Recipe, resolve_recipe
+from mivhead.methods import METHODS, make_method
 from mivhead.preset import BlockPreset, Preset
 from mivhead.stores.table import FeatureTable
 
@@ -49,8 +50,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     ----------
     backbone
         Name of a backbone (`mivhead.backbones.list_backbones()`), or a `Backbone` of your own.
+    method
+        `"miv"`, or the name of a rival or ablation (`mivhead.methods.list_methods()`).
+    method_params
+        Hyperparameters of the method, by name.
     recipe
-        How the head is trained and combined: a name or a `Recipe`.
+        How the MIV-head is trained and combined: a name or a `Recipe`.
     threshold
         T: classes with at most T shots get augmented views; 0 switches augmentation off; None
         takes the backbone's preset.
@@ -62,6 +67,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         Seed of the views and of the initial weights.
     device
         Where to run, such as `"cpu"` or `"cuda"`.
+    cache
+        Folder in which the features of every image are kept, so that the backbone sees it once;
+        True for the usual folder (`mivhead.cache`), False for none. None means True for backbones
+        by name, and False for one of your own, whose identity may not tell when it has changed.
     verbose
         Show progress bars for what takes more than two seconds, if a person is watching.
 
@@ -70,7 +79,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     classes_
         The labels, sorted.
     classifier_
-        The trained `MIVClassifier` on features.
+        The trained classifier on features.
     identity_
         Which backbone the features come from.
 
@@ -88,21 +97,27 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self,
         backbone: str | Backbone = DEFAULT_BACKBONE,
         *,
+        method: str = "miv",
+        method_params: Mapping[str, Any] | None = None,
         recipe: str | Recipe = "paper",
         threshold: int | None = None,
         augmentation: Augmentation | None = None,
         views_rule: str | None = None,
         random_state: int = 0,
         device: str | None = None,
+        cache: bool | str | Path | None = None,
         verbose: bool = True,
     ) -> None:
         self.backbone = backbone
+        self.method = method
+        self.method_params = method_params
         self.recipe = recipe
         self.threshold = threshold
         self.augmentation = augmentation
         self.views_rule = views_rule
         self.random_state = random_state
         self.device = device
+        self.cache = cache
         self.verbose = verbose
 
     def fit(self, images: Iterable[ImageLike], labels: Sequence[Any]) -> Self:
@@ -134,19 +149,24 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 f"The features come from the backbone {table.backbone.get('name')!r} with other "
                 f"weights, taps or preprocessing than {identity.name!r} has here."
             )
-        classifier = MIVClassifier(
-            self.recipe,
-            backbone.preset,
-            random_state=self.random_state,
-            device=self.device,
-            verbose=self.verbose,
-        )
-        self.classifier_ = classifier.fit(
+        self.classifier_ = self.make_classifier(backbone.preset).fit(
             table.features, np.asarray(labels), views=table.views, view_of=table.view_of
         )
-        self.classes_ = classifier.classes_
+        self.classes_ = self.classifier_.classes_
         self.identity_ = identity
         return self
+
+    def make_classifier(self, preset: Preset) -> FeatureClassifier:
+        """Make the classifier on features that `fit` trains, not fitted yet."""
+        has_recipe = self.method in METHODS and METHODS[self.method].configurable
+        return make_method(
+            self.method,
+            preset=preset,
+            recipe=self.recipe if has_recipe else None,
+            random_state=self.random_state,
+            device=self.device,
+            **(self.method_params or {}),
+        )
 
     def extract(self, images: ImageSet, *, skip_bad: bool = False) -> FeatureTable:
         """Pass images, and for labelled ones their augmented views, through the backbone once.
@@ -156,13 +176,18 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         backbone = self._load_backbone()
         self.skipped_: list[Skipped] = check_images(images) if skip_bad else []
         images = images.without(self.skipped_)
-        if images.labels is None:
-            return extract_table(backbone, images, verbose=self.verbose)
+        if images.labels is None or not self._uses_views():
+            return extract_table(backbone, images, cache=self._cache(), verbose=self.verbose)
         threshold = backbone.preset.threshold if self.threshold is None else self.threshold
         rule = resolve_recipe(self.recipe, views_rule=self.views_rule).views_rule
         plan = plan_views(images.labels, threshold, rule, self.random_state)
         how = self.augmentation or Augmentation()
-        return extract_table(backbone, images, plan, how, verbose=self.verbose)
+        return extract_table(backbone, images, plan, how, cache=self._cache(), verbose=self.verbose)
+
+    def _uses_views(self) -> bool:
+        check_one_of("method", self.method, METHODS)
+        default = METHODS[self.method].uses_views
+        return bool((self.method_params or {}).get("use_views", default))
 
     def classify(self, images: Any, *, skip_bad: bool = False) -> list[Prediction]:
         """Names and probabilities of images, a folder, a zip or a single image."""
@@ -214,6 +239,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """Drop what belongs to an earlier fit, perhaps with other parameters."""
         for name in ("identity_", "_loaded"):
             self.__dict__.pop(name, None)
+
+    def _cache(self) -> FeatureCache | None:
+        if isinstance(self.cache, str | Path):
+            return open_cache(self.cache)
+        wanted = isinstance(self.backbone, str) if self.cache is None else self.cache
+        return open_cache() if wanted else None
 
     def _load_backbone(self) -> Backbone:
         """Load the backbone on first use; a fitted classifier needs the one it was fitted with."""

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from mivhead import safefile
 from mivhead._version import __version__
 from mivhead.backbones.base import Backbone, Identity
-from mivhead.classifier import MIVClassifier
 from mivhead.errors import InputError, ModelFileError
 from mivhead.estimator import FeatureClassifier
 from mivhead.fewshot import FewShotClassifier
+from mivhead.methods import make_method, method_name
 from mivhead.schema import from_json
 
 FORMAT = 1
@@ -84,7 +84,7 @@ def save(classifier: FewShotClassifier | FeatureClassifier, path: str | Path) ->
     config, tensors = classifier._state()
     document = {
         "format": FORMAT,
-        "method": "miv",
+        "method": method_name(classifier),
         "recipe": config.pop("recipe", None),
         "config": config,
         "classes": _plain_classes(classifier.classes_),
@@ -118,9 +118,7 @@ def load(
     safefile.check_format(path, document, FORMAT)
     try:
         description = from_json(Description, document, "the description")
-        classifier = MIVClassifier(device=device)
-        if description.method != "miv":
-            raise InputError(f"its method {description.method!r} is not known.")
+        classifier = make_method(description.method, device=device)
         classifier.classes_ = _read_classes(description.classes)
         classifier.seed_ = description.seed
         classifier._restore({**description.config, "recipe": description.recipe}, tensors)
