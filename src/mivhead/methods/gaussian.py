@@ -67,6 +67,8 @@ class Support:
         # cov_k is divided by shots - 1; the covariance of a single shot is zero.
         self.scale = (counts(labels, classes) - 1).clamp_min(1).to(x.dtype).rsqrt()  # (class,)
         self.deviations = (self.z - self.means[labels]) * self.scale[labels, None]  # E
+        self.points = torch.cat([self.z, self.means])  # (image and class, dimension)
+        self.squares = self.points.square()
 
     def precision(self, weights: Weights) -> Tensor:
         """Inverse of diag(b variances + c): (dimension,)."""
@@ -81,25 +83,27 @@ class Support:
     def linear(self, weights: Weights) -> Tensor:
         """Log densities (image, class) of the support under the shared covariance alone."""
         precision = self.precision(weights)
-        squares = self.z.square() @ precision  # (image,)
-        of_means = self.means.square() @ precision  # (class,)
-        crossed = (self.z * precision) @ self.means.T  # (image, class)
-        distances = squares[:, None] + of_means - 2 * crossed
+        squares = self.squares @ precision  # (image and class,)
+        crossed = self.z @ (self.means * precision).T  # (image, class)
+        images = len(self.z)
+        distances = squares[:images, None] + squares[images:] - 2 * crossed
         return -(distances + self.log_volume(weights)) / 2
 
     def quadratic(self, weights: Weights) -> Tensor:
         """Log densities (image, class) of the support with a covariance per class."""
         root, crossed = self._small_systems(weights)
-        solved = torch.linalg.solve_triangular(root, crossed, upper=False)  # (class, shot, image)
-        gained = weights.of_class * solved.square().sum(dim=1).T  # (image, class)
+        solved = torch.cholesky_inverse(root) @ crossed  # (class, shot, image)
+        gained = weights.of_class * (crossed * solved).sum(dim=1).T  # (image, class)
         densities: Tensor = self.linear(weights) + gained / 2 - _half_log_det(root)
         return densities
 
     def _small_systems(self, weights: Weights) -> tuple[Tensor, Tensor]:
         """Cholesky factors of I + a E_k P E_k', and E_k P (z - mean_k) of all images z."""
         weighted = self.deviations * self.precision(weights)  # E P: (shot, dimension)
-        offsets = (weighted * self.means[self.labels]).sum(dim=1)  # (shot,)
-        crossed = weighted @ self.z.T - offsets[:, None]  # (shot, image): the costly product
+        # The costly product, of all shots with all images and class means
+        products = weighted @ self.points.T
+        images, means = products[:, : len(self.z)], products[:, len(self.z) :]
+        crossed = images - means.gather(1, self.labels[:, None])  # (shot, image)
         rows, real = self.bags.rows, self.bags.real
         padded = crossed[rows] * real[:, :, None]  # (class, shot, image)
         # The rows of E_k are deviations of images too, so their products are already there.

@@ -18,7 +18,8 @@ class LogisticProbe(PooledClassifier):
     Parameters
     ----------
     C
-        Inverse weight of the penalty.
+        Inverse weight of the penalty. Features of length 1 need a weaker one than scikit-learn's
+        default of 1: 10 was better on six image sets, with 1 and 5 shots.
     normalise
         Scale every pooled feature to length 1 first.
     max_iter
@@ -36,7 +37,7 @@ class LogisticProbe(PooledClassifier):
     def __init__(
         self,
         *,
-        C: float = 1.0,
+        C: float = 10.0,
         normalise: bool = True,
         max_iter: int = 1000,
         use_views: bool = False,

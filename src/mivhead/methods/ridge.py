@@ -21,7 +21,7 @@ class RidgeRegression(PooledClassifier):
     Parameters
     ----------
     alpha
-        Weight of the penalty.
+        Weight of the penalty; 0.1 was as good as 1 on six image sets with 1 shot, better with 5.
     normalise
         Scale every pooled feature to length 1 first.
     temperature
@@ -39,7 +39,7 @@ class RidgeRegression(PooledClassifier):
     def __init__(
         self,
         *,
-        alpha: float = 1.0,
+        alpha: float = 0.1,
         normalise: bool = True,
         temperature: float = 0.1,
         use_views: bool = False,

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from mivhead.methods.base import PooledClassifier, Shots, check_positive
 
+NO_SPREAD = 10 * np.finfo(np.float64).eps  # spread of a constant channel, relative to its values
+
 
 class SupportVectors(PooledClassifier):
-    """scikit-learn's StandardScaler and SVC (gamma = 1 / channels), kept as tensors.
+    """Standardised features and scikit-learn's SVC (gamma = 1 / channels), kept as tensors.
 
     Every pair of classes has a machine of its own. Logits are scikit-learn's one-against-rest
     decision values: the number of pairs a class wins, plus its summed margins squeezed into a third
@@ -23,6 +25,10 @@ class SupportVectors(PooledClassifier):
     ----------
     C
         Inverse weight of the penalty.
+    standardise
+        Scale every channel by its own spread, as AutoGluon does. Channels that are zero in most
+        support images (usual after a ReLU) then drown the others: with False all channels share
+        one scale, which is scikit-learn's own default for SVC.
     use_views
         Let augmented views count as more images.
     random_state
@@ -44,11 +50,13 @@ class SupportVectors(PooledClassifier):
         self,
         *,
         C: float = 1.0,
+        standardise: bool = True,
         use_views: bool = False,
         random_state: int | np.random.RandomState | None = None,
         device: str | None = None,
     ) -> None:
         self.C = C
+        self.standardise = standardise
         self.use_views = use_views
         self.random_state = random_state
         self.device = device
@@ -57,28 +65,27 @@ class SupportVectors(PooledClassifier):
         check_positive("C", self.C)
 
     def _learn(self, shots: Shots) -> dict[str, Tensor]:
-        from sklearn.preprocessing import StandardScaler
         from sklearn.svm import SVC
 
-        scaler = StandardScaler()
-        model = SVC(C=self.C, gamma="auto")
-        model.fit(
-            scaler.fit_transform(shots.x.double().numpy(force=True)), shots.labels.numpy(force=True)
-        )
+        x, y = shots.x.double().numpy(force=True), shots.labels.numpy(force=True)
+        shift, scale = x.mean(axis=0), x.std(axis=0)
+        if not self.standardise:
+            shift, scale = np.zeros_like(shift), np.full_like(scale, x.std())
+        scale[scale <= NO_SPREAD * np.abs(x).max(axis=0)] = 1.0
+        model = SVC(C=self.C, gamma="auto").fit((x - shift) / scale, y)
         # For two classes scikit-learn flips signs, so that positive means the second class.
         flip = -1.0 if shots.classes == 2 else 1.0
         owners = np.repeat(np.arange(shots.classes), model.n_support_)
         arrays = {
-            "shift": scaler.mean_,
-            "scale": scaler.scale_,
+            "shift": shift,
+            "scale": scale,
             "vectors": model.support_vectors_,
             "labels": owners,
             "coefficients": _by_opponent(flip * model.dual_coef_, owners),
             "intercepts": _antisymmetric(flip * model.intercept_, shots.classes),
         }
-        return {
-            name: torch.as_tensor(array, device=shots.x.device) for name, array in arrays.items()
-        }
+        device = shots.x.device
+        return {name: torch.as_tensor(array, device=device) for name, array in arrays.items()}
 
     def _score(self, x: Tensor) -> Tensor:
         learned = self.learned_
