@@ -1,17 +1,30 @@
-"""From images to a table of features: each image is decoded once and passes the backbone once."""
+"""From images to a table of features: each image is decoded once and passes the backbone once.
+
+With a cache, an image or view that passed the backbone before is not even decoded.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from mivhead.backbones.base import Backbone, extract_all
+from mivhead.backbones.base import Backbone
+from mivhead.cache import FeatureCache
+from mivhead.cache.entry import Parts
+from mivhead.cache.keys import Keys, content_hash
 from mivhead.data.augment import Augmentation, augment
-from mivhead.data.imageset import ImageSet, iter_images
+from mivhead.data.images import load_image, read_capped, read_file
+from mivhead.data.imageset import ImageSet, ImageSource
 from mivhead.data.prefetch import prefetch
+from mivhead.errors import InputError
+from mivhead.features import Features
 from mivhead.progress import progress_bar
 from mivhead.stores.table import FeatureTable
 
@@ -28,34 +41,136 @@ def extract_table(
     plan: ViewPlan = NO_VIEWS,
     how: Augmentation | None = None,
     *,
+    cache: FeatureCache | None = None,
     verbose: bool = True,
 ) -> FeatureTable:
     """Extract features of images and of their planned views (`plan_views`).
 
-    Decoding and augmentation run in a second thread beside the backbone.
+    Decoding, augmentation and the search in the cache run in a second thread beside the backbone.
     """
-    view_of, seeds = plan
-    size = backbone.preset.preprocessing.size
-    is_view: list[bool] = []  # of everything that was passed to the backbone, in its order
+    if not len(images):
+        raise InputError("There are no images: give at least one.")
+    view_of = plan[0]
+    rows = _Rows(len(images) + len(view_of))  # the images, then the views
+    missing: list[_Item] = []
 
-    def originals_and_views() -> Iterator[Image.Image]:
-        """Yield each image, then its views, so that no decoded image is kept."""
-        for row, image in iter_images(images):
-            is_view.append(False)
-            yield image
-            for seed in seeds[view_of == row]:
-                is_view.append(True)
-                yield augment(image, size, int(seed), how)
+    def compute() -> None:
+        """Pass everything that is missing through the backbone."""
+        tensors = backbone.extract([item.picture for item in missing]).tensors
+        for i, item in enumerate(missing):
+            parts = {name: tensor[i].numpy() for name, tensor in tensors.items()}
+            rows.put(item.place, parts)
+            if cache is not None:
+                cache.put(item.key, parts)
+        advance(len(missing))
+        missing.clear()
 
-    stream = prefetch(originals_and_views(), AHEAD)
-    with progress_bar("backbone", len(images) + len(view_of), show=verbose) as advance:
-        features = extract_all(backbone, stream, batch_size=BATCH, progress=advance)
-    views = np.array(is_view)
+    items = _items(images, plan, how or Augmentation(), backbone, cache)
+    with progress_bar("backbone", rows.count, show=verbose) as advance:
+        for item in prefetch(items, AHEAD):
+            if isinstance(item, _Found):
+                rows.put(item.place, item.parts)
+                advance(1)
+            else:
+                missing.append(item)
+            if len(missing) == BATCH:
+                compute()
+        if missing:
+            compute()
+    features = Features.from_tensors(rows.tensors)
     return FeatureTable(
-        features[~views],
+        features[: len(images)],
         images.ids,
         images.labels,
-        features[views] if views.any() else None,
-        np.sort(view_of) if views.any() else None,
+        features[len(images) :] if len(view_of) else None,
+        view_of if len(view_of) else None,
         backbone.identity.as_json(),
     )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Features that were in the cache, and their row in the result."""
+
+    place: int
+    parts: Parts
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A picture to pass through the backbone, its row in the result, its key in the cache."""
+
+    place: int
+    key: str
+    picture: Image.Image
+
+
+def _items(
+    images: ImageSet,
+    plan: ViewPlan,
+    how: Augmentation,
+    backbone: Backbone,
+    cache: FeatureCache | None,
+) -> Iterator[_Found | _Item]:
+    """Yield each image, then its views, so that no decoded image is kept."""
+    view_of, seeds = plan
+    size = backbone.preset.preprocessing.size
+    keys = Keys(backbone, how)
+    for row, source in enumerate(images.sources):
+        content = _read(source)
+        hashed = "" if cache is None else content_hash(content)
+        picture = None
+        wanted: list[tuple[int, int | None]] = [(row, None)]
+        wanted += [(len(images) + int(i), int(seeds[i])) for i in np.flatnonzero(view_of == row)]
+        for place, seed in wanted:
+            key = keys.key(hashed, seed)
+            if cache is not None and (parts := cache.get(key)) is not None:
+                yield _Found(place, parts)
+                continue
+            picture = picture or _picture(content, source)
+            view = picture if seed is None else augment(picture, size, seed, how)
+            yield _Item(place, key, view)
+
+
+def _read(source: ImageSource) -> bytes | Image.Image:
+    """Bytes of an image file, or the picture if it is in memory: what the cache's key hashes."""
+    given = source.get()
+    if isinstance(given, bytes):
+        return given
+    if isinstance(given, str | os.PathLike):
+        return read_file(Path(given), source.name)
+    if isinstance(given, Image.Image | np.ndarray):
+        return load_image(given, name=source.name)
+    return read_capped(given, source.name)
+
+
+def _picture(content: bytes | Image.Image, source: ImageSource) -> Image.Image:
+    return content if isinstance(content, Image.Image) else load_image(content, name=source.name)
+
+
+class _Rows:
+    """Features of images that arrive in any order.
+
+    All are copied into one array per part, so that memory is laid out alike, and training rounds
+    alike, whether features come from a backbone or from the cache.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._arrays: dict[str, NDArray[np.floating]] = {}
+
+    def put(self, place: int, parts: Parts) -> None:
+        if not self._arrays:
+            self._arrays = {k: np.empty((self.count, *v.shape), v.dtype) for k, v in parts.items()}
+        layout = {name: (array.shape[1:], array.dtype) for name, array in self._arrays.items()}
+        if {name: (part.shape, part.dtype) for name, part in parts.items()} != layout:
+            raise InputError(
+                "The backbone gives features of different shapes for different images, or gave "
+                "other ones under the same identity before; for the latter, run `miv cache clear`."
+            )
+        for name, part in parts.items():
+            self._arrays[name][place] = part
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {name: torch.from_numpy(array) for name, array in self._arrays.items()}

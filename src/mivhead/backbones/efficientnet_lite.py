@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import difflib
 import re
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from mivhead.backbones.base import Backbone, Identity
 from mivhead.backbones.fast import fold_batchnorm, mirror
+from mivhead.backbones.lazy import LazyBackbone
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.presets import PRESETS
 from mivhead.backbones.weights import PipWeights, read_checkpoint, rename_in_order
@@ -72,11 +75,22 @@ def load(
     preset: Preset | None,
     device: torch.device,
     dtype: torch.dtype,
-) -> ModuleBackbone:
-    """Build the backbone, quick to run; see `mivhead.backbones.load_backbone`."""
+) -> Backbone:
+    """Load the backbone when the first image comes; see `mivhead.backbones.load_backbone`."""
     if weights is not None:
         raise InputError(f"{name} comes with its weights: leave out weights={str(weights)!r}.")
-    preset = preset or PRESETS[name]
+    source = WEIGHTS[name]
+    source.locate()  # missing weights are an error here and now
+    suggested = PRESETS[name]
+    preset = preset or suggested
+    if preset.taps != suggested.taps:
+        return _load(name, preset, device, dtype)  # so are taps that it does not have
+    identity = Identity(name, source.sha256, preset.preprocessing, preset.taps)
+    return LazyBackbone(identity, preset, dtype, partial(_load, name, preset, device, dtype))
+
+
+def _load(name: str, preset: Preset, device: torch.device, dtype: torch.dtype) -> ModuleBackbone:
+    """Build the backbone, quick to run."""
     model = build(name)
     valid = tap_names(model)
     for tap in preset.taps:

@@ -1,0 +1,66 @@
+"""One entry of the cache as bytes: the features of one image behind a checksum.
+
+Layout: `mivcache`, CRC-32 of all that follows, length of the header, the header (JSON: name, type
+and shape of every part, padded so that the values are aligned), the values. The checksum begins
+with the entry's key, so that an entry under a wrong name is damaged too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Parts: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"
+
+_MAGIC = b"mivcache"
+_PREFIX = struct.Struct("<8sI")  # magic, checksum
+_LENGTH = struct.Struct("<I")  # of the header
+_ALIGN = 64
+
+
+def encode(key: str, parts: Parts) -> bytes:
+    """Pack the parts of one image, such as `block0.map`, under a key.
+
+    >>> data = encode("ab", {"block0.token": np.ones(3, np.float16)})
+    >>> decode("ab", data)
+    {'block0.token': array([1., 1., 1.], dtype=float16)}
+    >>> decode("other", data) is None
+    True
+    """
+    arrays = {name: np.ascontiguousarray(part) for name, part in parts.items()}
+    arrays = {name: part.astype(part.dtype.newbyteorder("<")) for name, part in arrays.items()}
+    described = [[name, part.dtype.str, list(part.shape)] for name, part in arrays.items()]
+    header = json.dumps(described).encode()
+    header += b" " * (-(_PREFIX.size + _LENGTH.size + len(header)) % _ALIGN)
+    values = (part.tobytes() for part in arrays.values())
+    body = b"".join([_LENGTH.pack(len(header)), header, *values])
+    return _PREFIX.pack(_MAGIC, _checksum(key, body)) + body
+
+
+def decode(key: str, data: Any) -> dict[str, np.ndarray[Any, Any]] | None:
+    """Unpack an entry as views of `data` (bytes or a memory map); None if it is damaged."""
+    view = memoryview(data)
+    if len(view) < _PREFIX.size:
+        return None
+    magic, checksum = _PREFIX.unpack_from(view)
+    body = view[_PREFIX.size :]
+    if magic != _MAGIC or checksum != _checksum(key, body):
+        return None
+    # What has this checksum was written by `encode`: it needs no further check.
+    parts = {}
+    start = _LENGTH.size + _LENGTH.unpack_from(body)[0]
+    for name, kind, shape in json.loads(bytes(body[_LENGTH.size : start])):
+        end = start + math.prod(shape) * np.dtype(kind).itemsize
+        parts[name] = np.frombuffer(body[start:end], kind).reshape(shape)
+        start = end
+    return parts
+
+
+def _checksum(key: str, body: bytes | memoryview) -> int:
+    return zlib.crc32(body, zlib.crc32(key.encode()))
