@@ -22,7 +22,7 @@ from socket import AF_INET, AF_INET6
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
+from PIL import Image
 
 from mivhead.backbones.base import Backbone
 from mivhead.backbones.images import to_pixels
@@ -274,10 +274,11 @@ def _read_request(body: bytes, max_images: int) -> list[str]:
     return images
 
 
-def _read_image(text: str, position: int, size: int) -> np.ndarray[Any, Any]:
+def _read_image(text: str, position: int, size: int) -> Image.Image:
     """Decode one image and resize it at once, so that few large ones are in memory."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise InputError(f"Image {position} is not base64.") from None
-    return to_pixels(load_image(data, name=f"Image {position}"), position, size)
+    pixels = to_pixels(load_image(data, name=f"Image {position}"), position, size)
+    return Image.fromarray(pixels)
