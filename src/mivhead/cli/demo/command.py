@@ -1,0 +1,89 @@
+"""`miv demo`: make images, fit, predict, save, load, compare, draw."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mivhead.cli import options
+from mivhead.cli.files import check_folder
+from mivhead.cli.text import seconds
+from mivhead.errors import InputError
+
+EXAMPLES = """
+miv demo
+miv demo --quick -o /tmp/demo
+miv demo --tasks 30 --seed 1
+"""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much the demo does."""
+
+    new: int  # images to predict per class
+    tasks: int
+
+
+FULL, QUICK = Scale(new=20, tasks=10), Scale(new=15, tasks=3)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = options.new_command(
+        subparsers,
+        "demo",
+        "see it work on handwritten digits, in about a minute",
+        "Show the main job from end to end on handwritten digits that scikit-learn carries: make "
+        "image folders, learn from 5 images per class, predict new ones, save and load the model, "
+        "compare with plain classifiers on the same features, and draw a picture of it all.",
+        EXAMPLES,
+    )
+    parser.add_argument(
+        "-o", "--output", default="demo-output", metavar="DIR", help="folder for what is made"
+    )
+    parser.add_argument(
+        "--tasks", type=options.positive, metavar="N", help=f"comparisons (default: {FULL.tasks})"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer images and comparisons")
+    parser.add_argument("--seed", type=options.not_negative, default=0, metavar="N", help="seed")
+    options.add_device(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    scale = QUICK if args.quick else FULL
+    tasks = args.tasks or scale.tasks
+    if tasks < 2:
+        raise InputError("--tasks must be at least 2, so that there is an interval.")
+    folder = Path(args.output)
+    _make_folder(folder)
+    started = time.perf_counter()
+    options.prepare(args)
+    from mivhead.cli.demo.steps import Demo
+
+    demo = Demo(folder, args.seed, args.device, args.quiet)
+    demo.write_images(scale.new)
+    demo.fit()
+    demo.predict()
+    demo.save_and_load()
+    demo.compare(tasks)
+    demo.draw()
+    demo.say(
+        f"\nDone in {seconds(time.perf_counter() - started)}. Next, with your own images in one "
+        "folder per class:\n   miv fit FOLDER -o model.miv"
+    )
+    return 0
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; the demo needs a folder.")
+    if not folder.exists():
+        check_folder(folder.absolute().parent)
+        folder.mkdir()
+    check_folder(folder)

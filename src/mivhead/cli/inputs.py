@@ -1,0 +1,90 @@
+"""What `predict` and `evaluate` share: a model, images or features for it, and its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from mivhead.errors import InputError
+
+if TYPE_CHECKING:
+    from mivhead.backbones.base import Identity
+    from mivhead.data.imageset import ImageSet, Skipped
+    from mivhead.fewshot import FewShotClassifier, Prediction
+    from mivhead.stores.table import FeatureTable
+
+CHUNK = 128  # images whose features are in memory at once
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded model file."""
+
+    path: str
+    classifier: FewShotClassifier
+    identity: Identity | None  # of the backbone; None: trained on features of unknown origin
+
+    @property
+    def names(self) -> list[str]:
+        """The classes, as texts."""
+        return [str(name) for name in self.classifier.classes_.tolist()]
+
+
+def load_model(path: str, *, device: str | None) -> Model:
+    """Read a model file; the backbone is loaded with the first image."""
+    from mivhead.fewshot import FewShotClassifier
+    from mivhead.persistence import load
+
+    loaded = load(path, device=device)
+    if isinstance(loaded, FewShotClassifier):
+        return Model(path, loaded, loaded.identity_)
+    on_features = FewShotClassifier(device=device)
+    on_features.classifier_, on_features.classes_ = loaded, loaded.classes_
+    return Model(path, on_features, None)
+
+
+def classify_table(model: Model, table: FeatureTable) -> list[Prediction]:
+    """Predict images whose features were extracted before, by the same backbone."""
+    from mivhead.backbones.base import Identity
+
+    expected = model.identity
+    if expected and table.backbone and Identity.from_json(table.backbone) != expected:
+        raise InputError(
+            f"The features come from the backbone {table.backbone.get('name')!r}, the model "
+            f"{model.path} from {expected.name!r} with its weights, taps and preprocessing: "
+            "extract them with the model's backbone."
+        )
+    return model.classifier.classify_table(table)
+
+
+def classify_images(model: Model, images: ImageSet, *, verbose: bool) -> list[Prediction]:
+    """Predict any number of images in little memory."""
+    from mivhead.progress import progress_bar
+
+    if model.identity is None:
+        raise InputError(
+            f"The model {model.path} was trained on features of unknown origin, not on images: "
+            "give it a features file."
+        )
+    classifier = model.classifier.set_params(verbose=False)  # one bar for all chunks
+    unlabelled = replace(images, labels=None)  # labelled images would get augmented views
+    predictions: list[Prediction] = []
+    with progress_bar("predicting", len(images), show=verbose) as advance:
+        for rows in _chunks(len(images)):
+            predictions += classifier.classify(unlabelled.take(rows))
+            advance(len(rows))
+    return predictions
+
+
+def drop_bad(images: ImageSet, skip_bad: bool) -> tuple[ImageSet, list[Skipped]]:
+    """With `--skip-bad`, leave out what cannot be read; else the first such image is an error."""
+    from mivhead.data.imageset import check_images
+
+    skipped = check_images(images) if skip_bad else []
+    return images.without(skipped), skipped
+
+
+def _chunks(count: int) -> Iterator[range]:
+    for start in range(0, count, CHUNK):
+        yield range(start, min(count, start + CHUNK))

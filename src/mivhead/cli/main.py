@@ -1,0 +1,99 @@
+"""Entry point of the command `miv`: parse, run one command, turn errors into one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+
+from mivhead._version import __version__
+from mivhead.cli import evaluate, extract, fit, info, predict
+from mivhead.cli.demo import command as demo
+from mivhead.cli.options import Parser
+from mivhead.cli.text import one_line
+from mivhead.errors import MivError
+
+COMMANDS = (fit, predict, evaluate, extract, info, demo)
+FAILED = 2
+BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports of a program that ended so
+STOPPED = 130  # 128 + SIGINT
+
+
+def build_parser() -> Parser:
+    """Make the parser of all commands."""
+    parser = Parser(
+        prog="miv",
+        description="Few-shot image classification: a folder with a few images per class\n"
+        "becomes a classifier in seconds.",
+        epilog="Start with `miv demo`, or with your own images in one folder per class:\n"
+        "  miv fit shots/ -o birds.miv\n"
+        "  miv predict birds.miv new/*.jpg\n\n"
+        "`miv COMMAND --help` explains a command, with examples.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"mivhead {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `miv` with these arguments and return its exit code.
+
+    >>> main(["info", "no-such.miv"])
+    2
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # names that the terminal cannot show must not fail
+            stream.reconfigure(errors="backslashreplace")
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help()
+        return FAILED
+    try:
+        with warnings.catch_warnings():
+            if not args.debug:
+                _silence_libraries()
+            code: int = args.run(args)
+            sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return _fail("stopped", STOPPED)
+    except BrokenPipeError:  # `miv ... | head`: whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    # Everything ends here, because a person gets one sentence; --debug shows the rest.
+    except Exception as error:
+        if args.debug:
+            traceback.print_exc()
+        return _fail(f"error: {_describe(error)}", FAILED)
+
+
+def _silence_libraries() -> None:
+    warnings.simplefilter("ignore")
+    for name in ("matplotlib", "timm", "torch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, MivError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename or 'Output'}: {error.strerror or error}."
+    if isinstance(error, MemoryError):
+        return "Not enough memory: give fewer or smaller images."
+    return (
+        f"{type(error).__name__}: {error} - this should not happen; please report it with the "
+        "output of the same command with --debug."
+    )
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"miv: {one_line(message)}", file=sys.stderr)
+    return code

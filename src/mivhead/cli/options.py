@@ -1,0 +1,150 @@
+"""Options that several commands share, each defined once."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from mivhead.backbones import DEFAULT_BACKBONE, list_backbones
+from mivhead.errors import InputError
+from mivhead.methods import METHODS
+
+if TYPE_CHECKING:
+    from mivhead.fewshot import FewShotClassifier
+
+LINE = 79  # characters; argparse leaves descriptions as they are, for the sake of the examples
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one sentence, like all other errors of `miv`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong and where help is, and exit with code 2."""
+        self.exit(2, f"miv: error: {message.rstrip('.')}; see `{self.prog} --help`.\n")
+
+
+def new_command(
+    subparsers: Any, name: str, summary: str, description: str, examples: str
+) -> Parser:
+    """Add a command with what all have in common."""
+    parser: Parser = subparsers.add_parser(
+        name,
+        help=summary,
+        description=textwrap.fill(description, LINE),
+        epilog="examples:\n" + "".join(f"  {line}\n" for line in examples.strip().splitlines()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    group = parser.add_argument_group("general options")
+    group.add_argument("--threads", type=positive, metavar="N", help="processor cores to use")
+    group.add_argument("--quiet", action="store_true", help="no progress bars, no remarks")
+    group.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def add_json(parser: argparse._ActionsContainer) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def add_device(parser: Parser) -> None:
+    """Add `--device`."""
+    parser.add_argument("--device", metavar="NAME", help="where to run, such as cpu or cuda")
+
+
+def add_skip_bad(parser: Parser) -> None:
+    """Add `--skip-bad`."""
+    parser.add_argument(
+        "--skip-bad",
+        action="store_true",
+        help="leave out images that cannot be read, and list them, instead of stopping",
+    )
+
+
+def add_extraction(parser: Parser) -> None:
+    """Add what decides about the features of labelled images."""
+    parser.add_argument(
+        "--backbone",
+        metavar="NAME",
+        help=f"{', '.join(list_backbones())} (default: {DEFAULT_BACKBONE})",
+    )
+    parser.add_argument(
+        "--seed", type=not_negative, default=0, metavar="N", help="seed of all that is random"
+    )
+    parser.add_argument(
+        "--threshold",
+        type=not_negative,
+        metavar="T",
+        help="classes with at most T shots get augmented views (default: the backbone's)",
+    )
+    parser.add_argument(
+        "--no-augmentation", action="store_true", help="no augmented views, like --threshold 0"
+    )
+    parser.add_argument(
+        "--no-flip",
+        action="store_true",
+        help="do not mirror views: for digits, letters, traffic signs",
+    )
+
+
+def add_training(parser: Parser) -> None:
+    """Add what decides about the classifier on features."""
+    plain = [name for name in METHODS if not name.startswith("miv-")]  # without ablations
+    parser.add_argument("--method", metavar="NAME", help=f"{', '.join(plain)} (default: miv)")
+    parser.add_argument("--recipe", metavar="NAME", help="how the MIV-head is trained, as `paper`")
+
+
+def classifier_from(args: argparse.Namespace) -> FewShotClassifier:
+    """Make an unfitted classifier from the options of a command that takes labelled images."""
+    from mivhead.data.augment import Augmentation
+    from mivhead.fewshot import FewShotClassifier
+
+    given = {name: getattr(args, name, None) for name in ("method", "recipe")}
+    return FewShotClassifier(
+        args.backbone or DEFAULT_BACKBONE,
+        threshold=0 if args.no_augmentation else args.threshold,
+        augmentation=Augmentation(flip=0.0) if args.no_flip else None,
+        random_state=args.seed,
+        device=args.device,
+        verbose=not args.quiet,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Apply `--threads` and check `--device`, before anything expensive."""
+    import torch
+
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    device: str | None = getattr(args, "device", None)
+    if device is None:
+        return
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+        raise InputError(f"The device {device!r} cannot be used: {reason}.") from error
+
+
+def positive(text: str) -> int:
+    """Read a whole number from 1 up."""
+    return _at_least(1, text)
+
+
+def not_negative(text: str) -> int:
+    """Read a whole number from 0 up."""
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if not least <= value < 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
+    return value

@@ -1,0 +1,155 @@
+"""`miv predict`: names and probabilities of images."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mivhead.cli import options
+from mivhead.cli.files import check_folder, is_features, print_json, report_skipped
+from mivhead.cli.inputs import classify_images, classify_table, drop_bad, load_model
+from mivhead.cli.text import percent, plural, table
+from mivhead.errors import InputError
+
+if TYPE_CHECKING:
+    from mivhead.data.imageset import ImageSet, Skipped
+    from mivhead.fewshot import Prediction
+
+EXAMPLES = """
+miv predict birds.miv new/*.jpg
+miv predict birds.miv new/ --top 3
+miv predict birds.miv new.zip --csv > names.csv
+miv predict birds.miv new/ --sort-into sorted/   # copies; the originals stay
+miv predict birds.miv new.safetensors --json     # features of `miv extract`
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = options.new_command(
+        subparsers,
+        "predict",
+        "name new images",
+        "Name new images with a model of `miv fit`: a table of file, class and probability.",
+        EXAMPLES,
+    )
+    parser.add_argument("model", metavar="MODEL", help="model file")
+    parser.add_argument(
+        "images",
+        nargs="+",
+        metavar="IMAGES",
+        help="images, folders, zips or patterns; or one features file",
+    )
+    parser.add_argument(
+        "--top", type=options.positive, default=1, metavar="K", help="show the K likeliest classes"
+    )
+    form = parser.add_mutually_exclusive_group()
+    options.add_json(form)
+    form.add_argument("--csv", action="store_true", help="print comma-separated values")
+    parser.add_argument(
+        "--sort-into",
+        metavar="DIR",
+        help="copy the images into folders of DIR named after their classes; "
+        "nothing is overwritten or moved",
+    )
+    options.add_skip_bad(parser)
+    options.add_device(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    options.prepare(args)
+    model = load_model(args.model, device=args.device)
+    skipped: list[Skipped] = []
+    if len(args.images) == 1 and is_features(args.images[0]):
+        from mivhead.stores.table import FeatureTable
+
+        if args.sort_into:
+            raise InputError("--sort-into needs images; a features file holds none to copy.")
+        predictions = classify_table(model, FeatureTable.load(args.images[0]))
+    else:
+        from mivhead.data.folders import open_unlabelled
+
+        if args.sort_into:
+            _check_sort_folder(Path(args.sort_into))
+        images, skipped = drop_bad(open_unlabelled(args.images), args.skip_bad)
+        predictions = classify_images(model, images, verbose=not args.quiet)
+    report_skipped(skipped)
+    _print(predictions, skipped, args)
+    if args.sort_into:
+        _sort(images, predictions, model.names, args)
+    return 0
+
+
+def _check_sort_folder(folder: Path) -> None:
+    """Find out before the work whether folders can be made there."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; --sort-into needs a folder.")
+    check_folder(folder if folder.exists() else folder.absolute().parent)
+
+
+def _print(predictions: list[Prediction], skipped: list[Skipped], args: argparse.Namespace) -> None:
+    if args.json:
+        print_json(
+            {
+                "model": args.model,
+                "predictions": [_as_json(each, args.top) for each in predictions],
+                "skipped": [asdict(each) for each in skipped],
+            }
+        )
+    elif args.csv:
+        _print_csv(predictions, args.top)
+    else:
+        print(_as_table(predictions, args.top))
+
+
+def _top(prediction: Prediction, count: int) -> list[tuple[Any, float]]:
+    return list(islice(prediction.probabilities.items(), count))
+
+
+def _as_json(prediction: Prediction, top: int) -> dict[str, Any]:
+    return {
+        "file": prediction.id,
+        "label": prediction.label,
+        "probability": prediction.probability,
+        "top": [{"label": name, "probability": p} for name, p in _top(prediction, top)],
+    }
+
+
+def _print_csv(predictions: list[Prediction], top: int) -> None:
+    top = min(top, len(predictions[0].probabilities)) if predictions else top
+    header = ["file", "label", "probability"]
+    for place in range(2, top + 1):
+        header += [f"label_{place}", f"probability_{place}"]
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(header)
+    for each in predictions:
+        ranked = [value for name, p in _top(each, top) for value in (name, f"{p:.6f}")]
+        writer.writerow([each.id, *ranked])
+
+
+def _as_table(predictions: list[Prediction], top: int) -> str:
+    header = ["file", "class", "probability"] + ["runners-up"] * (top > 1)
+    rows = []
+    for each in predictions:
+        row = [each.id, str(each.label), percent(each.probability)]
+        if top > 1:
+            row.append(", ".join(f"{name} {percent(p)}" for name, p in _top(each, top)[1:]))
+        rows.append(row)
+    return table(header, rows, right="probability")
+
+
+def _sort(
+    images: ImageSet, predictions: list[Prediction], names: list[str], args: argparse.Namespace
+) -> None:
+    from mivhead.cli.sorting import sort_images
+
+    copies = sort_images(images, [str(each.label) for each in predictions], names, args.sort_into)
+    if not args.quiet:
+        print(f"Copied {plural(len(copies), 'image')} into {args.sort_into}.", file=sys.stderr)

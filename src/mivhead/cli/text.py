@@ -1,0 +1,128 @@
+"""Plain text for people: tables, shortened names, percentages, times, sizes."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+MAX_CELL = 48  # characters of a name in a table
+
+
+def one_line(text: str) -> str:
+    r"""Replace line breaks and control characters, which a file name may hold.
+
+    >>> one_line("a\nb")
+    'a b'
+    """
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
+def width(text: str) -> int:
+    """Columns that a text takes in a terminal.
+
+    >>> width("cat"), width("猫"), width("e\u0301")
+    (3, 2, 1)
+    """
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def shorten(text: str, limit: int = MAX_CELL) -> str:
+    """Cut the middle out of a long text, as names differ at their ends.
+
+    >>> shorten("photos/2024/birds/img_0001.jpg", 20)
+    'photos/2..._0001.jpg'
+    """
+    if width(text) <= limit:
+        return text
+    room = limit - 3
+    head, tail = text, text
+    while width(head) > room // 2:
+        head = head[:-1]
+    while width(tail) > room - room // 2:
+        tail = tail[1:]
+    return f"{head}...{tail}"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> str:
+    """Align a table; columns named in `right` (separated by spaces) are right-aligned.
+
+    >>> print(table(["class", "shots"], [["cat", 5], ["goldfinch", 12]], right="shots"))
+    class      shots
+    cat            5
+    goldfinch     12
+    """
+    cells = [[shorten(one_line(str(cell))) for cell in row] for row in (header, *rows)]
+    widths = [max(map(width, column)) for column in zip(*cells, strict=True)]
+    to_right = [name in right.split() for name in header]
+    lines = []
+    for row in cells:
+        parts = []
+        for cell, size, flag in zip(row, widths, to_right, strict=True):
+            space = " " * (size - width(cell))
+            parts.append(space + cell if flag else cell + space)
+        lines.append("  ".join(parts).rstrip())
+    return "\n".join(lines)
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """Write a share as a percentage; never 100 % (or 0 %) for what is not quite.
+
+    >>> percent(0.947), percent(0.9999), percent(1.0), percent(float("nan"))
+    ('95 %', '>99 %', '100 %', '-')
+    """
+    if math.isnan(share):
+        return "-"
+    step = 10.0**-digits
+    if 100 - step / 2 <= 100 * share < 100:
+        return f">{100 - step:.{digits}f} %"
+    if 0 < 100 * share < step / 2:
+        return f"<{step:.{digits}f} %"
+    return f"{100 * share:.{digits}f} %"
+
+
+def interval(bounds: tuple[float, float]) -> str:
+    """Write a 95 % interval.
+
+    >>> interval((0.71, 0.92))
+    '71 % to 92 %'
+    """
+    return f"{percent(bounds[0])} to {percent(bounds[1])}"
+
+
+def seconds(value: float) -> str:
+    """Write a duration.
+
+    >>> seconds(3.21), seconds(75)
+    ('3.2 s', '1 min 15 s')
+    """
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest} s"
+
+
+def size(count: int) -> str:
+    """Write a number of bytes.
+
+    >>> size(532), size(5_600_000)
+    ('532 bytes', '5.6 MB')
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def plural(count: int, noun: str) -> str:
+    """Write a count with its noun.
+
+    >>> plural(1, "image"), plural(3, "class"), plural(1200, "image")
+    ('1 image', '3 classes', '1,200 images')
+    """
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"

@@ -1,0 +1,187 @@
+"""A picture of predictions: images, names, probabilities, where the head looked, and a chart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from mivhead.pictures.saving import save_figure
+
+# Lengths are in inches, from the upper left corner of the page.
+WIDTH, MARGIN = 15.0, 0.5
+COLUMNS, GAP = 5, 0.42
+CARD = (WIDTH - 2 * MARGIN - (COLUMNS - 1) * GAP) / COLUMNS
+CARD_HEIGHT = 2.25
+PICTURE = (CARD - 2 * 0.08) / 3  # three side by side
+HEADER, HEADING, CHART = 0.95, 0.5, 1.85
+
+TOP = 3  # classes whose probabilities are shown
+SIDE = 224  # pixels of a drawn image
+INK, PALE, TRACK, LINE = "#22303c", "#7b8894", "#e9edf1", "#cfd6dc"
+RIGHT, WRONG, HEAT = "#1f7a5c", "#c0392b", "#e8590c"
+CAPTIONS = ("image", "looked at", "closest shot")
+
+
+@dataclass(frozen=True, eq=False)
+class Card:
+    """One predicted image.
+
+    Parameters
+    ----------
+    image
+        The image.
+    heats
+        Per block (H, W): the weight of every patch.
+    shot
+        The shot of the predicted class that got most attention.
+    truth
+        Its true class.
+    probabilities
+        By class, falling.
+    """
+
+    image: Image.Image
+    heats: Sequence[NDArray[np.floating[Any]]]
+    shot: Image.Image
+    truth: str
+    probabilities: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The accuracy of one method, 0 to 1, with half of its interval."""
+
+    name: str
+    value: float
+    half_width: float
+
+
+class Page:
+    """A figure whose parts are placed in inches from its upper left corner."""
+
+    def __init__(self, height: float) -> None:
+        from matplotlib.figure import Figure
+
+        self.height = height
+        self.figure = Figure(figsize=(WIDTH, height), facecolor="white")
+
+    def axes(self, left: float, top: float, width: float, height: float) -> Any:
+        """Add an empty frame."""
+        bottom = 1 - (top + height) / self.height
+        box = (left / WIDTH, bottom, width / WIDTH, height / self.height)
+        axes = self.figure.add_axes(box, xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+        return axes
+
+    def write(self, left: float, top: float, text: str, **style: Any) -> None:
+        """Write a text whose upper left corner is here; a $ in a name is a dollar."""
+        place = (left / WIDTH, 1 - top / self.height)
+        self.figure.text(*place, text, va="top", parse_math=False, **{"color": INK, **style})
+
+
+def draw_report(
+    sections: Mapping[str, Sequence[Card]],
+    bars: Sequence[Bar],
+    path: str | Path,
+    *,
+    title: str,
+    subtitle: str,
+    chart_title: str,
+) -> None:
+    """Draw cards in rows under the headings of their sections, and a chart of methods below."""
+    rows = [
+        (heading if start == 0 else "", cards[start : start + COLUMNS])
+        for heading, cards in sections.items()
+        for start in range(0, len(cards), COLUMNS)
+    ]
+    headings = sum(bool(heading) for heading, _ in rows)
+    page = Page(HEADER + headings * HEADING + len(rows) * CARD_HEIGHT + CHART)
+    page.write(MARGIN, 0.25, title, fontsize=21, weight="bold")
+    page.write(MARGIN, 0.66, subtitle, fontsize=12.5, color=PALE)
+    top = HEADER
+    for heading, cards in rows:
+        if heading:
+            page.write(MARGIN, top + 0.14, heading, fontsize=13, weight="bold")
+            top += HEADING
+        for place, card in enumerate(cards):
+            _draw_card(page, MARGIN + place * (CARD + GAP), top, card)
+        top += CARD_HEIGHT
+    page.write(MARGIN, top + 0.1, chart_title, fontsize=13, weight="bold")
+    _draw_chart(page.axes(MARGIN + 1.7, top + 0.5, 9.0, 0.95), bars)
+    save_figure(page.figure, path)
+
+
+def _draw_card(page: Page, left: float, top: float, card: Card) -> None:
+    name = next(iter(card.probabilities))
+    right = name == card.truth
+    colour = RIGHT if right else WRONG
+    page.write(left, top, _short(name), fontsize=13, weight="bold", color=colour)
+    if not right:
+        page.write(left + CARD, top + 0.03, f"is {_short(card.truth)}", fontsize=11, ha="right")
+    pictures = (_square(card.image), _overlay(card.image, card.heats), _square(card.shot))
+    for column, (picture, caption) in enumerate(zip(pictures, CAPTIONS, strict=True)):
+        axes = page.axes(left + column * (PICTURE + 0.08), top + 0.28, PICTURE, PICTURE)
+        axes.imshow(picture)
+        axes.spines[:].set(visible=True, color=LINE)
+        axes.set_xlabel(caption, fontsize=8, color=PALE, labelpad=3)
+    axes = page.axes(left + 0.62, top + 0.28 + PICTURE + 0.27, CARD - 1.06, 0.56)
+    top_classes = list(islice(card.probabilities.items(), TOP))
+    _draw_bars(axes, [p for _, p in top_classes], colour)
+    for place, (each, p) in enumerate(top_classes):
+        style = {"va": "center", "fontsize": 9, "color": INK, "parse_math": False}
+        axes.text(-0.03, place, _short(each), ha="right", **style)
+        axes.text(1.03, place, f"{100 * p:.0f} %", ha="left", **style)
+
+
+def _draw_chart(axes: Any, bars: Sequence[Bar]) -> None:
+    _draw_bars(axes, [bar.value for bar in bars], RIGHT)
+    for place, bar in enumerate(bars):
+        axes.errorbar(bar.value, place, xerr=bar.half_width, ecolor=INK, capsize=3, linewidth=1.2)
+        style = {"va": "center", "fontsize": 11, "color": INK}
+        axes.text(-0.012, place, bar.name, ha="right", **style)
+        score = f"{100 * bar.value:.1f} ± {100 * bar.half_width:.1f} %"
+        axes.text(1.012, place, score, ha="left", **style)
+
+
+def _draw_bars(axes: Any, values: Sequence[float], colour: str) -> None:
+    """Draw horizontal bars on a scale from 0 to 1; the first one matters most."""
+    places = range(len(values))
+    axes.barh(places, [1.0] * len(values), height=0.64, color=TRACK)
+    axes.barh(places, values, height=0.64, color=[colour] + [PALE] * (len(values) - 1))
+    axes.set(xlim=(0, 1), ylim=(len(values) - 0.6, -0.4))
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 16 else f"{name[:9]}...{name[-4:]}"
+
+
+def _square(image: Image.Image) -> Image.Image:
+    return image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+
+
+def _overlay(
+    image: Image.Image, heats: Sequence[NDArray[np.floating[Any]]]
+) -> NDArray[np.floating[Any]]:
+    """Tint a paler, grey image where the attention is."""
+    grey = np.asarray(_square(image).convert("L"), dtype=np.float64)[:, :, None] / 255
+    pale = 0.3 + 0.7 * grey  # (SIDE, SIDE, 1)
+    weight = 0.85 * np.mean([_enlarge(heat) for heat in heats], axis=0)[:, :, None]
+    colour = np.array([int(HEAT[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    blended: NDArray[np.floating[Any]] = pale * (1 - weight) + colour * weight  # (SIDE, SIDE, 3)
+    return blended
+
+
+def _enlarge(heat: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+    """(H, W) to (SIDE, SIDE), from 0 at the lowest to 1 at the highest weight."""
+    smooth = Image.fromarray(heat.astype(np.float32)).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+    values = np.asarray(smooth, dtype=np.float64)
+    spread = float(values.max() - values.min())
+    scaled: NDArray[np.floating[Any]] = (values - values.min()) / (spread or 1.0)
+    return scaled
