@@ -9,6 +9,7 @@ import difflib
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mivhead.backbones.paper import PAPER
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
     import torch
 
     from mivhead.backbones.base import Backbone
+    from mivhead.backbones.callables import from_callable
+    from mivhead.backbones.module import from_module
     from mivhead.preset import Preset
 
-__all__ = ["DEFAULT_BACKBONE", "list_backbones", "load_backbone"]
+__all__ = ["DEFAULT_BACKBONE", "from_callable", "from_module", "list_backbones", "load_backbone"]
 
 DEFAULT_BACKBONE = "efficientnet_lite0"
 
@@ -27,7 +30,7 @@ DEFAULT_BACKBONE = "efficientnet_lite0"
 _HOMES = dict.fromkeys(
     ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2"),
     "mivhead.backbones.efficientnet_lite",
-)
+) | dict.fromkeys(PAPER, "mivhead.backbones.timm_models")
 
 # how a spec begins -> its module, which gets the whole spec
 _SCHEMES = {
@@ -36,6 +39,19 @@ _SCHEMES = {
     "http://": "mivhead.backbones.http",
     "https://": "mivhead.backbones.http",
 }
+
+
+_LATER = {
+    "from_callable": "mivhead.backbones.callables",
+    "from_module": "mivhead.backbones.module",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs PyTorch on first use."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'mivhead.backbones' has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)
 
 
 def list_backbones() -> list[str]:
@@ -84,16 +100,14 @@ def load_backbone(
     """
     spec = str(spec)
     home = _home(spec)
-    import torch
+    from mivhead.backbones.base import default_device, storage_type
 
-    if str(dtype).removeprefix("torch.") not in ("float16", "float32", "float64"):
-        raise InputError(f"dtype must be float16, float32 or float64, got {str(dtype)!r}.")
     backbone: Backbone = import_module(home).load(
         spec,
         weights=weights,
         preset=preset,
-        device=torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")),
-        dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype,
+        device=default_device(device),
+        dtype=storage_type(dtype),
         **options,
     )
     return backbone

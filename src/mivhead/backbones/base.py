@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
+import torch
+
 from mivhead.backbones.images import ImageLike
 from mivhead.errors import InputError
 from mivhead.features import Features
@@ -127,3 +129,21 @@ def extract_all(
     if not parts:
         raise InputError("There are no images: give at least one.")
     return Features.concat(parts)
+
+
+def default_device(device: str | torch.device | None) -> torch.device:
+    """Where to run: the device that was asked for, else a GPU if there is one."""
+    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def storage_type(dtype: str | torch.dtype) -> torch.dtype:
+    """Type that features are rounded to, by name or as it is.
+
+    >>> storage_type("float16")
+    torch.float16
+    """
+    known = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+    name = str(dtype).removeprefix("torch.")
+    if name not in known:
+        raise InputError(f"dtype must be float16, float32 or float64, got {str(dtype)!r}.")
+    return known[name]

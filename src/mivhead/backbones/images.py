@@ -47,13 +47,18 @@ def preprocess(images: Sequence[ImageLike], preprocessing: Preprocessing) -> Ten
 
 def to_pixels(image: ImageLike, position: int, size: int) -> np.ndarray[Any, Any]:
     """One image, called by its position in errors, as `(size, size, 3)` uint8."""
+    return np.asarray(to_picture(image, position, size))
+
+
+def to_picture(image: ImageLike, position: int, size: int) -> Image.Image:
+    """One image, called by its position in errors, as an RGB picture of `size` x `size`."""
     if not isinstance(image, Image.Image):
         image = _picture(image, position)
     if image.mode != "RGB":
         image = image.convert("RGB")
     if image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BICUBIC)
-    return np.asarray(image)
+    return image
 
 
 def _picture(array: Any, position: int) -> Image.Image:

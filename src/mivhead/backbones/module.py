@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from mivhead.backbones.base import Identity
+from mivhead.backbones.base import Identity, default_device, storage_type
+from mivhead.backbones.checkpoints import state_hash
 from mivhead.backbones.images import ImageLike, preprocess
-from mivhead.backbones.taps import Taps
+from mivhead.backbones.outputs import Parts, join, read_output
+from mivhead.backbones.taps import Taps, check_taps
 from mivhead.features import Features
-from mivhead.preset import Preset
+from mivhead.head.config import derive_presets
+from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 _CHUNK = 4  # images per forward pass on a CPU: activations stay in the cache and off fresh memory
 
+Tapped: TypeAlias = Callable[[Tensor], list[Parts]]  # a batch to the parts of every tap
+
 
 class ModuleBackbone:
-    """A frozen module whose tapped layers give patch maps `(n, C, H, W)`.
+    """A frozen module whose tapped layers give the features.
 
     Parameters
     ----------
@@ -36,6 +42,9 @@ class ModuleBackbone:
     mirrored
         Whether the model was changed by `mivhead.backbones.fast.mirror`: it is shown the images
         turned by 180 degrees, and its maps are turned back.
+    tapped
+        Gives the parts of every tap; None: the taps are names of submodules, and their outputs are
+        read by shape (`mivhead.backbones.outputs`).
     """
 
     def __init__(
@@ -48,28 +57,98 @@ class ModuleBackbone:
         device: torch.device,
         dtype: torch.dtype = torch.float16,
         mirrored: bool = False,
+        tapped: Tapped | None = None,
     ) -> None:
         self.identity = Identity(name, weights, preset.preprocessing, preset.taps)
         self.preset = preset
+        self.dtype = dtype
         self._device = device
-        self._turn = _half_turn if mirrored else _as_is
-        model = model.eval().requires_grad_(False).to(device)
-        # Channels-last is the order in which the fast convolution kernels read memory.
-        self._taps = Taps(model.to(memory_format=torch.channels_last), preset.taps, dtype)
+        self._mirrored = mirrored
+        freeze(model, device)
+        self._tapped = tapped or hooked(model, preset.taps, dtype)
 
     def extract(self, images: Sequence[ImageLike]) -> Features:
         """Features of one batch of decoded images, on the CPU, in their order."""
-        x = self._turn(preprocess(images, self.preset.preprocessing))  # (n, 3, R, R)
+        x = preprocess(images, self.preset.preprocessing)  # (n, 3, R, R)
         chunks = x.split(_CHUNK) if self._device.type == "cpu" else (x,)
         with torch.inference_mode():
-            outputs = [self._taps(chunk.to(self._device)) for chunk in chunks]
-        maps = (torch.cat(parts).cpu() for parts in zip(*outputs, strict=True))  # (n, C, H, W)
-        return Features([self._turn(each) for each in maps])
+            blocks = [self._run(chunk.to(self._device)) for chunk in chunks]
+        return join(blocks, self.dtype)
+
+    def _run(self, x: Tensor) -> list[Parts]:
+        if not self._mirrored:
+            return self._tapped(x)
+        return [{"map": parts["map"].flip(2, 3)} for parts in self._tapped(x.flip(2, 3))]
 
 
-def _half_turn(x: Tensor) -> Tensor:
-    return x.flip(2, 3)
+def from_module(
+    model: nn.Module,
+    taps: Sequence[str],
+    *,
+    name: str,
+    preprocessing: Preprocessing | None = None,
+    blocks: Sequence[BlockPreset] | None = None,
+    threshold: int = 15,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype = "float16",
+) -> ModuleBackbone:
+    """Make a backbone of a PyTorch module of your own, such as torchvision's.
+
+    Parameters
+    ----------
+    model
+        The module with its weights. It is frozen, put into evaluation mode and moved.
+    taps
+        Submodules as in `model.named_modules()`, shallow to deep. Their outputs may be maps
+        `(n, C, H, W)` or `(n, H, W, C)`, tokens `(n, tokens, C)` or vectors `(n, C)`.
+    name
+        What to call it. Its identity is this name and the hash of the weights: give modules that
+        compute different things from equal weights different names.
+    preprocessing
+        Size, mean and standard deviation; None for 224 px and ImageNet's.
+    blocks
+        How the head treats each tap; None for the rule (`mivhead.head.config.derive_presets`).
+    threshold
+        T: a class with at most T shots gets augmented views.
+    device, dtype
+        As for `mivhead.backbones.load_backbone`.
+
+    Examples
+    --------
+    >>> import numpy as np, torch
+    >>> from mivhead.backbones import from_module
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 16, 16), torch.nn.ReLU())
+    >>> backbone = from_module(model, ["1"], name="patches")
+    >>> backbone.extract([np.zeros((60, 80, 3), np.uint8)])
+    Features(n=1, block0: map 8x14x14 float16)
+    """
+    taps = tuple(taps)
+    check_taps(name, taps, [each for each, _ in model.named_modules() if each])
+    preprocessing = preprocessing or Preprocessing()
+    place, kind = default_device(device), storage_type(dtype)
+    weights = state_hash(model)
+    freeze(model, place)
+    tapped = hooked(model, taps, kind)
+    if blocks is None:
+        blocks = suggest_blocks(tapped, preprocessing.size, place)
+    preset = Preset(taps, tuple(blocks), preprocessing, threshold)
+    return ModuleBackbone(name, model, weights, preset, device=place, dtype=kind, tapped=tapped)
 
 
-def _as_is(x: Tensor) -> Tensor:
-    return x
+def hooked(model: nn.Module, taps: Sequence[str], dtype: torch.dtype) -> Tapped:
+    """Tap the outputs of submodules."""
+    outputs = Taps(model, taps, dtype)
+    return lambda x: [read_output(out, tap) for out, tap in zip(outputs(x), taps, strict=True)]
+
+
+def freeze(model: nn.Module, device: torch.device) -> None:
+    """Prepare a module for inference only."""
+    # Channels-last is the order in which the fast convolution kernels read memory.
+    model.eval().requires_grad_(False).to(device).to(memory_format=torch.channels_last)
+
+
+def suggest_blocks(tapped: Tapped, size: int, device: torch.device) -> tuple[BlockPreset, ...]:
+    """Derive how the head treats each tap from the shapes that a grey image gives."""
+    with torch.inference_mode():
+        blocks = tapped(torch.zeros(1, 3, size, size, device=device))
+    return derive_presets(join([blocks], torch.float32))

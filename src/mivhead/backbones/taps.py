@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from threading import Lock
@@ -50,7 +51,12 @@ class Taps:
         """Return the outputs of the taps for one batch, in the order of their names."""
         found: dict[str, Tensor] = {}
 
-        def keep(name: str, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        def keep(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+            if isinstance(output, tuple) and output:
+                output = output[0]  # layers of transformers give their tokens first
+            if not isinstance(output, Tensor):
+                kind = type(output).__name__
+                raise InputError(f"The tap {name!r} gives a {kind}, not a tensor: tap another.")
             found[name] = output.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
             if len(found) == len(self._names):
                 raise _AllFound
@@ -67,3 +73,11 @@ class Taps:
                 f"asked were {', '.join(self._names)}, found {', '.join(found)}."
             )
         return list(found.values())
+
+
+def check_taps(backbone: str, taps: Iterable[str], valid: Sequence[str]) -> None:
+    """Raise an error that names the first unknown tap and some near it."""
+    for tap in taps:
+        if tap not in valid:
+            nearest = difflib.get_close_matches(tap, valid, n=3) or valid[-3:]
+            raise InputError(f"{backbone} has no tap {tap!r}; near it are {', '.join(nearest)}.")

@@ -16,6 +16,7 @@ from mivhead.features import Features
 from mivhead.preset import BlockPreset
 
 HEAD_WIDTH = 64  # channels per attention head that the paper aims at
+SMALLEST_POOL = 3  # side of the smallest pooled map
 MAX_CANDIDATES = 64  # far above any use; keeps a forged model file from asking for memory
 
 
@@ -162,36 +163,60 @@ def default_heads(channels: int) -> int:
 
 
 def default_pool_sizes(grid: tuple[int, int], deeper: tuple[int, int] | None) -> tuple[int, ...]:
-    """Spread up to four sizes over a block's permissible range, below its own size.
+    """Spread up to four sizes over the permissible range of a CNN's block, below its own size.
 
     The range ends above the size of the next deeper block, so that blocks do not overlap, or at
-    half the map for the last one.
+    half the map for the last one; nothing is pooled to below 3. These are the paper's own lists
+    for ResNet-50, ResNet-34, RegNetY-1.6GF, ResNet-18 and SDL-ResNet-18. Its DenseNet-161, with
+    maps of the same size, has fewer: 11, 9 and 5.
 
     >>> default_pool_sizes((14, 14), (7, 7)), default_pool_sizes((7, 7), None)
     ((13, 11, 9, 8), (6, 5, 4))
     """
     top = min(grid) - 1
-    bottom = max(2, math.ceil(min(grid) / 2) if deeper is None else min(deeper) + 1)
+    bottom = max(SMALLEST_POOL, math.ceil(min(grid) / 2) if deeper is None else min(deeper) + 1)
     count = min(4, top - bottom + 1)
     steps = max(1, count - 1)
     return tuple(top - math.ceil(i * (top - bottom) / steps) for i in range(count))
 
 
+def default_token_pool_sizes(grid: tuple[int, int], position: int) -> tuple[int, ...]:
+    """Spread three sizes over the blocks of a ViT, whose maps all have one size.
+
+    From just below the map to half of it: two for the shallowest block and one for the next (the
+    deeper ones have their token), or all three if there is only one block. `position` counts
+    from the shallowest; -1 is the only block. This is the paper's list for ViT-small/16. For the
+    others it follows no rule: ViT-small/8 24, 20, 16 | 12, 8; ViT-B/16 14, 10, 7 | none; CLIP
+    ViT-L/14 15, 11 | 7; Swin-B 7 | 4.
+
+    >>> [default_token_pool_sizes((14, 14), i) for i in (0, 1, 2)]
+    [(13, 10), (7,), ()]
+    """
+    top, bottom = min(grid) - 1, min(grid) // 2
+    sizes = (top, (top + bottom) // 2, bottom) if bottom >= SMALLEST_POOL else ()
+    return {-1: sizes, 0: sizes[:2], 1: sizes[2:]}.get(position, ())
+
+
 def derive_presets(features: Features) -> tuple[BlockPreset, ...]:
     """Derive the settings of a backbone that has no preset from the shapes of its features.
 
-    A block with a token follows the ViT form with tau 200, one without the CNN form with tau 500.
+    A block with a token follows the ViT form with tau 200: its candidates are the token and the
+    pooled maps. One without follows the CNN form with tau 500: the map is a candidate too.
     """
     grids = [None if b.map is None else (b.map.shape[2], b.map.shape[3]) for b in features.blocks]
     presets = []
     for i, block in enumerate(features.blocks):
         grid = grids[i]
-        deeper = next((g for g in grids[i + 1 :] if g is not None), None)
-        sizes = () if grid is None else default_pool_sizes(grid, deeper)
         if block.token is None:
+            deeper = next((g for g in grids[i + 1 :] if g is not None), None)
+            sizes = () if grid is None else default_pool_sizes(grid, deeper)
             presets.append(BlockPreset(pool_sizes=sizes))
         else:
-            presets.append(BlockPreset(pool_sizes=sizes, form="vit", tau=200.0))
+            position = i if len(grids) > 1 else -1
+            sizes = () if grid is None else default_token_pool_sizes(grid, position)
+            # A map that is too small to be pooled is a candidate as it is.
+            native = grid is not None and min(grid) // 2 < SMALLEST_POOL
+            presets.append(BlockPreset(pool_sizes=sizes, native=native, form="vit", tau=200.0))
     return tuple(presets)
 
 

@@ -1,0 +1,106 @@
+"""A function as a backbone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from mivhead.backbones.base import Identity, storage_type
+from mivhead.backbones.images import ImageLike, to_picture
+from mivhead.errors import InputError
+from mivhead.features import Features
+from mivhead.head.config import derive_presets
+from mivhead.preset import BlockPreset, Preprocessing, Preset
+
+
+class CallableBackbone:
+    """What `from_callable` makes."""
+
+    def __init__(
+        self,
+        function: Callable[[list[Image.Image]], Any],
+        identity: Identity,
+        preset: Preset,
+        dtype: torch.dtype,
+    ) -> None:
+        self.identity = identity
+        self.preset = preset
+        self.dtype = dtype
+        self._function = function
+
+    def extract(self, images: Sequence[ImageLike]) -> Features:
+        """Features of one batch of decoded images, on the CPU, in their order."""
+        features = _call(self._function, images, self.preset.preprocessing.size)
+        if len(features.blocks) != len(self.preset.taps):
+            raise InputError(
+                f"{self.identity.name} gave {len(features.blocks)} blocks, "
+                f"expected {len(self.preset.taps)}: {features}."
+            )
+        return features.to(self.dtype)
+
+
+def from_callable(
+    function: Callable[[list[Image.Image]], Any],
+    *,
+    name: str,
+    version: str = "1",
+    size: int = 224,
+    blocks: Sequence[BlockPreset] | None = None,
+    threshold: int = 15,
+    dtype: str | torch.dtype = "float16",
+) -> CallableBackbone:
+    """Make a backbone of a function from images to features.
+
+    Parameters
+    ----------
+    function
+        Takes a list of RGB PIL images of `size` x `size` and returns one array, or a list with one
+        entry per block, shallow to deep; whatever `Features` takes, with a row per image. The
+        features of an image must not depend on the others in its batch.
+    name, version
+        Its identity, which goes into model files and cache keys: the code cannot tell when it has
+        changed, so change the version when it gives other values.
+    size
+        Side of the images that it gets.
+    blocks
+        How the head treats each block; None for the rule (`mivhead.head.config.derive_presets`),
+        for which the function is called once, with a black image.
+    threshold
+        T: a class with at most T shots gets augmented views.
+    dtype
+        The type that features are rounded to: float16, float32 or float64.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mivhead.backbones import from_callable
+    >>> def colours(images):
+    ...     return np.stack([np.asarray(i.resize((4, 4)), np.float32) for i in images]) / 255
+    >>> backbone = from_callable(lambda i: colours(i).reshape(-1, 16, 3), name="colours", size=32)
+    >>> backbone.extract([np.zeros((60, 80, 3), np.uint8)])
+    Features(n=1, block0: map 3x4x4 float16)
+    """
+    if blocks is None:
+        blocks = derive_presets(_call(function, [np.zeros((size, size, 3), np.uint8)], size))
+    preprocessing = Preprocessing(size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    taps = tuple(f"block{i}" for i in range(len(blocks)))
+    preset = Preset(taps, tuple(blocks), preprocessing, threshold)
+    weights = hashlib.sha256(f"{name}\n{version}".encode()).hexdigest()
+    identity = Identity(name, weights, preprocessing, taps)
+    return CallableBackbone(function, identity, preset, storage_type(dtype))
+
+
+def _call(
+    function: Callable[[list[Image.Image]], Any], images: Sequence[ImageLike], size: int
+) -> Features:
+    if not len(images):
+        raise InputError("There are no images: give at least one.")
+    features = Features(function([to_picture(image, i, size) for i, image in enumerate(images)]))
+    if len(features) != len(images):
+        raise InputError(f"The function got {len(images)} images and gave {features}.")
+    return features.to("cpu")

@@ -1,0 +1,120 @@
+"""The backbones of the paper: their settings and where their weights come from.
+
+Plain data, imports no PyTorch. Taps are shallow to deep; `pool_sizes` are the paper's lists, with
+the map itself (`native`) where the paper has it among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mivhead.preset import BlockPreset, Preprocessing, Preset
+
+
+@dataclass(frozen=True)
+class PaperBackbone:
+    """One backbone of the paper.
+
+    Parameters
+    ----------
+    model
+        Name of the architecture in timm; with a tag if timm's hub has the weights.
+    preset
+        Its settings.
+    origin
+        Where the weights come from, for people who have to fetch them.
+    normed
+        Whether the final norm is applied to every returned block (ViTs; CLIP's are raw).
+    """
+
+    model: str
+    preset: Preset
+    origin: str
+    normed: bool = True
+
+    @property
+    def on_hub(self) -> bool:
+        """Whether timm's hub has the weights."""
+        return "." in self.model
+
+
+def _cnn(*pool_sizes: tuple[int, ...], heads: tuple[int, ...] = ()) -> tuple[BlockPreset, ...]:
+    counts = heads or (None,) * len(pool_sizes)
+    return tuple(BlockPreset(s, heads=h) for s, h in zip(pool_sizes, counts, strict=True))
+
+
+def _vit(*pool_sizes: tuple[int, ...], heads: tuple[int, ...] = ()) -> tuple[BlockPreset, ...]:
+    blocks = _cnn(*pool_sizes, heads=heads)
+    return tuple(replace(block, native=False, form="vit", tau=200.0) for block in blocks)
+
+
+def _last_blocks(depth: int, count: int) -> tuple[str, ...]:
+    return tuple(f"blocks.{i}" for i in range(depth - count, depth))
+
+
+_TV = "torchvision"
+_DINO = "github.com/facebookresearch/dino"
+_DEIT = "github.com/facebookresearch/deit (without distillation)"
+_SMALL = Preprocessing(size=84)
+
+_RESNET = Preset(("layer3", "layer4"), _cnn((13, 11, 9, 8), (6, 5, 4)), threshold=15)
+_VIT_S16 = Preset(_last_blocks(12, 4), _vit((13, 10), (7,), (), ()), threshold=20)
+_VIT_S8 = Preset(_last_blocks(12, 4), _vit((24, 20, 16), (12, 8), (), ()), threshold=15)
+_VIT_B16 = Preset(_last_blocks(12, 2), _vit((14, 10, 7), ()), threshold=30)
+
+PAPER = {
+    "resnet50": PaperBackbone("resnet50.tv2_in1k", _RESNET, f"{_TV} ResNet-50 IMAGENET1K_V2"),
+    "dino_resnet50": PaperBackbone("resnet50", _RESNET, f"dino_resnet50_pretrain.pth of {_DINO}"),
+    "resnet34": PaperBackbone(
+        "resnet34.tv_in1k", replace(_RESNET, threshold=30), f"{_TV} ResNet-34 IMAGENET1K_V1"
+    ),
+    "resnet18": PaperBackbone(
+        "resnet18.tv_in1k",
+        Preset(
+            ("layer2", "layer3", "layer4"), _cnn((10, 9, 8, 7), (5, 4), ()), _SMALL, threshold=30
+        ),
+        f"{_TV} ResNet-18 IMAGENET1K_V1",
+    ),
+    "sdl_resnet18": PaperBackbone(
+        "resnet18",
+        Preset(("layer3", "layer4"), _cnn((10, 9, 8, 7), (5, 4, 3)), _SMALL, threshold=30),
+        "the ImageNet model (SDL) of github.com/VICO-UoE/URL",
+    ),
+    "deit_small": PaperBackbone(
+        "deit_small_patch16_224.fb_in1k", _VIT_S16, f"deit_small_patch16_224 of {_DEIT}"
+    ),
+    "dino_vits16": PaperBackbone(
+        "vit_small_patch16_224.dino", _VIT_S16, f"dino_deitsmall16_pretrain.pth of {_DINO}"
+    ),
+    "dino_vits8": PaperBackbone(
+        "vit_small_patch8_224.dino", _VIT_S8, f"dino_deitsmall8_pretrain.pth of {_DINO}"
+    ),
+    "deit_base": PaperBackbone(
+        "deit_base_patch16_224.fb_in1k", _VIT_B16, f"deit_base_patch16_224 of {_DEIT}"
+    ),
+    "dino_vitb16": PaperBackbone(
+        "vit_base_patch16_224.dino", _VIT_B16, f"dino_vitbase16_pretrain.pth of {_DINO}"
+    ),
+    "densenet161": PaperBackbone(
+        "densenet161.tv_in1k",
+        Preset(("features.denseblock3", "features.norm5"), _cnn((11, 9), (5,), heads=(32, 32))),
+        "timm densenet161.tv_in1k",
+    ),
+    "regnety_016": PaperBackbone(
+        "regnety_016.tv2_in1k",
+        Preset(("s3", "s4"), _cnn((13, 11, 9, 8), (6, 5, 4), heads=(8, 24)), threshold=20),
+        "timm regnety_016.tv2_in1k",
+    ),
+    "swin_base_simmim": PaperBackbone(
+        "swin_base_patch4_window7_224",
+        # The output of stage 3 after patch merging, and the normed last block: both 1024x7x7.
+        Preset(("layers.3.downsample", "norm"), _vit((7,), (4,), heads=(16, 32)), threshold=20),
+        "simmim_finetune__swin_base__img224_window7__800ep.pth of github.com/microsoft/SimMIM",
+    ),
+    "clip_vitl14": PaperBackbone(
+        "vit_large_patch14_clip_quickgelu_224.openai",
+        Preset(_last_blocks(24, 2), _vit((15, 11), (7,)), threshold=20),
+        "huggingface.co/openai/clip-vit-large-patch14",
+        normed=False,
+    ),
+}
