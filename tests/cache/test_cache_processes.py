@@ -44,7 +44,7 @@ def read_all(cache: FeatureCache) -> int:
     """Check every entry that is there; return how many were."""
     found = 0
     for key in KEYS:
-        was_there = cache._path(key).exists()
+        was_there = Path(cache._path(key)).exists()
         parts = cache.get(key)
         assert parts is not None or not was_there, "a half-written entry was seen"
         if parts is not None:

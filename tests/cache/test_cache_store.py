@@ -28,7 +28,7 @@ def age(cache: FeatureCache, i: int, seconds: float) -> None:
 
 
 def present(cache: FeatureCache, count: int) -> list[int]:
-    return [i for i in range(count) if cache._path(key(i)).exists()]
+    return [i for i in range(count) if Path(cache._path(key(i))).exists()]
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_found_arrays_cannot_be_changed_and_outlive_their_file(cache: FeatureCac
 @pytest.mark.parametrize("damage", [b"", b"half", b"x" * 500])
 def test_a_damaged_entry_is_a_miss_and_removed(cache: FeatureCache, damage: bytes) -> None:
     cache.put(key(1), entry(1))
-    cache._path(key(1)).write_bytes(damage)
+    Path(cache._path(key(1))).write_bytes(damage)
     assert cache.get(key(1)) is None
     assert cache.info().entries == 0
     cache.put(key(1), entry(1))
@@ -70,7 +70,7 @@ def test_a_damaged_entry_is_a_miss_and_removed(cache: FeatureCache, damage: byte
 def test_an_entry_under_a_wrong_name_is_a_miss(cache: FeatureCache) -> None:
     cache.put(key(1), entry(1))
     cache.put(key(2), entry(2))
-    cache._path(key(1)).replace(cache._path(key(2)))
+    Path(cache._path(key(1))).replace(cache._path(key(2)))
     assert cache.get(key(2)) is None
 
 
@@ -113,7 +113,7 @@ def test_abandoned_temporary_files_are_removed_but_fresh_ones_are_not(cache: Fea
 
 def test_clear_removes_entries_and_nothing_else(cache: FeatureCache) -> None:
     cache.put(key(1), entry(1))
-    mine = [cache.folder / "mine.txt", cache._path(key(1)).with_name("notes")]
+    mine = [cache.folder / "mine.txt", Path(cache._path(key(1))).with_name("notes")]
     for path in mine:
         path.write_text("precious")
     assert cache.clear().entries == 1

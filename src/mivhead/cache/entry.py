@@ -12,6 +12,7 @@ import math
 import struct
 import zlib
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -53,11 +54,22 @@ def decode(key: str, data: Any) -> dict[str, np.ndarray[Any, Any]] | None:
     if magic != _MAGIC or checksum != _checksum(key, body):
         return None
     # What has this checksum was written by `encode`: it needs no further check.
-    parts = {}
     start = _LENGTH.size + _LENGTH.unpack_from(body)[0]
-    for name, kind, shape in json.loads(bytes(body[_LENGTH.size : start])):
+    values = np.frombuffer(body[start:], np.uint8)
+    return {
+        name: values[place].view(kind).reshape(shape)
+        for name, place, kind, shape in _read_header(bytes(body[_LENGTH.size : start]))
+    }
+
+
+@lru_cache(maxsize=64)  # all entries of a backbone have the same header
+def _read_header(header: bytes) -> list[tuple[str, slice, str, tuple[int, ...]]]:
+    """Name, place among the values, type and shape of every part."""
+    parts = []
+    start = 0
+    for name, kind, shape in json.loads(header):
         end = start + math.prod(shape) * np.dtype(kind).itemsize
-        parts[name] = np.frombuffer(body[start:end], kind).reshape(shape)
+        parts.append((name, slice(start, end), kind, tuple(shape)))
         start = end
     return parts
 

@@ -35,6 +35,12 @@ DISK_BLOCK = 4096  # a file takes whole blocks
 _NEW = "new"  # folder of temporary files
 _FOLDER_NAME = re.compile("[0-9a-f]{2}")
 _FILE_NAME = re.compile("[0-9a-f]{62}")
+# All pages at once where the system can do that: the checksum touches every one of them.
+_READ_ONLY: dict[str, int] = (
+    {"flags": mmap.MAP_SHARED | mmap.MAP_POPULATE, "prot": mmap.PROT_READ}
+    if hasattr(mmap, "MAP_POPULATE")
+    else {"access": mmap.ACCESS_READ}
+)
 _log = logging.getLogger(__name__)
 _told: set[Path] = set()  # folders whose trouble was reported
 
@@ -81,6 +87,7 @@ class FeatureCache:
     def __init__(self, folder: str | Path, limit: int = DEFAULT_LIMIT) -> None:
         self.folder = Path(folder)
         self.limit = limit
+        self._root = str(self.folder)
         self._writable = True
         self._unseen = limit * LOOK  # bytes written since the last look: the first write looks
 
@@ -91,11 +98,7 @@ class FeatureCache:
         """
         path = self._path(key)
         try:
-            with path.open("rb") as file:
-                if time.time() - os.fstat(file.fileno()).st_mtime > FRESH:
-                    with suppress(OSError):  # a read-only folder still gives what it has
-                        os.utime(path)
-                parts = decode(key, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            parts = decode(key, _mapped(path))
         except FileNotFoundError:
             return None
         except ValueError:  # an empty file cannot be mapped
@@ -105,7 +108,7 @@ class FeatureCache:
             return None
         if parts is None:
             with suppress(OSError):
-                path.unlink()
+                os.unlink(path)  # noqa: PTH108
         return parts
 
     def put(self, key: str, parts: Parts) -> None:
@@ -113,7 +116,7 @@ class FeatureCache:
         if not self._writable:
             return
         data = encode(key, parts)
-        path = self._path(key)
+        path = Path(self._path(key))
         temporary = self.folder / _NEW / uuid4().hex
         try:
             self._make_folders(path.parent, temporary.parent)
@@ -145,8 +148,8 @@ class FeatureCache:
             raise NotAvailableError(f"Cannot clear {self.folder}: {error.strerror}.") from error
         return before  # the empty folders stay: another process may be about to write into them
 
-    def _path(self, key: str) -> Path:
-        return self.folder / key[:2] / key[2:]
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key[:2]}/{key[2:]}"  # a text: `Path` would take longer than reading
 
     def _make_folders(self, *folders: Path) -> None:
         if not self.folder.is_dir():
@@ -201,6 +204,18 @@ class FeatureCache:
                 self.folder,
                 error.strerror or error,
             )
+
+
+def _mapped(path: str) -> mmap.mmap:
+    """Map a file into memory, and note that it was used."""
+    file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    try:
+        if time.time() - os.fstat(file).st_mtime > FRESH:
+            with suppress(OSError):  # a read-only folder still gives what it has
+                os.utime(path)
+        return mmap.mmap(file, 0, **_READ_ONLY)
+    finally:
+        os.close(file)
 
 
 def _on_disk(size: int) -> int:
