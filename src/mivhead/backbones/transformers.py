@@ -1,0 +1,285 @@
+"""Vision towers of transformers: CLIP, SigLIP, ViT and DINOv2, from a folder or the hub.
+
+Taps are named `blocks.0`, `blocks.1`, ... after the layers, whatever the library calls them. A
+block's map are its patches, its token is [CLS]; registers are left out, and SigLIP has no [CLS].
+The model's final norm is applied to every block, but not for CLIP, which has it for [CLS] alone.
+
+Only safetensors are read and no code of a folder or the hub is run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, suggest_blocks
+from mivhead.backbones.outputs import Parts
+from mivhead.backbones.paper import PAPER
+from mivhead.backbones.taps import Taps, check_taps
+from mivhead.errors import InputError, NotAvailableError
+from mivhead.extras import need
+from mivhead.preset import Preprocessing, Preset
+
+SCHEME = "hf:"
+_FILES = ["config.json", "preprocessor_config.json", "processor_config.json"]
+_WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]
+_NARROW = 384  # towers up to this width are tapped at four blocks, wider ones at two: the paper's
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What the towers of one kind have in common."""
+
+    model: str  # the class in transformers
+    norm: str | None  # the final norm, if it is meant for patches too
+    token: bool = True  # whether [CLS] is the first token
+
+
+_CLIP = _Family("CLIPVisionModel", None)
+_SIGLIP = _Family("SiglipVisionModel", "post_layernorm", token=False)
+_FAMILIES = {
+    "clip": _CLIP,
+    "clip_vision_model": _CLIP,
+    "siglip": _SIGLIP,
+    "siglip_vision_model": _SIGLIP,
+    "vit": _Family("ViTModel", "layernorm"),
+    "dinov2": _Family("Dinov2Model", "layernorm"),
+    "dinov2_with_registers": _Family("Dinov2WithRegistersModel", "layernorm"),
+}
+
+
+class Tower(nn.Module):
+    """A vision tower whose layers can be tapped.
+
+    Parameters
+    ----------
+    model
+        A model of transformers.
+    family
+        Its kind.
+    size
+        Side of its input.
+    """
+
+    def __init__(self, model: Any, family: _Family, size: int) -> None:
+        super().__init__()
+        self.model = model
+        config = model.config
+        if size < config.patch_size or size % config.patch_size:
+            raise InputError(
+                f"The input size must be a multiple of the patch size {config.patch_size}, "
+                f"got {size}."
+            )
+        self._side = size // config.patch_size
+        self._prefix = int(family.token) + getattr(config, "num_register_tokens", 0)
+        self._token = family.token
+        # DINOv2 interpolates its positions by itself, and takes no such argument.
+        resized = size != config.image_size and not family.model.startswith("Dino")
+        self._settings = {"interpolate_pos_encoding": True} if resized else {}
+        modules = dict(self.named_modules())
+        depth = config.num_hidden_layers
+        lists = (k for k, m in modules.items() if isinstance(m, nn.ModuleList) and len(m) == depth)
+        self._layers = next(lists)  # the outermost
+        norms = (m for k, m in modules.items() if k.rpartition(".")[2] == family.norm)
+        self._norm = next(norms, nn.Identity())
+        self.names = tuple(f"blocks.{i}" for i in range(depth))
+
+    def forward(self, x: Tensor) -> Any:
+        """Run the model on a batch `(n, 3, R, R)`."""
+        return self.model(pixel_values=x, **self._settings)
+
+    def tap(self, taps: tuple[str, ...]) -> Tapped:
+        """Tap some of `names`."""
+        layers = [f"{self._layers}.{tap.removeprefix('blocks.')}" for tap in taps]
+        outputs = Taps(self, layers)
+        return lambda x: [self._parts(tokens) for tokens in outputs(x)]
+
+    def _parts(self, tokens: Tensor) -> Parts:
+        tokens = self._norm(tokens)  # (n, prefix + patches, C)
+        patches = tokens[:, self._prefix :].transpose(1, 2)  # (n, C, patches)
+        parts = {"map": patches.unflatten(2, (self._side, self._side))}
+        return parts | ({"token": tokens[:, 0]} if self._token else {})
+
+
+def load(
+    spec: str,
+    *,
+    weights: str | Path | None,
+    preset: Preset | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> ModuleBackbone:
+    """Load the tower of a folder or of the hub; see `mivhead.backbones.load_backbone`."""
+    if weights is not None:
+        raise InputError(f"The weights of {spec} are in its folder: give none.")
+    transformers = need("transformers", "transformers")
+    folder = _find_folder(spec.removeprefix(SCHEME))
+    config = _read_json(folder / "config.json")
+    family = _FAMILIES.get(str(config.get("model_type")))
+    if family is None:
+        raise InputError(
+            f"{spec} is of the kind {config.get('model_type')!r}; towers are read of the kinds "
+            f"{', '.join(_FAMILIES)}."
+        )
+    sha256 = _hash(_weight_files(folder))
+    preprocessing = preset.preprocessing if preset else _read_preprocessing(folder)
+    model = _read_model(transformers, family, folder)
+    tower = Tower(model, family, preprocessing.size)
+    freeze(tower, device)
+    if preset is None:
+        preset = _suggest(tower, preprocessing, device)
+    check_taps(spec, preset.taps, tower.names)
+    tapped = tower.tap(preset.taps)
+    return ModuleBackbone(spec, tower, sha256, preset, device=device, dtype=dtype, tapped=tapped)
+
+
+def _find_folder(name: str) -> Path:
+    """Find the folder, or the files of a model of the hub in its cache, fetched if needed."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
+        raise InputError(f"There is no folder {name}, nor can a model of the hub be called so.")
+    hub = need("huggingface_hub", "transformers")
+    try:
+        return Path(hub.snapshot_download(name, allow_patterns=_FILES + _WEIGHTS))
+    # The hub's library passes errors of several network libraries through.
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise NotAvailableError(
+            f"{name} is no folder here, and the hub did not give it ({reason}): download it on "
+            f"another machine and give its folder, as in {SCHEME}FOLDER."
+        ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise InputError(f"{path.parent} has no {path.name}.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read as JSON.") from error
+    if not isinstance(document, dict):
+        raise InputError(f"{path} holds no JSON object.")
+    return document
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (single := folder / "model.safetensors").is_file():
+        return [single]
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        raise NotAvailableError(
+            f"{folder} has no model.safetensors; weights in other formats, which may hold code, "
+            "are not read: save the model again with `save_pretrained`."
+        )
+    parts = _read_json(index).get("weight_map")
+    names = sorted({str(name) for name in parts.values()}) if isinstance(parts, dict) else []
+    if not names or not all(Path(n).name == n and (folder / n).is_file() for n in names):
+        raise NotAvailableError(f"{folder} lacks some of the files that {index.name} lists.")
+    return [folder / name for name in names]
+
+
+def _hash(files: list[Path]) -> str:
+    """SHA-256 of a file, or of the hashes of several."""
+    digests = []
+    for path in files:
+        with path.open("rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256"))
+    if len(digests) == 1:
+        return digests[0].hexdigest()
+    return hashlib.sha256(b"".join(each.digest() for each in digests)).hexdigest()
+
+
+def _read_preprocessing(folder: Path) -> Preprocessing:
+    """Size, mean and std as the model was trained with; the resize is ours: straight, no crop."""
+    if (path := folder / "preprocessor_config.json").is_file():
+        config = _read_json(path)
+    else:
+        path = folder / "processor_config.json"
+        config = _read_json(path).get("image_processor", {}) if path.is_file() else {}
+    cropped = config.get("do_center_crop", "crop_size" in config)
+    size = config.get("crop_size" if cropped else "size")
+    if isinstance(size, dict):
+        sides = {size.get(k) for k in ("height", "width", "shortest_edge") if size.get(k)}
+        size = sides.pop() if len(sides) == 1 else None
+    plain = config.get("do_normalize") is False
+    mean = (0.0,) * 3 if plain else config.get("image_mean")
+    std = (1.0,) * 3 if plain else config.get("image_std")
+    scale = config.get("rescale_factor", 1 / 255)
+    try:
+        if abs(float(scale) - 1 / 255) < 1e-6 and type(size) is int and size > 0:
+            return Preprocessing(size, _three(mean), _three(std))
+    except (TypeError, ValueError):
+        pass  # said below
+    raise InputError(
+        f"{folder} does not say in preprocessor_config.json how images are prepared (one size, "
+        "image_mean, image_std, pixels from 0 to 1): give a preset."
+    )
+
+
+def _three(values: Any) -> tuple[float, float, float]:
+    first, second, third = map(float, values)
+    return first, second, third
+
+
+def _read_model(transformers: Any, family: _Family, folder: Path) -> Any:
+    settings = {"add_pooling_layer": False} if family.model == "ViTModel" else {}
+    try:
+        with _quiet(transformers):
+            model, report = getattr(transformers, family.model).from_pretrained(
+                folder,
+                local_files_only=True,
+                use_safetensors=True,
+                dtype=torch.float32,
+                attn_implementation="sdpa",  # a folder may name one to be fetched from the hub
+                output_loading_info=True,
+                **settings,
+            )
+    # What the library raises for configurations and tensors that do not fit.
+    except (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise InputError(f"{folder} cannot be loaded as {family.model}: {reason}.") from error
+    if missing := sorted(report["missing_keys"]):
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise InputError(
+            f"{folder} is no complete {family.model}: it lacks {', '.join(missing[:3])}{more}."
+        )
+    return model
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Keep the library's bars and tables (of tensors that are rightly left out) off the screen."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _suggest(tower: Tower, preprocessing: Preprocessing, device: torch.device) -> Preset:
+    """Take the paper's settings for CLIP ViT-L/14, derive others by the rule."""
+    config = tower.model.config
+    shape = (config.hidden_size, config.num_hidden_layers, config.patch_size, preprocessing.size)
+    if type(tower.model).__name__ == _CLIP.model and shape == (1024, 24, 14, 224):
+        return replace(PAPER["clip_vitl14"].preset, preprocessing=preprocessing)
+    taps = tower.names[-4 if config.hidden_size <= _NARROW else -2 :]
+    blocks = suggest_blocks(tower.tap(taps), preprocessing.size, device)
+    blocks = tuple(replace(block, form="vit", tau=200.0) for block in blocks)  # also without [CLS]
+    return Preset(taps, blocks, preprocessing)

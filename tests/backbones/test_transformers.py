@@ -1,0 +1,246 @@
+"""Vision towers of transformers: tiny random ones, compared with the library itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conformance import check, photos, run
+from towers import (
+    DEPTH,
+    MEAN,
+    PATCH,
+    PROCESSOR,
+    SIZE,
+    SMALL,
+    STD,
+    WIDTH,
+    clip,
+    dinov2,
+    registers,
+    save,
+    siglip,
+    transformers,
+    vit,
+    vit_classifier,
+    whole_clip,
+    whole_siglip,
+)
+
+from mivhead import FewShotClassifier
+from mivhead.backbones import load_backbone
+from mivhead.backbones.images import preprocess
+from mivhead.backbones.paper import PAPER
+from mivhead.errors import InputError, NotAvailableError
+from mivhead.preset import BlockPreset, Preprocessing, Preset
+
+# how it is made -> (the tower inside, tokens before the patches, whether the final norm applies)
+TOWERS: dict[Callable[[], Any], tuple[str, int, bool]] = {
+    clip: ("", 1, False),
+    whole_clip: ("vision_model", 1, False),
+    siglip: ("", 0, True),
+    whole_siglip: ("vision_model", 0, True),
+    vit: ("", 1, True),
+    vit_classifier: ("vit", 1, True),
+    dinov2: ("", 1, True),
+    registers: ("", 5, True),
+}
+
+
+def hidden_states(model: Any, tower: str, x: torch.Tensor, *, norm: bool) -> list[torch.Tensor]:
+    """What the library itself gives after each layer, before any final norm but ours."""
+    inside = model.get_submodule(tower)
+    seen: list[torch.Tensor] = []
+    with torch.no_grad():
+        outputs = inside(pixel_values=x, output_hidden_states=True)
+    states = outputs.hidden_states[1:]
+    last = next(
+        (m for k, m in inside.named_modules() if k.endswith("post_layernorm") or k == "layernorm"),
+        None,
+    )
+    assert last is not None
+    for state in states:
+        with torch.no_grad():
+            seen.append(last(state) if norm else state)
+    if norm:  # the library's own result for the last block
+        torch.testing.assert_close(seen[-1], outputs.last_hidden_state)
+    return seen
+
+
+@pytest.mark.parametrize("make", TOWERS, ids=lambda make: make.__name__)
+def test_every_block_equals_the_library(make: Callable[[], Any], tmp_path: Path) -> None:
+    inside, prefix, norm = TOWERS[make]
+    model = save(make, tmp_path)
+    backbone = load_backbone(f"hf:{tmp_path}", device="cpu", dtype="float32")
+    expected_size = Preprocessing(SIZE, tuple(MEAN), tuple(STD))  # type: ignore[arg-type]
+    assert backbone.preset.preprocessing == expected_size
+    assert backbone.preset.taps == ("blocks.0", "blocks.1", "blocks.2")
+    assert all(block.form == "vit" and block.tau == 200 for block in backbone.preset.blocks)
+    images = photos(5)
+    found = backbone.extract(images)
+    states = hidden_states(model, inside, preprocess(images, expected_size), norm=norm)
+    assert len(found.blocks) == len(states) == DEPTH
+    for block, state in zip(found.blocks, states, strict=True):
+        assert block.map is not None
+        patches = block.map.flatten(2).transpose(1, 2)  # (n, patches, C)
+        assert block.map.shape == (5, WIDTH, SIZE // PATCH, SIZE // PATCH)
+        torch.testing.assert_close(patches, state[:, prefix:], rtol=1e-4, atol=1e-4)
+        if prefix:
+            assert block.token is not None
+            torch.testing.assert_close(block.token, state[:, 0], rtol=1e-4, atol=1e-4)
+        else:
+            assert block.token is None
+
+
+@pytest.mark.parametrize("make", [clip, siglip, vit, registers], ids=lambda make: make.__name__)
+def test_conformance(make: Callable[[], Any], tmp_path: Path) -> None:
+    save(make, tmp_path)
+    check(load_backbone(f"hf:{tmp_path}", device="cpu"))
+
+
+def test_identity_is_the_hash_of_the_file(tmp_path: Path) -> None:
+    save(clip, tmp_path)
+    spec = f"hf:{tmp_path}"
+    backbone = load_backbone(spec, device="cpu")
+    content = (tmp_path / "model.safetensors").read_bytes()
+    assert backbone.identity.weights == hashlib.sha256(content).hexdigest()
+    assert backbone.identity.name == spec
+    code = f"from mivhead.backbones import *; print(load_backbone({spec!r}).identity.key)"
+    assert run(code) == backbone.identity.key
+
+
+def test_weights_in_several_files(tmp_path: Path) -> None:
+    save(clip, tmp_path / "one")
+    save(clip, tmp_path / "many", max_shard_size="20KB")
+    assert not (tmp_path / "many" / "model.safetensors").exists()
+    one = load_backbone(f"hf:{tmp_path / 'one'}", device="cpu")
+    many = load_backbone(f"hf:{tmp_path / 'many'}", device="cpu")
+    assert one.extract(photos(2)) == many.extract(photos(2))
+    assert one.identity.weights != many.identity.weights
+    part = sorted((tmp_path / "many").glob("model-*.safetensors"))[0]
+    part.unlink()
+    with pytest.raises(NotAvailableError, match="lacks some of the files"):
+        load_backbone(f"hf:{tmp_path / 'many'}")
+
+
+@pytest.mark.parametrize("make", [clip, siglip, vit, dinov2], ids=lambda make: make.__name__)
+def test_other_sizes_and_taps(make: Callable[[], Any], tmp_path: Path) -> None:
+    save(make, tmp_path)
+    preset = Preset(("blocks.1",), (BlockPreset(form="vit"),), Preprocessing(size=48))
+    backbone = load_backbone(f"hf:{tmp_path}", preset=preset, device="cpu")
+    assert backbone.extract(photos(2)).layout["block0.map"] == (WIDTH, 6, 6)
+    assert backbone.identity.taps == ("blocks.1",)
+    with pytest.raises(InputError, match=r"no tap 'blocks.9'; near it are blocks\."):
+        load_backbone(f"hf:{tmp_path}", preset=replace(preset, taps=("blocks.9",)))
+    odd = replace(preset, preprocessing=Preprocessing(size=50))
+    with pytest.raises(InputError, match="multiple of the patch size 8, got 50"):
+        load_backbone(f"hf:{tmp_path}", preset=odd)
+
+
+@pytest.mark.parametrize(
+    ("change", "size", "mean"),
+    [
+        ({}, SIZE, MEAN),
+        ({"crop_size": SIZE}, SIZE, MEAN),
+        ({"do_center_crop": False, "size": {"height": 40, "width": 40}}, 40, MEAN),
+        ({"do_center_crop": False, "size": 48}, 48, MEAN),
+        ({"do_normalize": False}, SIZE, [0.0] * 3),
+        ({"do_center_crop": False, "size": {"height": 40, "width": 48}}, None, MEAN),
+        ({"crop_size": None}, None, MEAN),
+        ({"image_mean": None}, None, MEAN),
+        ({"image_std": [1.0, 1.0]}, None, MEAN),
+        ({"rescale_factor": 1 / 127.5}, None, MEAN),
+    ],
+)
+@pytest.mark.parametrize("inside_processor", [False, True])
+def test_preprocessing_of_the_folder(
+    change: dict[str, Any],
+    size: int | None,
+    mean: list[float],
+    inside_processor: bool,
+    tmp_path: Path,
+) -> None:
+    save(dinov2, tmp_path)
+    document = PROCESSOR | change
+    (tmp_path / "preprocessor_config.json").unlink()
+    if inside_processor:
+        file, document = "processor_config.json", {"image_processor": document}
+    else:
+        file = "preprocessor_config.json"
+    (tmp_path / file).write_text(json.dumps(document))
+    if size is None:
+        with pytest.raises(InputError, match=r"how images are prepared .*: give a preset"):
+            load_backbone(f"hf:{tmp_path}")
+    else:
+        found = load_backbone(f"hf:{tmp_path}").preset.preprocessing
+        assert (found.size, list(found.mean)) == (size, mean)
+
+
+def test_without_preprocessing_a_preset_is_needed(tmp_path: Path) -> None:
+    save(dinov2, tmp_path)
+    (tmp_path / "preprocessor_config.json").unlink()
+    with pytest.raises(InputError, match="give a preset"):
+        load_backbone(f"hf:{tmp_path}")
+
+
+def test_models_of_the_hub_are_folders_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    save(clip, tmp_path)
+    asked = []
+
+    def download(name: str, *, allow_patterns: list[str]) -> str:
+        asked.append(name)
+        assert not any(pattern.endswith((".bin", ".py", "*")) for pattern in allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    backbone = load_backbone("hf:someone/tiny-clip", device="cpu")
+    assert asked == ["someone/tiny-clip"]
+    assert backbone.identity.name == "hf:someone/tiny-clip"
+
+
+@pytest.mark.slow
+def test_clip_of_the_papers_shape_has_the_papers_preset(tmp_path: Path) -> None:
+    config = SMALL | {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "intermediate_size": 8,
+        "patch_size": 14,
+        "image_size": 224,
+    }
+    torch.manual_seed(0)
+    model = transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**config))
+    model.half().save_pretrained(tmp_path)
+    document = PROCESSOR | {"crop_size": 224}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(document))
+    preset = load_backbone(f"hf:{tmp_path}", device="cpu").preset
+    assert preset.blocks == PAPER["clip_vitl14"].preset.blocks
+    assert preset.taps == ("blocks.22", "blocks.23")
+    assert preset.threshold == 20
+    assert list(preset.preprocessing.mean) == MEAN
+
+
+def test_a_classifier_learns_and_is_loaded_again(
+    shots: Path, queries: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import mivhead
+
+    save(dinov2, tmp_path / "tower")
+    capfd.readouterr()
+    classifier = FewShotClassifier(f"hf:{tmp_path / 'tower'}", threshold=2, device="cpu")
+    classifier.fit_folder(shots).save(tmp_path / "model.miv")
+    paths = sorted(queries.glob("*/*.png"))
+    again = mivhead.load(tmp_path / "model.miv", device="cpu")
+    np.testing.assert_allclose(
+        again.predict_proba(paths), classifier.predict_proba(paths), atol=1e-5
+    )
+    assert np.mean(again.predict(paths) == [path.parent.name for path in paths]) > 0.9
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,79 @@
+"""Tiny vision towers of transformers with random weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="the extra transformers is absent")
+
+SIZE, PATCH, WIDTH, DEPTH = 32, 8, 32, 3
+SMALL = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": DEPTH,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "image_size": SIZE,
+    "patch_size": PATCH,
+}
+MEAN, STD = [0.48, 0.46, 0.41], [0.27, 0.26, 0.28]
+PROCESSOR = {
+    "do_center_crop": True,
+    "crop_size": {"height": SIZE, "width": SIZE},
+    "size": {"shortest_edge": SIZE + 4},
+    "image_mean": MEAN,
+    "image_std": STD,
+    "rescale_factor": 1 / 255,
+}
+TEXT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 50}
+
+
+def clip() -> Any:
+    return transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**SMALL))
+
+
+def whole_clip() -> Any:
+    config = transformers.CLIPConfig(text_config=TEXT, vision_config=SMALL)
+    return transformers.CLIPModel(config)
+
+
+def siglip() -> Any:
+    return transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**SMALL))
+
+
+def whole_siglip() -> Any:
+    config = transformers.SiglipConfig(text_config=TEXT, vision_config=SMALL)
+    return transformers.SiglipModel(config)
+
+
+def vit() -> Any:
+    return transformers.ViTModel(transformers.ViTConfig(**SMALL))
+
+
+def vit_classifier() -> Any:
+    return transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL))
+
+
+def dinov2() -> Any:
+    return transformers.Dinov2Model(transformers.Dinov2Config(**SMALL))
+
+
+def registers() -> Any:
+    config = transformers.Dinov2WithRegistersConfig(**SMALL, num_register_tokens=4)
+    return transformers.Dinov2WithRegistersModel(config)
+
+
+def save(make: Callable[[], Any], folder: Path, **settings: Any) -> Any:
+    """Write a model with weights far from their initial ones, and its preprocessing."""
+    torch.manual_seed(0)
+    model = make().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder, **settings)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    return model
