@@ -30,6 +30,11 @@ class LogisticProbe(PooledClassifier):
         Not used: nothing is random.
     device
         Where to predict; None: where the features are. Training runs on the CPU.
+
+    Attributes
+    ----------
+    n_iter_
+        Steps that training took.
     """
 
     TENSORS: ClassVar = {"coefficients": "class channel", "intercepts": "class"}
@@ -60,8 +65,9 @@ class LogisticProbe(PooledClassifier):
 
         model = LogisticRegression(C=self.C, max_iter=self.max_iter)
         model.fit(self._prepare(shots.x).numpy(force=True), shots.labels.numpy(force=True))
+        self.n_iter_ = int(model.n_iter_.max())
         device = shots.x.device
-        coefficients = torch.as_tensor(model.coef_, device=device)
+        coefficients = torch.as_tensor(model.coef_, device=device).contiguous()
         intercepts = torch.as_tensor(model.intercept_, device=device)
         if shots.classes == 2:  # there is one row, of log-odds: split it between the classes
             signs = torch.tensor([-0.5, 0.5], dtype=coefficients.dtype, device=device)

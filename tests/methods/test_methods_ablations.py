@@ -1,0 +1,146 @@
+"""The MIV-head's ablations: which setting each name stands for, and that it is really used."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from few_shots import clusters, maps
+
+from mivhead import BlockPreset, MIVClassifier, Preset, Recipe
+from mivhead.errors import InputError
+from mivhead.head.config import BlockConfig
+from mivhead.methods import METHODS, make_method
+from mivhead.methods.ablation import MIVAblation
+
+PRESET = [BlockPreset(pool_sizes=(3, 2)), BlockPreset(pool_sizes=(1,))]
+
+
+def fitted(name: str, **params: Any) -> MIVAblation:
+    _, y = clusters([3, 2], 4)
+    token = params.pop("token", False)
+    params = {"preset": PRESET, "recipe": Recipe(steps=3), "random_state": 0, **params}
+    classifier = make_method(name, **params).fit(maps(y, token=token), y)
+    assert isinstance(classifier, MIVAblation)
+    return classifier
+
+
+def blocks(classifier: MIVAblation) -> list[BlockConfig]:
+    return [layer.config for layer in classifier.classifier_.head_.layers]
+
+
+def test_nothing_changed_is_the_head_itself() -> None:
+    _, y = clusters([3, 2], 4)
+    X, Q = maps(y), maps(y, 1)
+    head = MIVClassifier(Recipe(steps=3), PRESET, random_state=0).fit(X, y)
+    assert torch.equal(fitted("miv-ablation").logits(Q), head.logits(Q))
+
+
+RECIPES = {
+    "miv-mean": {"prototype": "mean"},
+    "miv-no-attention": {"cross_attention": False},
+    "miv-eta0": {"eta": 0.0},
+    "miv-no-skip": {"skip": False},
+    "miv-no-excitation": {"co_excitation": False},
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_changes_of_the_recipe(name: str) -> None:
+    _, y = clusters([3, 2], 4)
+    X, Q = maps(y), maps(y, 1)
+    recipe = Recipe(steps=3, **RECIPES[name])  # type: ignore[arg-type]  # a table of one field each
+    head = MIVClassifier(recipe, PRESET, random_state=0).fit(X, y)
+    assert torch.equal(fitted(name).logits(Q), head.logits(Q))
+    assert not torch.equal(fitted(name).logits(Q), fitted("miv-ablation").logits(Q))
+
+
+def test_eta0_and_no_attention_are_different_variants() -> None:
+    parameters = [
+        {k for k, _ in fitted(name).classifier_.head_.named_parameters()}
+        for name in ("miv-eta0", "miv-no-attention")
+    ]
+    assert "blocks.0.cap.key.weight" in parameters[0] - parameters[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("miv-d1", [((4, 4),), ((2, 2),)]),
+        ("miv-d2", [((4, 4), (2, 2)), ((2, 2), (1, 1))]),
+        ("miv-d4", [((4, 4), (3, 3), (2, 2)), ((2, 2), (1, 1))]),
+        ("miv-gap", [((4, 4),), ((2, 2),)]),
+    ],
+)
+def test_candidates_of_maps(name: str, sizes: list[Any]) -> None:
+    classifier = fitted(name)
+    assert [block.candidate_sizes for block in blocks(classifier)] == sizes
+    tau = 0.0 if name == "miv-gap" else 500.0
+    assert [block.tau for block in blocks(classifier)] == [tau, tau]
+
+
+def test_candidates_with_a_token_begin_with_it() -> None:
+    assert [b.candidate_sizes for b in blocks(fitted("miv-d1", token=True))] == [(), ()]
+    assert [b.candidate_sizes for b in blocks(fitted("miv-d2", token=True))] == [
+        ((4, 4),),
+        ((2, 2),),
+    ]
+
+
+def test_sizes_are_spread_over_the_range() -> None:
+    preset = [BlockPreset(pool_sizes=(13, 11, 9, 8))]
+    X = np.random.default_rng(0).random((4, 3, 14, 14), np.float32)
+    recipe = Recipe(steps=0)
+    kept = {}
+    for d in range(1, 7):
+        classifier = MIVAblation(recipe, preset, candidates=d).fit(X, [0, 0, 1, 1])
+        kept[d] = [size for size, _ in blocks(classifier)[0].candidate_sizes]
+    assert kept == {
+        1: [14],
+        2: [14, 8],
+        3: [14, 13, 8],
+        4: [14, 13, 11, 8],
+        5: [14, 13, 11, 9, 8],
+        6: [14, 13, 11, 9, 8],
+    }
+
+
+def test_last_blocks_equal_the_head_on_those_features() -> None:
+    _, y = clusters([3, 2], 4)
+    X, Q = maps(y), maps(y, 1)
+    head = MIVClassifier(Recipe(steps=3), PRESET[1:], random_state=0)
+    expected = head.fit([X.blocks[1]], y).logits([Q.blocks[1]])
+    assert torch.equal(fitted("miv-blocks1").logits(Q), expected)
+    preset = Preset(taps=("a", "b"), blocks=tuple(PRESET))
+    assert torch.equal(fitted("miv-blocks1", preset=preset).logits(Q), expected)
+
+
+def test_too_few_blocks_are_refused() -> None:
+    with pytest.raises(InputError, match="last_blocks is 2, but the features have only 1 blocks"):
+        make_method("miv-blocks2").fit(np.ones((2, 4), np.float32), [0, 1])
+
+
+def test_preset_of_another_backbone_is_refused() -> None:
+    with pytest.raises(InputError, match="describes 1 blocks, the features have 2"):
+        fitted("miv-blocks1", preset=PRESET[:1])
+
+
+def test_no_views_ignores_them() -> None:
+    _, y = clusters([3, 2], 4)
+    X, V, Q = maps(y), maps(y, 1), maps(y, 2)
+    recipe = Recipe(steps=3)
+    given = {"views": V, "view_of": np.arange(5)}
+    alone = make_method("miv", recipe=recipe, random_state=0).fit(X, y).logits(Q)
+    without = make_method("miv-no-views", recipe=recipe, random_state=0).fit(X, y, **given)
+    assert torch.equal(without.logits(Q), alone)
+    assert not METHODS["miv-no-views"].uses_views
+
+
+@pytest.mark.parametrize("token", [False, True])
+def test_averages_everywhere_on_the_last_block_are_ncc(token: bool) -> None:
+    """The paper's NCC column equals its row of ablations without any component."""
+    _, y = clusters([3, 1, 2], 4)
+    X, Q = maps(y, token=token), maps(y, 1, token=token)
+    ablation = make_method("miv-gap-mean-blocks1").fit(X, y)
+    ncc = make_method("ncc").fit(X, y)
+    np.testing.assert_allclose(ablation.logits(Q), ncc.logits(Q), rtol=1e-5)

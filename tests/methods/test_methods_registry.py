@@ -1,0 +1,121 @@
+"""Names, needs, hyperparameters, and what happens to wrong ones."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from few_shots import RIVALS, clusters, maps, quick
+from numpy.typing import NDArray
+from sklearn.base import clone
+
+from mivhead import BlockPreset, Recipe
+from mivhead.errors import InputError
+from mivhead.estimator import FeatureClassifier
+from mivhead.methods import METHODS, list_methods, make_method, method_name
+
+CONTRACT = {"miv", *RIVALS}
+
+
+def test_names_of_the_contract_are_there() -> None:
+    assert set(METHODS) >= CONTRACT
+    assert [method.name for method in list_methods()] == list(METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_entry_makes_a_cloneable_classifier_of_its_name(name: str) -> None:
+    method = METHODS[name]
+    assert method.needs == "features"
+    assert method.summary
+    assert method.paper
+    classifier = make_method(name, random_state=3, device="cpu")
+    assert isinstance(classifier, FeatureClassifier)
+    assert method_name(clone(classifier)) == name
+    assert {"random_state", "device"} <= set(method.hyperparameters())
+    assert classifier.get_params()["random_state"] == 3
+
+
+def test_listing_imports_neither_torch_nor_sklearn() -> None:
+    code = (
+        "import sys; from mivhead.methods import list_methods; list_methods(); "
+        "print([m for m in ('torch', 'sklearn', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"got 'baselin\+\+'. Did you mean 'baseline\+\+'"):
+        make_method("baselin++")
+
+
+def test_unknown_parameter_suggests_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"parameter of knn must be .*'neighbors'\. Did you "):
+        make_method("knn", neighbors=3)
+
+
+def test_recipe_is_for_the_head_only() -> None:
+    with pytest.raises(InputError, match="ncc has no recipe"):
+        make_method("ncc", recipe="paper")
+    assert make_method("miv", recipe=Recipe(steps=3)).get_params()["recipe"].steps == 3
+
+
+def test_preset_reaches_the_head_and_rivals_leave_it_aside() -> None:
+    preset = [BlockPreset(tau=7.0)]
+    assert make_method("miv-d1", preset=preset).get_params()["preset"] is preset
+    assert "preset" not in make_method("ncc", preset=preset).get_params()
+
+
+def test_a_method_that_tunes_the_backbone_is_refused_for_features(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tuning = replace(METHODS["ncc"], name="tuning", needs="images")
+    monkeypatch.setitem(METHODS, "tuning", tuning)  # type: ignore[arg-type]  # a dict at run time
+    with pytest.raises(InputError, match="tuning tunes the backbone: it needs images and a torch"):
+        make_method("tuning")
+
+
+def test_foreign_classifier_has_no_name() -> None:
+    class Mine(type(make_method("ncc"))):  # type: ignore[misc]  # a class made at run time
+        pass
+
+    with pytest.raises(InputError, match="Mine is not a registered method"):
+        method_name(Mine())
+
+
+def test_own_mixture_is_named_as_such() -> None:
+    assert method_name(make_method("miv-ablation", eta=0.3)) == "miv-ablation"
+    assert method_name(make_method("miv-gap", last_blocks=1)) == "miv-gap-blocks1"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_views_matter_exactly_where_the_registry_says(name: str) -> None:
+    _, y = clusters([3, 2], 4)
+    X, views, queries = (maps(y, seed, spread=20.0) for seed in (1, 2, 3))
+    method = METHODS[name]
+
+    def logits(**given: Any) -> NDArray[Any]:
+        classifier = make_method(name, random_state=0, **quick(name))
+        return classifier.fit(X, y, **given).logits(queries).numpy()
+
+    with_views = logits(views=views, view_of=np.arange(len(y)))
+    # The variant without anything to train has no use for views, though it is given them.
+    trains = name not in ("miv-gap-mean", "miv-gap-mean-blocks1")
+    same = np.array_equal(with_views, logits())
+    assert same == (not method.uses_views or not trains)
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_rivals_can_be_given_views_as_more_images(name: str) -> None:
+    X, y = clusters([3, 2], 6)
+    V, _ = clusters([3, 2], 6, seed=1)
+    Q, _ = clusters([3, 2], 6, seed=2)
+    with_views = make_method(name, use_views=True, random_state=0, **quick(name)).fit(
+        X, y, views=V, view_of=np.arange(5)
+    )
+    more = make_method(name, random_state=0, **quick(name)).fit(
+        np.concatenate([X, V]), np.concatenate([y, y])
+    )
+    np.testing.assert_allclose(with_views.logits(Q), more.logits(Q), rtol=1e-4, atol=1e-5)

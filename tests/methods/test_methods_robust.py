@@ -1,0 +1,109 @@
+"""Hard support sets, and what must not matter."""
+
+import numpy as np
+import pytest
+import torch
+from few_shots import RIVALS, clusters, quick
+
+from mivhead import Features
+from mivhead.errors import InputError
+from mivhead.methods import METHODS, make_method
+
+DETERMINISTIC = [name for name in RIVALS if not name.startswith("baseline")]
+
+
+@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("classes", [2, 12])
+def test_one_shot_per_class_and_more_classes_than_channels(name: str, classes: int) -> None:
+    X, y = clusters([1] * classes, 5, spread=0.1)
+    classifier = make_method(name, random_state=0).fit(X, y)
+    assert torch.isfinite(classifier.logits(X)).all()
+    if name != "ridge" or classes == 2:  # lines cannot separate 12 classes in 5 channels
+        assert classifier.score(X, y) == 1.0
+
+
+@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_identical_images_give_equal_probabilities(name: str, value: float) -> None:
+    X, y = np.full((4, 3), value, np.float32), np.array([0, 0, 1, 1])
+    probabilities = make_method(name, random_state=0).fit(X, y).predict_proba(X)
+    tolerance = 0.05 if name.startswith("baseline") else 1e-6
+    np.testing.assert_allclose(probabilities, 0.5, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_order_of_images_does_not_matter(name: str) -> None:
+    (X, y), (Q, _) = clusters([4, 1, 3], 6), clusters([4, 1, 3], 6, seed=1)
+    order = np.random.default_rng(0).permutation(len(y))
+    first = make_method(name, random_state=0, **quick(name)).fit(X, y).logits(Q)
+    second = make_method(name, random_state=0, **quick(name)).fit(X[order], y[order]).logits(Q)
+    np.testing.assert_allclose(first, second, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_names_of_classes_do_not_matter(name: str) -> None:
+    (X, y), (Q, _) = clusters([4, 1, 3], 6), clusters([4, 1, 3], 6, seed=1)
+    renamed = np.array([2, 0, 1])
+    first = make_method(name, **quick(name)).fit(X, y).logits(Q)
+    second = make_method(name, **quick(name)).fit(X, renamed[y]).logits(Q)
+    np.testing.assert_allclose(first, second[:, renamed], rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["baseline", "baseline++"])
+def test_seed_decides_alone(name: str) -> None:
+    X, y = clusters([4, 1, 3], 6)
+
+    def logits(seed: int) -> torch.Tensor:
+        return make_method(name, random_state=seed, steps=3).fit(X, y).logits(X)
+
+    before = torch.get_rng_state()
+    assert torch.equal(logits(0), logits(0))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(logits(0), logits(1))
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_many_queries_in_chunks_equal_one_by_one(name: str) -> None:
+    (X, y), (Q, _) = clusters([4, 1, 3], 6), clusters([100, 100, 100], 6, seed=1)
+    classifier = make_method(name, random_state=0, **quick(name)).fit(X, y)
+    single = torch.cat([classifier.logits(Q[i : i + 1]) for i in range(250, 260)])
+    np.testing.assert_allclose(classifier.logits(Q)[250:260], single, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_half_precision_features_work(name: str) -> None:
+    X, y = clusters([3, 3], 6, spread=0.3)
+    classifier = make_method(name, random_state=0).fit(Features(X.astype(np.float16)), y)
+    assert classifier.score(Features(X.astype(np.float16)), y) == 1.0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_one_class_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="at least 2 classes"):
+        make_method(name).fit(np.ones((3, 4), np.float32), [1, 1, 1])
+
+
+WRONG = [
+    ("ncc", "temperature", 0.0),
+    ("ridge", "alpha", -1.0),
+    ("ridge", "temperature", float("inf")),
+    ("knn", "neighbours", 0),
+    ("knn", "neighbours", 2.5),
+    ("tip-adapter", "beta", "high"),
+    ("logistic", "C", 0),
+    ("logistic", "max_iter", 0),
+    ("svm", "C", True),
+    ("baseline", "steps", -1),
+    ("baseline++", "scale", -2.0),
+    ("fit-lda", "learning_rate", 0.0),
+    ("fit-qda", "steps", 1.5),
+    ("miv-d1", "candidates", 0),
+    ("miv-blocks1", "last_blocks", -1),
+]
+
+
+@pytest.mark.parametrize(("name", "parameter", "value"), WRONG)
+def test_wrong_hyperparameters_are_named(name: str, parameter: str, value: object) -> None:
+    X, y = clusters([2, 2], 4)
+    with pytest.raises(InputError, match=f"^{parameter} must be .*got"):
+        make_method(name, **{parameter: value}).fit(X, y)

@@ -1,0 +1,34 @@
+"""Real images that come with scikit-learn: training lowers the loss, and the methods work."""
+
+import time
+
+import numpy as np
+import pytest
+from few_shots import RIVALS
+from sklearn.datasets import load_digits
+
+from mivhead.methods import make_method
+
+PIXELS, DIGITS = load_digits(return_X_y=True)
+PIXELS = PIXELS / 16
+SUPPORT, QUERIES = slice(0, 100), slice(100, 700)
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_digits_are_learnt_and_training_lowers_the_loss(name: str) -> None:
+    classifier = make_method(name, random_state=0).fit(PIXELS[SUPPORT], DIGITS[SUPPORT])
+    assert classifier.score(PIXELS[QUERIES], DIGITS[QUERIES]) > 0.64  # chance is 0.1
+    if name in ("baseline", "baseline++", "fit-lda", "fit-qda"):
+        assert len(classifier.losses_) == 400
+        assert classifier.losses_[-1] < 0.5 * classifier.losses_[0]
+
+
+@pytest.mark.slow
+def test_qda_of_fifty_classes_takes_seconds() -> None:
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(50), 10)
+    X = (0.3 * rng.normal(size=(50, 1280))[y] + rng.normal(size=(500, 1280))).astype(np.float32)
+    start = time.process_time()
+    classifier = make_method("fit-qda").fit(X, y)
+    assert time.process_time() - start < 20
+    assert classifier.score(X, y) == 1.0
