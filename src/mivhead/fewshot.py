@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.base import Backbone, Identity
+from mivhead.backbones.named import named_by_file
 from mivhead.cache import FeatureCache, open_cache
 from mivhead.data.augment import Augmentation, plan_views
 from mivhead.data.folders import open_labelled, open_unlabelled
@@ -227,11 +228,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         cls,
         classifier: FeatureClassifier,
         identity: Identity,
-        backbone: Backbone | None,
+        backbone: str | Backbone | None,
         device: str | None,
     ) -> Self:
         """Make a fitted classifier from the parts of a model file."""
-        new = cls(backbone if backbone is not None else identity.name, device=device)
+        new = cls(named_by_file(identity) if backbone is None else backbone, device=device)
         new.classifier_, new.classes_, new.identity_ = classifier, classifier.classes_, identity
         return new
 

@@ -96,7 +96,7 @@ def save(classifier: FewShotClassifier | FeatureClassifier, path: str | Path) ->
 
 
 def load(
-    path: str | Path, *, backbone: Backbone | None = None, device: str | None = None
+    path: str | Path, *, backbone: str | Backbone | None = None, device: str | None = None
 ) -> FewShotClassifier | FeatureClassifier:
     """Read a model file.
 
@@ -106,7 +106,8 @@ def load(
         The file.
     backbone
         For a model that was trained on a backbone of your own: that backbone. One that mivhead
-        knows by name is loaded when the first image comes.
+        knows by name is loaded when the first image comes. A service's address is never taken
+        from the file: give it here.
     device
         Where to predict.
 

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
 import pytest
 from conformance import photos
 
+import mivhead
+from mivhead import Features, FewShotClassifier
 from mivhead.backbones import load_backbone
 from mivhead.backbones.http import connect
 from mivhead.errors import InputError, NotAvailableError
-from services import FaultyServer, Reply, ToyBackbone, as_json, relay, running, says, toy_server
+from services import (
+    FaultyServer,
+    Reply,
+    Request,
+    ToyBackbone,
+    as_json,
+    relay,
+    running,
+    says,
+    toy_server,
+)
 
 KEY = "s3cr3t-k3y"
 
@@ -88,3 +105,24 @@ def test_bad_specs(spec: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as refused:
         load_backbone(spec)
     assert KEY not in str(refused.value)
+
+
+def test_a_model_file_cannot_have_images_sent_anywhere(shots: Path, tmp_path: Path) -> None:
+    def reply(request: Request) -> Reply:
+        texts = json.loads(request.body)["input"]
+        return as_json({"embeddings": [[1.0, len(text) / 1e5, 2.0] for text in texts]})
+
+    server = FaultyServer(reply)
+    with running(server) as url:
+        spec = f"{url}#model=toy"
+        classifier = FewShotClassifier(spec, threshold=0, cache=False).fit_folder(shots)
+        classifier.save(tmp_path / "model.miv")
+        asked = len(server.requests)
+        model = pickle.loads(pickle.dumps(mivhead.load(tmp_path / "model.miv")))
+        with pytest.raises(NotAvailableError, match=r"cannot have your 1 images sent there.*give"):
+            model.predict([photos(1)[0]])
+        assert len(server.requests) == asked
+        assert model.classifier_.predict_proba(Features(np.ones((1, 3)))).shape == (1, 3)
+        wanted = mivhead.load(tmp_path / "model.miv", backbone=spec)
+        assert len(wanted.predict([photos(1)[0]])) == 1
+        assert len(server.requests) == asked + 1

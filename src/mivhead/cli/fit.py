@@ -122,9 +122,13 @@ def _train(
     classifier: FewShotClassifier, shots: FeatureTable, args: argparse.Namespace
 ) -> tuple[FewShotClassifier | FeatureClassifier, FeatureClassifier]:
     """Train; return what is saved, and the part of it that works on features."""
+    from mivhead.backbones.base import Identity
+    from mivhead.backbones.named import named_by_file
+
     if shots.backbone is not None:
         if args.backbone is None:
-            classifier.set_params(backbone=shots.backbone["name"])
+            identity = Identity.from_json(shots.backbone)
+            classifier.set_params(backbone=named_by_file(identity))
         classifier.fit_table(shots)
         return classifier, classifier.classifier_
     from mivhead.methods import make_method

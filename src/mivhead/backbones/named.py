@@ -1,0 +1,42 @@
+"""Backbones that a file names: loaded by that name, unless it is an address.
+
+A model file may come from anyone. If it could name an address to which images are then sent,
+loading it would not be safe: whoever wants that gives the address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from mivhead.backbones.base import Backbone, Identity
+from mivhead.backbones.images import ImageLike
+from mivhead.errors import NotAvailableError
+from mivhead.preset import BlockPreset, Preset
+
+
+def named_by_file(identity: Identity) -> str | Backbone:
+    """Return what to use for the backbone of a file: its name, or one that sends nothing.
+
+    >>> from mivhead.preset import Preprocessing
+    >>> named_by_file(Identity("resnet50", "0" * 64, Preprocessing(), ("layer4",)))
+    'resnet50'
+    """
+    return Unasked(identity) if "://" in identity.name else identity.name
+
+
+class Unasked:
+    """Stands for a service that nobody but a file has asked for."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        blocks = tuple(BlockPreset() for _ in identity.taps)  # the head has its own settings
+        self.preset = Preset(identity.taps, blocks, identity.preprocessing)
+
+    def extract(self, images: Sequence[ImageLike]) -> NoReturn:
+        """Refuse to send the images."""
+        raise NotAvailableError(
+            f"The file names the service {self.identity.name} as its backbone, but a file alone "
+            f"cannot have your {len(images)} images sent there: if you want that, give its address "
+            "yourself, with `mivhead.load(path, backbone=...)` or --backbone."
+        )
