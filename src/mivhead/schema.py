@@ -93,7 +93,7 @@ def check_tensors(
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return to_json(value)
-    return list(value) if isinstance(value, tuple) else value
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:

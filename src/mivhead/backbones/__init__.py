@@ -119,7 +119,7 @@ def _home(spec: str) -> str:
         if spec.startswith(scheme):
             return module
     if spec.endswith(".onnx"):
-        return "mivhead.backbones.onnx"
+        return "mivhead.backbones.onnx_model"
     if spec in _HOMES:
         return _HOMES[spec]
     nearest = difflib.get_close_matches(spec, _HOMES, n=1)

@@ -41,6 +41,10 @@ class LazyBackbone:
 
     def extract(self, images: Sequence[ImageLike]) -> Features:
         """Features of one batch of decoded images, on the CPU, in their order."""
+        return self.loaded().extract(images)
+
+    def loaded(self) -> Backbone:
+        """Load the backbone, the first time, and return it."""
         if self._loaded is None:
             self._loaded = self._load()
-        return self._loaded.extract(images)
+        return self._loaded

@@ -62,6 +62,7 @@ class ModuleBackbone:
         self.identity = Identity(name, weights, preset.preprocessing, preset.taps)
         self.preset = preset
         self.dtype = dtype
+        self.model = model
         self._device = device
         self._mirrored = mirrored
         freeze(model, device)
@@ -72,10 +73,11 @@ class ModuleBackbone:
         x = preprocess(images, self.preset.preprocessing)  # (n, 3, R, R)
         chunks = x.split(_CHUNK) if self._device.type == "cpu" else (x,)
         with torch.inference_mode():
-            blocks = [self._run(chunk.to(self._device)) for chunk in chunks]
+            blocks = [self.run(chunk.to(self._device)) for chunk in chunks]
         return join(blocks, self.dtype)
 
-    def _run(self, x: Tensor) -> list[Parts]:
+    def run(self, x: Tensor) -> list[Parts]:
+        """Give the parts of every tap for a normalised batch `(n, 3, R, R)`."""
         if not self._mirrored:
             return self._tapped(x)
         return [{"map": parts["map"].flip(2, 3)} for parts in self._tapped(x.flip(2, 3))]

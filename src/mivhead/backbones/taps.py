@@ -58,7 +58,8 @@ class Taps:
                 kind = type(output).__name__
                 raise InputError(f"The tap {name!r} gives a {kind}, not a tensor: tap another.")
             found[name] = output.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
-            if len(found) == len(self._names):
+            # An exported graph is cut behind its outputs anyway, and cannot be left by an exception.
+            if len(found) == len(self._names) and not torch.compiler.is_compiling():
                 raise _AllFound
 
         with self._lock, ExitStack() as hooks:
