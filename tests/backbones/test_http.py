@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -41,14 +40,10 @@ def url() -> Iterator[str]:
 
 
 def test_conformance_with_a_server_in_another_process() -> None:
-    command = [sys.executable, "-m", "mivhead.cli.main", "backbones", "serve"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        [*command, "efficientnet_lite0", "--port", "0"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
+    code = "import sys; from mivhead.cli.main import main; sys.exit(main())"
+    options = ["backbones", "serve", "efficientnet_lite0", "--port", "0", "--device", "cpu"]
+    command = [sys.executable, "-c", code, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             address = next(word for word in process.stdout.readline().split() if "://" in word)

@@ -103,6 +103,7 @@ def add_parser(subparsers: Any) -> None:
         "--picture", metavar="FILE", help="draw the confusion matrix (.png, .svg or .pdf)"
     )
     options.add_skip_bad(parser)
+    options.add_model_backbone(parser)
     options.add_device(parser)
     options.add_json(parser)
     parser.set_defaults(run=run)
@@ -116,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         check_format(args.picture)
         check_output(args.picture)
     options.prepare(args)
-    model = load_model(args.model, device=args.device)
+    model = load_model(args.model, device=args.device, backbone=args.backbone)
     result, skipped = _evaluate(model, args)
     report_skipped(skipped)
     if args.picture:

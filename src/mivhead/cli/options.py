@@ -64,6 +64,15 @@ def add_skip_bad(parser: Parser) -> None:
     )
 
 
+def add_model_backbone(parser: Parser) -> None:
+    """Add `--backbone` for a model that was trained with one already."""
+    parser.add_argument(
+        "--backbone",
+        metavar="NAME",
+        help="where the model's backbone is, if not under its name: a service's address",
+    )
+
+
 def add_extraction(parser: Parser) -> None:
     """Add what decides about the features of labelled images."""
     parser.add_argument(

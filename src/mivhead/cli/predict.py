@@ -58,6 +58,7 @@ def add_parser(subparsers: Any) -> None:
         "nothing is overwritten or moved",
     )
     options.add_skip_bad(parser)
+    options.add_model_backbone(parser)
     options.add_device(parser)
     parser.set_defaults(run=run)
 
@@ -65,7 +66,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     options.prepare(args)
-    model = load_model(args.model, device=args.device)
+    model = load_model(args.model, device=args.device, backbone=args.backbone)
     skipped: list[Skipped] = []
     if len(args.images) == 1 and is_features(args.images[0]):
         from mivhead.stores.table import FeatureTable
