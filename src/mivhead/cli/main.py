@@ -51,28 +51,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # names that the terminal cannot show must not fail
             stream.reconfigure(errors="backslashreplace")
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    if args.command is None:
-        parser.print_help()
-        return FAILED
+    arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        with warnings.catch_warnings():
-            if not args.debug:
-                _silence_libraries()
-            code: int = args.run(args)
-            sys.stdout.flush()
-        return code
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()  # here, where an error can be told
     except KeyboardInterrupt:
         return _fail("stopped", STOPPED)
     except BrokenPipeError:  # `miv ... | head`: whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return BROKEN_PIPE
     # Everything ends here, because a person gets one sentence; --debug shows the rest.
     except Exception as error:
-        if args.debug:
+        if "--debug" in arguments:
             traceback.print_exc()
+        if isinstance(error, OSError) and error.filename is None:  # of printing, as to a full disk
+            _drop_output()
         return _fail(f"error: {_describe(error)}", FAILED)
+
+
+def _run(arguments: list[str]) -> int:
+    parser = build_parser()
+    args = parser.parse_args(arguments)
+    if args.command is None:
+        parser.print_help()
+        return FAILED
+    with warnings.catch_warnings():
+        if not args.debug:
+            _silence_libraries()
+        code: int = args.run(args)
+        return code
+
+
+def _drop_output() -> None:
+    """Send what is left of the output nowhere, as it cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _silence_libraries() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mivhead.cli import options
+from mivhead.cli.demo.scale import FULL, QUICK
 from mivhead.cli.files import check_folder
 from mivhead.cli.text import seconds
 from mivhead.errors import InputError
@@ -19,16 +20,14 @@ miv demo --quick -o /tmp/demo
 miv demo --tasks 30 --seed 1
 """
 
+NOTE = "made-by-miv-demo.txt"  # marks a folder that the next demo may write into
+NOTE_TEXT = """`miv demo` made this folder and replaces what it made when it runs again.
 
-@dataclass(frozen=True)
-class Scale:
-    """How much the demo does."""
-
-    new: int  # images to predict per class
-    tasks: int
-
-
-FULL, QUICK = Scale(new=20, tasks=10), Scale(new=15, tasks=3)
+shots/      images to learn from, one folder per class
+new/        images to predict
+digits.miv  the model: try `miv info`, or `miv predict digits.miv new/`
+demo.png    images, predicted names, probabilities, attention, comparison
+"""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -57,8 +56,8 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     scale = QUICK if args.quick else FULL
-    tasks = args.tasks or scale.tasks
-    if tasks < 2:
+    scale = replace(scale, tasks=args.tasks or scale.tasks)
+    if scale.tasks < 2:
         raise InputError("--tasks must be at least 2, so that there is an interval.")
     folder = Path(args.output)
     _make_folder(folder)
@@ -66,12 +65,12 @@ def run(args: argparse.Namespace) -> int:
     options.prepare(args)
     from mivhead.cli.demo.steps import Demo
 
-    demo = Demo(folder, args.seed, args.device, args.quiet)
-    demo.write_images(scale.new)
+    demo = Demo(folder, scale, args.seed, args.device, args.quiet)
+    demo.write_images()
     demo.fit()
     demo.predict()
     demo.save_and_load()
-    demo.compare(tasks)
+    demo.compare()
     demo.draw()
     demo.say(
         f"\nDone in {seconds(time.perf_counter() - started)}. Next, with your own images in one "
@@ -81,9 +80,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make_folder(folder: Path) -> None:
+    """Make the folder, or take one of an earlier demo; never touch anything else."""
+    note = folder / NOTE
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; the demo needs a folder.")
+    if folder.exists() and any(folder.iterdir()) and not note.is_file():
+        raise InputError(
+            f"The folder {folder} holds something else than a demo; choose another with -o."
+        )
     if not folder.exists():
         check_folder(folder.absolute().parent)
         folder.mkdir()
     check_folder(folder)
+    note.write_text(NOTE_TEXT, encoding="utf-8")

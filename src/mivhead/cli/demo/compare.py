@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mivhead.progress import progress_bar
 
 if TYPE_CHECKING:
+    from mivhead.cli.demo.scale import Scale
     from mivhead.features import Features
     from mivhead.preset import Preset
 
@@ -57,10 +58,8 @@ def compare(
     features: Features,
     labels: NDArray[Any],
     preset: Preset,
+    scale: Scale,
     *,
-    tasks: int,
-    shots: int,
-    queries: int,
     seed: int,
     verbose: bool,
 ) -> Comparison:
@@ -72,7 +71,7 @@ def compare(
         The pool: each image has passed the backbone once.
     preset
         The backbone's settings for the MIV-head.
-    tasks, shots, queries
+    scale
         How many tasks, and images per class to learn from and to test on in each.
     seed
         Of the tasks and the initial weights.
@@ -81,14 +80,13 @@ def compare(
     """
     from mivhead.methods import make_method
 
-    settings: dict[str, dict[str, Any]] = {"miv": {"preset": preset}}
     found: dict[str, list[float]] = {name: [] for name in METHODS}
-    with progress_bar("tasks", tasks, show=verbose, unit="task") as advance:
-        for task in range(tasks):
+    with progress_bar("tasks", scale.tasks, show=verbose, unit="task") as advance:
+        for task in range(scale.tasks):
             generator = np.random.default_rng([seed, task])
-            support, query = _draw(labels, shots, queries, generator)
+            support, query = _draw(labels, scale, generator)
             for name, scores in found.items():
-                model = make_method(name, random_state=task, **settings.get(name, {}))
+                model = make_method(name, preset=preset, random_state=task)
                 model.fit(features[support], labels[support])
                 scores.append(model.score(features[query], labels[query]))
             advance(1)
@@ -96,12 +94,12 @@ def compare(
 
 
 def _draw(
-    labels: NDArray[Any], shots: int, queries: int, generator: np.random.Generator
+    labels: NDArray[Any], scale: Scale, generator: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows of a task's support and query images."""
     support, query = [], []
     for name in np.unique(labels):
         rows = generator.permutation(np.flatnonzero(labels == name))
-        support.append(rows[:shots])
-        query.append(rows[shots : shots + queries])
+        support.append(rows[: scale.shots])
+        query.append(rows[scale.shots : scale.shots + scale.queries])
     return np.concatenate(support), np.concatenate(query)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,9 @@ class DigitFolders:
     new: Path
 
 
-def write_digits(folder: Path, *, shots: int, new: int, seed: int) -> DigitFolders:
+def write_digits(
+    folder: Path, names: Sequence[str], shots: int, new: int, seed: int
+) -> DigitFolders:
     """Write so many digits per class, drawn at random; replaces what an earlier demo wrote."""
     import numpy as np
     from PIL import Image
@@ -30,7 +33,7 @@ def write_digits(folder: Path, *, shots: int, new: int, seed: int) -> DigitFolde
     ink = np.pad(ink, ((0, 0), (MARGIN, MARGIN), (MARGIN, MARGIN)), constant_values=255)
     generator = np.random.default_rng(seed)
     folders = DigitFolders(folder / "shots", folder / "new")
-    for label, name in enumerate(NAMES):
+    for label, name in enumerate(names):
         rows = generator.permutation(np.flatnonzero(labels == label))[: shots + new]
         for target, chosen in ((folders.shots, rows[:shots]), (folders.new, rows[shots:])):
             shutil.rmtree(target / name, ignore_errors=True)

@@ -9,7 +9,6 @@ import numpy as np
 
 from mivhead.classifier import MIVClassifier
 from mivhead.cli.demo.compare import METHODS
-from mivhead.cli.demo.digits import NAMES
 from mivhead.data.images import load_image
 from mivhead.explain import explain
 from mivhead.pictures.report import Bar, Card, draw_report
@@ -24,7 +23,7 @@ MISTAKES = 5  # shown at most
 def draw_demo(demo: Demo, path: Path) -> None:
     """Draw the first new image of every class, some mistakes, and the comparison."""
     labels = demo.new_labels
-    firsts = [int(np.flatnonzero(labels == name)[0]) for name in NAMES]
+    firsts = [int(np.flatnonzero(labels == name)[0]) for name in demo.names]
     wrong = [row for row, each in enumerate(demo.predictions) if each.label != labels[row]]
     mistakes = [row for row in wrong if row not in firsts][:MISTAKES]
     result = demo.comparison
@@ -36,7 +35,7 @@ def draw_demo(demo: Demo, path: Path) -> None:
         },
         [Bar(name, result.mean(key), result.half_width(key)) for key, name in METHODS.items()],
         path,
-        title=f"{len(NAMES)} classes learned from {len(demo.shots) // len(NAMES)} images each",
+        title=f"{len(demo.names)} classes learned from {demo.scale.shots} images each",
         subtitle=f"{total - len(wrong)} of {total} new images are named right. Orange: what the "
         "MIV-head looked at. Closest shot: the training image it paid most attention to.",
         chart_title=f"Accuracy over {result.tasks} random tasks on the same features "

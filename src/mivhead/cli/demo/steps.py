@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mivhead.cli.demo.compare import METHODS, Comparison, compare
 from mivhead.cli.demo.digits import NAMES, DigitFolders, write_digits
+from mivhead.cli.demo.scale import Scale
 from mivhead.cli.text import interval, percent, seconds, size, table
 from mivhead.data.augment import Augmentation
 from mivhead.data.folders import open_labelled, open_unlabelled
@@ -19,9 +20,6 @@ from mivhead.features import Features
 from mivhead.fewshot import FewShotClassifier, Prediction
 from mivhead.persistence import load
 from mivhead.stores.table import FeatureTable
-
-SHOTS = 5
-QUERIES = 10  # images per class to test on in a task of the comparison
 
 
 class Demo:
@@ -34,26 +32,31 @@ class Demo:
     predictions: list[Prediction]
     comparison: Comparison
 
-    def __init__(self, folder: Path, seed: int, device: str | None, quiet: bool) -> None:
-        self.folder, self.seed, self.device, self.quiet = folder, seed, device, quiet
+    def __init__(
+        self, folder: Path, scale: Scale, seed: int, device: str | None, quiet: bool
+    ) -> None:
+        self.folder, self.scale, self.seed = folder, scale, seed
+        self.device, self.quiet = device, quiet
+        self.names = NAMES[: scale.classes]
 
     def say(self, text: str) -> None:
         """Tell what happens, at once."""
         if not self.quiet:
             print(text, flush=True)
 
-    def write_images(self, new: int) -> None:
+    def write_images(self) -> None:
         """Write folders of images to learn from and to predict."""
+        shots, new = self.scale.shots, self.scale.new
         self.say(
             "1. Images: handwritten digits of scikit-learn (8 x 8 scans, enlarged),\n"
-            f"   {SHOTS} per class to learn from and {new} per class to predict."
+            f"   {shots} per class to learn from and {new} per class to predict."
         )
-        self.folders = write_digits(self.folder, shots=SHOTS, new=new, seed=self.seed)
+        self.folders = write_digits(self.folder, self.names, shots, new, self.seed)
         self.say(f"   Wrote {self.folders.shots}/ and {self.folders.new}/.")
 
     def fit(self) -> None:
         """Learn from the few images, as `miv fit` does."""
-        self.say(f"\n2. Fit: learn {len(NAMES)} classes from {SHOTS} images each.")
+        self.say(f"\n2. Fit: learn {len(self.names)} classes from {self.scale.shots} images each.")
         started = time.perf_counter()
         self.classifier = FewShotClassifier(
             augmentation=Augmentation(flip=0.0),  # a mirrored digit is another thing
@@ -91,7 +94,7 @@ class Demo:
         path = self.folder / "digits.miv"
         self.classifier.save(path)
         loaded = load(path, device=self.device)
-        image = self.folder / "new" / NAMES[0] / "1.png"
+        image = self.folder / "new" / self.names[0] / "1.png"
         same = (
             isinstance(loaded, FewShotClassifier)
             and loaded.classify_table(self.new) == self.predictions
@@ -104,21 +107,20 @@ class Demo:
             "answers after loading."
         )
 
-    def compare(self, tasks: int) -> None:
+    def compare(self) -> None:
         """Compare with plain heads on the same features."""
+        scale = self.scale
         self.say(
-            f"\n5. Compare: {tasks} random tasks, each {len(NAMES)} classes with {SHOTS} shots and "
-            f"{QUERIES} test images; all methods\n   get the same features, without augmented "
-            "views."
+            f"\n5. Compare: {scale.tasks} random tasks of {len(self.names)} classes with "
+            f"{scale.shots} shots and {scale.queries} test images each;\n   all methods get the "
+            "same features, without augmented views."
         )
         started = time.perf_counter()
         self.comparison = result = compare(
             Features.concat([self.shots.features, self.new.features]),
             np.concatenate([np.asarray(self.shots.labels), self.new_labels]),
             self.classifier._load_backbone().preset,
-            tasks=tasks,
-            shots=SHOTS,
-            queries=QUERIES,
+            scale,
             seed=self.seed,
             verbose=not self.quiet,
         )

@@ -1,0 +1,110 @@
+"""`miv evaluate`, and the picture of a confusion matrix."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.metrics import confusion_matrix
+
+import mivhead
+from mivhead.cli.evaluate import Result, _describe, _matrix
+from mivhead.errors import InputError, NotAvailableError
+from mivhead.pictures.confusion import draw_confusion
+
+
+@pytest.fixture(scope="module")
+def truth(model, new):
+    """True and predicted classes, by the library."""
+    predictions = mivhead.load(model).classify(new)
+    return [p.id.split("/")[-2] for p in predictions], [p.label for p in predictions]
+
+
+def test_accuracy_classes_and_confusions(miv, model, new, truth):
+    true, predicted = truth
+    right = sum(t == p for t, p in zip(true, predicted, strict=True))
+    answer = miv("evaluate", model, new)
+    assert f"{right} of 6 images right (95 % interval " in answer.out
+    assert re.search(r"^stripes +2 +\d +\d+ % ", answer.out, re.M)
+
+
+def test_json_agrees_with_scikit_learn(miv, model, new, truth):
+    document = json.loads(miv("evaluate", model, new, "--json").out)
+    names = ["checks", "rings", "stripes"]
+    matrix = confusion_matrix(*truth, labels=names)
+    assert document["right"] == np.trace(matrix)
+    assert document["accuracy"] == np.trace(matrix) / 6
+    for i, name in enumerate(names):
+        assert document["classes"][name]["right"] == matrix[i, i]
+    counted = sum(each["count"] for each in document["confusions"])
+    assert counted == 6 - np.trace(matrix)
+
+
+def test_one_class_and_features_will_do(miv, model, shots, features, new, tmp_path):
+    (tmp_path / "one").mkdir()
+    shutil.copytree(new / "rings", tmp_path / "one" / "rings")
+    assert json.loads(miv("evaluate", model, tmp_path / "one", "--json").out)["images"] == 2
+    document = json.loads(miv("evaluate", model, features, "--json").out)
+    assert document["images"] == 9
+    assert document["accuracy"] == 1.0  # the shots it was trained on
+
+
+def test_a_label_that_the_model_does_not_know(fails, model, copy, new, tmp_path):
+    shutil.copytree(new / "rings", copy / "spirals")
+    error = fails("evaluate", model, copy)
+    assert "'spirals'" in error
+    assert "checks, rings, stripes" in error
+
+
+def test_features_without_labels(miv, fails, model, new, tmp_path):
+    assert miv("extract", new, "-o", tmp_path / "f.safetensors", "--unlabelled").code == 0
+    assert "has no labels" in fails("evaluate", model, tmp_path / "f.safetensors")
+
+
+def test_the_picture(miv, fails, model, new, tmp_path):
+    picture = tmp_path / "confusion.png"
+    assert miv("evaluate", model, new, "--picture", picture).code == 0
+    with Image.open(picture) as image:
+        assert min(image.size) > 300
+    for name in ("confusion.gif", "confusion"):
+        assert "ends in .png" in fails("evaluate", model, new, "--picture", tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["confusion.png"]
+
+
+def test_pictures_of_strange_names_and_sizes(tmp_path):
+    names = ["a $ and $ b", "猫", "x" * 60, "$\\frac$"]
+    draw_confusion(np.eye(4, dtype=int), names, tmp_path / "names.svg")
+    many = [str(i) for i in range(90)]
+    draw_confusion(np.eye(90, dtype=int), many, tmp_path / "many.png")
+    draw_confusion(np.zeros((2, 2), int), ["a", "b"], tmp_path / "none.pdf")
+    assert {path.name for path in tmp_path.iterdir()} == {"names.svg", "many.png", "none.pdf"}
+
+
+def test_a_picture_that_cannot_be_written(tmp_path):
+    with pytest.raises(NotAvailableError, match=r"c\.png"):
+        draw_confusion(np.eye(2), ["a", "b"], tmp_path / "no" / "c.png")
+    with pytest.raises(InputError, match="ends in"):
+        draw_confusion(np.eye(2), ["a", "b"], tmp_path / "c.bmp")
+
+
+def test_the_matrix_as_text():
+    result = Result(["cat", "猫", "dog"], [[9, 0, 1], [0, 120, 0], [2, 0, 0]])
+    lines = _matrix(result).splitlines()
+    assert lines[1:] == [
+        "          a   b   c",
+        "cat  a    9   .   1",
+        "猫   b    . 120   .",
+        "dog  c    2   .   .",
+    ]
+    assert "Accuracy 97.7 %: 129 of 132 images right" in _describe(result)
+
+
+def test_many_classes_are_listed_by_confusion():
+    names = [f"class{i:02}" for i in range(20)]
+    matrix = (np.eye(20, dtype=int) * 5).tolist()
+    matrix[3][7], matrix[4][1] = 4, 2
+    text = _describe(Result(names, matrix))
+    assert re.search(r"images +true class +taken for\n +4 +class03 +class07\n +2 +class04", text)
+    assert "No confusions." in _describe(Result(["a", "b"], [[3, 0], [0, 0]]))

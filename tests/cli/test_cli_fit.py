@@ -1,0 +1,115 @@
+"""`miv fit`, from images and from features."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import mivhead
+from mivhead.stores.table import FeatureTable
+
+NCC = ("--method", "ncc")  # nothing is trained: for what does not depend on the head
+
+
+def test_fit_tells_what_it_learned_and_checks_the_shots(miv, shots, new, tmp_path):
+    output = tmp_path / "m.miv"
+    answer = miv("fit", shots, "-o", output, "--threshold", "3", "--folds", "2")
+    assert answer.code == 0
+    assert answer.err == ""
+    assert "Learned 3 classes from 9 images and 9 augmented views: features " in answer.out
+    assert re.search(r"^class +shots\nchecks +3\nrings +3\nstripes +3$", answer.out, re.M)
+    assert f"Saved {output} (" in answer.out
+    found = re.search(r"Leave-one-out estimate: (\d) of 9 shots right, (\d+) %", answer.out)
+    assert int(found[2]) == round(100 * int(found[1]) / 9)
+    assert "95 % interval" in answer.out
+    loaded = mivhead.load(output)
+    assert loaded.predict(sorted(new.glob("rings/*"))).tolist() == ["rings", "rings"]
+
+
+def test_a_mislabelled_shot_is_pointed_out(miv, copy, tmp_path):
+    (copy / "rings" / "0.png").rename(copy / "stripes" / "wrong.png")
+    answer = miv("fit", copy, "-o", tmp_path / "m.miv", "--no-augmentation", "--folds", "3")
+    listed = answer.out.partition("look mislabelled")[2]
+    assert re.search(r"^stripes/wrong.png +stripes +rings +>?\d+ %$", listed, re.M)
+
+
+def test_json_is_one_document(miv, shots, tmp_path):
+    answer = miv("fit", shots, "-o", tmp_path / "m.miv", *NCC, "--json")
+    document = json.loads(answer.out)
+    assert document["classes"] == {"checks": 3, "rings": 3, "stripes": 3}
+    assert document["images"] == 9
+    assert document["views"] == 0
+    check = document["check"]
+    assert check["tested"] == 9
+    assert check["accuracy"] == pytest.approx(check["right"] / 9)
+    assert check["interval"][0] < check["accuracy"] <= check["interval"][1] + 1e-9
+    assert len(check["suspects"]) == 9 - check["right"]
+    assert document["seconds"].keys() == {"features", "training"}
+
+
+def test_one_shot_per_class_gives_no_estimate(miv, copy, tmp_path):
+    for path in copy.glob("*/[12].png"):
+        path.unlink()
+    answer = miv("fit", copy, "-o", tmp_path / "m.miv", *NCC)
+    assert answer.code == 0
+    assert "No estimate of the accuracy" in answer.out
+    document = json.loads(miv("fit", copy, "-o", tmp_path / "m.miv", *NCC, "--json").out)
+    assert document["check"]["accuracy"] is None
+
+
+def test_quiet_fit_prints_nothing(miv, shots, tmp_path):
+    answer = miv("fit", shots, "-o", tmp_path / "m.miv", *NCC, "--quiet")
+    assert answer == (0, "", "")
+    assert (tmp_path / "m.miv").exists()
+
+
+def test_features_and_images_give_the_same_file_for_the_same_seed(miv, shots, features, tmp_path):
+    images, extracted, other = (tmp_path / name for name in ("images", "features", "other"))
+    assert miv("fit", shots, "-o", images, "--threshold", "3", "--no-check").code == 0
+    answer = miv("fit", features, "-o", extracted, "--no-check")
+    assert "9 images and 9 augmented views" in answer.out
+    assert miv("fit", features, "-o", other, "--no-check", "--seed", "1").code == 0
+    assert images.read_bytes() == extracted.read_bytes() != other.read_bytes()
+
+
+def test_features_of_unknown_origin_give_a_model_on_features(miv, fails, new, tmp_path):
+    X = np.eye(6, 16, dtype=np.float32)
+    table = FeatureTable(mivhead.Features(X), tuple("abcdef"), tuple("xxxyyy"))
+    table.save(tmp_path / "f.safetensors")
+    model = tmp_path / "m.miv"
+    assert miv("fit", tmp_path / "f.safetensors", "-o", model, "--folds", "2").code == 0
+    answer = miv("predict", model, tmp_path / "f.safetensors", "--csv")
+    assert [line.split(",")[1] for line in answer.out.split()] == ["label", *"xxxyyy"]
+    assert "give it a features file" in fails("predict", model, new)
+
+
+def test_other_methods(miv, features, new, tmp_path):
+    path = tmp_path / "m.miv"
+    assert miv("fit", features, "-o", path, "--method", "logistic", "--no-check").code == 0
+    assert "logistic" in miv("info", path).out
+    assert miv("evaluate", path, new).code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--method", "logistik"], "Did you mean 'logistic'?"),
+        (["--recipe", "grandma"], "recipe must be one of"),
+        (["--backbone", "efficientnet_lite9"], "'efficientnet_lite9'"),
+        (["--folds", "1"], "--folds must be at least 2"),
+    ],
+)
+def test_unknown_names(arguments, words, fails, shots, tmp_path):
+    assert words in fails("fit", shots, "-o", tmp_path / "m.miv", *arguments)
+
+
+def test_features_without_labels(miv, fails, shots, tmp_path):
+    path = tmp_path / "f.safetensors"
+    assert miv("extract", shots / "rings", "-o", path, "--unlabelled").code == 0
+    assert "has no labels to learn from" in fails("fit", path, "-o", tmp_path / "m.miv")
+
+
+def test_threshold_with_features(fails, features, tmp_path):
+    error = fails("fit", features, "-o", tmp_path / "m.miv", "--threshold", "3")
+    assert "has its views already" in error

@@ -1,0 +1,148 @@
+"""`miv predict`: tables, JSON, CSV, sorting into folders."""
+
+import csv
+import json
+import re
+import zipfile
+
+import numpy as np
+import pytest
+
+import mivhead
+from mivhead.cli import inputs
+from mivhead.cli.sorting import safe_name, sort_images
+from mivhead.data.folders import open_unlabelled
+
+
+@pytest.fixture(scope="module")
+def expected(model, new):
+    """What the library says: by file, classes with falling probability."""
+    return {p.id: p.probabilities for p in mivhead.load(model).classify(new)}
+
+
+def test_a_table_for_people(miv, model, new, expected):
+    lines = miv("predict", model, new).out.splitlines()
+    assert lines[0].split() == ["file", "class", "probability"]
+    assert len(lines) == 1 + 6
+    for line, (file, ranked) in zip(lines[1:], expected.items(), strict=True):
+        assert line.split()[-3] == next(iter(ranked))
+        assert file.endswith(line.split()[0][-20:])
+
+
+def test_runners_up(miv, model, new, expected):
+    lines = miv("predict", model, new / "rings" / "5.png", "--top", "2").out.splitlines()
+    first, second = list(expected[f"{new.as_posix()}/rings/5.png"])[:2]
+    assert lines[0].endswith("runners-up")
+    assert re.search(rf" {first} +>?\d+ %  {second} <?\d+ %$", lines[1])
+
+
+def test_json(miv, model, new, expected):
+    document = json.loads(miv("predict", model, new, "--json", "--top", "3").out)
+    assert document["skipped"] == []
+    assert [each["file"] for each in document["predictions"]] == list(expected)
+    for each in document["predictions"]:
+        ranked = {top["label"]: top["probability"] for top in each["top"]}
+        assert ranked == pytest.approx(expected[each["file"]])
+        assert list(ranked) == list(expected[each["file"]])
+        assert each["label"] == next(iter(ranked))
+
+
+def test_csv(miv, model, new, expected):
+    rows = list(csv.DictReader(miv("predict", model, new, "--csv", "--top", "9").out.splitlines()))
+    assert [row["file"] for row in rows] == list(expected)
+    for row in rows:
+        ranked = list(expected[row["file"]].items())
+        assert row["label_3"] == ranked[2][0]
+        assert float(row["probability_2"]) == pytest.approx(ranked[1][1], abs=1e-6)
+        assert "label_4" not in row
+
+
+def test_chunks_do_not_change_the_answer(miv, model, new, monkeypatch):
+    whole = miv("predict", model, new, "--json").out
+    monkeypatch.setattr(inputs, "CHUNK", 4)
+    parts = json.loads(miv("predict", model, new, "--json").out)["predictions"]
+    for one, other in zip(json.loads(whole)["predictions"], parts, strict=True):
+        assert one["label"] == other["label"]
+        assert one["probability"] == pytest.approx(other["probability"], abs=1e-5)
+
+
+def test_images_folders_zips_and_patterns_together(miv, model, new, tmp_path):
+    with zipfile.ZipFile(tmp_path / "new.zip", "w") as archive:
+        archive.write(new / "stripes" / "5.png", "deep/er/s.png")
+    places = [new / "rings", new / "checks" / "6.png", tmp_path / "new.zip", new / "s*" / "6.png"]
+    document = json.loads(miv("predict", model, *places, "--json").out)
+    ends = [each["file"].rpartition("/")[2] for each in document["predictions"]]
+    assert ends == ["5.png", "6.png", "6.png", "s.png", "6.png"]
+
+
+def test_a_features_file(miv, fails, model, new, expected, tmp_path):
+    path = tmp_path / "new.safetensors"
+    assert miv("extract", new, "-o", path, "--unlabelled").code == 0
+    document = json.loads(miv("predict", model, path, "--json").out)
+    assert [each["label"] for each in document["predictions"]] == [
+        next(iter(ranked)) for ranked in expected.values()
+    ]
+    assert "needs images" in fails("predict", model, path, "--sort-into", tmp_path / "out")
+
+
+def test_sort_into_copies_by_class_and_never_overwrites(miv, model, new, expected, tmp_path):
+    out = tmp_path / "sorted"
+    for _ in range(2):
+        answer = miv("predict", model, new, "--sort-into", out)
+        assert answer.code == 0
+        assert answer.err == f"Copied 6 images into {out}.\n"
+    for file, ranked in expected.items():
+        original = new.parent / file.removeprefix(f"{new.parent.as_posix()}/")
+        copies = [c.read_bytes() for c in (out / next(iter(ranked))).iterdir()]
+        assert copies.count(original.read_bytes()) == 2
+        assert original.exists()
+    assert len(list(out.rglob("*.png"))) == 12
+
+
+def test_sort_into_a_place_that_is_no_folder(fails, model, new, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    assert "is a file" in fails("predict", model, new, "--sort-into", tmp_path / "file")
+    assert "does not exist" in fails("predict", model, new, "--sort-into", tmp_path / "a" / "b")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_sorting_is_safe_for_any_class_name(new, tmp_path):
+    images = open_unlabelled([new / "rings", new / "checks"])
+    names = ["../../up", "a/b", "A_b", "CON"]
+    copies = sort_images(images, names, names, tmp_path / "out")
+    folders = {copy.parent.name for copy in copies}
+    assert folders == {"_._.._up", "a_b", "A_b (2)", "CON_"}
+    assert all(copy.parent.parent == tmp_path / "out" for copy in copies)
+
+
+def test_members_of_a_zip_are_written(new, tmp_path):
+    picture = (new / "rings" / "5.png").read_bytes()
+    with zipfile.ZipFile(tmp_path / "new.zip", "w") as archive:
+        archive.writestr("x/a:b?.png", picture)
+        archive.writestr("y/a:b?.png", picture)
+    images = open_unlabelled(tmp_path / "new.zip")
+    copies = sort_images(images, ["r", "r"], ["r"], tmp_path / "out")
+    assert [copy.name for copy in copies] == ["a_b_.png", "a_b_ (2).png"]
+    assert all(copy.read_bytes() == picture for copy in copies)
+
+
+def test_half_a_copy_is_removed(new, tmp_path, monkeypatch):
+    def full(source, target):
+        target.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    with pytest.raises(mivhead.errors.NotAvailableError, match="No space left"):
+        sort_images(open_unlabelled(new / "rings"), ["r", "r"], ["r"], tmp_path / "out")
+    assert list((tmp_path / "out" / "r").iterdir()) == []
+
+
+def test_safe_names_are_safe():
+    generator = np.random.default_rng(0)
+    alphabet = [*'ab.. /\\:*?"<>|\n\x00é猫', "con", "x" * 300]
+    for _ in range(500):
+        name = safe_name("".join(generator.choice(alphabet, size=generator.integers(0, 8))))
+        assert 0 < len(name.encode()) <= 255
+        assert not set(name) & set('/\\:*?"<>|\n\x00')
+        assert not name.startswith(".")
+        assert not name.endswith((".", " "))
