@@ -58,7 +58,7 @@ class Taps:
                 kind = type(output).__name__
                 raise InputError(f"The tap {name!r} gives a {kind}, not a tensor: tap another.")
             found[name] = output.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
-            # An exported graph is cut behind its outputs anyway, and cannot be left by an exception.
+            # An exported graph is cut behind its outputs anyway; an exception would break it.
             if len(found) == len(self._names) and not torch.compiler.is_compiling():
                 raise _AllFound
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from torch import nn
@@ -64,28 +67,65 @@ def _settings(name: str, size: int | None) -> dict[str, Any]:
 
 
 def _pretrained(spec: str, name: str, settings: dict[str, Any]) -> nn.Module:
-    """Build the model with the weights that timm finds in its cache or fetches from its hub."""
+    """Build the model with the weights that are in timm's cache or can be had from its hub."""
     import timm
-    from huggingface_hub.constants import HF_HUB_CACHE
 
     known = PAPER.get(spec)
-    looked = f"timm's cache ({HF_HUB_CACHE}) and hub"
-    reason = "they are not there"
-    if known is None or known.on_hub:
-        try:
-            model: nn.Module = timm.create_model(name, pretrained=True, **settings)
-            model.reset_classifier(0)  # type: ignore[operator]  # timm's models have it
-            return model
-        except (OSError, RuntimeError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-    else:
-        looked = "nowhere, as no package or hub that mivhead knows has them"
-        reason = "they must be given"
+    if known is not None and not known.on_hub:
+        raise _missing(spec, "they are in no hub that is looked in")
+    cached = _cached(name)
+    if cached is None and not _hub_resolves():
+        raise _missing(spec, f"not in {_cache_folder()}, and the hub cannot be reached")
+    try:
+        model: nn.Module = timm.create_model(
+            name, pretrained=True, pretrained_cfg_overlay={"file": cached}, **settings
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise _missing(spec, f"not in {_cache_folder()}, nor from the hub: {reason}") from error
+    model.reset_classifier(0)  # type: ignore[operator]  # timm's models have it
+    return model
+
+
+def _missing(spec: str, reason: str) -> NotAvailableError:
+    known = PAPER.get(spec)
     origin = f", such as {known.origin}" if known else ""
-    raise NotAvailableError(
-        f"The weights of {spec} are not here; looked in {looked}: {reason}. Give a checkpoint"
-        f'{origin}: weights="FILE.safetensors" or "FILE.pth" (on the command line --weights FILE).'
+    return NotAvailableError(
+        f"The weights of {spec} are missing ({reason}). Give a checkpoint{origin}, with "
+        'weights="FILE" in Python or --weights FILE on the command line; FILE is a .safetensors '
+        "or .pth file."
     )
+
+
+def _cached(name: str) -> str | None:
+    """Find the weights in the hub's cache, so that nothing is asked over the network."""
+    import timm
+    from huggingface_hub import try_to_load_from_cache
+
+    config = timm.get_pretrained_cfg(name)
+    if config is None or not config.hf_hub_id or config.custom_load:
+        return None
+    found = try_to_load_from_cache(config.hf_hub_id, config.hf_hub_filename or "model.safetensors")
+    return found if isinstance(found, str) else None
+
+
+def _cache_folder() -> str:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return str(HF_HUB_CACHE)
+
+
+def _hub_resolves() -> bool:
+    """Tell at once what the hub's client finds out in half a minute of retries."""
+    from huggingface_hub.constants import ENDPOINT
+
+    if getproxies():
+        return True  # names are resolved elsewhere
+    try:
+        socket.getaddrinfo(urlsplit(ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
 
 
 def _untrained(name: str, settings: dict[str, Any]) -> nn.Module:

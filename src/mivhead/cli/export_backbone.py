@@ -56,7 +56,11 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"The name of an ONNX file ends in .onnx, got {args.output!r}.")
     check_output(args.output)
     options.prepare(args)
-    difference = _tap(args) if args.name.endswith(".onnx") else _export(args)
+    difference = None
+    if args.name.endswith(".onnx"):
+        _tap(args)
+    else:
+        difference = _export(args)
     written = Path(args.output).stat().st_size
     if args.json:
         print_json({"file": args.output, "bytes": written, "difference": difference})
