@@ -1,7 +1,10 @@
-"""Features with labels and ids, on disk."""
+"""Features with labels and ids: in a file, or in a database that already holds them."""
 
 from __future__ import annotations
 
+from mivhead.stores.store import Store
 from mivhead.stores.table import FeatureTable
+from mivhead.stores.uri import is_store
+from mivhead.stores.uri import open_store as open  # noqa: A004  # read as `stores.open`
 
-__all__ = ["FeatureTable"]
+__all__ = ["FeatureTable", "Store", "is_store", "open"]

@@ -1,0 +1,189 @@
+"""Tables of LanceDB, the database that is a folder.
+
+The parts of a block are the fields of a struct (`block0.map` is `map` in `block0`): flat lists of
+fixed size in the type of the features, so that float16 stays what it is, bit for bit; their shapes
+are in the metadata of the schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mivhead.errors import InputError, MivError
+from mivhead.extras import need
+from mivhead.stores.columns import ID, LABEL, POSITION, VIEW_OF, Columns
+from mivhead.stores.database import DatabaseStore, Description
+from mivhead.stores.rows import Array, Rows, Stacker, texts
+
+_METADATA = b"mivhead"
+
+
+class LanceStore(DatabaseStore):
+    """A table of LanceDB.
+
+    Parameters
+    ----------
+    folder, table
+        Folder of the database, and name of the table.
+    columns
+        Which rows and columns to read; the filter is SQL as LanceDB understands it.
+    """
+
+    def __init__(self, folder: str, table: str, columns: Columns) -> None:
+        super().__init__(f"lancedb://{folder}/{table}", columns)
+        self._folder = Path(folder)
+        self._table_name = table
+        self._lancedb = need("lancedb", "lancedb")
+        self._pa = need("pyarrow", "lancedb")
+
+    def annotate(self, ids: Sequence[str], values: Mapping[str, Sequence[str | float]]) -> None:
+        """Write values, such as predictions, into columns, which are made if there are none."""
+        table = self._open_table()
+        id_column = self.columns.choose_id(table.schema.names)
+        if id_column is None:
+            raise InputError(f"{self.name} has no column of ids to find its rows by: name it.")
+        pa = self._pa
+        known = pa.array(list(ids)).cast(table.schema.field(id_column).type)
+        new = pa.table({id_column: known, **{k: pa.array(list(v)) for k, v in values.items()}})
+        with self._explained():
+            for name in values:
+                if name not in table.schema.names:
+                    kind = "string" if new.schema.field(name).type == pa.string() else "double"
+                    table.add_columns({name: f"cast(NULL as {kind})"})
+            table.merge_insert(id_column).when_matched_update_all().execute(new)
+
+    def _exists(self) -> bool:
+        return (self._folder / f"{self._table_name}.lance").is_dir()
+
+    def _open_table(self) -> Any:
+        if not self._exists():
+            raise InputError(f"{self.name} does not exist.")
+        with self._explained():
+            return self._lancedb.connect(self._folder).open_table(self._table_name)
+
+    def _describe(self) -> Description | None:
+        text = (self._open_table().schema.metadata or {}).get(_METADATA)
+        return None if text is None else Description.read(text, self.name)
+
+    def _next_position(self) -> int:
+        if not self._exists():
+            return 0
+        table = self._open_table()
+        return 1 + max(
+            (max(batch.column(POSITION).to_pylist()) for batch in _read(table, [POSITION], None)),
+            default=-1,
+        )
+
+    def _scan(
+        self, description: Description | None, *, views: bool, batch_size: int
+    ) -> Iterator[Rows]:
+        table = self._open_table()
+        names = table.schema.names
+        vectors = self._vectors(
+            description, lambda: [f.name for f in table.schema if self._is_vector(f.type)]
+        )
+        id_column, label = self.columns.choose_id(names), self.columns.choose_label(names)
+        own = [] if description is None else [VIEW_OF, POSITION]
+        selected = [*filter(None, (id_column, label)), *own, *vectors]
+        stacker = Stacker(self.name)
+        count = 0
+        with self._explained():
+            for batch in _read(table, selected, self._where(description, views), batch_size):
+                columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+                numbers = range(count, count + batch.num_rows)
+                ids = texts(columns[id_column].to_pylist() if id_column else numbers)
+                count += batch.num_rows
+                yield Rows(
+                    ids,
+                    {name: self._values(columns[name], name, ids, stacker) for name in vectors},
+                    texts(columns[label].to_pylist()) if label else None,
+                    columns[VIEW_OF].to_pylist() if own else None,
+                    columns[POSITION].to_pylist() if own else None,
+                )
+
+    def _where(self, description: Description | None, views: bool) -> str | None:
+        if description is None:
+            return self.columns.where
+        if views:
+            return f"{VIEW_OF} IS NOT NULL"
+        given = f" AND ({self.columns.where})" if self.columns.where else ""
+        return f"{VIEW_OF} IS NULL{given}"
+
+    def _insert(self, description: Description, batches: Iterator[Rows]) -> None:
+        with self._explained():
+            table = self._open_table() if self._exists() else None
+            for rows in batches:
+                data = self._as_arrow(rows, description)
+                if table is None:
+                    database = self._lancedb.connect(self._folder)
+                    table = database.create_table(self._table_name, data)
+                    continue
+                if rows.view_of and rows.view_of[0] is None:  # views came after their images
+                    listed = ", ".join("'" + each.replace("'", "''") + "'" for each in rows.ids)
+                    table.delete(f"{ID} IN ({listed}) OR {VIEW_OF} IN ({listed})")
+                table.add(data)
+
+    def _as_arrow(self, rows: Rows, description: Description) -> Any:
+        pa = self._pa
+        blocks: dict[str, dict[str, Any]] = {}
+        for name, part in rows.parts.items():
+            block, _, field = name.partition(".")
+            flat = np.ascontiguousarray(part).reshape(len(part), -1)
+            blocks.setdefault(block, {})[field] = pa.FixedSizeListArray.from_arrays(
+                pa.array(flat.reshape(-1)), flat.shape[1]
+            )
+        labels = rows.labels or [None] * len(rows.ids)
+        columns = {
+            ID: pa.array(rows.ids, pa.string()),
+            LABEL: pa.array(labels, pa.string()),
+            VIEW_OF: pa.array(rows.view_of, pa.string()),
+            POSITION: pa.array(rows.positions, pa.int64()),
+        }
+        for block, fields in blocks.items():
+            columns[block] = pa.StructArray.from_arrays(list(fields.values()), list(fields))
+        return pa.table(columns).replace_schema_metadata({_METADATA: description.as_text()})
+
+    def _is_vector(self, kind: Any) -> bool:
+        types = self._pa.types
+        if types.is_list(kind) or types.is_fixed_size_list(kind):
+            return types.is_floating(kind.value_type) or self._is_vector(kind.value_type)
+        return False
+
+    def _values(self, column: Any, name: str, ids: Sequence[str], stacker: Stacker) -> Array:
+        """Vectors (n, width), or several per row (n, vectors, width)."""
+        types = self._pa.types
+        flat = types.is_fixed_size_list(column.type) and types.is_floating(column.type.value_type)
+        if flat and not column.null_count:
+            values: Array = column.flatten().to_numpy(zero_copy_only=False)
+            return values.reshape(len(column), column.type.list_size)
+        vectors = [_nested(row.values) if row.is_valid else None for row in column]
+        return stacker.stack(name, ids, vectors)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn LanceDB's errors (a wrong filter, a damaged table) into ours."""
+        try:
+            yield
+        except (ValueError, RuntimeError, OSError, self._pa.ArrowException) as error:
+            if isinstance(error, MivError):
+                raise
+            raise InputError(f"{self.name}: {str(error).partition(', /')[0]}.") from error
+
+
+def _nested(values: Any) -> Array:
+    """Values of a list: numbers, or lists of numbers."""
+    if hasattr(values, "flatten") and hasattr(values.type, "value_type"):
+        inner: Array = values.flatten().to_numpy(zero_copy_only=False)
+        return inner.reshape(len(values), -1)
+    numbers: Array = values.to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _read(table: Any, columns: list[str], where: str | None, batch_size: int = 4096) -> Any:
+    query = table.search().select(columns)
+    return (query.where(where) if where else query).to_batches(batch_size)

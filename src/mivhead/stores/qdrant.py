@@ -1,0 +1,248 @@
+"""Collections of Qdrant, in a local folder or on a server.
+
+A token is a vector, a map is a multi-vector with one vector per patch; Qdrant hands out float32,
+which holds every float16 value as it is. The description is in every point's payload. In its local
+mode Qdrant reads its files with `pickle`: open no folder of a stranger.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+import numpy as np
+
+from mivhead.errors import InputError, MivError, NotAvailableError
+from mivhead.extras import need
+from mivhead.stores.columns import ID, LABEL, POSITION, VIEW_OF, Columns
+from mivhead.stores.database import DatabaseStore, Description
+from mivhead.stores.rows import Array, Rows, Stacker, texts
+
+API_KEY = "QDRANT_API_KEY"
+UNNAMED = "vector"  # what the vectors of a collection without names are called here
+_DESCRIPTION = "mivhead"  # key of the payload
+_SCROLL = 1000  # points per request for payloads only
+_log = logging.getLogger(__name__)
+
+
+class QdrantStore(DatabaseStore):
+    """A collection of Qdrant.
+
+    Parameters
+    ----------
+    place
+        A folder for the local mode, or `http://HOST:6333`; the key of a server is taken from the
+        environment variable `QDRANT_API_KEY`.
+    collection
+        Its name.
+    columns
+        Which points, vectors and keys of the payload to read; the filter is Qdrant's JSON.
+    """
+
+    def __init__(self, place: str, collection: str, columns: Columns) -> None:
+        super().__init__(f"qdrant://{place}/{collection}", columns)
+        self._place = place
+        self._collection = collection
+        self._qdrant = need("qdrant_client", "qdrant")
+        self._models = self._qdrant.models
+        self._connected: Any = None
+        self._filter = self._read_filter(columns.where)
+
+    def close(self) -> None:
+        """Disconnect; a local folder can be open only once at a time."""
+        if self._connected is not None:
+            self._connected.close()
+            self._connected = None
+
+    def annotate(self, ids: Sequence[str], values: Mapping[str, Sequence[str | float]]) -> None:
+        """Write values, such as predictions, into the payloads."""
+        point_id = _native if self._describe() is None else _point_id
+        with self._client() as client:
+            for row, id_ in enumerate(ids):
+                payload = {name: column[row] for name, column in values.items()}
+                client.set_payload(self._collection, payload, points=[point_id(id_)])
+
+    def _exists(self) -> bool:
+        with self._client() as client:
+            return bool(client.collection_exists(self._collection))
+
+    def _describe(self) -> Description | None:
+        if not self._exists():
+            raise InputError(f"{self.name} does not exist.")
+        with self._client() as client:
+            points, _ = client.scroll(self._collection, limit=1, with_payload=[_DESCRIPTION])
+        text = points[0].payload.get(_DESCRIPTION) if points else None
+        return None if text is None else Description.read(text, self.name)
+
+    def _next_position(self) -> int:
+        if not self._exists():
+            return 0
+        batches = self._scroll(None, _SCROLL, with_payload=[POSITION], with_vectors=False)
+        return 1 + max((each.payload[POSITION] for batch in batches for each in batch), default=-1)
+
+    def _scan(
+        self, description: Description | None, *, views: bool, batch_size: int
+    ) -> Iterator[Rows]:
+        configured = self._vector_params()
+        vectors = self._vectors(description, lambda: list(configured))
+        self._warn_of_cosine(configured, vectors)
+        stacker = Stacker(self.name)
+        id_key = self.columns.id or (ID if description is not None else None)
+        label = self.columns.label or LABEL
+        named = False if UNNAMED in configured else list(vectors)
+        found = self._scroll(
+            self._conditions(description, views), batch_size, with_vectors=named or True
+        )
+        for points in found:
+            payloads = [point.payload for point in points]
+            ids = texts([p.id if id_key is None else p.payload.get(id_key) for p in points])
+            parts = {}
+            for name in vectors:
+                values = [_array(point.vector, name) for point in points]
+                part = stacker.stack(name, ids, values)  # (n, C) or (n, patches, C)
+                if description is not None:
+                    part = np.moveaxis(part, -1, 1).astype(description.dtype)
+                parts[name] = part
+            yield Rows(
+                ids,
+                parts,
+                texts([payload.get(label) for payload in payloads]),
+                [payload.get(VIEW_OF) for payload in payloads],
+                None if description is None else [payload[POSITION] for payload in payloads],
+            )
+
+    def _insert(self, description: Description, batches: Iterator[Rows]) -> None:
+        if description.dtype == "float64":
+            raise InputError("Qdrant stores float32: convert float64 features before writing.")
+        models = self._models
+        with self._client() as client:
+            if not client.collection_exists(self._collection):
+                client.create_collection(self._collection, self._params(description))
+            for rows in batches:
+                if rows.view_of and rows.view_of[0] is None:  # views came after their images
+                    old = models.FieldCondition(key=VIEW_OF, match=models.MatchAny(any=rows.ids))
+                    client.delete(
+                        self._collection, models.FilterSelector(filter=models.Filter(must=[old]))
+                    )
+                client.upsert(self._collection, list(self._points(rows, description)))
+
+    def _points(self, rows: Rows, description: Description) -> Iterator[Any]:
+        for i, id_ in enumerate(rows.ids):
+            vectors = {}
+            for name, part in rows.parts.items():
+                flat = part[i].reshape(len(part[i]), -1)  # (C, patches)
+                vectors[name] = flat.T.tolist() if part.ndim > 2 else part[i].tolist()
+            payload = {
+                ID: id_,
+                LABEL: None if rows.labels is None else rows.labels[i],
+                VIEW_OF: None if rows.view_of is None else rows.view_of[i],
+                POSITION: None if rows.positions is None else rows.positions[i],
+                _DESCRIPTION: description.as_text(),
+            }
+            yield self._models.PointStruct(id=_point_id(id_), vector=vectors, payload=payload)
+
+    def _params(self, description: Description) -> dict[str, Any]:
+        """Configure vectors: the dot product, as the cosine distance would normalise them."""
+        models = self._models
+        several = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
+        half = models.Datatype.FLOAT16 if description.dtype == "float16" else None
+        return {
+            name: models.VectorParams(
+                size=shape[0],
+                distance=models.Distance.DOT,
+                datatype=half,
+                multivector_config=several if len(shape) > 1 else None,
+            )
+            for name, shape in description.shapes.items()
+        }
+
+    def _vector_params(self) -> dict[str, Any]:
+        with self._client() as client:
+            params = client.get_collection(self._collection).config.params.vectors
+        return params if isinstance(params, dict) else {UNNAMED: params}
+
+    def _warn_of_cosine(self, params: Mapping[str, Any], vectors: Sequence[str]) -> None:
+        normalised = [n for n in vectors if params[n].distance == self._models.Distance.COSINE]
+        if normalised:
+            _log.warning(
+                "%s has the cosine distance for %s, for which Qdrant stores normalised vectors: "
+                "they are not what the backbone gave, so use a model trained on them only with "
+                "vectors of this collection.",
+                self.name,
+                ", ".join(normalised),
+            )
+
+    def _read_filter(self, text: str | None) -> Any:
+        if text is None:
+            return None
+        try:
+            return self._models.Filter.model_validate_json(text)
+        except ValueError as error:
+            raise InputError(
+                f"The filter {text!r} is not one of Qdrant's, such as "
+                '{"must": [{"key": "label", "match": {"value": "cat"}}]}.'
+            ) from error
+
+    def _conditions(self, description: Description | None, views: bool) -> Any:
+        if description is None:
+            return self._filter
+        models = self._models
+        no_view = models.IsEmptyCondition(is_empty=models.PayloadField(key=VIEW_OF))
+        if views:
+            return models.Filter(must_not=[no_view])
+        return models.Filter(must=[no_view, *([self._filter] if self._filter else [])])
+
+    def _scroll(self, conditions: Any, limit: int, **settings: Any) -> Iterator[list[Any]]:
+        """Yield lists of points."""
+        offset = None
+        with self._client() as client:
+            while True:
+                points, offset = client.scroll(
+                    self._collection,
+                    scroll_filter=conditions,
+                    limit=limit,
+                    offset=offset,
+                    **settings,
+                )
+                if points:
+                    yield points
+                if offset is None:
+                    return
+
+    @contextmanager
+    def _client(self) -> Iterator[Any]:
+        """Connect on first use; turn errors of Qdrant into ours."""
+        exceptions = need("qdrant_client.http.exceptions", "qdrant")
+        try:
+            if self._connected is None:
+                remote = self._place.startswith(("http://", "https://"))
+                where = {"url": self._place, "api_key": os.environ.get(API_KEY)}
+                self._connected = self._qdrant.QdrantClient(
+                    **(where if remote else {"path": self._place})
+                )
+            yield self._connected
+        except MivError:
+            raise
+        except (exceptions.ApiException, RuntimeError, OSError) as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise NotAvailableError(f"{self.name} cannot be reached: {reason}.") from error
+        except ValueError as error:
+            raise InputError(f"{self.name}: {error}") from error
+
+
+def _array(vector: Any, name: str) -> Array | None:
+    value = vector.get(name) if isinstance(vector, dict) else vector
+    return None if value is None else np.asarray(value, np.float32)
+
+
+def _point_id(id_: str) -> str:
+    """Make the id of a point, which cannot be any text, from the id of a row."""
+    return str(uuid5(NAMESPACE_URL, id_))
+
+
+def _native(id_: str) -> int | str:
+    return int(id_) if id_.isdigit() else id_
