@@ -109,7 +109,7 @@ def test_logistic_replays_sklearn(shots: list[int], normalise: bool) -> None:
     X, Q = X.astype(float), Q.astype(float)
     if normalise:
         X, Q = normalize(X), normalize(Q)
-    theirs = LogisticRegression(C=2.0, max_iter=1000).fit(X, y)
+    theirs = LogisticRegression(C=2.0, max_iter=1000, tol=1e-8).fit(X, y)
     queries, _ = clusters(shots, 6, seed=1)
     np.testing.assert_allclose(
         ours.decision_function(queries), theirs.decision_function(Q), atol=1e-4
