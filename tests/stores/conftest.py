@@ -40,13 +40,13 @@ def qdrant_address(tmp_path: Path) -> Address:
 
 
 @pytest.fixture
-def postgres_address(postgres: str) -> Iterator[Address]:
+def postgres_address(postgres: str) -> Address:
     import psycopg
 
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute("DROP SCHEMA public CASCADE")
         connection.execute("CREATE SCHEMA public")
-    yield lambda table: f"{postgres}&table={table}"
+    return lambda table: f"{postgres}&table={table}"
 
 
 @pytest.fixture(params=["lancedb", "postgresql", "qdrant"])

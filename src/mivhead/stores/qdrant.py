@@ -89,7 +89,8 @@ class QdrantStore(DatabaseStore):
     ) -> Iterator[Rows]:
         configured = self._vector_params()
         vectors = self._vectors(description, lambda: list(configured))
-        self._warn_of_cosine(configured, vectors)
+        cosine = [n for n in vectors if configured[n].distance == self._models.Distance.COSINE]
+        self._warn_of_cosine(cosine)
         stacker = Stacker(self.name)
         id_key = self.columns.id or (ID if description is not None else None)
         label = self.columns.label or LABEL
@@ -104,6 +105,8 @@ class QdrantStore(DatabaseStore):
             for name in vectors:
                 values = [_array(point.vector, name) for point in points]
                 part = stacker.stack(name, ids, values)  # (n, C) or (n, patches, C)
+                if name in cosine:
+                    part = _normalised(part)
                 if description is not None:
                     part = np.moveaxis(part, -1, 1).astype(description.dtype)
                 parts[name] = part
@@ -165,15 +168,14 @@ class QdrantStore(DatabaseStore):
             params = client.get_collection(self._collection).config.params.vectors
         return params if isinstance(params, dict) else {UNNAMED: params}
 
-    def _warn_of_cosine(self, params: Mapping[str, Any], vectors: Sequence[str]) -> None:
-        normalised = [n for n in vectors if params[n].distance == self._models.Distance.COSINE]
-        if normalised:
+    def _warn_of_cosine(self, vectors: Sequence[str]) -> None:
+        if vectors:
             _log.warning(
                 "%s has the cosine distance for %s, for which Qdrant stores normalised vectors: "
                 "they are not what the backbone gave, so use a model trained on them only with "
                 "vectors of this collection.",
                 self.name,
-                ", ".join(normalised),
+                ", ".join(vectors),
             )
 
     def _read_filter(self, text: str | None) -> Any:
@@ -221,8 +223,9 @@ class QdrantStore(DatabaseStore):
             if self._connected is None:
                 remote = self._place.startswith(("http://", "https://"))
                 where = {"url": self._place, "api_key": os.environ.get(API_KEY)}
+                # The check of versions would run in a thread and warn from there.
                 self._connected = self._qdrant.QdrantClient(
-                    **(where if remote else {"path": self._place})
+                    check_compatibility=False, **(where if remote else {"path": self._place})
                 )
             yield self._connected
         except MivError:
@@ -237,6 +240,12 @@ class QdrantStore(DatabaseStore):
 def _array(vector: Any, name: str) -> Array | None:
     value = vector.get(name) if isinstance(vector, dict) else vector
     return None if value is None else np.asarray(value, np.float32)
+
+
+def _normalised(vectors: Array) -> Array:
+    """Bring vectors to length 1, as the local mode does so with some of them only."""
+    length = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.where(length > 0, length, 1)
 
 
 def _point_id(id_: str) -> str:
