@@ -115,7 +115,7 @@ def test_identity_weight_never_reaches_zero(name: str) -> None:
 @pytest.mark.parametrize("name", ["fit-lda", "fit-qda"])
 def test_identical_images_have_no_span(name: str) -> None:
     X, y = np.ones((4, 3), np.float32), np.array([0, 0, 1, 1])
-    classifier = make_method(name).fit(X, y)
+    classifier = make_method(name, steps=5).fit(X, y)
     assert classifier.learned_["basis"].shape == (0, 3)
     expected = [log_density(np.full(3, 3.0), np.ones(3), np.eye(3))] * 2
     np.testing.assert_allclose(classifier.logits(3 * X)[0], expected)

@@ -26,7 +26,8 @@ def test_one_shot_per_class_and_more_classes_than_channels(name: str, classes: i
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_identical_images_give_equal_probabilities(name: str, value: float) -> None:
     X, y = np.full((4, 3), value, np.float32), np.array([0, 0, 1, 1])
-    probabilities = make_method(name, random_state=0).fit(X, y).predict_proba(X)
+    params = quick(name) if name.startswith("fit") else {}
+    probabilities = make_method(name, random_state=0, **params).fit(X, y).predict_proba(X)
     tolerance = 0.05 if name.startswith("baseline") else 1e-6
     np.testing.assert_allclose(probabilities, 0.5, atol=tolerance)
 
@@ -73,7 +74,9 @@ def test_many_queries_in_chunks_equal_one_by_one(name: str) -> None:
 @pytest.mark.parametrize("name", RIVALS)
 def test_half_precision_features_work(name: str) -> None:
     X, y = clusters([3, 3], 6, spread=0.3)
-    classifier = make_method(name, random_state=0).fit(Features(X.astype(np.float16)), y)
+    params = quick(name) if name.startswith("fit") else {}
+    classifier = make_method(name, random_state=0, **params)
+    classifier.fit(Features(X.astype(np.float16)), y)
     assert classifier.score(Features(X.astype(np.float16)), y) == 1.0
 
 
