@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ from mivhead.errors import InputError
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "teacher")  # where trainers put weights
 _PREFIXES = ("module.", "backbone.")  # what trainers wrap the network in
 _SHOWN = 3  # names in an error
+# What the readers raise for files that are damaged, foreign or hold more than tensors.
+_UNREADABLE = (
+    *(OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError),
+    *(struct.error, pickle.UnpicklingError, SafetensorError),
+)
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
@@ -33,7 +39,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         raise InputError(f"There is no checkpoint {path}.")
     try:
         document = load_file(path) if path.suffix == ".safetensors" else _read_pickle(path)
-    except (OSError, RuntimeError, SafetensorError, pickle.UnpicklingError, EOFError) as error:
+    except _UNREADABLE as error:
         reason = str(error).partition("\n")[0]
         raise InputError(
             f"{path} is not a checkpoint of plain tensors: {reason.rstrip('.')}."

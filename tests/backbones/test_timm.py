@@ -1,0 +1,291 @@
+"""Any model of timm: taps, weights from a checkpoint, the hub's cache or nowhere."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from conformance import check, photos, run
+from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from mivhead.backbones import load_backbone
+from mivhead.backbones.checkpoints import load_exactly, state_hash
+from mivhead.backbones.formats import to_timm
+from mivhead.backbones.timm_build import build
+from mivhead.errors import InputError, NotAvailableError
+from mivhead.preset import BlockPreset, Preprocessing, Preset
+
+TINY = "timm:test_resnet"
+
+
+def random_state(spec: str, seed: int = 1) -> dict[str, Tensor]:
+    """A state of the network that is not the one of weights="random"."""
+    generator = torch.Generator().manual_seed(seed)
+    state = build(spec, "random").state_dict()
+    return {
+        k: torch.rand(v.shape, generator=generator) if v.is_floating_point() else v
+        for k, v in state.items()
+    }
+
+
+def hash_of(spec: str, state: dict[str, Tensor]) -> str:
+    model = build(spec, "random")
+    model.load_state_dict(state)
+    return state_hash(model)
+
+
+@pytest.mark.parametrize("spec", [TINY, "timm:test_vit"])
+def test_conformance(spec: str) -> None:
+    backbone = load_backbone(spec, weights="random", device="cpu")
+    check(backbone)
+    code = f"from mivhead.backbones import *; b = load_backbone({spec!r}, weights='random')"
+    assert run(f"{code}; print(b.identity.key)") == backbone.identity.key
+
+
+@pytest.mark.parametrize("name", [n for n in timm.list_models("test_*") if "mambaout" not in n])
+def test_the_last_blocks_of_any_architecture(name: str) -> None:
+    model = timm.create_model(name, num_classes=0)
+    backbone = load_backbone(f"timm:{name}", weights="random", device="cpu", dtype="float32")
+    features = backbone.extract(photos(1))
+    width = [info["num_chs"] for info in model.feature_info]
+    side = model.pretrained_cfg["input_size"][1]
+    count = len(features.blocks)
+    assert count == (4 if "vit" in name else 2)
+    assert [block.channels for block in features.blocks] == width[-count:]
+    reductions = [info["reduction"] for info in model.feature_info][-count:]
+    assert [b.map.shape[2:] for b in features.blocks] == [(side // r,) * 2 for r in reductions]
+    assert backbone.preset.threshold == 15
+    assert {b.form for b in backbone.preset.blocks} == {"vit" if "vit" in name else "cnn"}
+
+
+def test_hierarchical_transformers_are_tapped_after_merging_and_after_the_norm() -> None:
+    spec = "timm:swin_tiny_patch4_window7_224"
+    backbone = load_backbone(spec, weights="random", device="cpu", dtype="float32")
+    assert backbone.preset.taps == ("layers.3.downsample", "norm")
+    features = backbone.extract(photos(2))
+    assert list(features.layout.values()) == [(768, 7, 7), (768, 7, 7)]
+    last = features.blocks[1].map
+    assert last is not None
+    torch.testing.assert_close(last.mean(dim=1), torch.zeros(2, 7, 7), atol=1e-5, rtol=0)
+    assert {b.form for b in backbone.preset.blocks} == {"vit"}
+
+
+def test_registers_are_left_out() -> None:
+    preset = Preset(("blocks.11",), (BlockPreset(),), Preprocessing(size=56))
+    spec = "timm:vit_small_patch14_reg4_dinov2"
+    found = load_backbone(spec, weights="random", preset=preset, dtype="float32").extract(photos(1))
+    assert found.layout == {"block0.map": (384, 4, 4), "block0.token": (384,)}
+
+
+def test_other_taps_and_sizes() -> None:
+    taps = ("layer2", "layer3.0.conv1")
+    preset = Preset(taps, (BlockPreset(), BlockPreset()), Preprocessing(size=96))
+    found = load_backbone(TINY, weights="random", preset=preset).extract(photos(1))
+    assert next(iter(found.layout.values()))[1:] == (12, 12)
+    with pytest.raises(InputError, match=r"has no tap 'layer9'; near it are .*layer"):
+        load_backbone(TINY, weights="random", preset=Preset(("layer9",), (BlockPreset(),)))
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+def test_checkpoint(tmp_path: Path, suffix: str) -> None:
+    state, path = random_state(TINY), tmp_path / f"weights.{suffix}"
+    save_file(state, path) if suffix == "safetensors" else torch.save(state, path)
+    backbone = load_backbone(TINY, weights=path)
+    assert backbone.identity.name == TINY
+    assert backbone.identity.weights == hash_of(TINY, state)
+
+
+def wrapped(state: dict[str, Tensor], how: str) -> object:
+    """The same weights as different projects store them."""
+    extra = {"fc.weight": torch.ones(3, 3), "fc.bias": torch.ones(3)}
+    return {
+        "torchvision": {**state, **extra},
+        "DeiT": {"model": state, "epoch": 3},
+        "DINO, whole training": {
+            "student": {f"module.backbone.{k}": v + 1 for k, v in state.items()},
+            "teacher": {f"backbone.{k}": v for k, v in state.items()} | {"head.mlp": torch.ones(1)},
+        },
+        "URL": {
+            "state_dict": {**state, "cls_fn.weight": torch.ones(2, 2)},
+            "best_val_acc": np.float64(0.7),
+            "epoch": np.int64(4),
+        },
+        "old PyTorch": {k: v for k, v in state.items() if "num_batches" not in k},
+        "data parallel": {f"module.{k}": v for k, v in state.items()},
+    }[how]
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["torchvision", "DeiT", "DINO, whole training", "URL", "old PyTorch", "data parallel"],
+)
+def test_checkpoints_of_other_projects(tmp_path: Path, how: str) -> None:
+    state, path = random_state("sdl_resnet18"), tmp_path / "weights.pth"
+    torch.save(wrapped(state, how), path)
+    assert load_backbone("sdl_resnet18", weights=path).identity.weights == hash_of(
+        "sdl_resnet18", state
+    )
+
+
+def test_checkpoint_of_the_original_swin(tmp_path: Path) -> None:
+    """It merges patches at the end of a stage, and keeps what can be computed."""
+    spec = "timm:swin_tiny_patch4_window7_224"
+    state = random_state(spec)
+    original = {"head.weight": torch.ones(5, 768), "head.bias": torch.ones(5)}
+    for name, tensor in state.items():
+        part = name.split(".")
+        if "downsample" in name:
+            part[1] = str(int(part[1]) - 1)
+        original[".".join(part)] = tensor
+    original["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(49, 49)
+    original["layers.0.blocks.1.attn_mask"] = torch.zeros(64, 49, 49)
+    path = tmp_path / "swin.pth"
+    torch.save({"model": original}, path)
+    assert load_backbone(spec, weights=path).identity.weights == hash_of(spec, state)
+
+
+def test_clip_of_transformers_gives_the_same_hidden_states() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        image_size=32,
+        patch_size=8,
+    )
+    torch.manual_seed(0)
+    theirs = transformers.CLIPVisionModel(config).eval()
+    ours = VisionTransformer(
+        img_size=32,
+        patch_size=8,
+        embed_dim=32,
+        depth=2,
+        num_heads=4,
+        mlp_ratio=2,
+        num_classes=0,
+        pre_norm=True,
+        norm_layer=partial(nn.LayerNorm, eps=1e-5),
+        act_layer=timm.layers.QuickGELU,
+    ).eval()
+    inner = {k.removeprefix("vision_model."): v for k, v in theirs.state_dict().items()}
+    state = {f"vision_model.{k}": v for k, v in inner.items()}  # as in the hub's files
+    state |= {"text_model.final_layer_norm.weight": torch.ones(3), "logit_scale": torch.ones(())}
+    load_exactly(ours, to_timm(state, ours), "ours", "theirs")
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        hidden = theirs(x, output_hidden_states=True).hidden_states[1:]
+        found = ours.forward_intermediates(x, intermediates_only=True, return_prefix_tokens=True)
+    for expected, (map_, prefix_tokens) in zip(hidden, found, strict=True):
+        torch.testing.assert_close(map_.flatten(2).transpose(1, 2), expected[:, 1:])
+        torch.testing.assert_close(prefix_tokens, expected[:, :1])
+
+
+def test_mismatch_lists_the_names(tmp_path: Path) -> None:
+    state, path = random_state(TINY), tmp_path / "weights.pth"
+    for gone in ("bn1.weight", "bn1.bias"):
+        del state[gone]
+    state["surplus"] = torch.ones(1)
+    state["conv1.0.weight" if "conv1.0.weight" in state else "conv1.weight"] = torch.ones(1)
+    torch.save(state, path)
+    with pytest.raises(InputError) as caught:
+        load_backbone(TINY, weights=path)
+    message = str(caught.value)
+    assert "weights.pth is not a checkpoint of timm:test_resnet" in message
+    assert "it lacks bn1.bias, bn1.weight" in message
+    assert "it also has surplus" in message
+    assert "it has in another shape conv1" in message
+
+
+def test_checkpoint_of_another_architecture(tmp_path: Path) -> None:
+    path = tmp_path / "vit.pth"
+    torch.save(random_state("timm:test_vit"), path)
+    with pytest.raises(InputError, match=r"it lacks bn1.bias, .* and \d+ more; it also has blocks"):
+        load_backbone(TINY, weights=path)
+
+
+class Attack:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch attacked",)
+
+
+def test_checkpoint_with_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plain.pth").write_bytes(pickle.dumps(Attack(), protocol=2))
+    torch.save({"state_dict": Attack()}, "wrapped.pth")
+    for name in ("plain.pth", "wrapped.pth"):
+        with pytest.raises(InputError, match=f"{name} is not a checkpoint of plain tensors"):
+            load_backbone(TINY, weights=name)
+    assert not Path("attacked").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.safetensors", b"not a file"), ("a.pth", b"not a file"), ("a.pth", b"")],
+)
+def test_damaged_checkpoint(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="is not a checkpoint of plain tensors"):
+        load_backbone(TINY, weights=path)
+    with pytest.raises(InputError, match="There is no checkpoint"):
+        load_backbone(TINY, weights=tmp_path / "missing.pth")
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(InputError, match="timm has no model 'resnet5O': did you mean resnet50"):
+        load_backbone("timm:resnet5O")
+    with pytest.raises(InputError, match="known for resnet18 are a1_in1k"):
+        load_backbone("timm:resnet18.mine")
+
+
+def offline(code: str, folder: Path) -> str:
+    """Output of a process whose hub is out of reach and whose cache is this folder."""
+    environment = {**os.environ, "HF_HOME": str(folder), "HF_HUB_OFFLINE": "1"}
+    environment |= {"HF_ENDPOINT": "https://hub.invalid"}
+    return subprocess.run(
+        [sys.executable, "-c", f"from mivhead.backbones import *\n{code}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+
+
+def test_missing_weights_say_where_they_were_looked_for(tmp_path: Path) -> None:
+    code = (
+        "for name in ('deit_small', 'sdl_resnet18', 'timm:test_resnet'):\n"
+        "    try: load_backbone(name)\n"
+        "    except RuntimeError as error: print(type(error).__name__, error)"
+    )
+    deit, sdl, tiny = offline(code, tmp_path).splitlines()
+    for line in (deit, sdl, tiny):
+        assert line.startswith(NotAvailableError.__name__)
+        assert "--weights FILE" in line
+    assert str(tmp_path / "hub") in deit
+    assert "facebookresearch/deit" in deit
+    assert "VICO-UoE/URL" in sdl
+    assert str(tmp_path / "hub") in tiny
+
+
+def test_weights_in_the_cache_are_used(tmp_path: Path) -> None:
+    repository = tmp_path / "hub" / "models--timm--test_resnet.r160_in1k"
+    snapshot = repository / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123")
+    full = timm.create_model("test_resnet")
+    save_file(full.state_dict(), snapshot / "model.safetensors")
+    found = offline("print(load_backbone('timm:test_resnet').identity.weights)", tmp_path)
+    full.reset_classifier(0)
+    assert found == state_hash(full)
