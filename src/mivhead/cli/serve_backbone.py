@@ -70,12 +70,14 @@ def run(args: argparse.Namespace) -> int:
         )
     if not args.quiet:
         _log_requests()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's Ctrl-C
     print(f"Serving {backbone.identity.name} at {server.url} (Ctrl-C stops it).", flush=True)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's Ctrl-C
     try:
         server.serve_forever()
     except KeyboardInterrupt:
         server.close_gently()
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
 
 
