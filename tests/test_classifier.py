@@ -121,6 +121,12 @@ def test_memory_does_not_grow_with_queries() -> None:
     assert sum(seen) == len(queries)
 
 
+def test_many_classes_of_one_shot_need_no_warning() -> None:
+    X = np.random.default_rng(0).normal(size=(40, 16))
+    classifier = MIVClassifier(steps=2, random_state=0).fit(X, np.arange(40))
+    assert classifier.predict_proba(X).shape == (40, 40)
+
+
 def test_views_are_pseudo_queries_of_their_originals_class() -> None:
     X, y = clusters(1, [2, 2, 2])
     views, _ = clusters(5, [2, 2, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -142,7 +143,9 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         values = column_or_1d(y, warn=True)
         if values.dtype.kind == "f":
             assert_all_finite(values, input_name="y")
-        check_classification_targets(values)
+        with warnings.catch_warnings():  # one shot per class is what we are for
+            warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
+            check_classification_targets(values)
         if len(values) != n:
             raise InputError(f"X holds {n} images, but y has {len(values)} labels.")
         self.classes_, labels = np.unique(values, return_inverse=True)
