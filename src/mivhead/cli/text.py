@@ -47,15 +47,22 @@ def shorten(text: str, limit: int = MAX_CELL) -> str:
     return f"{head}...{tail}"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> str:
+def table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    right: str = "",
+    limit: int = MAX_CELL,
+) -> str:
     """Align a table; columns named in `right` (separated by spaces) are right-aligned.
+
+    Cells longer than `limit` are cut in the middle.
 
     >>> print(table(["class", "shots"], [["cat", 5], ["goldfinch", 12]], right="shots"))
     class      shots
     cat            5
     goldfinch     12
     """
-    cells = [[shorten(one_line(str(cell))) for cell in row] for row in (header, *rows)]
+    cells = [[shorten(one_line(str(cell)), limit) for cell in row] for row in (header, *rows)]
     widths = [max(map(width, column)) for column in zip(*cells, strict=True)]
     to_right = [name in right.split() for name in header]
     lines = []
