@@ -122,7 +122,17 @@ def run(methods: Sequence[Method], args: argparse.Namespace) -> dict[str, dict[s
     with ProcessPoolExecutor(args.workers, context, torch.set_num_threads, (1,)) as pool:
         for line in pool.map(run_set, jobs):
             print(line, flush=True)
-    return collect(methods, args)
+    scores = collect(methods, args)
+    if args.json:
+        document = {
+            name: {
+                key: {"accuracies": score.accuracies.round(2).tolist(), "seconds": score.seconds}
+                for key, score in by_method.items()
+            }
+            for name, by_method in scores.items()
+        }
+        args.json.write_text(json.dumps(document) + "\n")
+    return scores
 
 
 def collect(methods: Sequence[Method], args: argparse.Namespace) -> dict[str, dict[str, Score]]:
@@ -164,6 +174,7 @@ def arguments(description: str, sets: str) -> argparse.ArgumentParser:
         help="folder that holds the sets as folders or zips; by default the variable MIV_DATA",
     )
     parser.add_argument("--results", type=Path, required=True, help="file to add results to")
+    parser.add_argument("--json", type=Path, help="also write all accuracies to this file")
     parser.add_argument(
         "--sets",
         type=lambda text: SETS.get(text) or tuple(text.split(",")),

@@ -60,6 +60,7 @@ TAPS = {
     "blocks.4.2.bn2": "672x14x14",
     "blocks.4": "112x14x14",
     "blocks.5.0.bn1": "672x14x14",
+    "blocks.5": "192x7x7",
     "blocks.6.0.bn2": "1152x7x7",
     "blocks.6": "320x7x7",
     "bn2": "1280x7x7",

@@ -22,6 +22,12 @@ from mivhead.backbones.presets import PRESETS
 # feature_location="expansion"), "head" the activated map after the last convolution.
 VARIANTS = {
     "stage4+stage6": ("blocks.4", "blocks.6"),
+    "stage6": ("blocks.6",),
+    "stage5+stage6": ("blocks.5", "blocks.6"),
+    "stage4+stage5+stage6": ("blocks.4", "blocks.5", "blocks.6"),
+    "stage4+stage6+head": ("blocks.4", "blocks.6", "bn2"),
+    "stage5+stage6+head": ("blocks.5", "blocks.6", "bn2"),
+    "stage4+stage5+stage6+head": ("blocks.4", "blocks.5", "blocks.6", "bn2"),
     "stage4+head": ("blocks.4", "bn2"),
     "head": ("bn2",),
     "dw4+head": ("blocks.4.2.bn2", "bn2"),
