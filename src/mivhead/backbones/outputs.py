@@ -69,7 +69,8 @@ def join(chunks: Sequence[Sequence[Parts]], dtype: torch.dtype) -> Features:
     try:
         return Features(blocks)
     except InputError as error:
-        if dtype == torch.float16 and "infinity" in str(error):
+        rounded = {dtype, *(part.dtype for block in chunks[0] for part in block.values())}
+        if torch.float16 in rounded and "infinity" in str(error):
             raise InputError(
                 f"{error} If the network itself is sound, its values are too large for float16: "
                 'load it with dtype="float32".'

@@ -1,0 +1,190 @@
+"""Backbones of one's own: a module with named taps, a function, a class of ten lines."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conformance import check, photos, run
+from PIL import Image
+from torch import Tensor, nn
+
+from mivhead import BlockPreset, FewShotClassifier, Preprocessing
+from mivhead.backbones import from_callable, from_module
+from mivhead.backbones.outputs import read_output
+from mivhead.errors import InputError
+
+SMALL = Preprocessing(size=32)
+
+
+def network() -> nn.Sequential:
+    """Two strided convolutions and a linear layer over the mean."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU()),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+    )
+
+
+class Reshaped(nn.Module):
+    """Gives its map in another shape."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 8, 8)
+        self.out = nn.Identity()
+        self.how = how
+
+    def forward(self, x: Tensor) -> object:
+        map_ = self.conv(x)  # (n, 6, 4, 4)
+        tokens = map_.flatten(2).transpose(1, 2)  # (n, 16, 6)
+        mean = tokens.mean(1, keepdim=True)
+        return self.out(
+            {
+                "NHWC": map_.permute(0, 2, 3, 1),
+                "tokens": tokens,
+                "CLS": torch.cat([mean, tokens], 1),
+                "registers": torch.cat([mean, tokens[:, :4] + 9, tokens], 1),
+                "tuple": (torch.cat([mean, tokens], 1), None),
+                "vector": mean[:, 0],
+                "dictionary": {"map": map_},
+                "flat": map_.flatten(),
+            }[self.how]
+        )
+
+
+def test_module_conforms() -> None:
+    backbone = from_module(network(), ["0", "1"], name="mine", preprocessing=SMALL, device="cpu")
+    check(backbone)
+    assert backbone.identity.name == "mine"
+    assert backbone.preset.blocks == (BlockPreset((7, 6, 5)), BlockPreset((3,)))
+
+
+def test_module_of_torchvision() -> None:
+    from torchvision.models import resnet18
+
+    torch.manual_seed(0)
+    model = resnet18(weights=None)
+    backbone = from_module(
+        model, ["layer3", "layer4"], name="tv", preprocessing=Preprocessing(size=84), device="cpu"
+    )
+    assert list(backbone.extract(photos(1)).layout.values()) == [(256, 6, 6), (512, 3, 3)]
+    assert not any(p.requires_grad for p in model.parameters())
+    assert not model.training
+
+
+def test_module_identity_depends_on_weights_and_is_stable() -> None:
+    code = (
+        "import torch; from torch import nn; from mivhead.backbones import from_module\n"
+        "torch.manual_seed(0)\n"
+        "print(from_module(nn.Sequential(nn.Conv2d(3, 8, 16, 16)), ['0'], name='a').identity.key)"
+    )
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 16, 16))
+    first = from_module(model, ["0"], name="a").identity
+    assert run(code) == first.key
+    with torch.no_grad():
+        model[0].bias += 1
+    assert from_module(model, ["0"], name="a").identity.weights != first.weights
+
+
+@pytest.mark.parametrize("how", ["NHWC", "tokens", "CLS", "registers", "tuple", "vector"])
+def test_shapes_of_taps(how: str) -> None:
+    torch.manual_seed(0)
+    model = Reshaped(how)
+    features = from_module(
+        model, ["out"], name=how, preprocessing=SMALL, dtype="float32", device="cpu"
+    ).extract(photos(3))
+    plain = from_module(
+        model, ["conv"], name=how, preprocessing=SMALL, dtype="float32", device="cpu"
+    ).extract(photos(3))
+    map_ = plain.blocks[0].map
+    assert map_ is not None
+    block = features.blocks[0]
+    if how != "vector":
+        assert block.map is not None
+        torch.testing.assert_close(block.map, map_)
+    if how in ("CLS", "registers", "tuple", "vector"):
+        assert block.token is not None
+        torch.testing.assert_close(block.token, map_.mean((2, 3)))
+    else:
+        assert block.token is None
+
+
+def test_tokens_without_a_grid_have_no_neighbours() -> None:
+    parts = read_output(torch.ones(2, 15, 4), "x")
+    assert {k: tuple(v.shape) for k, v in parts.items()} == {"map": (2, 4, 15, 1)}
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("dictionary", "gives a dict, not a tensor"), ("flat", r"gives the shape \(96,\)")],
+)
+def test_taps_that_give_no_features(how: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        from_module(Reshaped(how), ["out"], name=how, preprocessing=SMALL)
+
+
+def test_unknown_tap_suggests_near_ones() -> None:
+    with pytest.raises(InputError, match=r"mine has no tap '0.3'; near it are 0.1, 0.0"):
+        from_module(network(), ["0.3"], name="mine")
+
+
+def test_values_too_large_for_float16_name_the_way_out() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 8, 8))
+    nn.init.constant_(model[0].bias, 1e6)
+    kind = {"name": "large", "preprocessing": SMALL, "device": "cpu"}
+    with pytest.raises(InputError, match='dtype="float32"'):
+        from_module(model, ["0"], **kind).extract(photos(1))
+    assert from_module(model, ["0"], **kind, dtype="float32").extract(photos(1)).dtype.itemsize == 4
+
+
+def colours(images: list[Image.Image]) -> list[np.ndarray]:
+    """A 4 x 4 grid of colours, and their mean."""
+    grid = np.stack([np.asarray(i.resize((4, 4)), np.float32) for i in images]) / 255
+    return [grid.reshape(-1, 16, 3), grid.mean(axis=(1, 2))]
+
+
+def test_function_conforms() -> None:
+    backbone = from_callable(colours, name="colours", size=24)
+    check(backbone)
+    assert backbone.identity.preprocessing.size == 24
+    assert backbone.preset.taps == ("block0", "block1")
+    assert backbone.extract(photos(1)).layout == {"block0.map": (3, 4, 4), "block1.token": (3,)}
+
+
+def test_function_gets_pictures_of_its_size() -> None:
+    seen: list[tuple[str, tuple[int, int]]] = []
+
+    def look(images: list[Image.Image]) -> np.ndarray:
+        seen.extend((image.mode, image.size) for image in images)
+        return np.ones((len(images), 2), np.float32)
+
+    from_callable(look, name="look", size=20, blocks=[BlockPreset()]).extract(
+        [np.zeros((7, 9), np.uint8), Image.new("L", (30, 40))]
+    )
+    assert seen == [("RGB", (20, 20))] * 2
+
+
+def test_function_identity_is_its_name_and_version() -> None:
+    first = from_callable(colours, name="colours").identity
+    assert from_callable(colours, name="colours").identity == first
+    assert from_callable(colours, name="colours", version="2").identity.weights != first.weights
+
+
+def test_function_that_gives_the_wrong_thing() -> None:
+    with pytest.raises(InputError, match="The function got 1 images and gave Features\\(n=2"):
+        from_callable(lambda _: np.ones((2, 3)), name="two")
+    sometimes = from_callable(colours, name="one", blocks=[BlockPreset()])
+    with pytest.raises(InputError, match="one gave 2 blocks, expected 1"):
+        sometimes.extract(photos(1))
+
+
+def test_function_learns_and_predicts() -> None:
+    red, blue = (np.full((8, 8, 3), colour, np.uint8) for colour in ((230, 30, 60), (20, 90, 210)))
+    model = FewShotClassifier(from_callable(colours, name="colours", size=8), threshold=0)
+    predicted = model.fit([red, blue], ["red", "blue"]).predict([blue, red, red])
+    assert predicted.tolist() == ["blue", "red", "red"]
