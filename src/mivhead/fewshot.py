@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.base import Backbone, Identity
-from mivhead.backbones.named import named_by_file
+from mivhead.backbones.named import expected_preset, named_by_file
 from mivhead.cache import FeatureCache, open_cache
 from mivhead.data.augment import Augmentation, plan_views
 from mivhead.data.folders import open_labelled, open_unlabelled
@@ -27,7 +27,7 @@ from mivhead.estimator import FeatureClassifier
 from mivhead.extraction import extract_table
 from mivhead.head.config import Recipe, resolve_recipe
 from mivhead.methods import METHODS, make_method
-from mivhead.preset import BlockPreset, Preset
+from mivhead.preset import Preset
 from mivhead.stores.table import FeatureTable
 
 
@@ -50,7 +50,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     Parameters
     ----------
     backbone
-        Name of a backbone (`mivhead.backbones.list_backbones()`), or a `Backbone` of your own.
+        What `mivhead.backbones.load_backbone` takes, such as a name of
+        `mivhead.backbones.list_backbones()`, or a `Backbone` of your own.
+    weights
+        A checkpoint for a backbone by name.
     method
         `"miv"`, or the name of a rival or ablation (`mivhead.methods.list_methods()`).
     method_params
@@ -98,6 +101,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self,
         backbone: str | Backbone = DEFAULT_BACKBONE,
         *,
+        weights: str | Path | None = None,
         method: str = "miv",
         method_params: Mapping[str, Any] | None = None,
         recipe: str | Recipe = "paper",
@@ -110,6 +114,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         verbose: bool = True,
     ) -> None:
         self.backbone = backbone
+        self.weights = weights
         self.method = method
         self.method_params = method_params
         self.recipe = recipe
@@ -229,10 +234,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         classifier: FeatureClassifier,
         identity: Identity,
         backbone: str | Backbone | None,
+        weights: str | Path | None,
         device: str | None,
     ) -> Self:
         """Make a fitted classifier from the parts of a model file."""
-        new = cls(named_by_file(identity) if backbone is None else backbone, device=device)
+        chosen = named_by_file(identity) if backbone is None else backbone
+        new = cls(chosen, weights=weights, device=device)
         new.classifier_, new.classes_, new.identity_ = classifier, classifier.classes_, identity
         return new
 
@@ -252,20 +259,26 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         identity: Identity | None = getattr(self, "identity_", None)
         loaded: Backbone | None = getattr(self, "_loaded", None)
         if loaded is None:
-            loaded = (
-                load_backbone(self.backbone, preset=_preset_of(identity), device=self.device)
-                if isinstance(self.backbone, str)
-                else self.backbone
-            )
+            loaded = self._make_backbone(None if identity is None else expected_preset(identity))
             self._loaded = loaded
         if identity is not None and loaded.identity != identity:
             raise NotAvailableError(
                 f"The model was trained on the backbone {identity.name!r} (weights "
                 f"{identity.weights[:12]}...), but {loaded.identity.name!r} (weights "
                 f"{loaded.identity.weights[:12]}...) with its taps and preprocessing is another: "
-                "give the right one with `mivhead.load(path, backbone=...)`."
+                "give the right one with `mivhead.load(path, backbone=..., weights=...)`, or with "
+                "--backbone and --weights."
             )
         return loaded
+
+    def _make_backbone(self, preset: Preset | None) -> Backbone:
+        if isinstance(self.backbone, str):
+            return load_backbone(
+                self.backbone, weights=self.weights, preset=preset, device=self.device
+            )
+        if self.weights is not None:
+            raise InputError("weights are for a backbone by name; yours has its own already.")
+        return self.backbone
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the backbone out of copies that go to other processes; it is loaded again there."""
@@ -284,11 +297,3 @@ def as_image_set(images: Any) -> ImageSet:
     if listed and all(isinstance(each, str | os.PathLike) for each in listed):
         return open_unlabelled(listed)
     return from_images(listed)
-
-
-def _preset_of(identity: Identity | None) -> Preset | None:
-    """Make a backbone give the features a model expects, even if its suggested preset changed."""
-    if identity is None:
-        return None
-    blocks = tuple(BlockPreset() for _ in identity.taps)  # the head has its own settings already
-    return Preset(identity.taps, blocks, identity.preprocessing)

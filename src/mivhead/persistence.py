@@ -96,7 +96,11 @@ def save(classifier: FewShotClassifier | FeatureClassifier, path: str | Path) ->
 
 
 def load(
-    path: str | Path, *, backbone: str | Backbone | None = None, device: str | None = None
+    path: str | Path,
+    *,
+    backbone: str | Backbone | None = None,
+    weights: str | Path | None = None,
+    device: str | None = None,
 ) -> FewShotClassifier | FeatureClassifier:
     """Read a model file.
 
@@ -108,6 +112,8 @@ def load(
         For a model that was trained on a backbone of your own: that backbone. One that mivhead
         knows by name is loaded when the first image comes. A service's address is never taken
         from the file: give it here.
+    weights
+        For a model that was trained with a checkpoint of your own: that checkpoint.
     device
         Where to predict.
 
@@ -130,7 +136,7 @@ def load(
         raise ModelFileError(f"{path} cannot be used: {error}") from error
     if identity is None:
         return classifier
-    return FewShotClassifier._restored(classifier, identity, backbone, device)
+    return FewShotClassifier._restored(classifier, identity, backbone, weights, device)
 
 
 def describe(path: str | Path) -> Description:

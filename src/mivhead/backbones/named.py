@@ -25,13 +25,18 @@ def named_by_file(identity: Identity) -> str | Backbone:
     return Unasked(identity) if "://" in identity.name else identity.name
 
 
+def expected_preset(identity: Identity) -> Preset:
+    """Make a backbone give the features a model expects, even if its suggested preset changed."""
+    blocks = tuple(BlockPreset() for _ in identity.taps)  # the head has its own settings already
+    return Preset(identity.taps, blocks, identity.preprocessing)
+
+
 class Unasked:
     """Stands for a service that nobody but a file has asked for."""
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
-        blocks = tuple(BlockPreset() for _ in identity.taps)  # the head has its own settings
-        self.preset = Preset(identity.taps, blocks, identity.preprocessing)
+        self.preset = expected_preset(identity)
 
     def extract(self, images: Sequence[ImageLike]) -> NoReturn:
         """Refuse to send the images."""

@@ -117,7 +117,9 @@ def run(args: argparse.Namespace) -> int:
         check_format(args.picture)
         check_output(args.picture)
     options.prepare(args)
-    model = load_model(args.model, device=args.device, backbone=args.backbone)
+    model = load_model(
+        args.model, device=args.device, backbone=args.backbone, weights=args.weights
+    )
     result, skipped = _evaluate(model, args)
     report_skipped(skipped)
     if args.picture:

@@ -31,12 +31,14 @@ class Model:
         return [str(name) for name in self.classifier.classes_.tolist()]
 
 
-def load_model(path: str, *, device: str | None, backbone: str | None = None) -> Model:
+def load_model(
+    path: str, *, device: str | None, backbone: str | None = None, weights: str | None = None
+) -> Model:
     """Read a model file; the backbone is loaded with the first image."""
     from mivhead.fewshot import FewShotClassifier
     from mivhead.persistence import load
 
-    loaded = load(path, backbone=backbone, device=device)
+    loaded = load(path, backbone=backbone, weights=weights, device=device)
     if isinstance(loaded, FewShotClassifier):
         return Model(path, loaded, loaded.identity_)
     on_features = FewShotClassifier(device=device)

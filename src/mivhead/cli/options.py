@@ -6,7 +6,7 @@ import argparse
 import textwrap
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mivhead.backbones import DEFAULT_BACKBONE, list_backbones
+from mivhead.backbones import DEFAULT_BACKBONE
 from mivhead.errors import InputError
 from mivhead.methods import METHODS
 
@@ -69,8 +69,9 @@ def add_model_backbone(parser: Parser) -> None:
     parser.add_argument(
         "--backbone",
         metavar="NAME",
-        help="where the model's backbone is, if not under its name: a service's address",
+        help="where the model's backbone is, if not under its name: an address or a file",
     )
+    _add_weights(parser)
 
 
 def add_extraction(parser: Parser) -> None:
@@ -78,8 +79,10 @@ def add_extraction(parser: Parser) -> None:
     parser.add_argument(
         "--backbone",
         metavar="NAME",
-        help=f"{', '.join(list_backbones())} (default: {DEFAULT_BACKBONE})",
+        help="a name of `miv backbones list`, timm:NAME, hf:FOLDER_OR_ID, FILE.onnx or an address "
+        f"(default: {DEFAULT_BACKBONE})",
     )
+    _add_weights(parser)
     parser.add_argument(
         "--seed", type=not_negative, default=0, metavar="N", help="seed of all that is random"
     )
@@ -99,6 +102,14 @@ def add_extraction(parser: Parser) -> None:
     )
 
 
+def _add_weights(parser: Parser) -> None:
+    parser.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="checkpoint for the backbone (.safetensors, .pth) instead of its usual weights",
+    )
+
+
 def add_training(parser: Parser) -> None:
     """Add what decides about the classifier on features."""
     plain = [name for name in METHODS if not name.startswith("miv-")]  # without ablations
@@ -114,6 +125,7 @@ def classifier_from(args: argparse.Namespace) -> FewShotClassifier:
     given = {name: getattr(args, name, None) for name in ("method", "recipe")}
     return FewShotClassifier(
         args.backbone or DEFAULT_BACKBONE,
+        weights=args.weights,
         threshold=0 if args.no_augmentation else args.threshold,
         augmentation=Augmentation(flip=0.0) if args.no_flip else None,
         random_state=args.seed,

@@ -66,7 +66,9 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     options.prepare(args)
-    model = load_model(args.model, device=args.device, backbone=args.backbone)
+    model = load_model(
+        args.model, device=args.device, backbone=args.backbone, weights=args.weights
+    )
     skipped: list[Skipped] = []
     if len(args.images) == 1 and is_features(args.images[0]):
         from mivhead.stores.table import FeatureTable
