@@ -7,7 +7,7 @@ from typing import Any
 
 from mivhead.cli import options
 from mivhead.cli.files import print_json
-from mivhead.cli.text import plural, size
+from mivhead.cli.text import size
 
 EXAMPLES = """
 miv cache info
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
             "bytes": found.bytes,
             "limit": found.limit,
         }
-        stored = f"{plural(found.entries, 'image or view')}, {size(found.bytes)}"
+        stored = f"features of {found.entries:,} images and views, {size(found.bytes)}"
         if args.action == "clear":
             text = f"Removed from {found.folder}: {stored}."
         else:

@@ -117,9 +117,7 @@ def run(args: argparse.Namespace) -> int:
         check_format(args.picture)
         check_output(args.picture)
     options.prepare(args)
-    model = load_model(
-        args.model, device=args.device, backbone=args.backbone, weights=args.weights
-    )
+    model = load_model(args.model, device=args.device, backbone=args.backbone, weights=args.weights)
     result, skipped = _evaluate(model, args)
     report_skipped(skipped)
     if args.picture:
@@ -139,9 +137,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(model: Model, args: argparse.Namespace) -> tuple[Result, list[Skipped]]:
     if is_features(args.images):
-        from mivhead.stores.table import FeatureTable
+        from mivhead import stores
 
-        features = FeatureTable.load(args.images)
+        with stores.open(args.images) as store:
+            features = store.read()
         if features.labels is None:
             raise InputError(f"{args.images} has no labels to compare with.")
         _check_labels(features.labels, model, args.images)

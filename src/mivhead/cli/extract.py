@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 from mivhead.cli import options
-from mivhead.cli.files import check_output, report_skipped
-from mivhead.cli.text import plural, seconds, size
+from mivhead.cli.files import check_output, is_table, report_skipped
+from mivhead.cli.text import plural, seconds
 from mivhead.errors import InputError
 
 EXAMPLES = """
 miv extract shots/ -o shots.safetensors          # with labels and augmented views, for `miv fit`
 miv extract new/*.jpg -o new.safetensors --unlabelled   # for `miv predict`
+miv extract shots/ -o lancedb://data/birds       # into a table of a database
 """
 
 
@@ -35,7 +35,9 @@ def add_parser(subparsers: Any) -> None:
         help="a folder with one folder per class, a zip of one, or a CSV of path and label; "
         "with --unlabelled any images, folders, zips or patterns",
     )
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="file to write")
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="FILE", help="file or table to write"
+    )
     parser.add_argument(
         "--unlabelled", action="store_true", help="images without labels, and no views"
     )
@@ -48,13 +50,15 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     started = time.perf_counter()
-    check_output(args.output, replaces="features")
+    if not is_table(args.output):
+        check_output(args.output, replaces="features")
     if len(args.images) > 1 and not args.unlabelled:
         raise InputError(
             "Labelled images come from one folder, zip or CSV; "
             "give --unlabelled for several, without labels."
         )
     options.prepare(args)
+    from mivhead import stores
     from mivhead.data.folders import open_labelled, open_unlabelled
 
     images = (
@@ -64,14 +68,14 @@ def run(args: argparse.Namespace) -> int:
     )
     classifier = options.classifier_from(args)
     features = classifier.extract(images, skip_bad=args.skip_bad)
-    features.save(args.output)
+    with stores.open(args.output) as store:
+        store.write(features)
     report_skipped(classifier.skipped_)
     if not args.quiet:
         views = 0 if features.views is None else len(features.views)
         with_views = f" and {plural(views, 'augmented view')}" if views else ""
         print(
-            f"Wrote features of {plural(len(features), 'image')}{with_views} to {args.output} "
-            f"({size(Path(args.output).stat().st_size)}) in "
-            f"{seconds(time.perf_counter() - started)}."
+            f"Wrote features of {plural(len(features), 'image')}{with_views} to {store.name} "
+            f"in {seconds(time.perf_counter() - started)}."
         )
     return 0

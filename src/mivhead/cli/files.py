@@ -34,8 +34,15 @@ def kind_of(path: str | Path) -> str | None:
 
 
 def is_features(path: str | Path) -> bool:
-    """Tell whether a path is meant to be a features file, damaged or not."""
-    return Path(path).suffix.lower() == ".safetensors" or kind_of(path) == "features"
+    """Tell whether a path is meant to be a features file, damaged or not, or a table of them."""
+    return (
+        is_table(path) or Path(path).suffix.lower() == ".safetensors" or kind_of(path) == "features"
+    )
+
+
+def is_table(path: str | Path) -> bool:
+    """Tell whether a path is the address of a table in a database, such as `lancedb://...`."""
+    return "://" in str(path)
 
 
 def check_output(path: str | Path, *, replaces: str | None = None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.files import check_output, is_features, print_json, report_skipped
+from mivhead.cli.files import check_output, is_features, is_table, print_json, report_skipped
 from mivhead.cli.text import interval, percent, plural, seconds, size, table
 from mivhead.errors import InputError
 
@@ -31,6 +31,7 @@ miv fit shots.zip -o birds.miv --skip-bad
 miv fit labels.csv -o birds.miv          # a path and a label per row
 miv fit digits/ -o digits.miv --no-flip  # a mirrored digit is another thing
 miv fit features.safetensors -o birds.miv
+miv fit lancedb://data/birds -o birds.miv --label species --where "split = 'train'"
 miv fit shots/ -o plain.miv --method logistic
 """
 
@@ -50,10 +51,13 @@ def add_parser(subparsers: Any) -> None:
         "shots",
         metavar="SHOTS",
         help="a folder with one folder per class, a zip of one, a CSV of path and label, "
-        "or a features file of `miv extract`",
+        "a features file of `miv extract`, or a table in a database (lancedb://FOLDER/TABLE, "
+        "postgresql://HOST/DATABASE?table=NAME, qdrant://FOLDER/COLLECTION)",
     )
     parser.add_argument("-o", "--output", required=True, metavar="MODEL", help="file to write")
     options.add_skip_bad(parser)
+    group = options.add_table(parser)
+    group.add_argument("--label", metavar="COLUMN", help="column of the labels (default: label)")
     options.add_extraction(parser)
     options.add_training(parser)
     options.add_device(parser)
@@ -97,6 +101,8 @@ def _check_arguments(args: argparse.Namespace) -> None:
     check_output(args.output, replaces="model")
     if args.folds < 2:
         raise InputError(f"--folds must be at least 2, got {args.folds}.")
+    if (args.label or args.where) and not is_features(args.shots):
+        raise InputError("--label and --where are for tables in databases.")
 
 
 def _read_images(args: argparse.Namespace, classifier: FewShotClassifier) -> FeatureTable:
@@ -106,14 +112,20 @@ def _read_images(args: argparse.Namespace, classifier: FewShotClassifier) -> Fea
 
 
 def _read_features(args: argparse.Namespace) -> FeatureTable:
-    from mivhead.stores.table import FeatureTable
+    from mivhead import stores
 
-    shots = FeatureTable.load(args.shots)
     if args.threshold is not None:
-        raise InputError("--threshold is for images; a features file has its views already.")
+        raise InputError("--threshold is for images; features have their views already.")
+    with stores.open(args.shots, label=args.label, where=args.where) as store:
+        shots = store.read()
     if shots.labels is None:
         raise InputError(
-            f"{args.shots} has no labels to learn from; extract a folder of class folders."
+            f"{store.name} has no labels to learn from: "
+            + (
+                "name their column with --label, and leave out rows without one with --where."
+                if is_table(args.shots)
+                else "extract a folder of class folders."
+            )
         )
     return replace(shots, views=None, view_of=None) if args.no_augmentation else shots
 

@@ -74,6 +74,17 @@ def add_model_backbone(parser: Parser) -> None:
     _add_weights(parser)
 
 
+def add_table(parser: Parser) -> argparse._ArgumentGroup:
+    """Add what chooses rows of a table in a database."""
+    group = parser.add_argument_group("tables in databases")
+    group.add_argument(
+        "--where",
+        metavar="FILTER",
+        help="only these rows; passed on to the database as it is: SQL, or JSON for Qdrant",
+    )
+    return group
+
+
 def add_extraction(parser: Parser) -> None:
     """Add what decides about the features of labelled images."""
     parser.add_argument(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
 from mivhead.cli.files import check_folder, is_features, print_json, report_skipped
-from mivhead.cli.inputs import classify_images, classify_table, drop_bad, load_model
+from mivhead.cli.inputs import Model, classify_images, classify_table, drop_bad, load_model
 from mivhead.cli.text import percent, plural, table
 from mivhead.errors import InputError
 
@@ -26,6 +27,7 @@ miv predict birds.miv new/ --top 3
 miv predict birds.miv new.zip --csv > names.csv
 miv predict birds.miv new/ --sort-into sorted/   # copies; the originals stay
 miv predict birds.miv new.safetensors --json     # features of `miv extract`
+miv predict birds.miv lancedb://data/birds --where "split = 'new'" --write species
 """
 
 
@@ -43,7 +45,7 @@ def add_parser(subparsers: Any) -> None:
         "images",
         nargs="+",
         metavar="IMAGES",
-        help="images, folders, zips or patterns; or one features file",
+        help="images, folders, zips or patterns; or one features file, or table in a database",
     )
     parser.add_argument(
         "--top", type=options.positive, default=1, metavar="K", help="show the K likeliest classes"
@@ -57,6 +59,13 @@ def add_parser(subparsers: Any) -> None:
         help="copy the images into folders of DIR named after their classes; "
         "nothing is overwritten or moved",
     )
+    group = options.add_table(parser)
+    group.add_argument(
+        "--write",
+        metavar="COLUMN",
+        help="write the classes into this column of the table, and their probabilities into "
+        "COLUMN_probability",
+    )
     options.add_skip_bad(parser)
     options.add_model_backbone(parser)
     options.add_device(parser)
@@ -66,19 +75,17 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     options.prepare(args)
-    model = load_model(
-        args.model, device=args.device, backbone=args.backbone, weights=args.weights
-    )
+    model = load_model(args.model, device=args.device, backbone=args.backbone, weights=args.weights)
     skipped: list[Skipped] = []
     if len(args.images) == 1 and is_features(args.images[0]):
-        from mivhead.stores.table import FeatureTable
-
         if args.sort_into:
-            raise InputError("--sort-into needs images; a features file holds none to copy.")
-        predictions = classify_table(model, FeatureTable.load(args.images[0]))
+            raise InputError("--sort-into needs images; features are none to copy.")
+        predictions = _predict_features(model, args)
     else:
         from mivhead.data.folders import open_unlabelled
 
+        if args.write or args.where:
+            raise InputError("--write and --where are for tables in databases.")
         if args.sort_into:
             _check_sort_folder(Path(args.sort_into))
         images, skipped = drop_bad(open_unlabelled(args.images), args.skip_bad)
@@ -88,6 +95,22 @@ def run(args: argparse.Namespace) -> int:
     if args.sort_into:
         _sort(images, predictions, model.names, args)
     return 0
+
+
+def _predict_features(model: Model, args: argparse.Namespace) -> list[Prediction]:
+    from mivhead import stores
+
+    predictions: list[Prediction] = []
+    with stores.open(args.images[0], where=args.where) as store:
+        for batch in store.iter_batches():
+            predictions += classify_table(model, batch)
+        if args.write:
+            values: dict[str, Sequence[str | float]] = {
+                args.write: [str(each.label) for each in predictions],
+                f"{args.write}_probability": [each.probability for each in predictions],
+            }
+            store.annotate([each.id for each in predictions], values)
+    return predictions
 
 
 def _check_sort_folder(folder: Path) -> None:

@@ -156,8 +156,8 @@ class DatabaseStore(Store):
         )
 
     def _labels(self, rows: Rows) -> tuple[str, ...] | None:
-        if rows.labels is None or (self.columns.label is None and not any(rows.labels)):
-            return None
+        if rows.labels is None or (self.columns.label is None and None in rows.labels):
+            return None  # nobody asked for labels, as for a prediction
         if None in rows.labels:
             raise InputError(
                 f"The row {rows.ids[rows.labels.index(None)]!r} of {self.name} has no label: "
