@@ -8,7 +8,7 @@ from typing import Any
 
 from mivhead.cli import options
 from mivhead.cli.files import check_output, is_table, report_skipped
-from mivhead.cli.text import plural, seconds
+from mivhead.cli.text import plural, seconds, size
 from mivhead.errors import InputError
 
 EXAMPLES = """
@@ -76,6 +76,6 @@ def run(args: argparse.Namespace) -> int:
         with_views = f" and {plural(views, 'augmented view')}" if views else ""
         print(
             f"Wrote features of {plural(len(features), 'image')}{with_views} to {store.name} "
-            f"in {seconds(time.perf_counter() - started)}."
+            f"({size(features.nbytes)}) in {seconds(time.perf_counter() - started)}."
         )
     return 0

@@ -115,7 +115,9 @@ def _read_features(args: argparse.Namespace) -> FeatureTable:
     from mivhead import stores
 
     if args.threshold is not None:
-        raise InputError("--threshold is for images; features have their views already.")
+        raise InputError(
+            "--threshold is for images; a features file or table has its views already."
+        )
     with stores.open(args.shots, label=args.label, where=args.where) as store:
         shots = store.read()
     if shots.labels is None:

@@ -59,6 +59,11 @@ class FeatureTable:
     def __len__(self) -> int:
         return len(self.features)
 
+    @property
+    def nbytes(self) -> int:
+        """Size in memory, views included."""
+        return self.features.nbytes + (0 if self.views is None else self.views.nbytes)
+
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, atomically."""
         tensors = dict(self.features.tensors)
