@@ -18,6 +18,7 @@ BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NEEDS = {  # pages that use an optional package
     "backbones-onnx": "onnxscript",
     "backbones-transformers": "transformers",
+    "databases": "lancedb",
 }
 
 
