@@ -93,7 +93,7 @@ class RemoteBackbone:
         self.identity = service.identity
         self.preset = service.preset
         self._service = service
-        self._dtype = dtype
+        self.dtype = dtype
         self._batch_size = min(batch_size, service.max_images)
         self._concurrency = concurrency
         self._layout: dict[str, tuple[int, ...]] | None = None  # of the first answer
@@ -119,7 +119,7 @@ class RemoteBackbone:
         return Features.concat(parts)
 
     def _ask(self, batch: list[np.ndarray[Any, Any]]) -> Features:
-        part = self._service.ask([encode_image(each) for each in batch], self._dtype)
+        part = self._service.ask([encode_image(each) for each in batch], self.dtype)
         if len(part) != len(batch):
             raise InputError(
                 f"{self._service.shown} returned {len(part)} results for {len(batch)} images."

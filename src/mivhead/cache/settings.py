@@ -22,7 +22,7 @@ def open_cache(folder: str | Path | None = None) -> FeatureCache | None:
     """
     if folder is None:
         folder = os.environ.get(FOLDER) or _platform_folder() / "mivhead"
-        if folder == OFF:
+        if str(folder).lower() == OFF:
             return None
     return FeatureCache(Path(folder).expanduser(), _limit())
 
