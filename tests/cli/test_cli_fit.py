@@ -112,4 +112,4 @@ def test_features_without_labels(miv, fails, shots, tmp_path):
 
 def test_threshold_with_features(fails, features, tmp_path):
     error = fails("fit", features, "-o", tmp_path / "m.miv", "--threshold", "3")
-    assert "has its views already" in error
+    assert "views already" in error

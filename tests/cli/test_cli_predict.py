@@ -10,8 +10,10 @@ import pytest
 
 import mivhead
 from mivhead.cli import inputs
+from mivhead.cli.predict import _as_table
 from mivhead.cli.sorting import safe_name, sort_images
 from mivhead.data.folders import open_unlabelled
+from mivhead.fewshot import Prediction
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +148,12 @@ def test_safe_names_are_safe():
         assert not set(name) & set('/\\:*?"<>|\n\x00')
         assert not name.startswith(".")
         assert not name.endswith((".", " "))
+
+
+def test_long_names_are_shortened_one_by_one():
+    names = [letter * 60 for letter in "abc"]
+    probabilities = dict(zip(names, (0.7, 0.2, 0.1), strict=True))
+    text = _as_table([Prediction("d" * 90, names[0], 0.7, probabilities)], top=3)
+    file, name, _, others = re.split("  +", text.splitlines()[1])
+    assert len(file) == len(name) == 48
+    assert re.fullmatch(r"b+\.\.\.b+ 20 %, c+\.\.\.c+ 10 %", others)

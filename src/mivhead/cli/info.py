@@ -84,7 +84,7 @@ def _describe(facts: dict[str, Any]) -> str:
     lines = [("file", f"{facts['file']} ({size(facts['bytes'])})"), ("holds", _holds(facts))]
     if facts["kind"] == "model":
         lines.append(("method", facts["method"]))
-        lines.append(("seed", facts["seed"]))
+        lines.append(("weight seed", facts["seed"]))
         lines.append(("written by", f"mivhead {facts['library']} (format {facts['format']})"))
     else:
         blocks = (f"{k} {'x'.join(map(str, v))}" for k, v in facts["blocks"].items())

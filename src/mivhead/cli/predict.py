@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from mivhead.cli import options
 from mivhead.cli.files import check_folder, is_features, print_json, report_skipped
 from mivhead.cli.inputs import Model, classify_images, classify_table, drop_bad, load_model
-from mivhead.cli.text import percent, plural, table
+from mivhead.cli.text import percent, plural, shorten, table
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
     from mivhead.data.imageset import ImageSet, Skipped
     from mivhead.fewshot import Prediction
+
+MAX_NAME = 24  # characters of a runner-up's name
 
 EXAMPLES = """
 miv predict birds.miv new/*.jpg
@@ -164,11 +166,12 @@ def _as_table(predictions: list[Prediction], top: int) -> str:
     header = ["file", "class", "probability"] + ["runners-up"] * (top > 1)
     rows = []
     for each in predictions:
-        row = [each.id, str(each.label), percent(each.probability)]
+        row = [shorten(each.id), shorten(str(each.label)), percent(each.probability)]
         if top > 1:
-            row.append(", ".join(f"{name} {percent(p)}" for name, p in _top(each, top)[1:]))
+            others = _top(each, top)[1:]
+            row.append(", ".join(f"{shorten(str(n), MAX_NAME)} {percent(p)}" for n, p in others))
         rows.append(row)
-    return table(header, rows, right="probability")
+    return table(header, rows, right="probability", limit=sys.maxsize)
 
 
 def _sort(
