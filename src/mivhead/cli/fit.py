@@ -192,9 +192,8 @@ def _describe_check(check: HeldOut) -> str:
     text = (
         f"\nLeave-one-out estimate: {right} of {tested} shots right, {percent(check.accuracy)} "
         f"(95 % interval {interval(check.interval)}).\n"
-        "Each shot was predicted by a head trained without it, so expect about this accuracy on "
-        "new\nimages of the same kind, a little more as the model has all shots; more shots "
-        "narrow the interval."
+        "Each shot was predicted by a head trained without it. The model itself has all shots, so "
+        "new\nimages of the same kind tend to do better, much better if shots are very few."
     )
     if untested:
         text += f"\n{plural(untested, 'shot')} could not be tested, as the only one of its class."
