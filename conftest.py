@@ -3,3 +3,6 @@
 import os
 
 os.environ["MIV_CACHE"] = "off"
+
+# They hold no examples, and several files of one name cannot all be searched for them.
+collect_ignore_glob = ["*/conftest.py"]

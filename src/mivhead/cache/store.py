@@ -1,7 +1,7 @@
 """`FeatureCache`: a folder with one small file per entry.
 
-One file per entry, as that is as fast to read as large segments (see `benchmarks/cache.py`), needs
-no index that could disagree with the data, and lets old entries go one by one. A file is written
+One file per entry needs no index that could disagree with the data, lets old entries go one by one,
+and reads about 1 GB/s; large segments would be half as fast again (see `benchmarks/cache.py`). A file is written
 under a temporary name and then renamed, so a reader sees all of it or nothing, whoever else writes
 or is killed; what a power cut leaves behind is found by the checksum. Files are never changed.
 """
