@@ -5,11 +5,12 @@
 Writes entries as large as those of the default backbone (169 kB), then reads all of them in random
 order and copies the values out, as extraction does. "Segment" is the other design that was
 considered: all entries behind each other in one memory-mapped file, with the same checksums; the
-gain does not pay for an index and for giving up old entries one by one, so an entry is a file. "Extraction" is the whole warm path of `extract_table`: image
-files are read and hashed, keys made, entries found and checked, features collected. Everything is
-in the page cache; the best of five rounds counts. The second column is per second of processor
-time, which a busy machine changes less. Takes ten seconds. Expect about 1 GB/s from the cache, half
-as much again from a segment, and half as much from extraction.
+gain does not pay for an index and for giving up old entries one by one, so an entry is a file.
+"Extraction" is the whole warm path of `extract_table`: image files are read and hashed, keys made,
+entries found and checked, features collected. Everything is in the page cache; the best of five
+rounds counts. The second column is per second of processor time, which a busy machine changes less.
+Takes ten seconds. Expect about 1 GB/s from the cache, half as much again from a segment, and half
+as much from extraction.
 """
 
 from __future__ import annotations

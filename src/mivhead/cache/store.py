@@ -1,9 +1,10 @@
 """`FeatureCache`: a folder with one small file per entry.
 
 One file per entry needs no index that could disagree with the data, lets old entries go one by one,
-and reads about 1 GB/s; large segments would be half as fast again (see `benchmarks/cache.py`). A file is written
-under a temporary name and then renamed, so a reader sees all of it or nothing, whoever else writes
-or is killed; what a power cut leaves behind is found by the checksum. Files are never changed.
+and reads about 1 GB/s; large segments would be half as fast again (see `benchmarks/cache.py`). A
+file is written under a temporary name and then renamed, so a reader sees all of it or nothing,
+whoever else writes or is killed; what a power cut leaves behind is found by the checksum. Files are
+never changed.
 """
 
 from __future__ import annotations
