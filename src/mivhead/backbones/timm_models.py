@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mivhead.backbones.checkpoints import state_hash
+from mivhead.backbones.fast import fold_batchnorm
 from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, hooked, suggest_blocks
 from mivhead.backbones.outputs import Parts
 from mivhead.backbones.paper import PAPER
@@ -41,6 +42,7 @@ def load(
         preset = preset or known.preset
     model = build(spec, weights, preset.preprocessing.size if preset else None)
     sha256 = state_hash(model)
+    _quicken(model.eval())
     freeze(model, device)
     normed = known is None or known.normed
     if preset is None:
@@ -55,6 +57,15 @@ def load(
         dtype=dtype,
         tapped=_tapped(model, preset.taps, dtype, normed=normed),
     )
+
+
+def _quicken(model: nn.Module) -> None:
+    """Fold BatchNorms where they follow their convolutions, module by module."""
+    from timm.models.regnet import RegNet
+    from timm.models.resnet import ResNet
+
+    if isinstance(model, ResNet | RegNet):
+        fold_batchnorm(model)
 
 
 def feature_names(model: nn.Module) -> list[str]:

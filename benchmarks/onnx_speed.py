@@ -1,6 +1,6 @@
 """How fast backbones run as ONNX files on a CPU, against PyTorch.
 
-    python benchmarks/onnx.py [--backbones efficientnet_lite0 resnet18 ...] [--json onnx.json]
+    python benchmarks/onnx_speed.py [--backbones efficientnet_lite0 resnet18 ...] [--json onnx.json]
 
 Each backbone is exported (with random weights if it has none here: speed does not depend on them)
 and both get the same decoded images in batches of 32, preprocessing included, on one thread.
@@ -87,7 +87,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     print(f"{args.threads} threads, batch {args.batch}, median of {args.repetitions}; ms per image")
-    print("backbone               eager    ours    onnx   onnx/eager   onnx/ours   difference")
+    print("backbone               eager    ours    onnx   eager/onnx   ours/onnx   difference")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in args.backbones:
