@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from conformance import check, photos, run
@@ -22,6 +21,7 @@ pytest.importorskip("onnxruntime")
 
 from mivhead.backbones import onnx_graph  # noqa: E402  # after the check for the extra
 from mivhead.backbones.onnx_export import export_onnx, tap_onnx  # noqa: E402
+from tiny_onnx import network  # noqa: E402  # after the check for the extra
 
 FLOAT = onnx.TensorProto.FLOAT
 
@@ -31,48 +31,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("onnxscript")
     path = tmp_path_factory.mktemp("onnx") / "vit.onnx"
     assert export_onnx("timm:test_vit", path, weights="random") < 1e-4
-    return path
-
-
-def network(
-    path: Path,
-    batch: int | str = "n",
-    size: int | str = 16,
-    channels_last: bool = False,
-    kind: int = FLOAT,
-) -> Path:
-    """Write a classifier: two convolutions, mean, linear layer; tensors `deep` and `logits`."""
-    rng = np.random.default_rng(0)
-    number = np.float16 if kind == onnx.TensorProto.FLOAT16 else np.float32
-    weights = {
-        "w1": rng.normal(size=(6, 3, 4, 4)),
-        "w2": rng.normal(size=(8, 6, 2, 2)),
-        "w3": rng.normal(size=(8, 5)),
-    }
-    sides = (size, size, 3) if channels_last else (3, size, size)
-    node = onnx.helper.make_node
-    nodes = [
-        node("Conv", ["turned" if channels_last else "images", "w1"], ["c1"], strides=[4, 4]),
-        node("Relu", ["c1"], ["shallow"]),
-        node("Conv", ["shallow", "w2"], ["c2"], strides=[2, 2]),
-        node("Relu", ["c2"], ["deep"]),
-        node("GlobalAveragePool", ["deep"], ["mean"]),
-        node("Flatten", ["mean"], ["vector"]),
-        node("MatMul", ["vector", "w3"], ["logits"]),
-    ]
-    if channels_last:
-        nodes.insert(0, node("Transpose", ["images"], ["turned"], perm=[0, 3, 1, 2]))
-    info = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        nodes,
-        "classifier",
-        [info("images", kind, (batch, *sides))],
-        [info("logits", kind, (batch, 5))],
-        [onnx.numpy_helper.from_array(v.astype(number), k) for k, v in weights.items()],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
-    model.ir_version = 8
-    onnx.save(model, path)
     return path
 
 

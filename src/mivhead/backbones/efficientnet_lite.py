@@ -12,7 +12,6 @@ Names of taps, for Lite0 at 224 px:
 
 from __future__ import annotations
 
-import difflib
 import re
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from mivhead.backbones.fast import fold_batchnorm, mirror
 from mivhead.backbones.lazy import LazyBackbone
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.presets import PRESETS
+from mivhead.backbones.taps import check_taps
 from mivhead.backbones.weights import PipWeights, read_checkpoint, rename_in_order
 from mivhead.errors import InputError
 from mivhead.preset import Preset
@@ -92,11 +92,7 @@ def load(
 def _load(name: str, preset: Preset, device: torch.device, dtype: torch.dtype) -> ModuleBackbone:
     """Build the backbone, quick to run."""
     model = build(name)
-    valid = tap_names(model)
-    for tap in preset.taps:
-        if tap not in valid:
-            nearest = difflib.get_close_matches(tap, valid, n=3) or valid[-3:]
-            raise InputError(f"{name} has no tap {tap!r}; near it are {', '.join(nearest)}.")
+    check_taps(name, preset.taps, tap_names(model))
     fold_batchnorm(model)
     mirror(model)
     return ModuleBackbone(
