@@ -11,6 +11,8 @@ from typing import Literal
 
 from mivhead.errors import InputError, check_one_of
 
+MAX_SIZE = 4096  # pixels; keeps a forged file from asking for memory
+
 
 @dataclass(frozen=True)
 class BlockPreset:
@@ -50,6 +52,12 @@ class Preprocessing:
     size: int = 224
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= MAX_SIZE:
+            raise InputError(f"size must be from 1 to {MAX_SIZE}, got {self.size}.")
+        if not all(value > 0 for value in self.std):
+            raise InputError(f"std must be positive, got {self.std}.")
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,8 @@ def test_identity_key_is_the_same_in_another_process() -> None:
         (("taps",), [4]),
         (("preprocessing",), []),
         (("preprocessing", "size"), True),
+        (("preprocessing", "size"), 10**9),
+        (("preprocessing", "std"), [0.5, 0.5, 0.0]),
         (("preprocessing", "mean"), [0.5, 0.5]),
         (("preprocessing", "std"), [0.5, 0.5, float("nan")]),
         (("preprocessing", "crop"), 1),
