@@ -212,7 +212,7 @@ def test_preset_sets_the_size_and_the_head() -> None:
     for bad in (Preset(("x",), (BlockPreset(),), plain), Preset(("embedding",), (BlockPreset(),))):
         with pytest.raises(InputError, match="the single tap 'embedding'"):
             connect("http://127.0.0.1:9", model="m", preset=bad)
-    with pytest.raises(InputError, match="size must be at least 1"):
+    with pytest.raises(InputError, match="size must be from 1 to 4096, got 0"):
         connect("http://127.0.0.1:9", model="m", size=0)
 
 

@@ -67,8 +67,6 @@ class Embeddings:
             raise InputError(
                 f"An embedding service has the single tap {TAP!r} and no mean and std of ours."
             )
-        if preset.preprocessing.size < 1:
-            raise InputError(f"size must be at least 1, got {preset.preprocessing.size}.")
         self._client = client
         self._request = _read_request(request, model)
         self.max_images = MAX_IMAGES if _find_list(self._request) else 1
