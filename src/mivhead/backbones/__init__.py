@@ -95,8 +95,9 @@ def load_backbone(
     --------
     >>> import numpy as np
     >>> backbone = load_backbone("efficientnet_lite0")
-    >>> backbone.extract([np.zeros((60, 80, 3), np.uint8)])
-    Features(n=1, block0: map 112x14x14 float16; block1: map 1280x7x7 float16)
+    >>> features = backbone.extract([np.zeros((60, 80, 3), np.uint8)])
+    >>> list(features.layout.values())
+    [(112, 14, 14), (192, 7, 7), (320, 7, 7), (1280, 7, 7)]
     """
     spec = str(spec)
     home = _home(spec)

@@ -9,9 +9,12 @@ from dataclasses import replace
 
 from mivhead.preset import BlockPreset, Preprocessing, Preset
 
+# Measured: docs/results/presets.md. Pooled candidates beside the native maps did not help.
 _EFFICIENTNET_LITE0 = Preset(
-    taps=("blocks.4", "bn2"),  # 112x14x14, the last 14x14 stage; 1280x7x7, after conv_head
-    blocks=(BlockPreset(pool_sizes=(13, 11, 9, 8)), BlockPreset(pool_sizes=(6, 5, 4))),
+    # Outputs of the last three stages, 112x14x14, 192x7x7 and 320x7x7, and the activated map after
+    # the last convolution, 1280x7x7, whose average is also the plain heads' feature.
+    taps=("blocks.4", "blocks.5", "blocks.6", "bn2"),
+    blocks=(BlockPreset(),) * 4,
     preprocessing=Preprocessing(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
 )
 
