@@ -177,3 +177,23 @@ def test_method_parameters(shots: Path) -> None:
     assert backbone.seen == 48
     with pytest.raises(InputError, match="Did you mean 'ncc'"):
         FewShotClassifier(backbone, method="nnc").fit_folder(shots)
+
+
+def test_extraction_leaves_a_core_to_the_decoder(shots: Path) -> None:
+    import torch
+
+    seen = []
+
+    class Watching(TinyBackbone):
+        def extract(self, images):
+            seen.append(torch.get_num_threads())
+            return super().extract(images)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        FewShotClassifier(Watching()).extract(open_labelled(shots))
+        assert set(seen) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

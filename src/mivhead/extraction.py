@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def extract_table(
         missing.clear()
 
     items = _items(images, plan, how or Augmentation(), backbone, cache)
-    with progress_bar("backbone", rows.count, show=verbose) as advance:
+    with _a_core_for_decoding(), progress_bar("backbone", rows.count, show=verbose) as advance:
         for item in prefetch(items, AHEAD):
             if isinstance(item, _Found):
                 rows.put(item.place, item.parts)
@@ -86,6 +87,21 @@ def extract_table(
         view_of if len(view_of) else None,
         backbone.identity.as_json(),
     )
+
+
+@contextmanager
+def _a_core_for_decoding() -> Iterator[None]:
+    """Leave one core to the other thread.
+
+    PyTorch's threads wait for each other after every layer: if one of them has to share its core
+    with the decoder, all stand still, and extraction takes many times as long.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads - 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)
