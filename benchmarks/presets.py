@@ -5,8 +5,8 @@
 
 `--data` is a folder that holds the sets as folders of class folders, or zips of them. The MIV-head
 is trained with recipe "paper" on 10-way 5-shot tasks; prints Markdown tables. The choice is made
-on the eight tuning sets only; `--sets confirmation` checks it. A fit takes 2 to 7 seconds of one
-core, with `--views yes` 7 to 25. The tables and the choice are in docs/results/presets.md.
+on the eight tuning sets only; `--sets confirmation` checks it. A fit takes 0.5 to 6 seconds of one
+core, with `--views yes` 2 to 12. The tables and the choice are in docs/results/presets.md.
 """
 
 from __future__ import annotations
