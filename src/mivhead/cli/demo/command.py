@@ -16,7 +16,7 @@ from mivhead.errors import InputError
 
 EXAMPLES = """
 miv demo
-miv demo --quick -o /tmp/demo
+miv demo --quick -o try-it
 miv demo --tasks 30 --seed 1
 """
 
