@@ -1,0 +1,1 @@
+"""The benchmark: tasks x methods, features extracted once, paired statistics, reports."""
