@@ -12,7 +12,6 @@ from sklearn.linear_model import LogisticRegression
 from _tasks import Bank, Rows, Task
 from mivhead import MIVClassifier, Preset
 
-PLAIN_TAP = "bn2"  # the plain heads' feature is the average of the deepest map: 1280-d
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -70,65 +69,63 @@ class Miv:
 
 @dataclass(frozen=True)
 class Logistic:
-    """scikit-learn's logistic regression on pooled features, not scaled; views are more shots."""
+    """scikit-learn's logistic regression on a map's average, not scaled; views are more shots."""
 
     C: float
     views: bool
+    taps: tuple[str] = ("bn2",)
 
     @property
     def key(self) -> str:
         """Its strength of regularisation."""
         return f"logistic C={self.C:g}" + _with_views(self.views)
 
-    taps = (PLAIN_TAP,)
-
     def run(self, bank: Bank, task: Task) -> tuple[float, float]:
         """See `Method`."""
-        x, y = shots(bank, task, views=self.views)
+        x, y = shots(bank, task, self.taps, views=self.views)
         start = time.process_time()
         head = LogisticRegression(C=self.C, max_iter=2000).fit(x, y)
         seconds = time.process_time() - start
-        return head.score(pooled(bank, task.queries), bank.labels[task.queries]), seconds
+        return head.score(pooled(bank, task.queries, self.taps), bank.labels[task.queries]), seconds
 
 
 @dataclass(frozen=True)
 class Centroid:
-    """Cosine to the mean of each class's pooled features, neither normalised nor centred."""
+    """Cosine to the mean of each class's averaged maps, neither normalised nor centred."""
 
     views: bool
+    taps: tuple[str] = ("bn2",)
 
     @property
     def key(self) -> str:
         """It has no settings."""
         return "centroid" + _with_views(self.views)
 
-    taps = (PLAIN_TAP,)
-
     def run(self, bank: Bank, task: Task) -> tuple[float, float]:
         """See `Method`."""
-        x, y = shots(bank, task, views=self.views)
+        x, y = shots(bank, task, self.taps, views=self.views)
         start = time.process_time()
         classes = np.unique(y)
         means = np.stack([x[y == name].mean(axis=0) for name in classes])  # (class, channel)
         means /= np.linalg.norm(means, axis=1, keepdims=True)
         seconds = time.process_time() - start
         # The length of a query does not change its nearest class.
-        best = classes[(pooled(bank, task.queries) @ means.T).argmax(axis=1)]
+        best = classes[(pooled(bank, task.queries, self.taps) @ means.T).argmax(axis=1)]
         return float((best == bank.labels[task.queries]).mean()), seconds
 
 
-def shots(bank: Bank, task: Task, *, views: bool) -> tuple[Vectors, Any]:
+def shots(bank: Bank, task: Task, taps: tuple[str], *, views: bool) -> tuple[Vectors, Any]:
     """Pooled features and labels of the shots, and of their views if wanted."""
-    x, y = pooled(bank, task.support), bank.labels[task.support]
+    x, y = pooled(bank, task.support, taps), bank.labels[task.support]
     if not views:
         return x, y
-    features, view_of = bank.of_views(task.support, (PLAIN_TAP,))
+    features, view_of = bank.of_views(task.support, taps)
     return np.concatenate([x, average(features)]), np.concatenate([y, y[view_of]])
 
 
-def pooled(bank: Bank, rows: Rows) -> Vectors:
+def pooled(bank: Bank, rows: Rows, taps: tuple[str]) -> Vectors:
     """Pooled features of images."""
-    return average(bank.of_images(rows, (PLAIN_TAP,)))
+    return average(bank.of_images(rows, taps))
 
 
 def average(features: Any) -> Vectors:

@@ -1,8 +1,8 @@
 """Runs methods on tasks in worker processes, keeps every result, and sums them up.
 
-Results are lines of JSON, one per finished (set, method, task), appended at once: a run that was
-stopped goes on where it was, and lines that exist already are not computed again. Delete the file
-to begin anew, for instance after a change of the head.
+Results are lines of JSON, one per finished (backbone, set, method, task), appended at once: a run
+that was stopped goes on where it was, and lines that exist already are not computed again. Delete
+the file to begin anew, for instance after a change of the head.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import math
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.stats import ttest_rel
 
+from _backbones import Subject
 from _methods import Method
 from _tasks import CONFIRMATION, TUNING, build_bank, open_set, sample_task
 
@@ -31,6 +33,7 @@ SETS = {"tuning": TUNING, "confirmation": CONFIRMATION, "all": TUNING + CONFIRMA
 class Job:
     """All that a worker does for one set."""
 
+    subject: Subject
     data: Path
     name: str
     methods: tuple[Method, ...]
@@ -60,7 +63,8 @@ class Score:
         return f"{self.mean:.1f} ± {self.half_width:.1f}"
 
 
-Key = tuple[str, str, int, int]  # set, method, seed, task
+Scores = dict[str, dict[str, Score]]  # by set and method
+Key = tuple[str, str, str, int, int]  # backbone, set, method, seed, task
 
 
 def read_results(path: Path) -> dict[Key, tuple[float, float]]:
@@ -69,7 +73,7 @@ def read_results(path: Path) -> dict[Key, tuple[float, float]]:
     if path.exists():
         for line in path.read_text().splitlines():
             r = json.loads(line)
-            key = (r["set"], r["method"], r["seed"], r["task"])
+            key = (r["backbone"], r["set"], r["method"], r["seed"], r["task"])
             results[key] = (r["accuracy"], r["seconds"])
     return results
 
@@ -81,7 +85,7 @@ def run_set(job: Job) -> str:
         (number, method)
         for number in range(job.tasks)
         for method in job.methods
-        if (job.name, method.key, job.seed, number) not in done
+        if (job.subject.name, job.name, method.key, job.seed, number) not in done
     ]
     if not missing:
         return f"{job.name}: nothing to do"
@@ -90,6 +94,7 @@ def run_set(job: Job) -> str:
     numbers = sorted({number for number, _ in missing})
     tasks = {number: sample_task(images.labels or (), number, job.seed) for number in numbers}
     bank = build_bank(
+        job.subject,
         images,
         list(tasks.values()),
         sorted({tap for _, method in missing for tap in method.taps}),
@@ -99,7 +104,8 @@ def run_set(job: Job) -> str:
     extracted = time.perf_counter()
     for number, method in missing:
         accuracy, seconds = method.run(bank, tasks[number])
-        result = {"set": job.name, "method": method.key, "seed": job.seed, "task": number}
+        result = {"backbone": job.subject.name, "set": job.name, "method": method.key}
+        result |= {"seed": job.seed, "task": number}
         result |= {"accuracy": round(accuracy, 5), "seconds": round(seconds, 3)}
         with job.results.open("a") as file:
             file.write(json.dumps(result) + "\n")
@@ -110,10 +116,10 @@ def run_set(job: Job) -> str:
     )
 
 
-def run(methods: Sequence[Method], args: argparse.Namespace) -> dict[str, dict[str, Score]]:
+def run(subject: Subject, methods: Sequence[Method], args: argparse.Namespace) -> Scores:
     """Compute what is missing and return scores by set and method."""
     jobs = [
-        Job(args.data, name, tuple(methods), args.tasks, args.seed, args.results)
+        Job(subject, args.data, name, tuple(methods), args.tasks, args.seed, args.results)
         for name in args.sets
     ]
     os.environ["OMP_NUM_THREADS"] = "1"  # workers inherit it: one thread each
@@ -122,7 +128,7 @@ def run(methods: Sequence[Method], args: argparse.Namespace) -> dict[str, dict[s
     with ProcessPoolExecutor(args.workers, context, torch.set_num_threads, (1,)) as pool:
         for line in pool.map(run_set, jobs):
             print(line, flush=True)
-    scores = collect(methods, args)
+    scores = collect(subject, methods, args)
     if args.json:
         document = {
             name: {
@@ -135,13 +141,14 @@ def run(methods: Sequence[Method], args: argparse.Namespace) -> dict[str, dict[s
     return scores
 
 
-def collect(methods: Sequence[Method], args: argparse.Namespace) -> dict[str, dict[str, Score]]:
+def collect(subject: Subject, methods: Sequence[Method], args: argparse.Namespace) -> Scores:
     """Scores by set and method from the result file."""
     results = read_results(args.results)
-    scores: dict[str, dict[str, Score]] = {}
+    scores: Scores = {}
     for name in args.sets:
         for method in methods:
-            found = [results[name, method.key, args.seed, task] for task in range(args.tasks)]
+            keys = [(subject.name, name, method.key, args.seed, k) for k in range(args.tasks)]
+            found = [results[key] for key in keys]
             accuracies, seconds = np.array(found).T
             scores.setdefault(name, {})[method.key] = Score(
                 100 * accuracies, float(np.median(seconds))
@@ -149,11 +156,19 @@ def collect(methods: Sequence[Method], args: argparse.Namespace) -> dict[str, di
     return scores
 
 
-def mean_over_sets(scores: dict[str, dict[str, Score]], key: str) -> tuple[float, float]:
+def mean_over_sets(scores: Scores, key: str) -> tuple[float, float]:
     """Mean of the sets' means, and the half-width of its 95 % interval over tasks."""
     means = [by_method[key].mean for by_method in scores.values()]
     widths = [by_method[key].half_width for by_method in scores.values()]
     return float(np.mean(means)), math.hypot(*widths) / len(widths)
+
+
+def paired(parts: Iterable[dict[str, Score]], key: str, rival: str) -> tuple[float, float]:
+    """Mean difference to a rival in points, and p of the paired two-sided t-test over all tasks."""
+    sets = list(parts)
+    ours, theirs = (np.concatenate([part[k].accuracies for part in sets]) for k in (key, rival))
+    p = float(ttest_rel(ours, theirs).pvalue) if np.any(ours != theirs) else 1.0
+    return float((ours - theirs).mean()), p
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

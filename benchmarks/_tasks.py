@@ -18,16 +18,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from _backbones import Subject
 from mivhead import BlockPreset, Features, Preset
-from mivhead.backbones import load_backbone
 from mivhead.backbones.base import extract_all
-from mivhead.backbones.presets import PRESETS
 from mivhead.data.augment import augment, plan_views, views_per_image
 from mivhead.data.folders import open_labelled
 from mivhead.data.imageset import ImageSet
 from mivhead.data.prefetch import prefetch
 
-BACKBONE = "efficientnet_lite0"
 WAYS, SHOTS, QUERIES, THRESHOLD = 10, 5, 10, 15
 VIEWS = views_per_image(SHOTS, THRESHOLD, "ceil")
 
@@ -51,20 +49,6 @@ CONFIRMATION = (
     "mushrooms7",
     "mscoco_crops",
 )
-
-# What the measurements tap, in the order in which the model runs: name to shape at 224 px.
-TAPS = {
-    "blocks.2": "40x28x28",
-    "blocks.3.0.bn1": "240x28x28",
-    "blocks.4.0.bn1": "480x14x14",
-    "blocks.4.2.bn2": "672x14x14",
-    "blocks.4": "112x14x14",
-    "blocks.5.0.bn1": "672x14x14",
-    "blocks.5": "192x7x7",
-    "blocks.6.0.bn2": "1152x7x7",
-    "blocks.6": "320x7x7",
-    "bn2": "1280x7x7",
-}
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -123,7 +107,13 @@ class Bank:
 
 
 def build_bank(
-    images: ImageSet, tasks: Sequence[Task], taps: Sequence[str], *, views: bool, seed: int
+    subject: Subject,
+    images: ImageSet,
+    tasks: Sequence[Task],
+    taps: Sequence[str],
+    *,
+    views: bool,
+    seed: int,
 ) -> Bank:
     """Pass every needed image, and the views of every shot if wanted, through the backbone once."""
     support = sorted({row for task in tasks for row in task.support.tolist()})
@@ -133,9 +123,9 @@ def build_bank(
     plan = [(row, s) for row, s in zip(view_of.tolist(), seeds.tolist(), strict=True)]
     plan = [(row, s) for row, s in plan if row in set(support)]
     preset = Preset(
-        taps=tuple(tap for tap in TAPS if tap in taps),
+        taps=tuple(tap for tap in subject.channels if tap in taps),
         blocks=(BlockPreset(),) * len(set(taps)),
-        preprocessing=PRESETS[BACKBONE].preprocessing,
+        preprocessing=subject.preprocessing,
     )
 
     def pictures() -> Iterator[Image.Image]:
@@ -144,7 +134,7 @@ def build_bank(
         for row, view_seed in plan:
             yield augment(images.load(row), preset.preprocessing.size, view_seed)
 
-    features = extract_all(load_backbone(BACKBONE, preset=preset), prefetch(pictures(), depth=8))
+    features = extract_all(subject.load(preset), prefetch(pictures(), depth=8))
     places: dict[int, list[int]] = {}
     for place, (row, _) in enumerate(plan, start=len(rows)):
         places.setdefault(row, []).append(place)

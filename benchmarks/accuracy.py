@@ -11,28 +11,26 @@ free cores, nearly all of it the MIV-head with views. The tables are in docs/res
 
 from __future__ import annotations
 
-import numpy as np
-from scipy.stats import ttest_rel
-
+from _backbones import efficientnet_lite
 from _methods import Centroid, Logistic, Method, Miv
-from _runs import Score, arguments, markdown, mean_over_sets, run
-from _tasks import BACKBONE, CONFIRMATION, TUNING
+from _runs import Score, Scores, arguments, markdown, mean_over_sets, paired, run
+from _tasks import CONFIRMATION, TUNING
 from mivhead.backbones.presets import PRESETS
 
+BACKBONE = efficientnet_lite()
+PRESET = PRESETS[BACKBONE.name]
 GRID = (0.01, 0.1, 1.0, 10.0, 100.0)
 C = 10.0  # of the logistic regression: the best of GRID on the tuning sets
 
 METHODS: dict[str, Method] = {
-    "MIV-head": Miv(PRESETS[BACKBONE], views=True),
+    "MIV-head": Miv(PRESET, views=True),
     "logistic regression": Logistic(C, views=True),
     "nearest centroid": Centroid(views=False),
-    "MIV-head, no views": Miv(PRESETS[BACKBONE], views=False),
+    "MIV-head, no views": Miv(PRESET, views=False),
     "logistic, no views": Logistic(C, views=False),
     "centroid, views": Centroid(views=True),
 }
 OURS, RIVALS = "MIV-head", ("logistic regression", "nearest centroid")
-
-Scores = dict[str, dict[str, Score]]
 
 
 def figures(scores: Scores) -> list[list[str]]:
@@ -63,12 +61,7 @@ def tests(scores: Scores) -> list[list[str]]:
 def compared(parts: list[dict[str, Score]]) -> list[str]:
     cells = []
     for rival in RIVALS:
-        ours, theirs = (
-            np.concatenate([part[METHODS[name].key].accuracies for part in parts])
-            for name in (OURS, rival)
-        )
-        difference = (ours - theirs).mean()
-        p = ttest_rel(ours, theirs).pvalue if np.any(ours != theirs) else 1.0
+        difference, p = paired(parts, METHODS[OURS].key, METHODS[rival].key)
         verdict = "" if p >= 0.01 else "better" if difference > 0 else "worse"
         cells += [f"{difference:+.1f}", f"{p:.2g}", verdict]
     return cells
@@ -82,12 +75,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.choose_c:
         grid = [Logistic(c, views=views) for views in (True, False) for c in GRID]
-        scores = run(grid, args)
+        scores = run(BACKBONE, grid, args)
         for method in grid:
             mean, width = mean_over_sets(scores, method.key)
             print(f"{method.key}: {mean:.1f} ± {width:.1f}")
         return
-    scores = run(list(METHODS.values()), args)
+    scores = run(BACKBONE, list(METHODS.values()), args)
     header = [cell for rival in RIVALS for cell in (f"minus {rival}", "p", "p < 0.01")]
     for title, names in {"Tuning": TUNING, "Confirmation": CONFIRMATION, "All": args.sets}.items():
         if part := {name: scores[name] for name in names if name in scores}:
