@@ -71,7 +71,7 @@ def test_a_set_without_memory_is_left_out_of_all_averages():
 
 def test_md_and_md_plus_are_means_of_set_means():
     levels = {"miv": 0.8, "ncc": 0.7}
-    results = random_run(list(BENCHMARKS["MD+"]) + ["my_own"], levels, tasks=5)
+    results = random_run([*BENCHMARKS["MD+"], "my_own"], levels, tasks=5)
     comparison = only(results)
     md, plus, everything = comparison.averages()
     assert (len(md.sets), len(plus.sets), len(everything.sets)) == (9, 17, 18)

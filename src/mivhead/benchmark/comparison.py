@@ -124,13 +124,10 @@ class Comparison:
 
     def best(self, sets: Sequence[str]) -> str | None:
         """Find the method that is better than all others, p < 0.01; the paper prints it bold."""
-        scores = {
-            m: float(np.mean([s.mean for s in summaries if s is not None]))
-            for m in self.methods
-            if all(summaries := [self.cell(name, m).summary for name in sets])
-        }
-        if not sets or len(scores) < 2:
+        done = [m for m in self.methods if all(self.cell(s, m).results for s in sets)]
+        if not sets or len(done) < 2:
             return None
+        scores = {m: self._mean(m, sets) for m in done}
         first, second = sorted(scores, key=lambda m: -scores[m])[:2]
         test = self.paired(first, second, sets)
         return first if test.significant and test.difference.mean > 0 else None
@@ -156,19 +153,17 @@ class Comparison:
             elif reasons := self._reasons(own):
                 lacking[name] = reasons[0]
         used = tuple(own for own in members.values() if own is not None and own in self.complete)
-        means = {
-            m: float(np.mean([s.mean for name in used if (s := self.cell(name, m).summary)]))
-            for m in self.methods
-            if used
-        }
+        means = {m: self._mean(m, used) for m in self.methods if used}
         return Average(title, used, lacking, means, self.best(used))
 
     def ranks(self) -> dict[str, float]:
         """Average rank of every method over the complete sets."""
-        rows = {
-            m: [np.mean(self.cell(s, m).accuracies) for s in self.complete] for m in self.methods
-        }
-        return average_ranks({m: [float(x) for x in values] for m, values in rows.items()})
+        scores = {m: [self._mean(m, [s]) for s in self.complete] for m in self.methods}
+        return average_ranks(scores)
+
+    def _mean(self, method: str, sets: Sequence[str]) -> float:
+        """Mean of the means of sets on which the method has results."""
+        return float(np.mean([np.mean(self.cell(s, method).accuracies) for s in sets]))
 
     def _reasons(self, name: str) -> list[str]:
         """Why a set is left out of averages, if it is."""
@@ -225,7 +220,7 @@ def _state(results: Sequence[Result]) -> State:
 
 
 def _in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """The paper's order for its sets, then the others as they come."""
+    """Put the paper's sets first, in its order, then the others as they come."""
     order = {each.name: place for place, each in enumerate(SETS)}
 
     def place(name: str) -> int:
