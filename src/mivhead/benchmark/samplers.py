@@ -1,0 +1,278 @@
+"""Draw tasks from a labelled image set: Meta-Dataset's sampler, or fixed ways and shots.
+
+Task number i depends on the seed, the set's name, the protocol and i alone: asking for more tasks
+leaves the first ones as they are. A class's images are shuffled before they are dealt out, as
+neighbouring files may be near-identical (frames of one traffic sign).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from mivhead.benchmark.sets import groups_of
+from mivhead.benchmark.tasks import Task, TaskSet
+from mivhead.data.imageset import ImageSet
+from mivhead.errors import InputError
+
+TASKS = 600  # of a set, as in the paper
+MIN_WAYS = 5
+MAX_CONTRIBUTION = 100  # of one class to the size of the support
+MIN_LOG_WEIGHT, MAX_LOG_WEIGHT = math.log(0.5), math.log(2.0)
+
+Counts: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+_FIXED = re.compile(r"(\d+)-way (\d+)-shot")
+_VARYING_OPTIONS = ("max_ways", "max_support", "max_queries")
+_FIXED_OPTIONS = ("max_queries",)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How ways, shots and queries of a task are chosen.
+
+    Parameters
+    ----------
+    kind
+        `varying`: Meta-Dataset's random ways and shots. `fixed`: the same for every task.
+    ways, shots
+        Of a fixed protocol: classes, and support images of each. A set with fewer classes gives
+        tasks of all its classes.
+    max_ways, max_support
+        Of a varying protocol: the most classes, and the most support images of a task.
+    max_queries
+        The most query images of a class.
+
+    Examples
+    --------
+    >>> Protocol.parse("5-way 1-shot")
+    Protocol(kind='fixed', ways=5, shots=1, max_ways=50, max_support=500, max_queries=10)
+    >>> Protocol(max_support=100).name
+    'varying, max_support 100'
+    """
+
+    kind: Literal["varying", "fixed"] = "varying"
+    ways: int | None = None
+    shots: int | None = None
+    max_ways: int = 50
+    max_support: int = 500
+    max_queries: int = 10
+
+    def __post_init__(self) -> None:
+        fixed = self.kind == "fixed"
+        if fixed != (self.ways is not None) or fixed != (self.shots is not None):
+            raise InputError("ways and shots belong to a fixed protocol, and both are needed.")
+        if fixed and (self.ways or 0) < 2:
+            raise InputError(f"A task needs at least 2 ways, got {self.ways}.")
+        if fixed and (self.shots or 0) < 1:
+            raise InputError(f"A task needs at least 1 shot, got {self.shots}.")
+        if self.max_ways < MIN_WAYS:
+            raise InputError(f"max_ways is {self.max_ways}; expected at least {MIN_WAYS}.")
+        if self.max_support < self.max_ways:
+            raise InputError(
+                f"max_support is {self.max_support}, less than one image for each of "
+                f"{self.max_ways} classes: raise it, or lower max_ways."
+            )
+        if self.max_queries < 1:
+            raise InputError(f"max_queries is {self.max_queries}; expected at least 1.")
+
+    @property
+    def name(self) -> str:
+        """Its text form, which `parse` reads and which task files and results carry."""
+        usual = Protocol()
+        base = "varying" if self.kind == "varying" else f"{self.ways}-way {self.shots}-shot"
+        options = _VARYING_OPTIONS if self.kind == "varying" else _FIXED_OPTIONS
+        changed = [each for each in options if getattr(self, each) != getattr(usual, each)]
+        return ", ".join([base, *(f"{each} {getattr(self, each)}" for each in changed)])
+
+    @classmethod
+    def parse(cls, text: str) -> Protocol:
+        """Read `varying`, `5-way 1-shot`, `varying, max_ways 20, max_support 100` and the like."""
+        base, *options = [part.strip() for part in text.split(",")]
+        match = _FIXED.fullmatch(base)
+        if match is None and base != "varying":
+            raise InputError(
+                f"The protocol {text!r} is not known; write 'varying', or ways and shots such as "
+                "'5-way 1-shot'."
+            )
+        allowed = _FIXED_OPTIONS if match else _VARYING_OPTIONS
+        chosen: dict[str, int] = {}
+        for option in options:
+            found = re.fullmatch(r"(\w+) (\d+)", option)
+            if found is None or found[1] not in allowed or found[1] in chosen:
+                raise InputError(
+                    f"The protocol {text!r} has the option {option!r}; after {base!r} there may "
+                    f"be {', '.join(allowed)}, each once and with a number."
+                )
+            chosen[found[1]] = int(found[2])
+        if match is None:
+            return cls("varying", None, None, **chosen)
+        return cls("fixed", int(match[1]), int(match[2]), **chosen)
+
+    @property
+    def least_ways(self) -> int:
+        """The fewest classes that make a task."""
+        return min(MIN_WAYS, self.ways or MIN_WAYS)
+
+    @property
+    def least_images(self) -> int:
+        """The fewest images of a class: its shots, and a query."""
+        return (self.shots or 1) + 1
+
+    def draw_ways(self, rng: np.random.Generator, classes: int) -> int:
+        """Choose the number of classes of a task."""
+        if self.ways is not None:
+            return min(self.ways, classes)
+        return int(rng.integers(MIN_WAYS, min(self.max_ways, classes) + 1))
+
+    def queries_per_class(self, sizes: Counts) -> int:
+        """Count the queries of every class in a task whose classes have these sizes."""
+        smallest = int(sizes.min())
+        return min(self.max_queries, smallest // 2 if self.shots is None else smallest - self.shots)
+
+    def draw_shots(self, rng: np.random.Generator, sizes: Counts) -> Counts:
+        """Choose the shots of every class in a task whose classes have these sizes."""
+        if self.shots is not None:
+            return np.full(len(sizes), self.shots)
+        left = sizes - self.queries_per_class(sizes)  # (class)
+        beta = rng.uniform()
+        contributions = np.floor(beta * np.minimum(MAX_CONTRIBUTION, left)) + 1  # (class)
+        support = min(self.max_support, int(contributions.sum()))
+        weights = np.exp(rng.uniform(MIN_LOG_WEIGHT, MAX_LOG_WEIGHT, len(sizes)))  # (class)
+        shares = sizes * weights / (sizes * weights).sum()  # (class)
+        wanted = np.floor(shares * (support - len(sizes))).astype(np.int64) + 1  # (class)
+        shots: Counts = np.minimum(wanted, left)  # (class)
+        return shots
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A set that gives no tasks under a protocol, and what to change so that it does."""
+
+    set: str
+    protocol: str
+    reason: str
+
+
+def sample_tasks(
+    images: ImageSet,
+    name: str,
+    protocol: Protocol,
+    seed: int,
+    count: int = TASKS,
+    *,
+    groups: Mapping[str, str] | None = None,
+) -> TaskSet | LeftOut:
+    """Draw the first `count` tasks of a set.
+
+    Parameters
+    ----------
+    images
+        With labels.
+    name
+        Of the set; part of what the tasks depend on.
+    protocol
+        How tasks are drawn.
+    seed
+        Other seeds give other tasks.
+    count
+        Number of tasks.
+    groups
+        For each class the group it belongs to, such as its alphabet; a task then stays within one
+        group. By default as the set of this name is declared: Omniglot's classes by alphabet,
+        those of others all in one.
+
+    Examples
+    --------
+    >>> from mivhead.data.imageset import from_images
+    >>> pictures = from_images([np.zeros((2, 2), np.uint8)] * 30)
+    >>> images = ImageSet(pictures.sources, tuple("abcde") * 6)
+    >>> tasks = sample_tasks(images, "letters", Protocol.parse("5-way 1-shot"), seed=0, count=2)
+    >>> [len(task.support) for task in tasks.tasks], len(tasks.tasks[0].queries)
+    ([5, 5], 25)
+    """
+    if groups is None:
+        groups = groups_of(name, images.classes)
+    members: dict[str, list[str]] = {each: [] for each in images.classes}
+    for each, label in zip(images.ids, images.labels or (), strict=True):
+        members[label].append(each)
+    few = [each for each, ids in members.items() if len(ids) < protocol.least_images]
+    if few:
+        return LeftOut(name, protocol.name, _too_few_images(name, few, members, protocol))
+    pools: dict[str, list[str]] = {}
+    for each in members:
+        pools.setdefault(groups[each], []).append(each)
+    large = [pool for pool in pools.values() if len(pool) >= protocol.least_ways]
+    if not large:
+        return LeftOut(name, protocol.name, _too_few_classes(name, pools, protocol))
+    small = tuple(
+        f"{group}: {len(pool)} classes, at least {protocol.least_ways} are needed"
+        for group, pool in pools.items()
+        if len(pool) < protocol.least_ways
+    )
+    tasks = tuple(
+        _draw(_generator(seed, name, protocol, number), large, members, protocol)
+        for number in range(count)
+    )
+    return TaskSet(name, protocol.name, seed, tasks, small)
+
+
+def _draw(
+    rng: np.random.Generator,
+    pools: list[list[str]],
+    members: Mapping[str, list[str]],
+    protocol: Protocol,
+) -> Task:
+    pool = pools[rng.integers(len(pools))]
+    ways = protocol.draw_ways(rng, len(pool))
+    classes = [pool[place] for place in rng.choice(len(pool), ways, replace=False)]
+    sizes = np.array([len(members[each]) for each in classes])
+    queries = protocol.queries_per_class(sizes)
+    shots = protocol.draw_shots(rng, sizes)
+    query_ids: list[str] = []
+    support_ids: list[str] = []
+    for each, own_shots in zip(classes, shots.tolist(), strict=True):
+        shuffled = [members[each][place] for place in rng.permutation(len(members[each]))]
+        query_ids += shuffled[:queries]
+        support_ids += shuffled[queries : queries + own_shots]
+    return Task(
+        tuple(classes),
+        tuple(support_ids),
+        tuple(np.repeat(np.arange(ways), shots).tolist()),
+        tuple(query_ids),
+        tuple(np.repeat(np.arange(ways), queries).tolist()),
+    )
+
+
+def _generator(seed: int, name: str, protocol: Protocol, number: int) -> np.random.Generator:
+    key = json.dumps([seed, name, protocol.name, number]).encode()
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(key).digest()))
+
+
+def _too_few_images(
+    name: str, few: list[str], members: Mapping[str, list[str]], protocol: Protocol
+) -> str:
+    more = f" and {len(few) - 1} more classes" if len(few) > 1 else ""
+    shots = "" if protocol.shots is None else ", or ask for fewer shots"
+    return (
+        f"{name} has only {len(members[few[0]])} of the {protocol.least_images} images that "
+        f"{protocol.name!r} needs in the class {few[0]!r}{more}: add images, remove such classes"
+        f"{shots}."
+    )
+
+
+def _too_few_classes(name: str, pools: Mapping[str, list[str]], protocol: Protocol) -> str:
+    most = max(map(len, pools.values()), default=0)
+    where = "in any of its groups " if len(pools) > 1 else ""
+    return (
+        f"{name} has no more than {most} classes {where}and {protocol.name!r} needs at least "
+        f"{protocol.least_ways}: add classes, or ask for fixed tasks of fewer ways, such as "
+        "'2-way 1-shot'."
+    )
