@@ -77,3 +77,23 @@ def save(make: Callable[[], Any], folder: Path, **settings: Any) -> Any:
     model.save_pretrained(folder, **settings)
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
     return model
+
+
+def hidden_states(model: Any, tower: str, x: torch.Tensor, *, norm: bool) -> list[torch.Tensor]:
+    """What the library itself gives after each layer, before any final norm but ours."""
+    inside = model.get_submodule(tower)
+    seen: list[torch.Tensor] = []
+    with torch.no_grad():
+        outputs = inside(pixel_values=x, output_hidden_states=True)
+    states = outputs.hidden_states[1:]
+    last = next(
+        (m for k, m in inside.named_modules() if k.endswith("post_layernorm") or k == "layernorm"),
+        None,
+    )
+    assert last is not None
+    for state in states:
+        with torch.no_grad():
+            seen.append(last(state) if norm else state)
+    if norm:  # the library's own result for the last block
+        torch.testing.assert_close(seen[-1], outputs.last_hidden_state)
+    return seen

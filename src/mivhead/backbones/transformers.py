@@ -33,6 +33,8 @@ from mivhead.preset import Preprocessing, Preset
 SCHEME = "hf:"
 _FILES = ["config.json", "preprocessor_config.json", "processor_config.json"]
 _WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]
+# What changes the features and shows in no tensor; other settings decide on names and shapes.
+_SETTINGS = ("hidden_act", "layer_norm_eps", "num_attention_heads")
 _NARROW = 384  # towers up to this width are tapped at four blocks, wider ones at two: the paper's
 
 
@@ -131,7 +133,7 @@ def load(
             f"{spec} is of the kind {config.get('model_type')!r}; towers are read of the kinds "
             f"{', '.join(_FAMILIES)}."
         )
-    sha256 = _hash(_weight_files(folder))
+    files = _weight_files(folder)
     preprocessing = preset.preprocessing if preset else _read_preprocessing(folder)
     model = _read_model(transformers, family, folder)
     tower = Tower(model, family, preprocessing.size)
@@ -140,6 +142,7 @@ def load(
         preset = _suggest(tower, preprocessing, device)
     check_taps(spec, preset.taps, tower.names)
     tapped = tower.tap(preset.taps)
+    sha256 = _hash(files, model.config)
     return ModuleBackbone(spec, tower, sha256, preset, device=device, dtype=dtype, tapped=tapped)
 
 
@@ -190,15 +193,13 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _hash(files: list[Path]) -> str:
-    """SHA-256 of a file, or of the hashes of several."""
-    digests = []
+def _hash(files: list[Path], config: Any) -> str:
+    """SHA-256 of the settings that matter and of the hash of every file."""
+    digest = hashlib.sha256(json.dumps([getattr(config, name) for name in _SETTINGS]).encode())
     for path in files:
         with path.open("rb") as file:
-            digests.append(hashlib.file_digest(file, "sha256"))
-    if len(digests) == 1:
-        return digests[0].hexdigest()
-    return hashlib.sha256(b"".join(each.digest() for each in digests)).hexdigest()
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _read_preprocessing(folder: Path) -> Preprocessing:
@@ -241,7 +242,7 @@ def _read_model(transformers: Any, family: _Family, folder: Path) -> Any:
                 folder,
                 local_files_only=True,
                 use_safetensors=True,
-                dtype=torch.float32,
+                dtype=torch.float32,  # whatever the folder says: results do not depend on it
                 attn_implementation="sdpa",  # a folder may name one to be fetched from the hub
                 output_loading_info=True,
                 **settings,
