@@ -1,4 +1,4 @@
-"""Open a folder of class folders, a zip of one, or a CSV; or any images to predict."""
+"""Open a folder of class folders, a zip of one, a CSV, or records; or any images to predict."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mivhead.data.imageset import ImageSet, ImageSource, given
+from mivhead.data.metadataset import is_records, open_records
 from mivhead.data.naming import is_image_name, is_litter, natural_key, normal
 from mivhead.data.tables import open_table
 from mivhead.data.zips import list_zip
@@ -25,7 +26,8 @@ def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> Imag
     path
         A folder that holds one folder per class (deeper folders belong to the class they are in),
         a zip of such a folder, or a CSV with a path and a label column. Hidden files, other files
-        than images, and files beside the class folders are left out.
+        than images, and files beside the class folders are left out. Or a folder of Meta-Dataset's
+        records, of which the test split is taken.
     min_classes
         The fewest classes that make sense: two for training, one for evaluation.
 
@@ -36,7 +38,9 @@ def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> Imag
         ids of a folder and of its zip are the same.
     """
     path = Path(path)
-    if path.is_dir():
+    if is_records(path):
+        images = open_records(path)
+    elif path.is_dir():
         images = _label_by_folder(path, *_unwrap(*_list_folder(path)))
     elif not path.exists():
         raise InputError(f"{path} does not exist.")
