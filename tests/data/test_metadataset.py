@@ -53,7 +53,9 @@ def test_each_split_has_its_classes(split, classes, values, tmp_path):
 def test_records_open_like_any_labelled_images(tmp_path):
     write_set(tmp_path / "birds", CLASSES, train=1, valid=1)
     images = open_labelled(tmp_path / "birds")
-    assert images.ids == tuple("robin/00000 robin/00001 robin/00002 wren/00000 wren/00001".split())
+    assert images.ids == tuple(
+        ["robin/00000", "robin/00001", "robin/00002", "wren/00000", "wren/00001"]
+    )
     assert images.labels == ("robin",) * 3 + ("wren",) * 2
     assert [first_value(images.load(row)) for row in range(5)] == [3, 4, 5, 6, 7]
 
