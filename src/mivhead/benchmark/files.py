@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from mivhead.errors import NotAvailableError
@@ -32,4 +33,5 @@ def write_text(path: str | Path, text: str) -> None:
             "check that the folder is writable and has space."
         ) from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # it is there only if writing failed, and then may be out of reach
+            part.unlink()

@@ -96,15 +96,15 @@ def _simple(name: str) -> str:
 
 
 def _not_found(name: str, data: str | os.PathLike[str], found: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, found, n=1)
-    if near:
-        return f"{data} has no set {name!r}. Did you mean {near[0]!r}?"
     info = declared(name)
     if info is not None:
         return (
             f"{data} has no set {name!r}. `miv data list {info.name}` says how to get it; "
             f"put it into {data}/{name} or {data}/{name}.zip."
         )
+    near = difflib.get_close_matches(name, found, n=1)
+    if near:
+        return f"{data} has no set {name!r}. Did you mean {near[0]!r}?"
     listed = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
     return (
         f"{data} has no set {name!r}; it has {listed or 'no sets at all'}. A set is a folder of "

@@ -1,4 +1,4 @@
-"""Small image files, folders and zips for the tests in this folder."""
+"""Small image files, folders and zips for tests."""
 
 import io
 import zipfile
