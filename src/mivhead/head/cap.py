@@ -2,6 +2,7 @@
 
 The support is never repeated per query: pooling of values is linear, and the gate depends on the
 query alone, so v^P = (A V) * gate + (A K), with A the attention of the query over a class's shots.
+The prototypes v^P are wanted for their cosines only, which `BagCosine` computes.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mivhead.head.bags import Bags
+from mivhead.head.comparison import BagCosine
 from mivhead.head.config import BlockConfig, Recipe
-from mivhead.head.pooling import LN_EPS
+from mivhead.head.pooling import LN_EPS, NORM_EPS
 
 SPREAD = math.sqrt(0.72676)  # of |x - y| for standard normal x and y, so s = SPREAD * sqrt(d)
 
@@ -76,40 +79,49 @@ class CrossAttentionPooling(nn.Module):
         scores = scores[:, :, bags.rows].transpose(1, 2)  # (head, class, query, shot)
         return torch.softmax(scores.masked_fill(~real, -math.inf), dim=-1)
 
-    def forward(self, query: Projected, support: Projected, bags: Bags) -> tuple[Tensor, Tensor]:
-        """Prototypes v^P (query, class, head, d) and query vectors v^Q (query, head, d)."""
+    def forward(self, query: Projected, support: Projected, bags: Bags) -> Tensor:
+        """Cosines of v^Q with the prototypes v^P of all classes: (query, class)."""
         weights = self.attention(query, support, bags)  # (head, class, query, shot)
-        prototypes = _pool_shots(weights, support.value, bags) * _per_class(query.gate)
-        vectors = query.value * query.gate
-        if self.recipe.skip:
-            prototypes = prototypes + _pool_shots(weights, support.key, bags)
-            vectors = vectors + query.key
-        return prototypes, vectors
+        skip, gated = self.recipe.skip, self.excitation is not None
+        vectors = query.value * query.gate + (query.key if skip else 0.0)  # v^Q: (query, head, d)
+        values = _bagged(support.value, bags)
+        cosines: Tensor = BagCosine.apply(
+            weights.expand(self.heads, -1, len(vectors), -1),
+            values,
+            _bagged(support.key, bags) if skip else None,
+            query.gate.transpose(0, 1) if gated else None,
+            vectors.transpose(0, 1),
+            self.recipe.centres,
+        )
+        return cosines
 
 
 class MeanPooling(nn.Module):
     """The ablation of CAP: a prototype is the mean of its class's image vectors."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.centred = recipe.centres
 
     def project(self, vectors: Tensor) -> Projected:
         """Image vectors as they are."""
         x = vectors.unsqueeze(1)  # (image, 1 head, channel)
         return Projected(x, x, x.new_ones(()))
 
-    def forward(self, query: Projected, support: Projected, bags: Bags) -> tuple[Tensor, Tensor]:
-        """Prototypes (query, class, 1, channel), alike for all queries, and query vectors."""
+    def forward(self, query: Projected, support: Projected, bags: Bags) -> Tensor:
+        """Cosines of the queries with the means of all classes: (query, class)."""
         weights = (bags.real / bags.shots[:, None]).to(query.value.dtype)  # (class, shot)
-        means = torch.einsum("ls,lshd->lhd", weights, support.value[bags.rows])
-        return means.expand(len(query.value), -1, -1, -1), query.value
+        means = torch.einsum("ls,lshd->ld", weights, support.value[bags.rows])  # (class, channel)
+        vectors = query.value.flatten(1)  # (query, channel)
+        if self.centred:
+            mean = means.mean(dim=0)
+            means, vectors = means - mean, vectors - mean
+        return F.normalize(vectors, eps=NORM_EPS) @ F.normalize(means, eps=NORM_EPS).T
 
 
-def _pool_shots(weights: Tensor, values: Tensor, bags: Bags) -> Tensor:
-    """(head, class, query, shot) and (image, head, d) to (query, class, head, d)."""
-    bagged = values[bags.rows].permute(2, 0, 1, 3)  # (head, class, shot, d)
-    return (weights @ bagged).permute(2, 1, 0, 3)
-
-
-def _per_class(gate: Tensor) -> Tensor:
-    return gate if gate.ndim == 0 else gate.unsqueeze(1)  # (query, 1, head, d)
+def _bagged(values: Tensor, bags: Bags) -> Tensor:
+    """(image, head, d) to (head, class, shot, d)."""
+    return values[bags.rows].permute(2, 0, 1, 3)
 
 
 def linear(channels: int, generator: torch.Generator | None) -> nn.Linear:

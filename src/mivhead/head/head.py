@@ -12,10 +12,10 @@ from mivhead.features import Features
 from mivhead.head.bags import Bags
 from mivhead.head.cap import CrossAttentionPooling, MeanPooling, Projected
 from mivhead.head.config import BlockConfig, Recipe
-from mivhead.head.logits import combine, cosine
+from mivhead.head.logits import combine
 from mivhead.head.pooling import Candidates, PoolingByAttention, prepare
 
-CHUNK_VALUES = 2**21  # (query, class, channel) values worked on at once: 8 MB in float32
+CHUNK_VALUES = 2**22  # (head, query, shot) attention weights at once: 16 MB in float32
 
 
 class HeadBlock(nn.Module):
@@ -25,10 +25,10 @@ class HeadBlock(nn.Module):
         self, config: BlockConfig, recipe: Recipe, generator: torch.Generator | None
     ) -> None:
         super().__init__()
-        self.config, self.centred = config, recipe.centres
+        self.config = config
         self.pooling = PoolingByAttention(config)
         self.cap: CrossAttentionPooling | MeanPooling = (
-            MeanPooling()
+            MeanPooling(recipe)
             if recipe.prototype == "mean"
             else CrossAttentionPooling(config, recipe, generator)
         )
@@ -39,7 +39,8 @@ class HeadBlock(nn.Module):
 
     def forward(self, query: Projected, support: Projected, bags: Bags) -> Tensor:
         """Cosines (query, class)."""
-        return cosine(*self.cap(query, support, bags), centred=self.centred)
+        cosines: Tensor = self.cap(query, support, bags)
+        return cosines
 
 
 class MIVHead(nn.Module):
@@ -82,13 +83,13 @@ class MIVHead(nn.Module):
         self, query: Sequence[Projected], support: Sequence[Projected], bags: Bags
     ) -> Tensor:
         """Logits (query, class) in chunks of queries, so that memory stays flat."""
-        chunks = self.chunks(len(query[0].value), len(bags.real))
+        chunks = self.chunks(len(query[0].value), bags)
         return torch.cat([self(rows(query, chunk), support, bags) for chunk in chunks])
 
-    def chunks(self, queries: int, classes: int) -> Iterator[slice]:
+    def chunks(self, queries: int, bags: Bags) -> Iterator[slice]:
         """Slices of queries that keep the memory of `forward` flat."""
-        widest = max(layer.config.channels for layer in self.layers)
-        size = max(1, CHUNK_VALUES // (widest * classes))
+        heads = max(layer.config.heads for layer in self.layers)
+        size = max(1, CHUNK_VALUES // (heads * bags.real.numel()))
         return (slice(start, start + size) for start in range(0, queries, size))
 
 

@@ -7,7 +7,9 @@ Patches are frozen, so what depends on them alone is computed once: `prepare`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,7 @@ from mivhead.head.config import BlockConfig
 
 NORM_EPS = 1e-12  # of L2 norms
 LN_EPS = 1e-5  # of LayerNorms
+CHUNK = 2**19  # numbers in a chunk of patches: 2 MB in float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +63,51 @@ def pool(weights: Tensor, vectors: Tensor) -> Tensor:
     return torch.bmm(weights.unsqueeze(1), vectors).squeeze(1)
 
 
+class PatchPooling(torch.autograd.Function):
+    """`pool(attention_weights(theta, patches, scale), patches)` for patches without a gradient.
+
+    Patches are most of what a step reads. They pass in chunks that stay in the processor's cache
+    while they are used twice: to score and to sum up; backward, to weigh and to sum up.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, patches: Tensor, scale: Tensor | float) -> Tensor:
+        """Pooled candidates (image, channel)."""
+        pooled, weights = (
+            patches.new_empty(patches[:, 0].shape),
+            patches.new_empty(patches.shape[:2]),
+        )
+        for some in chunks(patches):
+            weights[some] = attention_weights(theta, patches[some], _rows(scale, some))
+            pooled[some] = pool(weights[some], patches[some])
+        ctx.save_for_backward(patches, weights, pooled)
+        ctx.scale = scale
+        return pooled
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """Gradient of theta; the softmax takes off grad . pooled from the scores' gradient."""
+        patches, weights, pooled = ctx.saved_tensors
+        mean = (grad * pooled).sum(dim=1, keepdim=True)  # (image, 1)
+        d_theta = torch.zeros_like(grad[0])
+        for some in chunks(patches):
+            x = patches[some]  # (image, patch, channel)
+            d_weights = pool(grad[some], x.transpose(1, 2))  # (image, patch)
+            d_scores = (d_weights - mean[some]) * weights[some] * _rows(ctx.scale, some)
+            d_theta.addmv_(x.flatten(0, 1).T, d_scores.flatten())
+        return d_theta, None, None
+
+
+def chunks(patches: Tensor) -> Iterator[slice]:
+    """Cut images into chunks of at most about `CHUNK` numbers."""
+    size = max(1, CHUNK // patches[0].numel())
+    return (slice(start, start + size) for start in range(0, len(patches), size))
+
+
+def _rows(scale: Tensor | float, some: slice) -> Tensor | float:
+    return scale if isinstance(scale, float) else scale[some]
+
+
 class PoolingByAttention(nn.Module):
     """Candidates of an image to its vector M_n (equations 1 and 2 of the paper).
 
@@ -88,11 +136,9 @@ class PoolingByAttention(nn.Module):
 
     def forward(self, candidates: Candidates) -> Tensor:
         """Image vectors (image, channel)."""
-        pooled = [
-            pool(weights, patches)  # I_n: (image, channel)
-            for weights, patches in zip(
-                self.patch_weights(candidates), candidates.patches, strict=True
-            )
+        pooled: list[Tensor] = [
+            PatchPooling.apply(self.theta, patches, scale)  # I_n: (image, channel)
+            for patches, scale in zip(candidates.patches, candidates.scales, strict=True)
         ]
         if self.config.form == "vit":
             pooled = [F.layer_norm(vector, vector.shape[-1:], eps=LN_EPS) for vector in pooled]

@@ -1,9 +1,9 @@
 """Training: full-batch SGD on pseudo-queries, memory flat in their number.
 
 Pseudo-queries are the support images and their augmented views; bags hold the originals only.
-Every image is pooled and projected once per step. The comparison with the bags, whose size grows
-with queries x classes x channels, runs in chunks: each chunk's gradient is added to the
-projections, which then pass it on to the parameters in one go.
+Every image is pooled and projected once per step. The comparison with the bags, whose attention
+grows with queries x shots, runs in chunks: each chunk's gradient is added to the projections,
+which then pass it on to the parameters in one go.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def loss_and_gradients(
     leaves = [Projected(*(_leaf(part) for part in block)) for block in embedded]
     total = 0.0
     shots = int(bags.real.sum())
-    for chunk in head.chunks(len(labels), len(bags.real)):
+    for chunk in head.chunks(len(labels), bags):
         support = rows(leaves, slice(shots))
         logits = head(rows(leaves, chunk), support, bags)  # (query, class)
         loss = F.cross_entropy(logits, labels[chunk], reduction="sum") / len(labels)
