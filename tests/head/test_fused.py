@@ -1,4 +1,4 @@
-"""The parts with hand-written gradients, against plain formulas, in tiles and chunks of any size."""
+"""Hand-written gradients against plain formulas, in tiles and chunks of any size."""
 
 import pytest
 import torch
