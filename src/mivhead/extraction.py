@@ -133,7 +133,7 @@ def _items(
     size = backbone.preset.preprocessing.size
     keys = Keys(backbone, how)
     for row, source in enumerate(images.sources):
-        content = _read(source)
+        content = read_content(source)
         hashed = "" if cache is None else content_hash(content)
         picture = None
         wanted: list[tuple[int, int | None]] = [(row, None)]
@@ -148,7 +148,7 @@ def _items(
             yield _Item(place, key, view)
 
 
-def _read(source: ImageSource) -> bytes | Image.Image:
+def read_content(source: ImageSource) -> bytes | Image.Image:
     """Bytes of an image file, or the picture if it is in memory: what the cache's key hashes."""
     given = source.get()
     if isinstance(given, bytes):

@@ -6,6 +6,7 @@ missing take the field's default, so that a field added later does not break old
 
 from __future__ import annotations
 
+import difflib
 import math
 import types
 from collections.abc import Mapping, Sequence
@@ -44,12 +45,14 @@ def from_json(kind: type[T], document: Any, where: str) -> T:
     hints = get_type_hints(kind)
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     if unknown := sorted(set(document) - set(known)):
-        raise InputError(f"{where} has the unknown key {unknown[0]!r}.")
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"{where} has the unknown key {unknown[0]!r}.{hint}")
     values = {}
     for name, field in known.items():
         if name in document:
             values[name] = _read(hints[name], document[name], f"{where}.{name}")
-        elif field.default is MISSING:
+        elif field.default is MISSING and field.default_factory is MISSING:
             raise InputError(f"{where} lacks the key {name!r}.")
     return kind(**values)
 

@@ -1,0 +1,229 @@
+"""What a benchmark compares: backbones x data sets x protocols x methods, read from TOML.
+
+How it is run (where the data is, how many workers) is no part of it, so that two machines can
+share one configuration and one results folder.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from mivhead.backbones import DEFAULT_BACKBONE
+from mivhead.benchmark.samplers import Protocol as SamplingProtocol
+from mivhead.errors import InputError, check_one_of
+from mivhead.methods.registry import METHODS
+from mivhead.schema import from_json, to_json
+
+TABLES = Path(__file__).parent / "tables"  # ready-made configurations, one TOML file each
+
+T = TypeVar("T", bound="_Named")
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class BackboneConfig:
+    """A backbone of the benchmark.
+
+    Parameters
+    ----------
+    name
+        What results call it.
+    spec, weights
+        As for `mivhead.backbones.load_backbone`; by default `spec` is the name.
+    """
+
+    name: str
+    spec: str = ""
+    weights: str | None = None
+
+    @property
+    def source(self) -> str:
+        """What to load."""
+        return self.spec or self.name
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """A method of the benchmark, or a variant of one.
+
+    Parameters
+    ----------
+    name
+        What results call it.
+    method
+        One of `mivhead.methods.METHODS`; by default the name.
+    recipe
+        How the MIV-head is trained; None for its default.
+    threshold
+        T: classes with at most T shots get augmented views; None for the backbone's preset.
+    params
+        Hyperparameters by name.
+    """
+
+    name: str
+    method: str = ""
+    recipe: str | None = None
+    threshold: int | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_one_of("method", self.kind, METHODS)
+        known = METHODS[self.kind].hyperparameters() if self.params else {}
+        for name in self.params:
+            check_one_of(f"parameter of {self.kind}", name, known)
+        if self.recipe is not None and not METHODS[self.kind].configurable:
+            raise InputError(
+                f"{self.name!r} has a recipe; only the MIV-head and its ablations take one."
+            )
+        if self.threshold is not None and self.threshold < 0:
+            raise InputError(f"The threshold of {self.name!r} is {self.threshold}; 0 is the least.")
+
+    @property
+    def kind(self) -> str:
+        """Its name in the registry."""
+        return self.method or self.name
+
+    @property
+    def needs_images(self) -> bool:
+        """Whether it tunes the backbone, so that features are not enough."""
+        return METHODS[self.kind].needs == "images"
+
+    @property
+    def uses_views(self) -> bool:
+        """Whether it trains on augmented views."""
+        return bool(self.params.get("use_views", METHODS[self.kind].uses_views))
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole benchmark.
+
+    Parameters
+    ----------
+    backbones, methods
+        What is compared.
+    sets, protocols
+        On what: names of data sets, and ways to draw tasks such as `varying` or `5-way 1-shot`.
+    tasks
+        Tasks of each set under each protocol.
+    seed
+        Of the tasks, the views and the methods.
+    views
+        V: at most so many augmented views of an image.
+
+    Examples
+    --------
+    >>> config = read_config({"sets": ["birds"], "methods": ["miv", "ncc"], "tasks": 50})
+    >>> [method.name for method in config.methods], config.protocols
+    (['miv', 'ncc'], ('varying',))
+    >>> read_config({"set": ["birds"]})
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.InputError: The configuration has the unknown key 'set'. Did you mean 'sets'?
+    """
+
+    backbones: tuple[BackboneConfig, ...] = (BackboneConfig(DEFAULT_BACKBONE),)
+    methods: tuple[MethodConfig, ...] = (MethodConfig("miv"), MethodConfig("ncc"))
+    sets: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = ("varying",)
+    tasks: int = 600
+    seed: int = 0
+    views: int = 4
+
+    def __post_init__(self) -> None:
+        for name, least in (("tasks", 1), ("seed", 0), ("views", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}; {least} is the least.")
+        for title in ("backbones", "methods", "sets", "protocols"):
+            names = [getattr(each, "name", each) for each in getattr(self, title)]
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise InputError(f"{title} names {twice[0]!r} twice; give each a name of its own.")
+        for text in self.protocols:
+            if (name := SamplingProtocol.parse(text).name) != text:
+                raise InputError(f"The protocol {text!r} is usually written {name!r}; do so here.")
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for a JSON document."""
+        return to_json(self)
+
+
+def read_config(document: Mapping[str, Any], where: str = "The configuration") -> RunConfig:
+    """Read a configuration; an unknown key is an error that suggests the right one.
+
+    A backbone or a method may be a name alone or a table of its settings.
+    """
+    expanded = dict(document)
+    for key in ("backbones", "methods"):
+        if isinstance(entries := expanded.get(key), list):
+            expanded[key] = [{"name": e} if isinstance(e, str) else e for e in entries]
+    return from_json(RunConfig, expanded, where)
+
+
+def load_config(source: str | Path) -> RunConfig:
+    """Read a TOML file, or a ready-made configuration by its name (`list_tables`)."""
+    path = Path(source)
+    if path.suffix != ".toml" and not path.exists():
+        check_one_of("A configuration that is no .toml file", str(source), list_tables())
+        path = TABLES / f"{source}.toml"
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a TOML file: {error}.") from error
+    return read_config(document, str(source))
+
+
+def list_tables() -> list[str]:
+    """Names of the ready-made configurations.
+
+    >>> "small" in list_tables()
+    True
+    """
+    return sorted(path.stem for path in TABLES.glob("*.toml"))
+
+
+def extend(old: RunConfig, new: RunConfig) -> RunConfig:
+    """Add what a later command brings to a run; what both define must agree.
+
+    >>> first = read_config({"sets": ["birds"], "tasks": 50})
+    >>> extend(first, read_config({"sets": ["signs"], "tasks": 50})).sets
+    ('birds', 'signs')
+    >>> extend(first, read_config({"sets": ["signs"], "tasks": 60}))
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.InputError: The results folder belongs to another configuration: tasks is 50 \
+there and 60 here; choose another folder.
+    """
+    for name in ("tasks", "seed", "views"):
+        _agree(name, getattr(old, name), getattr(new, name))
+    return replace(
+        old,
+        backbones=_merge("backbone", old.backbones, new.backbones),
+        methods=_merge("method", old.methods, new.methods),
+        sets=tuple(dict.fromkeys(old.sets + new.sets)),
+        protocols=tuple(dict.fromkeys(old.protocols + new.protocols)),
+    )
+
+
+def _merge(title: str, old: Sequence[T], new: Sequence[T]) -> tuple[T, ...]:
+    known = {each.name: each for each in old}
+    for each in new:
+        _agree(f"the {title} {each.name!r}", known.setdefault(each.name, each), each)
+    return tuple(known.values())
+
+
+def _agree(name: str, there: object, here: object) -> None:
+    if there != here:
+        raise InputError(
+            f"The results folder belongs to another configuration: {name} is {there} there and "
+            f"{here} here; choose another folder."
+        )

@@ -1,0 +1,134 @@
+"""Jobs on a Ray cluster: many machines that share the data folder and the bank's folder."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+from mivhead.benchmark.executors import Died, Job, T, call
+from mivhead.benchmark.executors.inline import one_thread
+from mivhead.benchmark.executors.local import ONE_THREAD
+from mivhead.errors import InputError, NotAvailableError
+from mivhead.extras import need
+
+ANSWER = 5.0  # seconds that the address gets to take a call
+HEALTH = 15.0  # seconds for a sign of life, most of them to import Ray
+USAGE = 2  # exit code of a Ray without that command: then there is nothing to learn from it
+AHEAD = 2  # jobs per processor that are handed to Ray at once
+LOOK = 2.0  # seconds after which nodes that came or went are noticed
+
+
+class RayExecutor:
+    """Runs jobs on a Ray cluster, one processor each.
+
+    Parameters
+    ----------
+    address
+        Of a running cluster: `HOST:PORT`, `ray://HOST:PORT`, or `auto` for the one that this
+        machine belongs to. None starts one on this machine.
+    """
+
+    def __init__(self, address: str | None = None) -> None:
+        ray = need("ray", "ray")
+        if address is not None:
+            _check_address(ray, address)
+        try:
+            ray.init(
+                address=address or "local",
+                runtime_env={"env_vars": dict(ONE_THREAD)},
+                log_to_driver=False,
+                logging_level="ERROR",
+            )
+        # Ray raises all kinds; whatever it is, the cluster cannot be used.
+        except Exception as error:
+            raise NotAvailableError(
+                f"The Ray cluster {address or 'on this machine'} cannot be used: {_short(error)}"
+            ) from error
+        self._ray = ray
+        # A job that dies comes back to the runner, as from every executor: Ray retries nothing.
+        self._remote = ray.remote(num_cpus=1, max_retries=0)(_in_one_thread)
+        self._jobs: dict[Any, Job[Any]] = {}  # in work
+
+    @property
+    def workers(self) -> int:
+        """Processors of the cluster at this moment."""
+        return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def run(self, jobs: Iterable[Job[T]]) -> Iterator[tuple[Job[T], T | Died]]:
+        """Run jobs; one whose worker or node dies is given back with `Died`."""
+        waiting = iter(jobs)
+        while True:
+            room = max(0, AHEAD * self.workers - len(self._jobs))
+            for job in islice(waiting, room):
+                self._jobs[self._remote.remote(job)] = job
+            if not self._jobs:
+                return
+            done, _ = self._ray.wait(list(self._jobs), num_returns=1, timeout=LOOK)
+            for handle in done:
+                yield self._jobs.pop(handle), self._result(handle)
+
+    def _result(self, handle: Any) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(handle)
+        except errors.RayTaskError as error:
+            raise error.cause from error  # what the job itself raised
+        except errors.RayError as error:
+            return Died(f"the worker or its node is gone ({type(error).__name__})")
+
+    def close(self) -> None:
+        """Cancel what is in work and leave the cluster."""
+        for handle in self._jobs:
+            with suppress(self._ray.exceptions.RayError):
+                self._ray.cancel(handle, force=True)
+        self._jobs.clear()
+        self._ray.shutdown()
+
+
+def _in_one_thread(job: Job[T]) -> T:
+    with one_thread():
+        result: T = call(job)
+        return result
+
+
+def _check_address(ray: Any, address: str) -> None:
+    """Raise an error within seconds if nobody answers there; Ray itself tries for minutes."""
+    if address in ("auto", "local"):
+        return
+    scheme, _, place = address.rpartition("://")
+    host, _, port = place.rpartition(":")
+    if scheme not in ("", "ray") or not host or not port.isdecimal():
+        raise InputError(
+            f"The Ray address {address!r} is not of the form HOST:PORT, ray://HOST:PORT or auto."
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER).close()
+    except (OSError, OverflowError) as error:
+        raise NotAvailableError(
+            f"No Ray cluster answers at {address} ({_short(error)}); is it running? "
+            "`ray start --head` on its first machine tells the address."
+        ) from error
+    if not scheme and not _is_healthy(f"{host}:{port}"):
+        raise NotAvailableError(
+            f"What answers at {address} is not a Ray cluster of version {ray.__version__}."
+        )
+
+
+def _is_healthy(address: str) -> bool:
+    """Ask the cluster's head for a sign of life by Ray's own command, which can be timed."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    try:
+        answer = subprocess.run(command, capture_output=True, timeout=HEALTH, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return answer.returncode in (0, USAGE)
+
+
+def _short(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

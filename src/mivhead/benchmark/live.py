@@ -1,0 +1,147 @@
+"""The live view of a run: how far it is, accuracy so far, time left.
+
+On a terminal a bar that moves; elsewhere, as in the log of a cluster, a plain line now and then.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
+
+from mivhead.benchmark.results import Result
+
+EVERY = 15.0  # seconds between two plain lines
+MOST = 4  # methods that fit into the bar
+
+
+class LiveView:
+    """Shows results as they come.
+
+    Parameters
+    ----------
+    quiet
+        Show nothing at all.
+    stream
+        Where to; by default stderr.
+    """
+
+    def __init__(self, *, quiet: bool = False, stream: IO[str] | None = None) -> None:
+        self._quiet = quiet
+        self._stream = stream or sys.stderr
+        self._bar: Any = None
+        self._title = ""
+        self._left: Counter[str] = Counter()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._started = self._told = time.monotonic()
+        self._total = self._done = self._errors = 0
+        self._accuracies: dict[str, list[float]] = defaultdict(list)
+        self._seconds: dict[str, list[float]] = defaultdict(list)
+
+    def note(self, text: str) -> None:
+        """Say something that stays."""
+        if self._bar is not None:
+            self._bar.write(text, file=self._stream)
+        elif not self._quiet:
+            print(text, file=self._stream, flush=True)
+
+    @contextmanager
+    def extracting(self, total: int) -> Iterator[Callable[[int], Any]]:
+        """Show the pictures that pass the backbone; yields what adds finished ones."""
+        if self._quiet:
+            yield lambda _: None
+            return
+        bar = self._make_bar("backbone", total, "picture")
+        try:
+            yield bar.update
+        finally:
+            bar.close()
+
+    def start(self, title: str, methods: Sequence[str]) -> None:
+        """Begin with a data set; `methods` names the method of every unit that is to be run."""
+        self._close_bar()
+        self._clear()
+        self._title, self._total, self._left = title, len(methods), Counter(methods)
+        if not self._quiet and self._is_terminal():
+            self._bar = self._make_bar(title, self._total, "result")
+
+    def show(self, result: Result) -> None:
+        """Count a result; an error is told at once."""
+        self._done += 1
+        self._left[result.method] -= 1
+        if result.accuracy is None:
+            self._errors += 1
+            self.note(f"{result.set}, task {result.task}, {result.method} failed: {result.error}")
+        else:
+            self._accuracies[result.method].append(result.accuracy)
+            self._seconds[result.method].append(result.adapt_seconds + result.infer_seconds)
+        if self._quiet:
+            return
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._accuracy_text(MOST), refresh=False)
+            self._bar.update(1)
+        elif time.monotonic() - self._told > EVERY or self._done == self._total:
+            self._told = time.monotonic()
+            print(self.line(), file=self._stream, flush=True)
+        if self._done == self._total:
+            self._close_bar()
+
+    def line(self) -> str:
+        """Say it all in one line."""
+        errors = f", {self._errors} failed" if self._errors else ""
+        left = self.seconds_left()
+        rest = "" if left is None or not left else f", about {_duration(left)} left"
+        return (
+            f"{self._title}: {self._done} of {self._total}{errors}{rest}: {self._accuracy_text()}"
+        )
+
+    def seconds_left(self) -> float | None:
+        """Guess how long the rest takes: methods differ much, so each counts by its own mean."""
+        means = {name: sum(times) / len(times) for name, times in self._seconds.items()}
+        if not means:
+            return None
+        usual = sum(means.values()) / len(means)  # of a method that has not been run yet
+        spent = sum(sum(times) for times in self._seconds.values())
+        to_do = sum(count * means.get(name, usual) for name, count in self._left.items())
+        elapsed = time.monotonic() - self._started
+        return elapsed * to_do / spent if spent else None
+
+    def _accuracy_text(self, most: int | None = None) -> str:
+        parts = [
+            f"{name} {100 * sum(values) / len(values):.1f} %"
+            for name, values in sorted(self._accuracies.items())
+        ]
+        return ", ".join(parts[:most] + ["..."] * (most is not None and len(parts) > most))
+
+    def _is_terminal(self) -> bool:
+        return self._stream.isatty()
+
+    def _make_bar(self, title: str, total: int, unit: str) -> Any:
+        from tqdm import tqdm
+
+        return tqdm(
+            total=total,
+            desc=title,
+            unit=unit,
+            file=self._stream,
+            leave=False,
+            disable=not self._is_terminal(),
+        )
+
+    def _close_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+            print(self.line(), file=self._stream, flush=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes = seconds / 60
+    if minutes < 1:
+        return f"{max(1, round(seconds))} s"
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
