@@ -34,10 +34,8 @@ class Subject:
     ----------
     name
         What it is called in result files.
-    channels
-        What can be tapped, in the order in which the model runs: name to channels.
-    sides
-        The side of each map.
+    shapes
+        What can be tapped, in the order in which the model runs: name to channels and side.
     plain
         The tap whose average is the feature of the plain heads.
     preprocessing
@@ -47,31 +45,32 @@ class Subject:
     """
 
     name: str
-    channels: Mapping[str, int]
-    sides: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, int]]
     plain: str
     preprocessing: Preprocessing
     load: Callable[[Preset], Backbone]
 
-    def shape(self, tap: str) -> str:
-        """Shape of a tap's map, such as 1280x7x7."""
-        return "x".join(str(n) for n in (self.channels[tap], self.sides[tap], self.sides[tap]))
-
 
 def efficientnet_lite(name: str = "efficientnet_lite0") -> Subject:
-    """EfficientNet-Lite0, Lite1 or Lite2: equal widths, other sizes and depths."""
+    """EfficientNet-Lite0, Lite1 (deeper, 240 px) or Lite2 (deeper, wider, 260 px)."""
     preprocessing = PRESETS[name].preprocessing
     # Every stride of 2 rounds the side up: 224 px become 28, 14, 7 and 260 px become 33, 17, 9.
     eighth, sixteenth, last = (-(-preprocessing.size // stride) for stride in (8, 16, 32))
-    channels = {"blocks.2": 40, "blocks.3.0.bn1": 240, "blocks.4.0.bn1": 480}
-    channels |= {"blocks.4.2.bn2": 672, "blocks.4": 112, "blocks.5.0.bn1": 672, "blocks.5": 192}
-    channels |= {"blocks.6.0.bn2": 1152, "blocks.6": 320, "bn2": 1280}
-    sides = dict.fromkeys(channels, last)
-    sides |= dict.fromkeys(("blocks.2", "blocks.3.0.bn1"), eighth)
-    sides |= dict.fromkeys(
-        ("blocks.4.0.bn1", "blocks.4.2.bn2", "blocks.4", "blocks.5.0.bn1"), sixteenth
-    )
-    return Subject(name, channels, sides, "bn2", preprocessing, partial(_load_lite, name))
+    stages = (48, 88, 120, 208, 352) if name == "efficientnet_lite2" else (40, 80, 112, 192, 320)
+    two, three, four, five, six = stages  # channels; a block expands its input to six times as many
+    shapes = {
+        "blocks.2": (two, eighth),
+        "blocks.3.0.bn1": (6 * two, eighth),
+        "blocks.4.0.bn1": (6 * three, sixteenth),
+        "blocks.4.2.bn2": (6 * four, sixteenth),
+        "blocks.4": (four, sixteenth),
+        "blocks.5.0.bn1": (6 * four, sixteenth),
+        "blocks.5": (five, last),
+        "blocks.6.0.bn2": (6 * five, last),
+        "blocks.6": (six, last),
+        "bn2": (1280, last),
+    }
+    return Subject(name, shapes, "bn2", preprocessing, partial(_load_lite, name))
 
 
 def _load_lite(name: str, preset: Preset) -> Backbone:
@@ -87,10 +86,9 @@ def keras_resnet50(weights: Path) -> Subject:
         mean=(123.68 / 255, 116.779 / 255, 103.939 / 255),
         std=(1 / 255, 1 / 255, 1 / 255),
     )
-    channels = {"layer2": 512, "layer3": 1024, "layer4": 2048}
-    sides = {"layer2": 28, "layer3": 14, "layer4": 7}
+    shapes = {"layer2": (512, 28), "layer3": (1024, 14), "layer4": (2048, 7)}
     load = partial(_load_resnet50, name, None if random else weights)
-    return Subject(name, channels, sides, "layer4", preprocessing, load)
+    return Subject(name, shapes, "layer4", preprocessing, load)
 
 
 def _load_resnet50(name: str, weights: Path | None, preset: Preset) -> Backbone:

@@ -123,7 +123,7 @@ def build_bank(
     plan = [(row, s) for row, s in zip(view_of.tolist(), seeds.tolist(), strict=True)]
     plan = [(row, s) for row, s in plan if row in set(support)]
     preset = Preset(
-        taps=tuple(tap for tap in subject.channels if tap in taps),
+        taps=tuple(tap for tap in subject.shapes if tap in taps),
         blocks=(BlockPreset(),) * len(set(taps)),
         preprocessing=subject.preprocessing,
     )

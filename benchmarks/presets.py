@@ -28,8 +28,8 @@ LITE = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
 
 # In an EfficientNet-Lite, "stage" is a stage's output (not activated), "exp" the activated
 # expansion of that output by the next block, "dw" the activated depthwise output in the stage's
-# last block (timm's feature_location="expansion"), "head" the activated map after the last
-# convolution.
+# last block (that of Lite0; timm's feature_location="expansion"), "head" the activated map after
+# the last convolution.
 LITE_VARIANTS = {
     "stage4+stage6": ("blocks.4", "blocks.6"),
     "stage6": ("blocks.6",),
@@ -82,7 +82,7 @@ def make_preset(subject: Subject, name: str) -> Preset:
     taps_name, _, pooled = name.partition(":")
     taps = (RESNET_VARIANTS if subject.name.startswith(RESNET50) else LITE_VARIANTS)[taps_name]
     sizes = POOLED[pooled or "one"]
-    sides = [subject.sides[tap] for tap in taps]
+    sides = [subject.shapes[tap][1] for tap in taps]
     blocks = (BlockPreset(sizes(*pair)) for pair in zip(sides, [*sides[1:], None], strict=True))
     return Preset(taps, tuple(blocks), subject.preprocessing)
 
@@ -139,9 +139,13 @@ def main() -> None:
     methods = {(n, v): make_method(subject, n, views=v) for v in choices for n in names}
     scores = run(subject, list(methods.values()), args)
 
+    def shape(tap: str) -> str:
+        channels, side = subject.shapes[tap]
+        return f"{channels}x{side}x{side}"
+
     heads = {name: methods[name, choices[0]] for name in names}
     rows = [
-        [name, f"`{describe(m.preset)}`", " + ".join(subject.shape(tap) for tap in m.taps)]
+        [name, f"`{describe(m.preset)}`", " + ".join(map(shape, m.taps))]
         for name, m in heads.items()
         if isinstance(m, Miv)
     ]
