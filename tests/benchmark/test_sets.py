@@ -5,14 +5,14 @@ import shutil
 
 import pytest
 from PIL import Image
-from record_files import write_set
-from sample_files import make_folder, make_zip, png
 
 from mivhead.benchmark.catalogue import SETS
 from mivhead.benchmark.samplers import Protocol, sample_tasks
 from mivhead.benchmark.sets import declared, find_sets, groups_of, open_set
 from mivhead.benchmark.tasks import TaskSet
 from mivhead.errors import InputError
+from record_files import write_set
+from sample_files import make_folder, make_zip, png
 
 PETS = {f"{name}/{i}.png": png(i) for name in ("cat", "dog") for i in range(2)}
 
