@@ -1,0 +1,63 @@
+"""The stored figures against the averages that the paper prints in its own tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mivhead.backbones import list_backbones
+from mivhead.benchmark.comparison import BENCHMARKS
+from mivhead.benchmark.published import _all, published
+
+AVERAGES = [  # backbone, protocol, method, MD, MD+: the paper's rows "Average"
+    ("resnet50", "varying", "ncc", 62.7, 63.5),
+    ("resnet50", "varying", "tsa", 74.6, 73.1),
+    ("resnet50", "varying", "miv", 78.3, 75.3),
+    ("deit_small", "varying", "ett", 75.8, 74.1),
+    ("deit_small", "varying", "miv", 76.8, 74.9),
+    ("dino_resnet50", "varying", "tsa", 75.4, 73.8),
+    ("dino_resnet50", "varying", "miv", 77.6, 74.6),
+    ("dino_vits16", "varying", "ett", 80.3, 78.0),
+    ("dino_vits8", "varying", "miv", 80.4, 77.8),
+    ("dino_vits16", "varying", "miv", 79.1, 76.4),
+    ("resnet50", "varying", "fit-lda", 63.6, 63.8),
+    ("dino_vits8", "varying", "baseline++", 75.7, 74.3),
+    ("sdl_resnet18", "varying", "tsa", 69.9, 68.2),
+    ("resnet18", "varying", "miv", 69.4, 67.7),
+    ("resnet50", "5-way 1-shot", "tsa", 58.5, 57.2),
+    ("resnet50", "5-way 1-shot", "miv", 60.6, 58.9),
+    ("dino_vits8", "5-way 1-shot", "miv", 64.1, 62.6),
+    ("clip_vitl14", "varying", "miv", 83.7, None),
+    ("densenet161", "varying", "baseline++", 68.8, None),
+    ("resnet50", "varying", "miv-mean", 74.7, None),
+    ("resnet50", "varying", "miv-gap", 75.1, None),
+    ("resnet50", "varying", "miv-d6", 78.1, None),
+    ("resnet50", "varying", "miv-blocks1", 73.5, None),
+    ("resnet50", "varying", "miv-gap-blocks1-no-views", 69.1, None),
+    ("resnet50", "varying", "miv-gap-mean-no-views", 64.7, None),
+    ("resnet50", "varying", "miv-no-views", 76.3, None),
+    ("dino_vits8", "varying", "miv-no-attention", 80.0, None),
+]
+
+
+@pytest.mark.parametrize(("backbone", "protocol", "method", "md", "plus"), AVERAGES)
+def test_averages(backbone, protocol, method, md, plus):
+    for title, expected in (("MD", md), ("MD+", plus)):
+        if expected is not None:
+            found = [published(backbone, protocol, method, s) for s in BENCHMARKS[title]]
+            # each figure is rounded, and so is the average
+            assert np.mean([each.accuracy for each in found]) == pytest.approx(expected, abs=0.11)
+
+
+def test_costs():
+    gflops = [published("resnet50", "varying", "miv", s).gflops for s in BENCHMARKS["MD"]]
+    assert np.mean(gflops) == pytest.approx(32232.3, abs=0.1)
+    cell = published("dino_vits16", "varying", "ett", "birds")
+    assert (cell.train_seconds, cell.infer_seconds) == (93.9, 1.4)
+    assert published("resnet50", "varying", "miv-blocks2", "birds").gflops == 26716.7
+
+
+def test_names_are_ours():
+    backbones = set(list_backbones())
+    assert {key[0] for key in _all()} <= backbones
+    assert {key[3] for key in _all()} == set(BENCHMARKS["MD+"])
