@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -38,8 +39,7 @@ class ExtractJob:
         backbone = _Timed(self.source.open_backbone())
         backbone.warm_up()
         features = extract_all(backbone, self._load(backbone.preset.preprocessing.size))
-        rate = backbone.seconds / len(self.pictures)
-        write_segment(self.bank, self.keys, features, rate)
+        write_segment(self.bank, self.keys, features, backbone.seconds)
         return len(self.pictures)
 
     def _load(self, size: int) -> Iterator[Image.Image]:
@@ -55,13 +55,16 @@ class ExtractJob:
 
 
 class _Timed:
-    """A backbone that counts the seconds it takes."""
+    """A backbone that notes the seconds it takes per image.
+
+    Those of the fastest batch: what others do on the machine at the same time does not count.
+    """
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
         self.identity = backbone.identity
         self.preset = backbone.preset
-        self.seconds = 0.0
+        self.seconds = math.inf
 
     def warm_up(self) -> None:
         """Load what is loaded with the first image."""
@@ -71,7 +74,7 @@ class _Timed:
         """Features of one batch."""
         start = time.perf_counter()
         features = self._backbone.extract(images)
-        self.seconds += time.perf_counter() - start
+        self.seconds = min(self.seconds, (time.perf_counter() - start) / len(images))
         return features
 
 

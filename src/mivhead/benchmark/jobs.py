@@ -13,7 +13,9 @@ from mivhead.benchmark.plan import Picture, PictureKeys, ViewRule
 from mivhead.benchmark.results import Result
 from mivhead.benchmark.source import Source
 from mivhead.benchmark.tasks import Task, TaskSet
-from mivhead.benchmark.units import Keys, TaskJob
+from mivhead.benchmark.trials import Given, Keys
+from mivhead.benchmark.units import TaskJob
+from mivhead.benchmark.work import BackboneWork
 from mivhead.head.config import resolve_recipe
 from mivhead.preset import Preset
 
@@ -46,6 +48,8 @@ class JobMaker:
         How many views each method gets.
     seed
         Of the run.
+    work
+        Of one image's pass through the backbone, if known.
     bank, keys
         Where features are, and what their rows are called; None if no method needs features.
     """
@@ -55,6 +59,7 @@ class JobMaker:
     preset: Preset
     rules: Mapping[str, ViewRule]
     seed: int
+    work: BackboneWork | None
     bank: Path
     keys: PictureKeys | None
 
@@ -70,16 +75,17 @@ class JobMaker:
     def _job(self, tasks: TaskSet, number: int, methods: Sequence[MethodConfig]) -> TaskJob:
         on_images = methods[0].needs_images
         return TaskJob(
-            source=self.source,
-            preset=self.preset,
+            given=Given(self.source, self.preset, tasks.tasks[number], self._task_seed(number)),
             bank=self.bank,
             keys=NO_KEYS if on_images else self._rows(tasks.tasks[number], methods),
             blank=self._blank(tasks, number),
-            task=tasks.tasks[number],
             methods=tuple(methods),
             rules=tuple(self.rules[method.name] for method in methods),
-            seed=int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0]) >> 1,
+            work=self.work,
         )
+
+    def _task_seed(self, number: int) -> int:
+        return int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0]) >> 1
 
     def _blank(self, tasks: TaskSet, number: int) -> Result:
         task = tasks.tasks[number]

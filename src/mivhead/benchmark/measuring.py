@@ -1,16 +1,40 @@
-"""How much memory a piece of work takes at most."""
+"""How long a piece of work takes, and how much memory at most."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # see proc(5)
+
+
+class Clock:
+    """Seconds between laps, starting now.
+
+    On a CPU these are seconds of the processor: in one thread the same as what passes on a machine
+    with nothing else to do, whatever else runs. Of other devices they are what passes.
+
+    Examples
+    --------
+    >>> clock = Clock()
+    >>> clock.lap() < 1.0
+    True
+    """
+
+    def __init__(self, device: str | None = None) -> None:
+        self._now = time.process_time if device in (None, "cpu") else time.perf_counter
+        self._last = self._now()
+
+    def lap(self) -> float:
+        """Return the seconds since the last lap."""
+        before, self._last = self._last, self._now()
+        return self._last - before
 
 
 class PeakMemory:

@@ -28,6 +28,7 @@ from mivhead.benchmark.samplers import LeftOut
 from mivhead.benchmark.source import Source
 from mivhead.benchmark.tasks import Task, TaskSet
 from mivhead.benchmark.units import TaskJob
+from mivhead.benchmark.work import measure_backbone
 from mivhead.cache import open_cache
 from mivhead.data.imageset import ImageSet
 from mivhead.errors import InputError, NotAvailableError
@@ -147,7 +148,14 @@ class _SetRun:
             on_features = [rules[m.name] for m in config.methods if not m.needs_images]
             keys = self._fill(bank, images, tasks, on_features)
         jobs = JobMaker(
-            self.source, entry.name, backbone.preset, rules, config.seed, bank.folder, keys
+            source=self.source,
+            backbone=entry.name,
+            preset=backbone.preset,
+            rules=rules,
+            seed=config.seed,
+            work=measure_backbone(backbone),
+            bank=bank.folder,
+            keys=keys,
         )
         made = [job for each in missing for job in jobs.make(*each)]
         self.view.start(f"{entry.name}, {name}", [m.name for job in made for m in job.methods])
@@ -223,7 +231,7 @@ class _SetRun:
                 self._record(outcome)
         for job, outcome in self._everywhere(again):
             if isinstance(outcome, Died):
-                views = sum(job.rules[0].count(job.task))
+                views = sum(job.rules[0].count(job.given.task))
                 failed = replace(job.blank, method=job.methods[0].name, views=views)
                 outcome = [replace(failed, error=f"{MEMORY}: {outcome.reason}")]
             self._record(outcome)
