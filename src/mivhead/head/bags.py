@@ -14,6 +14,7 @@ class Bags:
 
     rows: Tensor  # (class, shot): support rows, padded with row 0
     real: Tensor  # (class, shot): whether the entry is a shot, not padding
+    even: bool  # whether all rows come in order and nothing is padded, as with equal shots
 
     @classmethod
     def from_labels(cls, labels: Tensor, classes: int) -> Bags:
@@ -27,8 +28,9 @@ class Bags:
         place = torch.arange(int(shots.max()), device=labels.device)  # (shot,)
         real = place < shots[:, None]
         rows = torch.zeros(real.shape, dtype=torch.long, device=labels.device)
-        rows[real] = labels.argsort(stable=True)
-        return cls(rows, real)
+        rows[real] = order = labels.argsort(stable=True)
+        even = bool(real.all()) and torch.equal(order, torch.arange(len(labels)).to(order))
+        return cls(rows, real, even)
 
     @property
     def shots(self) -> Tensor:

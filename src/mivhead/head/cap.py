@@ -66,8 +66,8 @@ class CrossAttentionPooling(nn.Module):
 
     def attention(self, query: Projected, support: Projected, bags: Bags) -> Tensor:
         """Weights of every shot of every class: (head, class, query, shot); 0 on padding."""
-        real = bags.real[:, None, :]  # (class, 1, shot)
         if not self.recipe.cross_attention:
+            real = bags.real[:, None, :]  # (class, 1, shot)
             return (real / real.sum(-1, keepdim=True)).to(query.key.dtype)[None]
         y, z = query.key.transpose(0, 1), support.key.transpose(0, 1)  # (head, image, d)
         d = y.shape[-1]
@@ -76,8 +76,11 @@ class CrossAttentionPooling(nn.Module):
             scores = torch.cdist(y, z, p=1.0) * (-self.recipe.eta / (SPREAD * math.sqrt(d)))
         else:
             scores = (y @ z.transpose(1, 2)) * (self.recipe.eta / math.sqrt(d))
-        scores = scores[:, :, bags.rows].transpose(1, 2)  # (head, class, query, shot)
-        return torch.softmax(scores.masked_fill(~real, -math.inf), dim=-1)
+        if bags.even:
+            scores = scores.unflatten(2, bags.real.shape)  # (head, query, class, shot)
+        else:
+            scores = scores[:, :, bags.rows].masked_fill(~bags.real, -math.inf)
+        return torch.softmax(scores, dim=-1).transpose(1, 2)
 
     def forward(self, query: Projected, support: Projected, bags: Bags) -> Tensor:
         """Cosines of v^Q with the prototypes v^P of all classes: (query, class)."""

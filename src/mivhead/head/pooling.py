@@ -36,10 +36,14 @@ def prepare(block: Block, config: BlockConfig, dtype: torch.dtype = torch.float3
     """Derive the candidates of a block and the scale of every patch's score."""
     patches: list[Tensor] = []
     if block.map is not None:
-        map_ = block.map.to(dtype)
-        for size in config.candidate_sizes:
-            pooled = map_ if size == map_.shape[2:] else F.adaptive_max_pool2d(map_, size)
-            patches.append(pooled.flatten(2).transpose(1, 2).contiguous())
+        n, channels, *native = block.map.shape
+        sizes = config.candidate_sizes
+        patches = [block.map.new_empty(n, h * w, channels, dtype=dtype) for h, w in sizes]
+        for some in chunks(block.map):
+            map_ = block.map[some].to(dtype)
+            for size, out in zip(sizes, patches, strict=True):
+                pooled = map_ if list(size) == native else F.adaptive_max_pool2d(map_, size)
+                out[some] = pooled.flatten(2).transpose(1, 2)
     token = None if block.token is None else block.token.to(dtype)
     return Candidates(tuple(patches), tuple(_score_scale(p, config) for p in patches), token)
 
