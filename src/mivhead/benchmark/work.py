@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from mivhead.backbones.base import Backbone
 
@@ -115,7 +116,7 @@ def measure_backbone(backbone: Backbone) -> BackboneWork | None:
         return flops
 
     size = backbone.preset.preprocessing.size
-    image = np.zeros((size, size, 3), np.uint8)
+    image = Image.new("RGB", (size, size))  # what extraction gives every backbone
     counter = FlopCounterMode(display=False, custom_mapping={ops.aten.convolution: convolution})
     with counter:
         backbone.extract([image])
