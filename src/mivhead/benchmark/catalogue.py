@@ -89,7 +89,7 @@ SETS = (
         "FGVCx Fungi 2018 (fungi_train_val.tgz, train_val_annotations.tgz), GBIF labs",
         "research and education, non-commercial (Danish Svampe Atlas)",
         "Meta-Dataset's records",
-        ("mushrooms7", "fgvcx_fungi"),
+        ("fgvcx_fungi",),
     ),
     DataSet(
         "vgg_flower",

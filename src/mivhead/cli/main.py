@@ -11,13 +11,24 @@ import warnings
 from collections.abc import Sequence
 
 from mivhead._version import __version__
-from mivhead.cli import backbones, bench, cache, evaluate, extract, fit, info, methods, predict
+from mivhead.cli import (
+    backbones,
+    bench,
+    cache,
+    data,
+    evaluate,
+    extract,
+    fit,
+    info,
+    methods,
+    predict,
+)
 from mivhead.cli.demo import command as demo
 from mivhead.cli.options import Parser
 from mivhead.cli.text import one_line
 from mivhead.errors import MivError
 
-COMMANDS = (fit, predict, evaluate, extract, info, methods, backbones, bench, cache, demo)
+COMMANDS = (fit, predict, evaluate, extract, info, methods, backbones, data, bench, cache, demo)
 FAILED = 2
 BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports of a program that ended so
 STOPPED = 130  # 128 + SIGINT

@@ -1,0 +1,243 @@
+"""`miv data`: check an image set, list the paper's sets, prepare one from its download."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mivhead.cli import options
+from mivhead.cli.files import check_folder, print_json
+from mivhead.cli.text import one_line, plural, table
+from mivhead.errors import InputError
+
+if TYPE_CHECKING:
+    from mivhead.benchmark.catalogue import DataSet
+    from mivhead.data.check import DataReport, Duplicate
+
+MAX_LISTED = 20
+PROBLEMS = 1  # the exit code of a check that found some
+
+CHECK_EXAMPLES = """
+miv data check shots/
+miv data check birds.zip --json > report.json
+miv data check records/aircraft            # Meta-Dataset's records, test split
+"""
+LIST_EXAMPLES = """
+miv data list
+miv data list --data ~/sets                # also what is there, under any name
+miv data list aircraft                     # where to get it, its licence, its preparation
+"""
+PREPARE_EXAMPLES = """
+miv data prepare aircraft fgvc-aircraft-2013b/ -o ~/sets/aircraft
+miv data prepare mnist downloads/ -o ~/sets/mnist
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command and its actions."""
+    parser = subparsers.add_parser(
+        "data",
+        help="check image sets, list or prepare those of the benchmark",
+        description="Image sets for training and for the benchmark.",
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+    _add_check(actions)
+    _add_list(actions)
+    _add_prepare(actions)
+
+
+def _add_check(actions: Any) -> None:
+    parser = options.new_command(
+        actions,
+        "check",
+        "look at every image of a set",
+        "Decode every image of a set and report classes, counts, sizes, files that cannot be "
+        "read, and images that are there twice, within a class or in several. The exit code is 1 "
+        "if an image cannot be read or is in several classes, else 0.",
+        CHECK_EXAMPLES,
+    )
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        help="a folder with one folder per class, a zip of one, a CSV of path and label, or a "
+        "folder of Meta-Dataset's records",
+    )
+    options.add_json(parser)
+    parser.set_defaults(run=run_check)
+
+
+def _add_list(actions: Any) -> None:
+    parser = options.new_command(
+        actions,
+        "list",
+        "the benchmark's sets, and what is in a data folder",
+        "List the 17 image sets of the paper, or one with where to get it, its licence, split "
+        "and preparation; with a data folder, also which are there, and other sets in it.",
+        LIST_EXAMPLES,
+    )
+    parser.add_argument("name", metavar="NAME", nargs="?", help="show this set only")
+    parser.add_argument(
+        "--data", metavar="DIR", help="data folder, one folder or zip a set (default: $MIV_DATA)"
+    )
+    options.add_json(parser)
+    parser.set_defaults(run=run_list)
+
+
+def _add_prepare(actions: Any) -> None:
+    parser = options.new_command(
+        actions,
+        "prepare",
+        "class folders from the download of a set",
+        "Make class folders from the unpacked download of one of the paper's sets, as the paper "
+        "used it: test classes or test images only, boxes cut out.",
+        PREPARE_EXAMPLES,
+    )
+    parser.add_argument("name", metavar="NAME", help="name of the set, as `miv data list` shows it")
+    parser.add_argument("raw", metavar="RAW_DIR", help="folder of the unpacked download")
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to make")
+    options.add_json(parser)
+    parser.set_defaults(run=run_prepare)
+
+
+def run_check(args: argparse.Namespace) -> int:
+    """Run `miv data check`."""
+    from mivhead.data.check import check_set
+    from mivhead.data.folders import open_labelled
+    from mivhead.progress import progress_bar
+
+    images = open_labelled(args.path, min_classes=1)
+    with progress_bar("checking", len(images), show=not args.quiet) as advance:
+        report = check_set(images, advance)
+    if args.json:
+        print_json({"path": args.path, **report.as_json()})
+    else:
+        print(_describe_report(args.path, report, brief=args.quiet))
+    return 0 if report.good else PROBLEMS
+
+
+def _describe_report(path: str, report: DataReport, *, brief: bool) -> str:
+    counts = sorted(report.classes.values())
+    parts = [
+        f"{path}: {plural(report.images, 'image')} of {plural(len(counts), 'class')}, "
+        f"{counts[0]:,} to {counts[-1]:,} a class (median {counts[len(counts) // 2]:,})."
+    ]
+    if report.sizes and report.most_common_size:
+        least, median, most = report.sizes
+        width, height, times = report.most_common_size
+        parts.append(
+            f"Short side {least} to {most} pixels (median {median:.0f}); most common size "
+            f"{width} x {height} ({plural(times, 'image')})."
+        )
+    if not brief:
+        rows = list(report.classes.items())
+        parts.append("\n" + table(["class", "images"], rows[:MAX_LISTED], right="images"))
+        if len(rows) > MAX_LISTED:
+            parts.append(f"... and {len(rows) - MAX_LISTED} more classes (--json lists all)")
+    inside = [each for each in report.duplicates if len(each.labels) == 1]
+    parts += _listed("Cannot be read", [each.reason for each in report.unreadable])
+    parts += _listed("The same image in several classes", [*map(_duplicate, report.contradictions)])
+    parts += _listed("The same image twice in a class", [*map(_duplicate, inside)])
+    if report.good and not inside:
+        parts.append("\nAll images can be read, and none is there twice.")
+    return "\n".join(parts)
+
+
+def _listed(what: str, lines: list[str]) -> list[str]:
+    if not lines:
+        return []
+    more = len(lines) - MAX_LISTED
+    return [
+        f"\n{what} ({len(lines)}):",
+        *(f"  {one_line(line)}" for line in lines[:MAX_LISTED]),
+        *([f"  ... and {more} more (--json lists all)"] if more > 0 else []),
+    ]
+
+
+def _duplicate(each: Duplicate) -> str:
+    return " = ".join(each.ids) + ("" if each.same_files else " (same pixels, other file)")
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Run `miv data list`."""
+    from mivhead.benchmark.catalogue import SETS
+    from mivhead.benchmark.sets import declared, find_sets
+
+    data = args.data or os.environ.get("MIV_DATA")
+    present: dict[str | None, list[str]] = {}
+    for found in find_sets(data) if data else ():
+        info = declared(found)
+        present.setdefault(info.name if info else None, []).append(found)
+    chosen = SETS if args.name is None else (_declared(args.name),)
+    if args.json:
+        sets = [{**_facts(each), "found": present.get(each.name, [])} for each in chosen]
+        print_json({"data": data, "sets": sets, "others": present.get(None, [])})
+    elif args.name is not None:
+        print(_describe_set(chosen[0], present.get(chosen[0].name, [])))
+    else:
+        rows = [
+            [s.name, s.title, s.benchmark, s.classes, ", ".join(present.get(s.name, ["-"]))]
+            for s in chosen
+        ]
+        print(table(["name", "in the paper", "part of", "classes", "found"], rows, "classes"))
+        if others := present.get(None):
+            print(f"\nOther sets in {data}: {', '.join(others)}.")
+        where = "" if data else " Name a data folder with --data to see what is there."
+        print(f"\n`miv data list NAME` says where to get a set.{where}")
+    return 0
+
+
+def _declared(name: str) -> DataSet:
+    from mivhead.benchmark.sets import declared
+
+    info = declared(name)
+    if info is None:
+        raise InputError(f"{name!r} is none of the paper's sets; `miv data list` shows them.")
+    return info
+
+
+def _facts(each: DataSet) -> dict[str, Any]:
+    from mivhead.benchmark.prepare import PREPARATIONS
+
+    return {**asdict(each), "prepared_by_miv": each.name in PREPARATIONS}
+
+
+def _describe_set(each: DataSet, found: list[str]) -> str:
+    facts = _facts(each)
+    how = (
+        f"unpack it, then: miv data prepare {each.name} RAW_DIR -o DATA/{each.name}"
+        if facts["prepared_by_miv"]
+        else f"convert it with Meta-Dataset's scripts; put the records into DATA/{each.name}"
+    )
+    rows = [
+        ["get", each.source],
+        ["licence", each.licence],
+        ["split", f"{each.split} ({each.classes} classes)"],
+        ["prepared", each.preparation],
+        ["how", how],
+        ["found as", ", ".join(found) or "-"],
+    ]
+    part = "Meta-Dataset" if each.benchmark == "MD" else "the eight more of MD+"
+    lines = [f"{label + ':':<10}{text}" for label, text in rows]
+    return f"{each.name} ({each.title} in the paper, of {part})\n" + "\n".join(lines)
+
+
+def run_prepare(args: argparse.Namespace) -> int:
+    """Run `miv data prepare`."""
+    from mivhead.benchmark.prepare import prepare_set
+    from mivhead.progress import progress_bar
+
+    check_folder(Path(args.output).parent)
+    with progress_bar("preparing", None, show=not args.quiet) as advance:
+        counts = prepare_set(args.name, args.raw, args.output, advance)
+    if args.json:
+        print_json({"folder": args.output, "classes": counts})
+    elif not args.quiet:
+        images = plural(sum(counts.values()), "image")
+        print(f"Wrote {images} of {plural(len(counts), 'class')} to {args.output}.")
+        expected = _declared(args.name).classes
+        if len(counts) != expected:
+            print(f"The paper's set has {expected} classes: check that the download is complete.")
+    return 0
