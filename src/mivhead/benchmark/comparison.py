@@ -133,17 +133,15 @@ class Comparison:
         return first if test.significant and test.difference.mean > 0 else None
 
     def averages(self) -> list[Average]:
-        """Averages over MD, MD+ and all sets of the run; none of one set only."""
+        """Averages over MD, MD+ and all sets of the run; of equal ones the first."""
         here = {info.name: name for name in self.sets if (info := declared(name)) is not None}
-        found = []
-        for title, members in BENCHMARKS.items():
-            if any(m in here for m in members):
-                found.append(self._average(title, {m: here.get(m) for m in members}))
-        everything = self._average("all sets", {name: name for name in self.sets})
-        known = [average.sets for average in found]
-        if everything.sets not in known and len(self.sets) > 1:
-            found.append(everything)
-        return [average for average in found if average.sets]
+        wanted = {t: {m: here.get(m) for m in members} for t, members in BENCHMARKS.items()}
+        found: dict[tuple[str, ...], Average] = {}
+        for title, members in (wanted | {"all sets": {s: s for s in self.sets}}).items():
+            average = self._average(title, members)
+            if average.sets:
+                found.setdefault(average.sets, average)
+        return list(found.values())
 
     def _average(self, title: str, members: dict[str, str | None]) -> Average:
         lacking = {}

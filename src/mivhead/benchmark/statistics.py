@@ -26,6 +26,11 @@ class Summary:
     def __str__(self) -> str:
         return f"{100 * self.mean:.1f} ± {100 * self.half_width:.1f}"
 
+    @property
+    def signed(self) -> str:
+        """The same with a sign, for differences."""
+        return f"{100 * self.mean:+.1f} ± {100 * self.half_width:.1f}"
+
 
 def summarise(values: ArrayLike) -> Summary:
     """Mean and 1.96 std / sqrt(n), with the std of the values themselves (ddof 0), as the paper.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mivhead.cli.bench import run
+from mivhead.cli.bench import compare, report, run
 
-ACTIONS = (run,)
+ACTIONS = (run, report, compare)
 
 
 def add_parser(subparsers: Any) -> None:

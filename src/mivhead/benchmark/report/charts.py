@@ -1,0 +1,226 @@
+"""Charts of a comparison, drawn with matplotlib, as SVG texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mivhead.benchmark.comparison import Comparison
+from mivhead.benchmark.report.ablations import Series
+from mivhead.benchmark.report.accuracy import reference, set_title
+from mivhead.benchmark.report.costs import costliest, latency
+from mivhead.benchmark.report.model import Chart
+from mivhead.benchmark.statistics import merge_bins
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INK, PALE, TRACK, OURS = "#22303c", "#8a97a3", "#e9edf1", "#1f7a5c"
+COLOURS = ("#3b6fb6", "#c2703d", "#8457a6", "#b83b5e", "#6b8e23", "#4fa3a5", "#946c3c", "#666f78")
+COLUMNS = 4  # panels side by side
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _svg(figure: Figure) -> str:
+    """Write a figure as text; the same figure always gives the same text."""
+    from matplotlib import rc_context
+
+    out = StringIO()
+    settings: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "mivhead",
+        "font.family": "sans-serif",
+    }
+    with rc_context(settings):
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    return out.getvalue()
+
+
+def _clean(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(PALE)
+    axes.tick_params(colors=INK, labelsize=8)
+
+
+def _colours(comparison: Comparison) -> dict[str, str]:
+    ours = reference(comparison)
+    others = [m for m in comparison.methods if m != ours]
+    return {ours: OURS} | {m: COLOURS[i % len(COLOURS)] for i, m in enumerate(others)}
+
+
+def accuracy_bars(comparison: Comparison) -> Chart:
+    """Draw one panel a set: a bar a method, with its interval."""
+    colours, methods = _colours(comparison), comparison.methods
+    rows = math.ceil(len(comparison.sets) / COLUMNS)
+    columns = min(COLUMNS, len(comparison.sets))
+    figure = _figure(3.1 * columns + 0.6, rows * (0.55 + 0.24 * len(methods)))
+    for place, name in enumerate(comparison.sets):
+        axes = figure.add_subplot(rows, columns, place + 1)
+        axes.set_title(set_title(name), fontsize=9, color=INK, loc="left")
+        for row, method in enumerate(methods):
+            cell = comparison.cell(name, method)
+            if cell.summary is None:
+                axes.text(1, row, cell.state, fontsize=7, va="center", color=INK)
+                continue
+            value, half = 100 * cell.summary.mean, 100 * cell.summary.half_width
+            axes.barh(row, value, height=0.68, color=colours[method])
+            axes.errorbar(value, row, xerr=half, ecolor=INK, capsize=2, linewidth=0.9)
+            axes.text(2, row, f"{value:.1f}", va="center", fontsize=7, color="white")
+        axes.set(xlim=(0, 100), ylim=(len(methods) - 0.5, -0.5))
+        names = methods if place % columns == 0 else [""] * len(methods)
+        axes.set_yticks(range(len(methods)), names, parse_math=False)
+        _clean(axes)
+    return Chart(_titled("Accuracy in % with 95 % intervals", comparison), _svg(figure))
+
+
+def accuracy_against_cost(comparison: Comparison) -> Chart | None:
+    """Draw mean accuracy over GFLOPs and over seconds; None without a complete set."""
+    if not comparison.complete:
+        return None
+    colours, figure = _colours(comparison), _figure(10, 4)
+    for place, title in enumerate(("GFLOPs of adaptation", "seconds per task")):
+        axes = figure.add_subplot(1, 2, place + 1)
+        for method in comparison.methods:
+            cells = [comparison.cell(s, method) for s in comparison.complete]
+            y = 100 * float(np.mean([np.mean(cell.accuracies) for cell in cells]))
+            costs = [c.mean("gflops") if place == 0 else latency(c).total for c in cells]
+            x = max(float(np.mean(costs)), 1e-6)
+            axes.scatter(x, y, color=colours[method], s=40, zorder=3)
+            axes.annotate(
+                method,
+                (x, y),
+                xytext=(5, 3),
+                textcoords="offset points",
+                fontsize=8,
+                color=INK,
+                parse_math=False,
+            )
+        axes.set_xscale("log")
+        axes.margins(x=0.25, y=0.15)
+        axes.set_xlabel(title, fontsize=9, color=INK)
+        axes.set_ylabel("accuracy in %", fontsize=9, color=INK)
+        axes.grid(color=TRACK)
+        _clean(axes)
+    return Chart(_titled("Accuracy against cost, mean of sets", comparison), _svg(figure))
+
+
+def task_scatter(comparison: Comparison) -> Chart | None:
+    """Draw every task: our accuracy over that of the best rival; None without one."""
+    ours, complete = reference(comparison), comparison.complete
+    rivals = [m for m in comparison.methods if m != ours]
+    if not rivals or not complete:
+        return None
+    means = {
+        m: np.mean([np.mean(comparison.cell(s, m).accuracies) for s in complete]) for m in rivals
+    }
+    rival = max(means, key=lambda m: means[m])
+    figure = _figure(6.4, 4.8)
+    axes = figure.add_subplot()
+    axes.plot([0, 100], [0, 100], color=PALE, linewidth=1)
+    for place, name in enumerate(complete):
+        x, y = (100 * np.array(comparison.cell(name, m).accuracies) for m in (rival, ours))
+        colour = COLOURS[place % len(COLOURS)]
+        marker = "osD^v"[place // len(COLOURS) % 5]
+        label = set_title(name)
+        axes.scatter(x, y, s=14, color=colour, marker=marker, alpha=0.65, label=label, linewidth=0)
+    axes.set(xlim=(0, 100), ylim=(0, 100), aspect="equal")
+    axes.set_xlabel(f"{rival}, accuracy in % of a task", fontsize=9, color=INK, parse_math=False)
+    axes.set_ylabel(f"{ours}, accuracy in % of a task", fontsize=9, color=INK, parse_math=False)
+    legend = figure.legend(loc="outside right upper", fontsize=7, frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    _clean(axes)
+    return Chart(_titled(f"Every task: {ours} against {rival}", comparison), _svg(figure))
+
+
+def series_chart(comparison: Comparison, series: Series) -> Chart:
+    """Draw accuracy as a line and GFLOPs as bars."""
+    figure = _figure(5.2, 3.4)
+    bars = figure.add_subplot()
+    numbers = [p.number for p in series.points]
+    bars.bar(numbers, [p.gflops for p in series.points], color="#cfdce6", width=0.5)
+    bars.set_ylabel("GFLOPs (bars)", fontsize=9, color=INK)
+    bars.set_xlabel(series.title, fontsize=9, color=INK)
+    bars.set_xticks(numbers)
+    line = bars.twinx()
+    line.plot(numbers, [p.accuracy for p in series.points], color=OURS, marker="o")
+    line.set_ylabel("accuracy in % (line)", fontsize=9, color=OURS)
+    line.margins(y=0.3)
+    for point in series.points:
+        line.annotate(
+            f"{point.accuracy:.1f}",
+            (point.number, point.accuracy),
+            xytext=(0, 6),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            color=OURS,
+        )
+    _clean(bars)
+    line.spines[["top", "left"]].set_visible(False)
+    line.tick_params(colors=INK, labelsize=8)
+    return Chart(_titled(f"Accuracy and GFLOPs over {series.title}", comparison), _svg(figure))
+
+
+def cost_bars(comparison: Comparison) -> Chart | None:
+    """Draw cost per set of the costliest rival, and ours inside with its share."""
+    ours, rival = reference(comparison), costliest(comparison)
+    if rival is None or not comparison.complete:
+        return None
+    figure = _figure(max(6.0, 0.62 * len(comparison.complete) + 2), 5.4)
+    for place, title in enumerate(("GFLOPs", "seconds")):
+        axes = figure.add_subplot(2, 1, place + 1)
+        for column, name in enumerate(comparison.complete):
+            cells = [comparison.cell(name, m) for m in (rival, ours)]
+            base, own = (c.mean("gflops") if place == 0 else latency(c).train for c in cells)
+            axes.bar(column - 0.19, base, width=0.38, color="#5b7c99", label=rival)
+            axes.bar(column + 0.19, own, width=0.38, color="#a9d5c3", label=ours)
+            text = f"{100 * own / base:.0f} %" if base else "-"
+            axes.text(column + 0.19, own, text, ha="center", va="bottom", fontsize=7, color=INK)
+        axes.set_ylabel(f"{title} of adaptation", fontsize=9, color=INK)
+        axes.margins(y=0.15)
+        names = [set_title(s) for s in comparison.complete] if place else []
+        axes.set_xticks(range(len(names)), names, rotation=40, ha="right", parse_math=False)
+        handles, labels = axes.get_legend_handles_labels()
+        axes.legend(handles[:2], labels[:2], fontsize=8, frameon=False)
+        _clean(axes)
+    caption = f"Cost of adaptation per task: {ours}, with its share of {rival}"
+    return Chart(_titled(caption, comparison), _svg(figure))
+
+
+def reliability(comparison: Comparison, methods: Sequence[str]) -> Chart | None:
+    """Draw accuracy over confidence; None if no confidences were kept."""
+    colours, figure = _colours(comparison), _figure(4.8, 4.2)
+    axes = figure.add_subplot()
+    axes.plot([0, 100], [0, 100], color=PALE, linewidth=1)
+    drawn = False
+    for method in methods:
+        results = (r for s in comparison.sets for r in comparison.cell(s, method).results)
+        bins = merge_bins(r.calibration for r in results)
+        bins = bins[bins[:, 0] > 0]
+        if not len(bins):
+            continue
+        drawn = True
+        confidence, right = 100 * bins.T[1:] / bins[:, 0]
+        axes.plot(confidence, right, marker="o", markersize=3, color=colours[method], label=method)
+    if not drawn:
+        return None
+    axes.set(xlim=(0, 100), ylim=(0, 100), aspect="equal")
+    axes.set_xlabel("confidence in %", fontsize=9, color=INK)
+    axes.set_ylabel("accuracy in %", fontsize=9, color=INK)
+    axes.legend(fontsize=7, frameon=False)
+    _clean(axes)
+    return Chart(_titled("Calibration: on the line is perfect", comparison), _svg(figure))
+
+
+def _titled(caption: str, comparison: Comparison) -> str:
+    return f"{caption} ({comparison.backbone}, {comparison.protocol})"

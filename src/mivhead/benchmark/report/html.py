@@ -1,0 +1,94 @@
+"""A report as one HTML page that needs no network: tables, and charts inside the page."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Sequence
+from html import escape
+
+from mivhead.benchmark.report.model import Chart, Entry, Section, Table
+
+STYLE = """
+:root { --ink: #22303c; --pale: #66737f; --line: #dde3e8; --back: #fff; --best: #1f7a5c; }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 76rem; padding: 1.5rem; color: var(--ink);
+  background: var(--back); font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.7rem; margin: 0 0 .2rem; }
+h2 { font-size: 1.25rem; margin: 2.4rem 0 .6rem; border-bottom: 1px solid var(--line); }
+nav { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; margin: .8rem 0; }
+a { color: #2b6399; text-decoration: none; }
+p, figcaption { max-width: 56rem; }
+.note, figcaption { color: var(--pale); font-size: .87rem; margin: .3rem 0; }
+.scroll { overflow-x: auto; margin: .4rem 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem; }
+caption { text-align: left; font-weight: 600; padding: .5rem 0; }
+th, td { padding: .22rem .7rem; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0;
+  background: var(--back); }
+thead th { border-bottom: 1px solid var(--ink); }
+tr.group th { border-bottom: 1px solid var(--line); text-align: center; }
+tr.rule td { border-top: 1px solid var(--ink); }
+tbody tr:hover td { background: #f2f6f9; }
+td b { color: var(--best); }
+figure { margin: 1.2rem 0; }
+figure img { max-width: 100%; height: auto; background: #fff; }
+"""
+
+
+def write_html(title: str, sections: Sequence[Section]) -> str:
+    """Write the whole page."""
+    links = "".join(f'<a href="#{_anchor(s.title)}">{escape(s.title)}</a>' for s in sections)
+    body = "\n".join(map(_section, sections))
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{escape(title)}</h1>\n<nav>{links}</nav>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _section(section: Section) -> str:
+    parts = [f'<h2 id="{_anchor(section.title)}">{escape(section.title)}</h2>']
+    parts += [f"<p>{escape(text)}</p>" for text in section.text]
+    parts += [html_table(table) for table in section.tables]
+    parts += [_chart(chart) for chart in section.charts]
+    return "\n".join(parts)
+
+
+def html_table(table: Table) -> str:
+    """Write one table with its notes."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.header)
+    groups = ""
+    if len([title for title, _ in table.groups if title]) > 1:
+        cells = (f'<th colspan="{width}">{escape(title)}</th>' for title, width in table.groups)
+        groups = f'<tr class="group">{"".join(cells)}</tr>'
+    rows = "\n".join(
+        ('<tr class="rule">' if place in table.rules else "<tr>")
+        + "".join(f"<td>{_cell(entry)}</td>" for entry in row)
+        + "</tr>"
+        for place, row in enumerate(table.rows)
+    )
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
+    return (
+        f'<div class="scroll"><table><caption>{escape(table.title)}</caption>'
+        f"<thead>{groups}<tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>{notes}"
+    )
+
+
+def _cell(entry: Entry) -> str:
+    return f"<b>{escape(entry.text)}</b>" if entry.bold else escape(entry.text)
+
+
+def _chart(chart: Chart) -> str:
+    """Put a picture into the page; as an image of its own, its names cannot clash with others."""
+    data = base64.b64encode(chart.svg.encode()).decode()
+    caption = escape(chart.caption)
+    return (
+        f'<figure><img alt="{caption}" src="data:image/svg+xml;base64,{data}">'
+        f"<figcaption>{caption}</figcaption></figure>"
+    )
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"\W+", "-", title.casefold()).strip("-")

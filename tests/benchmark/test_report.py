@@ -1,0 +1,219 @@
+"""Reports: what is in the files, and that they need nothing else."""
+
+from __future__ import annotations
+
+import csv
+import re
+from html.parser import HTMLParser
+
+import pytest
+from synthetic import cell, random_run, result
+
+from mivhead.benchmark.comparison import compare
+from mivhead.benchmark.report.ablations import find_series, interaction_tables
+from mivhead.benchmark.report.accuracy import (
+    accuracy_table,
+    beside_table,
+    calibration_table,
+    paired_table,
+)
+from mivhead.benchmark.report.costs import budget_table, error_table, gflops_table, latency_table
+from mivhead.benchmark.report.html import html_table, write_html
+from mivhead.benchmark.report.latex import latex_table
+from mivhead.benchmark.report.markdown import markdown_table
+from mivhead.benchmark.report.model import Section, plain_table
+from mivhead.benchmark.report.writing import FILES, write_report
+
+NASTY = "a<script>|b_1 & 50%"
+
+
+@pytest.fixture(scope="module")
+def run():
+    levels = {"ncc": 0.6, "tsa": 0.7, "miv": 0.8}
+    results = random_run(["omniglot", "fgvc_aircraft", NASTY], levels, costs={"tsa": 4.0})
+    return results + cell("quickdraw", "miv", [0.5, 0.6]) + cell("quickdraw", "tsa", [None, 0.6])
+
+
+@pytest.fixture(scope="module")
+def files(run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report") / "new"
+    return {path.name: path.read_text() for path in write_report(run, folder, "A <run>")}
+
+
+def texts(table, column: int = 0) -> list[str]:
+    return [row[column].text for row in table.rows]
+
+
+def test_all_files_are_written(files):
+    assert set(files) == set(FILES)
+
+
+class Page(HTMLParser):
+    """Collects what a page refers to, and checks that tags are closed."""
+
+    VOID = ("meta", "img")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open, self.links, self.tags = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_stands_alone(files):
+    page = Page()
+    page.feed(files["report.html"])
+    assert page.open == []
+    assert "script" not in page.tags
+    assert "link" not in page.tags
+    assert all(link.startswith(("#", "data:image/svg+xml;base64,")) for link in page.links)
+    assert sum(link.startswith("data:") for link in page.links) >= 4
+    assert "@import" not in files["report.html"]
+    assert "A &lt;run&gt;" in files["report.html"]
+
+
+def test_csv_has_every_result(files, run):
+    rows = list(csv.DictReader(files["results.csv"].splitlines()))
+    assert len(rows) == len(run)
+    assert rows[0]["set"] == "omniglot"
+    assert float(rows[0]["accuracy"]) == run[0].accuracy
+    failed = [row for row in rows if row["error"]]
+    assert [row["accuracy"] for row in failed] == [""]
+
+
+def test_reports_are_the_same_every_time(run, files, tmp_path):
+    again = {p.name: p.read_text() for p in write_report(run, tmp_path, "A <run>")}
+    assert again == files
+
+
+def test_bold_where_significant_and_oom_where_memory_ended(run):
+    table = accuracy_table(compare(run))
+    assert table.header == ("data set", "ncc", "tsa", "miv")
+    by_name = {row[0].text: row[1:] for row in table.rows}
+    assert [entry.bold for entry in by_name["Omniglot"]] == [False, False, True]
+    assert [entry.text for entry in by_name["Quick Draw"]][:2] == ["-", "OOM"]
+    assert any("quickdraw (ncc not run)" in note for note in table.notes)
+
+
+def test_averages_in_a_table_leave_out_the_same_sets_for_all(run):
+    (comparison,) = compare(run)
+    rows = {row[0].text: row for row in accuracy_table([comparison]).rows}
+    means = [
+        sum(r.accuracy for r in run if r.set == name and r.method == "miv") / 20
+        for name in ("omniglot", "fgvc_aircraft")
+    ]
+    assert rows["Average (MD)"][3].text == f"{100 * sum(means) / 2:.1f}"
+
+
+def test_paired_table(run):
+    (comparison,) = compare(run)
+    table = paired_table(comparison)
+    assert "all tasks of 3 sets: miv - ncc" in texts(table)
+    assert all(row[2].bold for row in table.rows if row[0].text.endswith("ncc"))
+    assert paired_table(compare(cell("birds", "miv", [0.5, 0.6]))[0]) is None
+
+
+def test_beside_the_paper(run):
+    (comparison,) = compare(run)
+    table = beside_table(comparison)
+    rows = {row[0].text: [entry.text for entry in row[1:]] for row in table.rows}
+    assert rows["Aircraft (fgvc_aircraft), tsa"][1] == "78.9 ± 1.1"
+    assert not any(NASTY in name for name in rows)
+    assert (
+        beside_table(compare([result(backbone="mine"), result(backbone="mine", task=1)])[0]) is None
+    )
+
+
+def test_latency_by_hand():
+    # The backbone took 1 s for 25 shots and 75 views, so 0.5 s for 50 queries.
+    slow = cell(
+        "cu_birds", "tsa", [0.5], adapt_seconds=9.0, infer_seconds=1.0, backbone_seconds=0.0
+    )
+    (comparison,) = compare(cell("cu_birds", "miv", [0.5]) + slow)
+    rows = {row[0].text: [e.text for e in row[1:]] for row in latency_table(comparison).rows}
+    assert rows["Birds, miv"][:5] == [
+        "1.5",
+        "0.6",
+        "2.1",
+        "28.6 %",
+        "21.0 %",
+    ]
+
+
+def test_gflops_and_shares(run):
+    (comparison,) = compare(run)
+    rows = {row[0].text: [e.text for e in row[1:]] for row in gflops_table(comparison).rows}
+    assert rows["Omniglot, miv"][:4] == ["20", "25.0 %", "10", "25.0 %"]
+    assert rows["Omniglot, miv"][4] == "25,110"  # the paper's figure for ResNet-50
+
+
+def test_the_full_benchmark_by_hand():
+    results = cell("birds", "miv", [0.5, 0.5], adapt_seconds=3.0, infer_seconds=0.6)
+    (row,) = budget_table(compare(results)).rows
+    hours = 3.6 * 17 * 600 / 3600
+    assert [e.text for e in row[1:]] == ["3.6", "10.2", f"{hours / 8:.3g}", f"{hours / 800:.3g}"]
+    assert "10 ms" in budget_table(compare(results)).notes[1]
+
+
+def test_errors_are_shown(run):
+    table = error_table(compare(run))
+    assert [entry.text for entry in table.rows[0]][1:] == ["tsa", "1", "memory: full"]
+    assert error_table(compare([result()])) is None
+
+
+def test_calibration_table():
+    (comparison,) = compare([result(), result(method="ncc", calibration=())])
+    ((_, ours, without),) = calibration_table(comparison).rows
+    assert ours.text == f"{100 * (1 + 2) / 50:.1f}"
+    assert without.text == "-"
+
+
+def test_interactions_by_hand():
+    levels = {"miv-gap-blocks1": 0.6, "miv-blocks1": 0.62, "miv-gap": 0.7, "miv": 0.75}
+    results = [r for m, a in levels.items() for r in cell("birds", m, [a, a])]
+    (table,) = interaction_tables(compare(results)[0])
+    assert [[e.text for e in row] for row in table.rows] == [
+        ["one block", "60.0", "+2.0", "62.0"],
+        ["more blocks bring", "+10.0", "", "+13.0"],
+        ["all blocks", "70.0", "+5.0", "75.0"],
+    ]
+    assert "+3.0 come from" in table.notes[0]
+    assert interaction_tables(compare(results[:4])[0]) == []
+
+
+def test_series_over_blocks():
+    results = [
+        r
+        for n, a in ((2, 0.8), (1, 0.7), (3, 0.75))
+        for r in cell("birds", f"miv-blocks{n}", [a], gflops=10.0 * n)
+    ]
+    (series,) = find_series(compare(results)[0])
+    assert [(p.number, round(p.accuracy), p.gflops) for p in series.points] == [
+        (1, 70, 10),
+        (2, 80, 20),
+        (3, 75, 30),
+    ]
+
+
+def test_names_cannot_break_a_format():
+    table = plain_table(NASTY, ["set", NASTY], [[NASTY, "1"]], NASTY)
+    page = write_html(NASTY, [Section(NASTY, (NASTY,), (table,))])
+    assert "<script" not in page
+    assert "<script" not in html_table(table)
+    row = markdown_table(table).splitlines()[4]
+    assert len(re.findall(r"(?<!\\)\|", row)) == 3
+    assert "\\<script" in row
+    lines = latex_table(table).splitlines()
+    assert r"a$<$script$>$|b\_1 \& 50\% & 1 \\" in lines
+
+
+def test_a_run_of_one_method_and_one_task(tmp_path):
+    paths = write_report([result(calibration=())], tmp_path, "One")
+    assert all(path.stat().st_size for path in paths)
