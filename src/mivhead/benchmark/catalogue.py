@@ -143,7 +143,7 @@ SETS = (
         "Meta-Dataset's 52 test classes",
         "the numpy_bitmap files of the Quick, Draw! Dataset, Google",
         "CC BY 4.0",
-        "28 x 28 bitmaps",
+        "28 x 28 bitmaps; `miv data prepare` takes the first 1,000 of each class",
         ("quickdraw345", "qdraw"),
     ),
     DataSet(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,7 +31,7 @@ _START = bytes.fromhex("54641f64")
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # protocol buffers' types of fields
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there may be millions
 class Record:
     """Where one record is; it can be read in any process that sees the file."""
 
@@ -56,7 +56,7 @@ class Record:
         return data
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RecordImage:
     """The `get` of an image source: the encoded image in one record."""
 
@@ -93,7 +93,7 @@ def _scan(path: Path, file: Any, size: int) -> Iterator[Record]:
         file.seek(offset)
         header = file.read(_HEADER)
         if len(header) < _HEADER or (
-            masked_crc(header[:8]) != _CHECKSUM.unpack_from(header, _LENGTH.size)[0]
+            _length_crc(header[:8]) != _CHECKSUM.unpack_from(header, _LENGTH.size)[0]
         ):
             raise ImageError(
                 f"{path} is not a TFRecord file, or damaged at byte {offset:,}; convert or "
@@ -108,6 +108,11 @@ def _scan(path: Path, file: Any, size: int) -> Iterator[Record]:
             )
         yield Record(path, offset + _HEADER, length)
         offset = end
+
+
+@lru_cache(maxsize=2**14)  # records of one file have similar lengths
+def _length_crc(length: bytes) -> int:
+    return masked_crc(length)
 
 
 def masked_crc(data: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Downloads that hold all images in one binary file: MNIST and CIFAR, test images only."""
+"""Downloads that hold many images in one binary file: MNIST, CIFAR, Quick Draw."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ import numpy as np
 from PIL import Image
 
 from mivhead.benchmark.prepare.items import Item, find_file
+from mivhead.benchmark.prepare.splits import DRAWINGS
 from mivhead.errors import InputError
 
 Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
+
+DRAWINGS_PER_CLASS = 1000  # of more than 100,000; a task takes hardly more than 100
 
 _SIDE = 32  # of CIFAR's images
 _UNSIGNED_BYTES = 8  # the type of values, in the head of an IDX file
@@ -38,6 +41,23 @@ def cifar10(raw: Path) -> Iterator[Item]:
 def cifar100(raw: Path) -> Iterator[Item]:
     """CIFAR-100, binary version: the 10,000 test images by fine class."""
     return _cifar(find_file(raw, "test.bin"), find_file(raw, "fine_label_names.txt"), 2)
+
+
+def quickdraw(raw: Path) -> Iterator[Item]:
+    """Quick, Draw! bitmaps: the first drawings of every test class, white on black."""
+    for label in DRAWINGS:
+        path = find_file(raw, f"{label}.npy")
+        try:
+            drawings = np.load(path, mmap_mode="r", allow_pickle=False)  # (drawing, pixel)
+        except (OSError, ValueError, EOFError) as error:
+            raise InputError(f"{path} cannot be read: {error}.") from error
+        if drawings.dtype != np.uint8 or drawings.shape[1:] != (28 * 28,):
+            raise InputError(
+                f"{path} holds {drawings.dtype} of shape {drawings.shape}; expected bitmaps, "
+                "uint8 of shape (n, 784)."
+            )
+        for number, pixels in enumerate(drawings[:DRAWINGS_PER_CLASS]):
+            yield Item(label, f"{number:05}", Image.fromarray(np.array(pixels).reshape(28, 28)))
 
 
 def _cifar(path: Path, names_path: Path, label_bytes: int) -> Iterator[Item]:

@@ -7,6 +7,35 @@ AIRCRAFT = (
 
 TEXTURES = ("banded", "bumpy", "crosshatched", "knitted", "sprinkled", "stratified", "woven")
 
+FLOWERS = {  # by their numbers in the labels of the download
+    5: "english marigold",
+    9: "monkshood",
+    15: "yellow iris",
+    19: "balloon flower",
+    35: "alpine sea holly",
+    40: "lenten rose",
+    41: "barbeton daisy",
+    42: "daffodil",
+    45: "bolero deep blue",
+    46: "wallflower",
+    65: "californian poppy",
+    85: "desert-rose",
+    89: "watercress",
+    94: "foxglove",
+    96: "camellia",
+    98: "mexican petunia",
+}
+
+DRAWINGS = (
+    *("angel", "animal migration", "axe", "bat", "beard", "bee", "bridge", "broom", "bucket"),
+    *("butterfly", "cactus", "campfire", "cookie", "couch", "cow", "diving board", "donut"),
+    *("drill", "eraser", "feather", "finger", "fire hydrant", "flashlight", "frying pan"),
+    *("giraffe", "goatee", "hammer", "helicopter", "helmet", "hockey stick", "hourglass"),
+    *("house", "kangaroo", "lantern", "mailbox", "mouse", "palm tree", "parrot", "rabbit"),
+    *("rollerskates", "saw", "saxophone", "snowman", "spider", "stitches", "streetlight"),
+    *("sweater", "table", "umbrella", "wheel", "wine bottle", "yoga"),
+)
+
 THINGS = (
     *("bicycle", "car", "airplane", "bus", "truck", "boat", "stop sign", "bench", "bird", "horse"),
     *("sheep", "cow", "giraffe", "tie", "frisbee", "skis", "baseball bat", "tennis racket"),

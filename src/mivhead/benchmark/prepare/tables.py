@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mivhead.benchmark.prepare.items import Item, find_file
+from mivhead.benchmark.prepare.splits import FLOWERS
 from mivhead.data.naming import is_image_name
 from mivhead.errors import InputError
 
@@ -36,6 +37,23 @@ def chest(raw: Path) -> Iterator[Item]:
         if row["Finding Labels"] in FINDINGS:
             name = Path(row["Image Index"]).stem
             yield Item(row["Finding Labels"], name, _file(files, name, table))
+
+
+def flowers(raw: Path) -> Iterator[Item]:
+    """102 Category Flower Dataset: the test classes; image 1 has the first label, and so on."""
+    from scipy.io import loadmat
+
+    table = find_file(raw, "imagelabels.mat")
+    try:
+        labels = [int(label) for label in loadmat(table)["labels"].ravel()]
+    # Damaged files make scipy's reader raise almost anything, and only it runs in this block.
+    except Exception as error:
+        raise InputError(f"{table} cannot be read: {error!r}.") from error
+    files = _by_stem(raw)
+    for number, label in enumerate(labels, start=1):
+        if label in FLOWERS:
+            name = f"image_{number:05}"
+            yield Item(f"{label:03}.{FLOWERS[label]}", name, _file(files, name, table))
 
 
 def _rows(table: Path, *columns: str) -> Iterator[dict[str, str]]:
