@@ -15,8 +15,11 @@ OURS = "miv"
 
 
 def reference(comparison: Comparison) -> str:
-    """Choose the method that others are compared with: the MIV-head, if it is there."""
-    return OURS if OURS in comparison.methods else comparison.methods[0]
+    """Choose the method that others are compared with: the MIV-head, or else the best one."""
+    if OURS in comparison.methods:
+        return OURS
+    ranks = comparison.ranks()
+    return min(comparison.methods, key=lambda m: ranks.get(m, 0.0))
 
 
 def set_title(name: str) -> str:
@@ -143,14 +146,14 @@ def paired_table(comparison: Comparison) -> Table | None:
 
 def rank_table(comparisons: Sequence[Comparison]) -> Table:
     """Average ranks over the sets that every method has finished."""
-    methods = tuple(dict.fromkeys(m for c in comparisons for m in c.methods))
     rows = []
     for comparison in comparisons:
-        ranks = comparison.ranks()
-        cells = (f"{ranks[m]:.2f}" if m in ranks else "-" for m in methods)
-        rows.append((f"{comparison.backbone}, {comparison.protocol}", *cells))
+        ranks = sorted(comparison.ranks().items(), key=lambda item: item[1])
+        listed = ", ".join(f"{method} {rank:.2f}" for method, rank in ranks)
+        where = f"{comparison.backbone}, {comparison.protocol}"
+        rows.append((where, len(comparison.complete), listed or "-"))
     return plain_table(
-        "Average ranks over data sets (1 is best)", ("backbone, protocol", *methods), rows
+        "Average ranks over data sets (1 is best)", ("backbone, protocol", "sets", "ranks"), rows
     )
 
 

@@ -48,7 +48,7 @@ def _svg(figure: Figure) -> str:
 def _clean(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(PALE)
-    axes.tick_params(colors=INK, labelsize=8)
+    axes.tick_params(which="both", colors=INK, labelsize=8)
 
 
 def _colours(comparison: Comparison) -> dict[str, str]:
@@ -84,6 +84,8 @@ def accuracy_bars(comparison: Comparison) -> Chart:
 
 def accuracy_against_cost(comparison: Comparison) -> Chart | None:
     """Draw mean accuracy over GFLOPs and over seconds; None without a complete set."""
+    from matplotlib.ticker import LogFormatter
+
     if not comparison.complete:
         return None
     colours, figure = _colours(comparison), _figure(10, 4)
@@ -105,6 +107,8 @@ def accuracy_against_cost(comparison: Comparison) -> Chart | None:
                 parse_math=False,
             )
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(LogFormatter())
+        axes.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.5)))
         axes.margins(x=0.25, y=0.15)
         axes.set_xlabel(title, fontsize=9, color=INK)
         axes.set_ylabel("accuracy in %", fontsize=9, color=INK)
@@ -132,7 +136,7 @@ def task_scatter(comparison: Comparison) -> Chart | None:
         marker = "osD^v"[place // len(COLOURS) % 5]
         label = set_title(name)
         axes.scatter(x, y, s=14, color=colour, marker=marker, alpha=0.65, label=label, linewidth=0)
-    axes.set(xlim=(0, 100), ylim=(0, 100), aspect="equal")
+    axes.set(xlim=(0, 101), ylim=(0, 101), box_aspect=1)
     axes.set_xlabel(f"{rival}, accuracy in % of a task", fontsize=9, color=INK, parse_math=False)
     axes.set_ylabel(f"{ours}, accuracy in % of a task", fontsize=9, color=INK, parse_math=False)
     legend = figure.legend(loc="outside right upper", fontsize=7, frameon=False)
@@ -214,7 +218,7 @@ def reliability(comparison: Comparison, methods: Sequence[str]) -> Chart | None:
         axes.plot(confidence, right, marker="o", markersize=3, color=colours[method], label=method)
     if not drawn:
         return None
-    axes.set(xlim=(0, 100), ylim=(0, 100), aspect="equal")
+    axes.set(xlim=(0, 101), ylim=(0, 101), box_aspect=1)
     axes.set_xlabel("confidence in %", fontsize=9, color=INK)
     axes.set_ylabel("accuracy in %", fontsize=9, color=INK)
     axes.legend(fontsize=7, frameon=False)

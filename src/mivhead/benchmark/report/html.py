@@ -19,10 +19,10 @@ h2 { font-size: 1.25rem; margin: 2.4rem 0 .6rem; border-bottom: 1px solid var(--
 nav { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; margin: .8rem 0; }
 a { color: #2b6399; text-decoration: none; }
 p, figcaption { max-width: 56rem; }
-.note, figcaption { color: var(--pale); font-size: .87rem; margin: .3rem 0; }
-.scroll { overflow-x: auto; margin: .4rem 0; }
+.note { color: var(--pale); font-size: .87rem; margin: .3rem 0; }
+.scroll { overflow: auto; max-height: 44rem; margin: .4rem 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem; }
-caption { text-align: left; font-weight: 600; padding: .5rem 0; }
+caption { text-align: left; font-weight: 600; padding: .5rem 0; white-space: nowrap; }
 th, td { padding: .22rem .7rem; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0;
   background: var(--back); }
@@ -31,7 +31,8 @@ tr.group th { border-bottom: 1px solid var(--line); text-align: center; }
 tr.rule td { border-top: 1px solid var(--ink); }
 tbody tr:hover td { background: #f2f6f9; }
 td b { color: var(--best); }
-figure { margin: 1.2rem 0; }
+figure { margin: 1.4rem 0; }
+figcaption { font-weight: 600; font-size: .9rem; margin-bottom: .4rem; }
 figure img { max-width: 100%; height: auto; background: #fff; }
 """
 
@@ -85,8 +86,8 @@ def _chart(chart: Chart) -> str:
     data = base64.b64encode(chart.svg.encode()).decode()
     caption = escape(chart.caption)
     return (
-        f'<figure><img alt="{caption}" src="data:image/svg+xml;base64,{data}">'
-        f"<figcaption>{caption}</figcaption></figure>"
+        f"<figure><figcaption>{caption}</figcaption>"
+        f'<img alt="{caption}" src="data:image/svg+xml;base64,{data}"></figure>'
     )
 
 
