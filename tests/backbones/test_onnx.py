@@ -254,14 +254,25 @@ def test_inputs_that_are_no_images(tmp_path: Path) -> None:
             load_backbone(path, outputs=["deep"])
 
 
-def test_missing_package_names_the_command() -> None:
+@pytest.mark.parametrize(
+    ("package", "call"),
+    [
+        ("onnx", "load_backbone('model.onnx')"),
+        ("onnx", "export_onnx('timm:test_vit', 'model.onnx', weights='random')"),
+        ("onnxruntime", "export_onnx('timm:test_vit', 'model.onnx', weights='random')"),
+    ],
+)
+def test_missing_package_names_the_command(package: str, call: str) -> None:
     code = (
-        "import sys; sys.modules['onnx'] = None\n"
+        f"import sys; sys.modules[{package!r}] = None\n"
         "from mivhead.backbones import load_backbone\n"
-        "try: load_backbone('model.onnx')\n"
+        "from mivhead.backbones.onnx_export import export_onnx\n"
+        f"try: {call}\n"
         "except RuntimeError as error: print(error)"
     )
-    assert 'run `pip install "mivhead[onnx]"`' in run(code)
+    message = run(code)
+    assert f"needs the package {package}," in message
+    assert 'run `pip install "mivhead[onnx]"`' in message
 
 
 def test_taps_of_an_exported_file_can_be_others(exported: Path) -> None:

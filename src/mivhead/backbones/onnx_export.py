@@ -54,7 +54,8 @@ def export_onnx(
     The largest difference between the features of both on random images, relative to the largest
     feature (or to 1, if that is less).
     """
-    need("onnxscript", EXTRA)
+    for package in ("onnx", "onnxscript", "onnxruntime"):  # before the work, not after it
+        need(package, EXTRA)
     backbone = load_backbone(spec, weights=weights, preset=preset, device="cpu", dtype="float32")
     if isinstance(backbone, LazyBackbone):
         backbone = backbone.loaded()
