@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
@@ -18,17 +16,20 @@ from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.base import Backbone, Identity
 from mivhead.backbones.named import expected_preset, named_by_file
 from mivhead.cache import FeatureCache, open_cache
+from mivhead.data.anything import as_image_set
 from mivhead.data.augment import Augmentation, plan_views
-from mivhead.data.folders import open_labelled, open_unlabelled
+from mivhead.data.folders import open_labelled
 from mivhead.data.images import ImageLike
 from mivhead.data.imageset import ImageSet, Skipped, check_images, from_images
 from mivhead.errors import InputError, NotAvailableError, check_one_of
 from mivhead.estimator import FeatureClassifier
-from mivhead.extraction import extract_table
+from mivhead.extraction import NO_VIEWS, ViewPlan, extract_table
 from mivhead.head.config import Recipe, resolve_recipe
-from mivhead.methods import METHODS, make_method
+from mivhead.methods import METHODS, make_method, make_tuner, method_name
+from mivhead.methods.tuning.base import TuningClassifier
 from mivhead.preset import Preset
 from mivhead.stores.table import FeatureTable
+from mivhead.tunable import load_pixels, network_of
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     ['day']
     """
 
+    classifier_: FeatureClassifier | TuningClassifier
+
     def __init__(
         self,
         backbone: str | Backbone = DEFAULT_BACKBONE,
@@ -133,7 +136,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         if len(pictures) != len(labels):
             raise InputError(f"{len(pictures)} images, but {len(labels)} labels.")
         named = replace(pictures, labels=tuple(map(str, labels)))
-        return self.fit_table(self.extract(named), labels)
+        return self._fit_images(named, labels)
 
     def fit_folder(self, path: str | Path, *, skip_bad: bool = False) -> Self:
         """Train on a folder of class folders, a zip of one, or a CSV of paths and labels.
@@ -141,7 +144,38 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         With `skip_bad`, images that cannot be read are left out and listed in `skipped_`.
         """
         self._forget()
-        return self.fit_table(self.extract(open_labelled(path), skip_bad=skip_bad))
+        return self._fit_images(open_labelled(path), skip_bad=skip_bad)
+
+    def _fit_images(
+        self, images: ImageSet, labels: Sequence[Any] | None = None, *, skip_bad: bool = False
+    ) -> Self:
+        if not self.tunes_backbone:
+            return self.fit_table(self.extract(images, skip_bad=skip_bad), labels)
+        backbone = self._load_backbone()
+        tuner = make_tuner(
+            self.method,
+            random_state=self.random_state,
+            device=self.device,
+            **{"verbose": self.verbose} | dict(self.method_params or {}),
+        )
+        network = network_of(backbone, self.method)
+        tuner.check(network)  # before the images are read
+        images = self._readable(images, skip_bad)
+        plan = self._plan(images, backbone.preset)
+        pixels, views = load_pixels(
+            images, network.size, plan, self.augmentation, verbose=self.verbose
+        )
+        given = images.labels if labels is None else labels
+        tuner.fit(network, pixels, np.asarray(given), views=views, view_of=plan[0])
+        self.classifier_, self.classes_ = tuner, tuner.classes_
+        self.identity_ = backbone.identity
+        return self
+
+    @property
+    def tunes_backbone(self) -> bool:
+        """Whether the method tunes a copy of the backbone: it needs images, not features."""
+        check_one_of("method", self.method, METHODS)
+        return METHODS[self.method].needs == "images"
 
     def fit_table(self, table: FeatureTable, labels: Sequence[Any] | None = None) -> Self:
         """Train on features that were extracted before, such as `extract` or a file gives."""
@@ -180,40 +214,66 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         With `skip_bad`, images that cannot be read are left out and listed in `skipped_`.
         """
         backbone = self._load_backbone()
-        self.skipped_: list[Skipped] = check_images(images) if skip_bad else []
-        images = images.without(self.skipped_)
-        if images.labels is None or not self._uses_views():
-            return extract_table(backbone, images, cache=self._cache(), verbose=self.verbose)
-        threshold = backbone.preset.threshold if self.threshold is None else self.threshold
-        rule = resolve_recipe(self.recipe, views_rule=self.views_rule).views_rule
-        plan = plan_views(images.labels, threshold, rule, self.random_state)
+        images = self._readable(images, skip_bad)
+        plan = self._plan(images, backbone.preset)
         how = self.augmentation or Augmentation()
         return extract_table(backbone, images, plan, how, cache=self._cache(), verbose=self.verbose)
 
-    def _uses_views(self) -> bool:
+    def _readable(self, images: ImageSet, skip_bad: bool) -> ImageSet:
+        self.skipped_: list[Skipped] = check_images(images) if skip_bad else []
+        return images.without(self.skipped_)
+
+    def _plan(self, images: ImageSet, preset: Preset) -> ViewPlan:
+        """Plan the augmented views of labelled images, if the method uses them."""
         check_one_of("method", self.method, METHODS)
         default = METHODS[self.method].uses_views
-        return bool((self.method_params or {}).get("use_views", default))
+        if images.labels is None or not (self.method_params or {}).get("use_views", default):
+            return NO_VIEWS
+        threshold = preset.threshold if self.threshold is None else self.threshold
+        rule = resolve_recipe(self.recipe, views_rule=self.views_rule).views_rule
+        return plan_views(images.labels, threshold, rule, self.random_state)
 
     def classify(self, images: Any, *, skip_bad: bool = False) -> list[Prediction]:
         """Names and probabilities of images, a folder, a zip or a single image."""
         check_is_fitted(self, "classifier_")
-        return self.classify_table(self.extract(as_image_set(images), skip_bad=skip_bad))
+        readable = self._readable(as_image_set(images), skip_bad)
+        return self._named(readable.ids, self._probabilities(readable))
 
     def classify_table(self, table: FeatureTable) -> list[Prediction]:
         """Names and probabilities of images whose features were extracted before."""
+        if isinstance(self.classifier_, TuningClassifier):
+            raise InputError(
+                "The model has a tuned backbone of its own: it needs images, features of the "
+                "frozen backbone are not enough."
+            )
+        return self._named(table.ids, self.classifier_.predict_proba(table.features))
+
+    def _named(
+        self, ids: Sequence[str], probabilities: NDArray[np.floating[Any]]
+    ) -> list[Prediction]:
         predictions = []
         names = self.classes_.tolist()
-        for id_, row in zip(table.ids, self.classifier_.predict_proba(table.features), strict=True):
+        for id_, row in zip(ids, probabilities, strict=True):
             ranked = {names[i]: float(row[i]) for i in np.argsort(-row, kind="stable")}
             best = next(iter(ranked))
             predictions.append(Prediction(id_, best, ranked[best], ranked))
         return predictions
 
+    def _probabilities(self, images: ImageSet) -> NDArray[np.floating[Any]]:
+        unlabelled = replace(images, labels=None)
+        if not isinstance(self.classifier_, TuningClassifier):
+            return self.classifier_.predict_proba(self.extract(unlabelled).features)
+        if not hasattr(self.classifier_, "network_"):  # read from a file
+            method = method_name(self.classifier_)
+            self.classifier_.attach(network_of(self._load_backbone(), method))
+        size = self.classifier_.network_.size
+        pixels, _ = load_pixels(unlabelled, size, verbose=self.verbose)
+        return self.classifier_.predict_proba(pixels)
+
     def predict_proba(self, images: Any) -> NDArray[np.floating[Any]]:
         """Probabilities (image, class), in the order of `classes_`."""
         check_is_fitted(self, "classifier_")
-        return self.classifier_.predict_proba(self.extract(as_image_set(images)).features)
+        return self._probabilities(as_image_set(images))
 
     def predict(self, images: Any) -> NDArray[Any]:
         """Labels of the most probable classes, one per image."""
@@ -231,7 +291,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     @classmethod
     def _restored(
         cls,
-        classifier: FeatureClassifier,
+        classifier: FeatureClassifier | TuningClassifier,
         identity: Identity,
         backbone: str | Backbone | None,
         weights: str | Path | None,
@@ -283,17 +343,3 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def __getstate__(self) -> dict[str, Any]:
         """Leave the backbone out of copies that go to other processes; it is loaded again there."""
         return {key: value for key, value in super().__getstate__().items() if key != "_loaded"}
-
-
-def as_image_set(images: Any) -> ImageSet:
-    """Read anything that holds images to predict: paths, folders, zips, pictures, arrays."""
-    if isinstance(images, ImageSet):
-        return images
-    if isinstance(images, str | os.PathLike):
-        return open_unlabelled([images])
-    if isinstance(images, Image.Image | bytes) or getattr(images, "ndim", 4) in (2, 3):
-        return from_images([images])
-    listed = list(images)
-    if listed and all(isinstance(each, str | os.PathLike) for each in listed):
-        return open_unlabelled(listed)
-    return from_images(listed)

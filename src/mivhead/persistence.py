@@ -21,7 +21,8 @@ from mivhead.backbones.base import Backbone, Identity
 from mivhead.errors import InputError, ModelFileError
 from mivhead.estimator import FeatureClassifier
 from mivhead.fewshot import FewShotClassifier
-from mivhead.methods import make_method, method_name
+from mivhead.methods import METHODS, make_method, make_tuner, method_name
+from mivhead.methods.tuning.base import TuningClassifier
 from mivhead.schema import from_json
 
 FORMAT = 1
@@ -78,18 +79,21 @@ def save(classifier: FewShotClassifier | FeatureClassifier, path: str | Path) ->
     ['a', 'a', 'b', 'b']
     """
     identity = None
+    trained: FeatureClassifier | TuningClassifier
     if isinstance(classifier, FewShotClassifier):
         identity = classifier.identity_.as_json()
-        classifier = classifier.classifier_
-    config, tensors = classifier._state()
+        trained = classifier.classifier_
+    else:
+        trained = classifier
+    config, tensors = trained._state()
     document = {
         "format": FORMAT,
-        "method": method_name(classifier),
+        "method": method_name(trained),
         "recipe": config.pop("recipe", None),
         "config": config,
-        "classes": _plain_classes(classifier.classes_),
+        "classes": _plain_classes(trained.classes_),
         "backbone": identity,
-        "seed": classifier.seed_,
+        "seed": trained.seed_,
         "library": __version__,
     }
     safefile.write(path, tensors, document)
@@ -125,7 +129,7 @@ def load(
     safefile.check_format(path, document, FORMAT)
     try:
         description = from_json(Description, document, "the description")
-        classifier = make_method(description.method, device=device)
+        classifier = _unfitted(description.method, device)
         classifier.classes_ = _read_classes(description.classes)
         classifier.seed_ = description.seed
         classifier._restore({**description.config, "recipe": description.recipe}, tensors)
@@ -134,9 +138,11 @@ def load(
             identity = Identity.from_json(description.backbone)
     except InputError as error:
         raise ModelFileError(f"{path} cannot be used: {error}") from error
-    if identity is None:
-        return classifier
-    return FewShotClassifier._restored(classifier, identity, backbone, weights, device)
+    if identity is not None:
+        return FewShotClassifier._restored(classifier, identity, backbone, weights, device)
+    if isinstance(classifier, TuningClassifier):
+        raise ModelFileError(f"{path} cannot be used: it names no backbone for its adapters.")
+    return classifier
 
 
 def describe(path: str | Path) -> Description:
@@ -147,6 +153,12 @@ def describe(path: str | Path) -> Description:
         return from_json(Description, document, "the description")
     except InputError as error:
         raise ModelFileError(f"{path} is not a model file: {error}") from error
+
+
+def _unfitted(method: str, device: str | None) -> FeatureClassifier | TuningClassifier:
+    if method in METHODS and METHODS[method].needs == "images":
+        return make_tuner(method, device=device)
+    return make_method(method, device=device)
 
 
 def _plain_classes(classes: NDArray[Any]) -> list[Any]:

@@ -96,5 +96,12 @@ def _load(name: str, preset: Preset, device: torch.device, dtype: torch.dtype) -
     fold_batchnorm(model)
     mirror(model)
     return ModuleBackbone(
-        name, model, WEIGHTS[name].sha256, preset, device=device, dtype=dtype, mirrored=True
+        name,
+        model,
+        WEIGHTS[name].sha256,
+        preset,
+        device=device,
+        dtype=dtype,
+        mirrored=True,
+        rebuild=partial(build, name),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import TypeAlias
 
 import torch
@@ -20,6 +21,7 @@ from mivhead.preset import BlockPreset, Preprocessing, Preset
 _CHUNK = 4  # images per forward pass on a CPU: activations stay in the cache and off fresh memory
 
 Tapped: TypeAlias = Callable[[Tensor], list[Parts]]  # a batch to the parts of every tap
+Tapping: TypeAlias = Callable[[nn.Module, Sequence[str], torch.dtype], Tapped]
 
 
 class ModuleBackbone:
@@ -42,9 +44,12 @@ class ModuleBackbone:
     mirrored
         Whether the model was changed by `mivhead.backbones.fast.mirror`: it is shown the images
         turned by 180 degrees, and its maps are turned back.
-    tapped
-        Gives the parts of every tap; None: the taps are names of submodules, and their outputs are
-        read by shape (`mivhead.backbones.outputs`).
+    tapping
+        How taps are read from a module; None: they are names of submodules, whose outputs are read
+        by shape (`mivhead.backbones.outputs`).
+    rebuild
+        Makes the module anew as it was trained, if `model` was changed to be quick; None: `model`
+        is as it was trained.
     """
 
     def __init__(
@@ -57,7 +62,8 @@ class ModuleBackbone:
         device: torch.device,
         dtype: torch.dtype = torch.float16,
         mirrored: bool = False,
-        tapped: Tapped | None = None,
+        tapping: Tapping | None = None,
+        rebuild: Callable[[], nn.Module] | None = None,
     ) -> None:
         self.identity = Identity(name, weights, preset.preprocessing, preset.taps)
         self.preset = preset
@@ -65,8 +71,10 @@ class ModuleBackbone:
         self.model = model
         self._device = device
         self._mirrored = mirrored
+        self._rebuild = rebuild or (lambda: deepcopy(model))
+        self._tapping = tapping or hooked
         freeze(model, device)
-        self._tapped = tapped or hooked(model, preset.taps, dtype)
+        self._tapped = self._tapping(model, preset.taps, dtype)
 
     def extract(self, images: Sequence[ImageLike]) -> Features:
         """Features of one batch of decoded images, on the CPU, in their order."""
@@ -81,6 +89,15 @@ class ModuleBackbone:
         if not self._mirrored:
             return self._tapped(x)
         return [{"map": parts["map"].flip(2, 3)} for parts in self._tapped(x.flip(2, 3))]
+
+    def copy_to_tune(self) -> tuple[nn.Module, Tapped]:
+        """Return a copy of the module as it was trained, to be changed, and its deepest tap.
+
+        The copy shares nothing with the backbone, and the tap is not rounded.
+        """
+        model = self._rebuild()
+        freeze(model, self._device)
+        return model, self._tapping(model, self.preset.taps[-1:], torch.float32)
 
 
 def from_module(
@@ -130,11 +147,10 @@ def from_module(
     place, kind = default_device(device), storage_type(dtype)
     weights = state_hash(model)
     freeze(model, place)
-    tapped = hooked(model, taps, kind)
     if blocks is None:
-        blocks = suggest_blocks(tapped, preprocessing.size, place)
+        blocks = suggest_blocks(hooked(model, taps, kind), preprocessing.size, place)
     preset = Preset(taps, tuple(blocks), preprocessing, threshold)
-    return ModuleBackbone(name, model, weights, preset, device=place, dtype=kind, tapped=tapped)
+    return ModuleBackbone(name, model, weights, preset, device=place, dtype=kind)
 
 
 def hooked(model: nn.Module, taps: Sequence[str], dtype: torch.dtype) -> Tapped:

@@ -8,7 +8,9 @@ to every block. Names of other submodules work as well; their outputs are taken 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from mivhead.backbones.outputs import Parts
 from mivhead.backbones.paper import PAPER
 from mivhead.backbones.taps import check_taps
 from mivhead.backbones.timm_build import RANDOM, build
-from mivhead.errors import InputError
+from mivhead.errors import InputError, NotAvailableError
 from mivhead.preset import Preprocessing, Preset
 
 _NARROW = 384  # ViTs up to this width are tapped at four blocks, wider ones at two: the paper's
@@ -42,7 +44,7 @@ def load(
         preset = preset or known.preset
     model = build(spec, weights, preset.preprocessing.size if preset else None)
     sha256 = state_hash(model)
-    _quicken(model.eval())
+    quick = _quicken(model.eval())
     freeze(model, device)
     normed = known is None or known.normed
     if preset is None:
@@ -55,17 +57,28 @@ def load(
         preset,
         device=device,
         dtype=dtype,
-        tapped=_tapped(model, preset.taps, dtype, normed=normed),
+        tapping=partial(_tapped, normed=normed),
+        rebuild=partial(_rebuild, spec, weights, preset, sha256) if quick else None,
     )
 
 
-def _quicken(model: nn.Module) -> None:
-    """Fold BatchNorms where they follow their convolutions, module by module."""
+def _rebuild(spec: str, weights: str | Path | None, preset: Preset, sha256: str) -> nn.Module:
+    """Build the model again, with its BatchNorms."""
+    model = build(spec, weights, preset.preprocessing.size)
+    if state_hash(model) != sha256:
+        raise NotAvailableError(f"The checkpoint {weights} has changed since it was first read.")
+    return model
+
+
+def _quicken(model: nn.Module) -> bool:
+    """Fold BatchNorms where they follow their convolutions; return whether anything was done."""
     from timm.models.regnet import RegNet
     from timm.models.resnet import ResNet
 
-    if isinstance(model, ResNet | RegNet):
+    foldable = isinstance(model, ResNet | RegNet)
+    if foldable:
         fold_batchnorm(model)
+    return foldable
 
 
 def feature_names(model: nn.Module) -> list[str]:
@@ -77,7 +90,7 @@ def _feature_info(model: nn.Module) -> list[dict[str, Any]]:
     return list(getattr(model, "feature_info", ()))
 
 
-def _tapped(model: nn.Module, taps: tuple[str, ...], dtype: torch.dtype, *, normed: bool) -> Tapped:
+def _tapped(model: nn.Module, taps: Sequence[str], dtype: torch.dtype, *, normed: bool) -> Tapped:
     names = feature_names(model)
     if hasattr(model, "forward_intermediates") and set(taps) <= set(names):
         return Intermediates(model, [names.index(tap) for tap in taps], normed=normed)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,7 +100,7 @@ class Tower(nn.Module):
         """Run the model on a batch `(n, 3, R, R)`."""
         return self.model(pixel_values=x, **self._settings)
 
-    def tap(self, taps: tuple[str, ...]) -> Tapped:
+    def tap(self, taps: Sequence[str]) -> Tapped:
         """Tap some of `names`."""
         layers = [f"{self._layers}.{tap.removeprefix('blocks.')}" for tap in taps]
         outputs = Taps(self, layers)
@@ -141,9 +141,14 @@ def load(
     if preset is None:
         preset = _suggest(tower, preprocessing, device)
     check_taps(spec, preset.taps, tower.names)
-    tapped = tower.tap(preset.taps)
     sha256 = _hash(files, model.config)
-    return ModuleBackbone(spec, tower, sha256, preset, device=device, dtype=dtype, tapped=tapped)
+    return ModuleBackbone(spec, tower, sha256, preset, device=device, dtype=dtype, tapping=_tapped)
+
+
+def _tapped(tower: nn.Module, taps: Sequence[str], _dtype: torch.dtype) -> Tapped:
+    if not isinstance(tower, Tower):
+        raise TypeError(f"expected a Tower, got {type(tower).__name__}")
+    return tower.tap(taps)
 
 
 def _find_folder(name: str) -> Path:

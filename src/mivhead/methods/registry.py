@@ -14,6 +14,7 @@ from mivhead.errors import InputError, check_one_of
 
 if TYPE_CHECKING:
     from mivhead.estimator import FeatureClassifier
+    from mivhead.methods.tuning.base import TuningClassifier
 
 MIV_PAPER = "Few-shot Classification as Multi-instance Verification (the MIV-head)"
 CLOSER_LOOK = "Chen et al. 2019, A Closer Look at Few-shot Classification, arXiv 1904.04232"
@@ -83,6 +84,17 @@ def _head(name: str, home: str, paper: str, summary: str) -> Method:
     return Method(name, summary, "features", paper, f"mivhead.methods.{home}")
 
 
+def _tuner(name: str, home: str, paper: str, summary: str, **settings: Any) -> Method:
+    return Method(
+        name,
+        summary,
+        "images",
+        paper,
+        f"mivhead.methods.tuning.{home}",
+        uses_views=settings.get("use_views", False),
+    )
+
+
 def _ablation(name: str, summary: str, **settings: Any) -> Method:
     return Method(
         name,
@@ -145,6 +157,13 @@ _ALL = (
         "tip_adapter:TipAdapter",
         "Zhang et al. 2021, Tip-Adapter, arXiv 2111.03930",
         "a cache of features and labels; without CLIP's text term; nothing is trained",
+    ),
+    _tuner(
+        "tsa",
+        "tsa:TSA",
+        "Li et al. 2022, Cross-domain Few-shot Learning with Task-specific Adapters, "
+        "arXiv 2107.00358",
+        "adapters beside the 3x3 convolutions of a ResNet",
     ),
     _ablation("miv-ablation", "the MIV-head with any mixture of the changes below, by parameters"),
     _ablation("miv-mean", "CAP replaced by the mean of a class's image vectors", prototype="mean"),
@@ -231,7 +250,20 @@ def make_method(
     return classifier
 
 
-def method_name(classifier: FeatureClassifier) -> str:
+def make_tuner(
+    name: str, *, random_state: Any = None, device: str | None = None, **params: Any
+) -> TuningClassifier:
+    """Make the classifier on images that tunes a copy of the backbone.
+
+    >>> make_tuner("tsa").steps
+    40
+    """
+    check_one_of("method", name, [m.name for m in METHODS.values() if m.needs == "images"])
+    tuner: TuningClassifier = METHODS[name].make(random_state=random_state, device=device, **params)
+    return tuner
+
+
+def method_name(classifier: FeatureClassifier | TuningClassifier) -> str:
     """Name of the method that a classifier is, for model files and tables.
 
     >>> method_name(make_method("miv-eta0"))

@@ -14,22 +14,21 @@ import torch
 from torch import Tensor
 
 from mivhead.errors import InputError
-from mivhead.estimator import FeatureClassifier
 from mivhead.features import Features
 from mivhead.schema import from_json
 
 # Belong to the run, not to the model; the MIV-head keeps its recipe and blocks in its own state.
-NOT_STORED = frozenset({"random_state", "device", "verbose", "recipe", "preset"})
+NOT_STORED = frozenset({"random_state", "device", "verbose", "images_at_once", "recipe", "preset"})
 MAX_SIZE = 2**20  # of a dimension; keeps a forged file from overflowing
 
 
-def params_to_json(estimator: FeatureClassifier) -> dict[str, Any]:
+def params_to_json(estimator: Any) -> dict[str, Any]:
     """Hyperparameters that are stored with a model, as plain values."""
     params: dict[str, Any] = estimator.get_params(deep=False)
     return {name: value for name, value in params.items() if name not in NOT_STORED}
 
 
-def restore_params(estimator: FeatureClassifier, document: Any) -> None:
+def restore_params(estimator: Any, document: Any) -> None:
     """Set hyperparameters from JSON, checked against the annotations of the constructor."""
     init = type(estimator).__init__
     hints = get_type_hints(init)

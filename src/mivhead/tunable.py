@@ -1,0 +1,58 @@
+"""From a backbone to a network that a method may tune, and from images to its pixels."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from mivhead.backbones.base import Backbone
+from mivhead.backbones.images import preprocess, to_pixels
+from mivhead.backbones.lazy import LazyBackbone
+from mivhead.backbones.module import ModuleBackbone
+from mivhead.data.augment import Augmentation, augment
+from mivhead.data.imageset import ImageSet
+from mivhead.errors import InputError
+from mivhead.extraction import NO_VIEWS, ViewPlan
+from mivhead.methods.tuning.network import Network, Pixels
+from mivhead.progress import progress_bar
+
+
+def network_of(backbone: Backbone, method: str) -> Network:
+    """Copy the backbone's module for a method that tunes it; the backbone stays as it is."""
+    name = backbone.identity.name
+    loaded = backbone.loaded() if isinstance(backbone, LazyBackbone) else backbone
+    if not isinstance(loaded, ModuleBackbone):
+        raise InputError(
+            f"{method} tunes the backbone, so it needs a torch module that gradients can flow "
+            f"through; {name} only gives features: take a backbone of timm or `from_module`, or a "
+            "method on features, such as miv."
+        )
+    preprocessing = loaded.preset.preprocessing
+    model, tapped = loaded.copy_to_tune()
+    prepare = partial(preprocess, preprocessing=preprocessing)
+    return Network(model, tapped, prepare, preprocessing.size, name)
+
+
+def load_pixels(
+    images: ImageSet,
+    size: int,
+    plan: ViewPlan = NO_VIEWS,
+    how: Augmentation | None = None,
+    *,
+    verbose: bool = True,
+) -> tuple[Pixels, Pixels]:
+    """Decode images and make their planned views: (image, R, R, 3) and (view, R, R, 3)."""
+    if not len(images):
+        raise InputError("There are no images: give at least one.")
+    view_of, seeds = plan
+    pixels = np.empty((len(images), size, size, 3), np.uint8)
+    views = np.empty((len(view_of), size, size, 3), np.uint8)
+    with progress_bar("reading", len(images), show=verbose) as advance:
+        for row in range(len(images)):
+            picture = images.load(row)
+            pixels[row] = to_pixels(picture, row, size)
+            for view in np.flatnonzero(view_of == row):
+                views[view] = np.asarray(augment(picture, size, int(seeds[view]), how))
+            advance(1)
+    return pixels, views
