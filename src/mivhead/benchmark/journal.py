@@ -177,8 +177,8 @@ def check_run_folder(folder: Path) -> None:
     """Raise an error if a folder holds something else than a run."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; results need a folder.")
-    known = {RESULTS, CONFIG, LOCK, TASKS, BANK, IMAGES}
-    if folder.is_dir() and not known.issuperset(path.name for path in folder.iterdir()):
+    begun = (folder / LOCK).exists()  # reports may be there too by now
+    if folder.is_dir() and not begun and any(p.name != IMAGES for p in folder.iterdir()):
         raise InputError(
             f"{folder} holds something else than the results of a benchmark; choose another folder."
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 import time
 from contextlib import suppress
@@ -53,7 +52,6 @@ class PeakMemory:
     """
 
     def __init__(self) -> None:
-        gc.collect()
         _give_back()
         self._before: int | None = None
         with suppress(OSError):

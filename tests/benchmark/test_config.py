@@ -1,0 +1,97 @@
+"""Configurations: what is read, what is refused and with which words."""
+
+import pytest
+
+from mivhead.benchmark.config import (
+    MethodConfig,
+    extend,
+    list_tables,
+    load_config,
+    read_config,
+)
+from mivhead.errors import InputError
+from mivhead.schema import to_json
+
+FULL = """
+sets = ["birds", "signs"]
+protocols = ["varying", "5-way 1-shot"]
+tasks = 20
+seed = 3
+views = 15
+backbones = ["efficientnet_lite0", {name = "mine", spec = "resnet50", weights = "w.pth"}]
+methods = [
+  "ncc",
+  {name = "20 steps", method = "miv", threshold = 5, params = {steps = 20}},
+]
+"""
+
+
+def test_a_file_with_everything(tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_text(FULL)
+    config = load_config(path)
+    assert config.sets == ("birds", "signs")
+    assert config.protocols == ("varying", "5-way 1-shot")
+    assert (config.tasks, config.seed, config.views) == (20, 3, 15)
+    assert [b.source for b in config.backbones] == ["efficientnet_lite0", "resnet50"]
+    plain, variant = config.methods
+    assert (plain.kind, plain.uses_views, plain.needs_images) == ("ncc", False, False)
+    assert (variant.name, variant.kind, variant.params) == ("20 steps", "miv", {"steps": 20})
+    assert variant.uses_views
+    assert read_config(config.as_json()) == config  # as config.json is read again
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    {
+        "key": ({"taks": 3}, "unknown key 'taks'. Did you mean 'tasks'?"),
+        "method key": (
+            {"methods": [{"name": "x", "method": "miv", "parms": {}}]},
+            "unknown key 'parms'. Did you mean 'params'?",
+        ),
+        "method": ({"methods": ["mvi"]}, "Did you mean 'miv'?"),
+        "parameter": ({"methods": [{"name": "miv", "params": {"step": 3}}]}, "'steps'"),
+        "type": ({"tasks": "many"}, "tasks is not valid: 'many'"),
+        "least": ({"tasks": 0}, "tasks is 0"),
+        "twice": ({"methods": ["miv", "miv"]}, "'miv' twice"),
+        "protocol": ({"protocols": ["5 ways"]}, "'5 ways' is not known"),
+        "recipe": ({"methods": [{"name": "ncc", "recipe": "paper"}]}, "'ncc' has a recipe"),
+        "threshold": ({"methods": [{"name": "miv", "threshold": -1}]}, "threshold"),
+    }.values(),
+)
+def test_refused_with_a_hint(document, words):
+    with pytest.raises(InputError) as caught:
+        read_config(document)
+    assert words in str(caught.value)
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(InputError, match=r"must be one of .*small"):
+        load_config("smal")
+    with pytest.raises(InputError, match="cannot be read"):
+        load_config(tmp_path / "absent.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("tasks = = 3")
+    with pytest.raises(InputError, match="is not a TOML file"):
+        load_config(broken)
+
+
+def test_the_small_benchmark_is_ready_made():
+    assert "small" in list_tables()
+    small = load_config("small")
+    assert (len(small.sets), len(small.methods), small.tasks) == (3, 3, 10)
+
+
+def test_a_run_grows_but_never_contradicts_itself():
+    old = read_config({"sets": ["a"], "methods": ["miv"], "tasks": 5})
+    new = read_config({"sets": ["b"], "methods": ["ncc", "miv"], "tasks": 5})
+    both = extend(old, new)
+    assert both.sets == ("a", "b")
+    assert [m.name for m in both.methods] == ["miv", "ncc"]
+    for key, value in {"tasks": 6, "seed": 1, "views": 1}.items():
+        other = read_config({"sets": ["a"], "methods": ["miv"], "tasks": 5} | {key: value})
+        with pytest.raises(InputError, match=f"another configuration: {key} is"):
+            extend(old, other)
+    changed = MethodConfig("miv", params={"steps": 5})
+    with pytest.raises(InputError, match="the method 'miv' is"):
+        extend(old, read_config({"tasks": 5, "methods": [to_json(changed)]}))

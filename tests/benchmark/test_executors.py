@@ -1,0 +1,50 @@
+"""Workers of this machine: one thread each, replaced when they die, gone when we are."""
+
+import multiprocessing
+import os
+
+import pytest
+from worker_jobs import CountThreads, Fail, KillWorker, Square
+
+from mivhead.benchmark.executors import Died, make_executor
+from mivhead.errors import InputError, NotAvailableError
+
+
+def test_workers_die_and_work_goes_on(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    executor = make_executor("local", 2)
+    try:
+        jobs = [Square(2), KillWorker(), Square(3), Square(4), CountThreads()]
+        outcomes = dict(executor.run(jobs))
+        assert outcomes.keys() == set(jobs)
+        died = outcomes.pop(KillWorker())
+        assert died == Died("the worker was ended by SIGKILL, perhaps for want of memory")
+        assert outcomes == {
+            Square(2): 4,
+            Square(3): 9,
+            Square(4): 16,
+            CountThreads(): (1, "1"),
+        }
+        assert os.environ["OMP_NUM_THREADS"] == "7"
+        with pytest.raises(InputError, match="this job fails"):
+            list(executor.run([Fail()]))
+        assert list(executor.run([Square(5)])) == [(Square(5), 25)]  # the workers are still there
+        assert 1 <= len(multiprocessing.active_children()) <= 2
+    finally:
+        executor.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_bad_requests():
+    with pytest.raises(InputError, match="Did you mean 'local'"):
+        make_executor("locl", 1)
+    with pytest.raises(InputError, match="address is for the executor 'ray'"):
+        make_executor("local", 1, "head:6379")
+
+
+def test_ray_addresses_that_cannot_be():
+    pytest.importorskip("ray", reason="needs the extra ray")
+    with pytest.raises(InputError, match="not of the form HOST:PORT"):
+        make_executor("ray", 1, "nowhere")
+    with pytest.raises(NotAvailableError, match="No Ray cluster answers at 127"):
+        make_executor("ray", 1, "127.0.0.1:9")

@@ -1,0 +1,120 @@
+"""Results on disk: kept whatever happens, by one process at a time."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bench_data import config, result
+
+from mivhead.benchmark.journal import RESULTS, Journal, read_results, read_run_config, unit_of
+from mivhead.errors import InputError, NotAvailableError
+
+
+def test_written_at_once_and_read_back(tmp_path):
+    first, second = result(), result(task=1, accuracy=None, error="memory: too little")
+    with Journal(tmp_path, config()) as journal:
+        journal.add([first, second])
+        assert read_results(tmp_path) == [first, second]  # before it is closed
+        assert journal.is_done(unit_of(first))
+        assert not journal.is_done(unit_of(second))  # an error is tried again
+    assert read_run_config(tmp_path) == config()
+
+
+def test_a_later_success_replaces_an_error_and_never_the_reverse(tmp_path):
+    failed, right = result(accuracy=None, error="memory: x"), result()
+    with Journal(tmp_path, config()) as journal:
+        journal.add([failed])
+    with Journal(tmp_path, config()) as journal:
+        journal.add([right])
+        journal.add([failed])
+    assert read_results(tmp_path) == [right]
+
+
+@pytest.mark.parametrize("cut", [1, 17, 100])
+def test_a_torn_last_line_is_dropped(tmp_path, cut):
+    with Journal(tmp_path, config()) as journal:
+        journal.add([result(task=i) for i in range(3)])
+    path = tmp_path / RESULTS
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    assert [r.task for r in read_results(tmp_path)] == [0, 1]
+    with Journal(tmp_path, config()) as journal:
+        assert len(journal.results) == 2
+        journal.add([result(task=2)])
+    assert path.read_bytes() == whole
+
+
+def test_damage_in_the_middle_is_told(tmp_path):
+    with Journal(tmp_path, config()) as journal:
+        journal.add([result(task=i) for i in range(3)])
+    path = tmp_path / RESULTS
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[0] + "{oops\n" + lines[2])
+    with pytest.raises(InputError, match="damaged in line 2"):
+        read_results(tmp_path)
+
+
+HOLDER = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from bench_data import config
+from mivhead.benchmark.journal import Journal
+with Journal(sys.argv[1], config()):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_run_is_refused_and_a_dead_one_forgotten(tmp_path):
+    command = [sys.executable, "-c", HOLDER, str(tmp_path), str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"locked\n"
+        with (
+            pytest.raises(NotAvailableError, match=rf"process {holder.pid}\)"),
+            Journal(tmp_path, config()),
+        ):
+            pass
+        holder.kill()
+        holder.wait()
+        with Journal(tmp_path, config()) as journal:
+            assert journal.results == {}
+
+
+def test_other_configurations_tasks_and_folders_are_refused(tmp_path):
+    with Journal(tmp_path / "run", config()) as journal:
+        journal.add([result()])
+        journal.check_tasks("dots", "varying", "f" * 64)
+        journal.check_tasks("dots", "5-way 1-shot", "0" * 64)  # no results of it yet
+        with pytest.raises(InputError, match="other tasks of dots"):
+            journal.check_tasks("dots", "varying", "0" * 64)
+    with (
+        pytest.raises(InputError, match="seed is 0 there and 1 here"),
+        Journal(tmp_path / "run", config(seed=1)),
+    ):
+        pass
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "me.jpg").touch()
+    with pytest.raises(InputError, match="something else"), Journal(tmp_path / "photos", config()):
+        pass
+
+
+def test_a_full_disk_stops_cleanly_and_the_run_goes_on_later(tmp_path, monkeypatch):
+    write = os.write
+
+    def full(handle, data):
+        write(handle, data[:50])  # some of it still fits
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Journal(tmp_path, config()) as journal:
+        journal.add([result()])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises(NotAvailableError, match="No space left on device"):
+                journal.add([result(task=1)])
+        assert len(journal.results) == 1
+    with Journal(tmp_path, config()) as journal:
+        journal.add([result(task=1)])
+    assert [r.task for r in read_results(tmp_path)] == [0, 1]

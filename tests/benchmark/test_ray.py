@@ -1,0 +1,151 @@
+"""A real Ray cluster of two nodes on this machine: results equal the local ones, whoever dies."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from bench_data import numbers, read_config, write_sets
+from worker_jobs import CountThreads, Fail, KillWorker, Square
+
+from mivhead.benchmark.executors import Died
+from mivhead.benchmark.executors.inline import InlineExecutor
+from mivhead.benchmark.runner import Place, run
+from mivhead.errors import InputError, NotAvailableError
+
+ray = pytest.importorskip("ray", reason="needs the extra ray")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # Ray has many
+]
+
+from mivhead.benchmark.executors.ray_cluster import RayExecutor  # noqa: E402  # after the skip
+
+METHODS = [{"name": "miv", "params": {"steps": 4}}, "ncc"]
+CONFIG = {"sets": ["dots"], "methods": METHODS, "protocols": ["5-way 1-shot"], "views": 1}
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Two nodes of two processors; their workers can import what the tests can."""
+    from ray.cluster_utils import Cluster
+
+    here = Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(here), str(here.parent)]))
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    cluster.second = cluster.add_node(num_cpus=2)
+    cluster.wait_for_nodes()
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def test_jobs_threads_errors_and_dead_workers(cluster):
+    executor = RayExecutor(cluster.address)
+    try:
+        assert executor.workers == 4
+        jobs = [Square(2), KillWorker(), CountThreads(), Square(3)]
+        outcomes = dict(executor.run(jobs))
+        assert isinstance(outcomes.pop(KillWorker()), Died)
+        assert outcomes == {Square(2): 4, Square(3): 9, CountThreads(): (1, "1")}
+        with pytest.raises(InputError, match="this job fails"):
+            list(executor.run([Fail()]))
+    finally:
+        executor.close()
+
+
+class Saboteur:
+    """An executor that kills a worker after the first result and a node after the third."""
+
+    def __init__(self, executor, cluster):
+        self._executor = executor
+        self._cluster = cluster
+        self.workers = executor.workers
+        self.died = self.done = 0
+
+    def run(self, jobs):
+        for job, outcome in self._executor.run(jobs):
+            self.died += isinstance(outcome, Died)
+            if hasattr(job, "methods"):
+                self.done += 1
+                if self.done == 1:
+                    kill_a_worker(self._cluster)
+                if self.done == 3:
+                    self._cluster.remove_node(self._cluster.second, allow_graceful=False)
+            yield job, outcome
+
+    def close(self):
+        self._executor.close()
+
+
+def kill_a_worker(cluster):
+    """Kill a process of this cluster that runs one of our jobs."""
+    nodes = [node.all_processes["raylet"] for node in cluster.list_all_nodes()]
+    parents = {info.process.pid for infos in nodes for info in infos}
+    for _ in range(200):
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                parent = int(stat.read_text().rpartition(")")[2].split()[1])
+                name = (stat.parent / "cmdline").read_text()
+            except OSError:  # it has ended
+                continue
+            if parent in parents and name.startswith("ray::_in_one_thread"):
+                os.kill(int(stat.parent.name), signal.SIGKILL)
+                return
+        time.sleep(0.05)
+    raise AssertionError("no worker was seen at work")
+
+
+def test_results_equal_the_local_ones_though_a_worker_and_a_node_die(cluster, tmp_path):
+    data = write_sets(tmp_path / "data", names=("dots",), images=4)
+    config = read_config(CONFIG | {"tasks": 16})
+    place = Place(tmp_path / "local", data, bank=tmp_path / "bank-local")
+    local = run(config, place, InlineExecutor())
+    executor = Saboteur(RayExecutor(cluster.address), cluster)
+    try:
+        place = Place(tmp_path / "ray", data, bank=tmp_path / "bank-ray")
+        there = run(config, place, executor)
+    finally:
+        executor.close()
+    assert executor.died >= 2
+    assert numbers(there) == numbers(local)
+    assert len(there) == 32
+
+
+def test_addresses_that_do_not_answer_are_told_within_seconds():
+    started = time.monotonic()
+    with pytest.raises(NotAvailableError, match="No Ray cluster answers"):
+        RayExecutor("127.0.0.1:9")
+    with pytest.raises(InputError, match="not of the form"):
+        RayExecutor("somewhere")
+    with pytest.raises(NotAvailableError, match="No Ray cluster answers"):
+        RayExecutor("ray://127.0.0.1:9")
+    assert time.monotonic() - started < 10
+
+
+def test_something_else_that_answers_is_no_cluster():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        stop = threading.Event()
+
+        def accept():
+            kept = []
+            while not stop.is_set():
+                try:
+                    kept.append(server.accept()[0])
+                except TimeoutError:
+                    continue
+            for each in kept:
+                each.close()
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            with pytest.raises(NotAvailableError, match="is not a Ray cluster"):
+                RayExecutor(f"127.0.0.1:{server.getsockname()[1]}")
+        finally:
+            stop.set()
+            thread.join()

@@ -1,0 +1,268 @@
+"""The runner in one process: what is computed, in which order, and what happens when it fails."""
+
+import errno
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from bench_data import MIV, config, numbers, write_sets
+from PIL import Image
+
+from mivhead.benchmark import extracting, runner
+from mivhead.benchmark.bank import Bank
+from mivhead.benchmark.executors import Died
+from mivhead.benchmark.executors.inline import InlineExecutor
+from mivhead.benchmark.journal import RESULTS, read_results
+from mivhead.benchmark.live import LiveView
+from mivhead.benchmark.plan import view_seed
+from mivhead.benchmark.runner import Place, run
+from mivhead.benchmark.tasks import TaskSet
+from mivhead.data.augment import augment
+from mivhead.errors import InputError, NotAvailableError
+from mivhead.methods.knn import NearestNeighbours
+from mivhead.methods.ncc import NearestCentroid
+from mivhead.methods.registry import make_method
+from tiny_backbone import TinyBackbone
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Two sets of six classes of eight images; do not change them."""
+    return write_sets(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def place(data, tmp_path):
+    return Place(tmp_path / "run", data)
+
+
+def bench(place, backbone=None, executor=None, view=None, **changes):
+    own = {"tiny": backbone or TinyBackbone()}
+    return run(config(**changes), place, executor, backbones=own, view=view)
+
+
+def test_a_result_is_what_the_method_gives_by_hand(place, data):
+    results = bench(place, sets=["dots"], tasks=1)
+    (tasks,) = (TaskSet.load(path) for path in place.folder.glob("tasks/*/dots.json"))
+    task, backbone = tasks.tasks[0], TinyBackbone()
+
+    def load(id_):
+        return Image.open(data / "dots" / id_).convert("RGB")
+
+    size = backbone.preset.preprocessing.size
+    support = backbone.extract([load(id_) for id_ in task.support])
+    queries = backbone.extract([load(id_) for id_ in task.queries])
+    # T = 3 and two shots: two views each
+    views = backbone.extract(
+        [
+            augment(load(id_), size, view_seed(0, id_, number))
+            for id_ in task.support
+            for number in range(2)
+        ]
+    )
+    seed = int(np.random.SeedSequence((0, 0)).generate_state(1)[0]) >> 1
+    for name in ("miv", "ncc"):
+        found = next(r for r in results if r.method == name)
+        steps = {"steps": 2} if name == "miv" else {}
+        method = make_method(name, preset=backbone.preset, random_state=seed, **steps)
+        given = {"views": views, "view_of": np.repeat(range(10), 2)} if name == "miv" else {}
+        method.fit(support, task.support_labels, **given)
+        proba = method.predict_proba(queries)
+        right = proba.argmax(axis=1) == np.array(task.query_labels)
+        assert found.accuracy == pytest.approx(right.mean())
+        assert sum(row[0] for row in found.calibration) == len(task.queries)
+        assert sum(row[1] for row in found.calibration) == pytest.approx(proba.max(axis=1).sum())
+        assert sum(row[2] for row in found.calibration) == right.sum()
+        assert (found.ways, found.shots, found.queries) == (5, 10, len(task.queries))
+        assert found.views == (20 if name == "miv" else 0)
+        assert found.tasks == tasks.hash
+        assert found.gflops > 0
+        assert found.adapt_seconds > 0
+        assert found.backbone_seconds > 0
+
+
+def test_each_picture_passes_the_backbone_once(place):
+    backbone = TinyBackbone()
+    bench(place, backbone, protocols=["5-way 2-shot", "varying"])
+    seen = backbone.seen
+    pictures = sum(
+        len(json.loads(path.read_text())["keys"])
+        for path in place.folder.glob("bank/*/segment-*/index.json")
+    )
+    extra = seen - pictures  # plain images: for the layout, for warming up, for counting flops
+    assert 0 < extra <= 8
+    shutil.rmtree(place.folder / "tasks")
+    (place.folder / RESULTS).unlink()
+    bench(place, backbone, protocols=["5-way 2-shot", "varying"], methods=[MIV, "ncc", "knn"])
+    assert backbone.seen - seen <= 2  # counting flops, once a set
+
+
+def test_a_finished_run_computes_nothing_and_more_methods_only_themselves(place, monkeypatch):
+    first = bench(place)
+    written = (place.folder / RESULTS).read_bytes()
+    monkeypatch.setattr(NearestCentroid, "_learn", None)  # would fail
+    assert numbers(bench(place)) == numbers(first)
+    assert (place.folder / RESULTS).read_bytes() == written
+    more = bench(place, methods=["ncc", "knn"])
+    assert {r.method for r in more} == {"ncc", "knn"}
+    assert all(r.error is None for r in more)
+    assert {r.method for r in read_results(place.folder)} == {"miv", "ncc", "knn"}
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError("64 GB"), "memory: 64 GB"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "memory: "),
+        (FloatingPointError("overflow"), "numerical: overflow"),
+        (KeyError("x"), "KeyError: 'x'"),
+    ],
+)
+def test_a_failure_is_recorded_shown_and_tried_again(place, monkeypatch, capsys, error, words):
+    learn = NearestCentroid._learn
+
+    def fail_once(self, shots):
+        monkeypatch.setattr(NearestCentroid, "_learn", learn)
+        raise error
+
+    monkeypatch.setattr("mivhead.benchmark.units._warm", {("tiny", "ncc"), ("tiny", "miv")})
+    monkeypatch.setattr(NearestCentroid, "_learn", fail_once)
+    results = bench(place, view=LiveView())
+    (failed,) = (r for r in results if r.error)
+    assert failed.error.startswith(words)
+    assert (failed.accuracy, failed.method, failed.calibration) == (None, "ncc", ())
+    assert f"ncc failed: {words}" in capsys.readouterr().err
+    assert len(results) == 12  # the others went on
+    again = bench(place)
+    assert all(r.error is None for r in again)
+    assert len(again) == 12
+
+
+def test_probabilities_that_are_no_numbers_are_no_result(place, monkeypatch):
+    def nan(self, features):
+        return np.full((len(features), len(self.classes_)), np.nan)
+
+    monkeypatch.setattr(NearestNeighbours, "predict_proba", nan)
+    results = bench(place, methods=["ncc", "knn"], sets=["dots"])
+    assert {r.error for r in results if r.method == "knn"} == {
+        "numerical: the probabilities are not finite"
+    }
+    assert {r.error for r in results if r.method == "ncc"} == {None}
+
+
+class DyingExecutor(InlineExecutor):
+    """Workers die on some jobs."""
+
+    def __init__(self, deadly):
+        self.deadly = deadly
+
+    def run(self, jobs):
+        for job in jobs:
+            yield job, (Died("it was killed") if self.deadly(job) else job())
+
+
+def test_the_method_that_kills_workers_is_found(place):
+    def deadly(job):
+        return any(m.name == "knn" for m in job.methods) and job.given.task.classes
+
+    methods = ["ncc", "knn"]
+    results = bench(place, executor=DyingExecutor(deadly), methods=methods, sets=["dots"])
+    assert {r.error for r in results if r.method == "knn"} == {"memory: it was killed"}
+    assert {r.error for r in results if r.method == "ncc"} == {None}
+    healed = bench(place, methods=methods, sets=["dots"])
+    assert {r.error for r in healed} == {None}
+
+
+def test_a_full_disk_in_the_middle_stops_and_goes_on(place, monkeypatch):
+    expected = numbers(bench(replace(place, folder=place.folder.parent / "other")))
+    real = np.save
+    monkeypatch.setattr(extracting, "SEGMENT", 20)
+    segments = []
+
+    def full(file, array, **options):
+        segments.append(file)
+        if len(segments) > 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(file, array, **options)
+
+    backbone = TinyBackbone()
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", full)
+        with pytest.raises(NotAvailableError, match="No space left on device"):
+            bench(place, backbone)
+    seen = backbone.seen
+    assert numbers(bench(place, backbone)) == expected
+    assert backbone.seen < 2 * seen + 200  # two segments of the first attempt were kept
+    assert seen > 40
+
+
+def test_size_is_stated_and_limited(place, capsys):
+    with pytest.raises(NotAvailableError, match="raise it with --bank-gb"):
+        bench(replace(place, bank_gb=1e-6))
+    bench(place, view=LiveView(), sets=["dots"])
+    told = capsys.readouterr().err
+    assert "images and" in told
+    assert "GB in" in told
+    assert "6 of 6" in told
+
+
+def test_the_bank_of_a_finished_set_can_be_dropped(place):
+    bench(replace(place, drop_bank=True, bank=place.folder.parent / "elsewhere"))
+    folders = list((place.folder.parent / "elsewhere").iterdir())
+    assert len(folders) == 2
+    assert all(Bank(folder).nbytes == 0 for folder in folders)
+
+
+def test_changed_images_are_extracted_anew(place, data, tmp_path):
+    copy = shutil.copytree(data, tmp_path / "copy")
+    bank = tmp_path / "bank"
+    first = bench(replace(place, data=copy, bank=bank), sets=["dots"])
+    for path in (copy / "dots" / "class0").iterdir():
+        Image.new("RGB", (9, 9), "red").save(path)
+    there = replace(place, data=copy, bank=bank, folder=tmp_path / "second")
+    assert numbers(bench(there, sets=["dots"])) != numbers(first)
+
+
+def test_tasks_of_another_run_or_other_data_are_refused(place, data, tmp_path):
+    bench(place, sets=["dots"])
+    path = next(place.folder.glob("tasks/*/dots.json"))
+    shutil.rmtree(place.folder / "tasks")
+    other = write_sets(tmp_path / "other", images=9)
+    with pytest.raises(InputError, match="other tasks of dots"):
+        bench(replace(place, data=other), sets=["dots"])
+    bench(Place(tmp_path / "five", data), sets=["dots"], tasks=5)
+    shutil.copy(next((tmp_path / "five").glob("tasks/*/dots.json")), path)
+    with pytest.raises(InputError, match="number of tasks is 5, not 3"):
+        bench(place, sets=["dots"])
+    few = write_sets(tmp_path / "few", images=4)
+    TaskSet.load(path)
+    with pytest.raises(InputError, match="which the data set dots lacks"):
+        bench(
+            replace(place, data=few, folder=tmp_path / "five"),
+            sets=["dots"],
+            tasks=5,
+            seed=0,
+            methods=["knn"],
+        )
+
+
+def test_a_set_with_too_few_classes_is_left_out_and_told(tmp_path, capsys):
+    data = write_sets(tmp_path / "data", classes=3)
+    results = bench(Place(tmp_path / "run", data), view=LiveView(), protocols=["varying"])
+    assert results == []
+    assert "dots is left out of 'varying'" in capsys.readouterr().err
+    with pytest.raises(InputError, match="names no data sets"):
+        bench(Place(tmp_path / "run", data), sets=[])
+
+
+def test_a_threshold_of_its_own_changes_the_views(place):
+    variant = {"name": "few", "method": "miv", "threshold": 0, "params": {"steps": 2}}
+    results = bench(place, methods=[MIV, variant], sets=["dots"])
+    assert {r.views for r in results if r.method == "miv"} == {20}
+    assert {r.views for r in results if r.method == "few"} == {0}
+
+
+def test_workers_are_counted():
+    assert runner.default_workers() >= 1

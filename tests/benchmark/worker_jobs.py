@@ -1,0 +1,47 @@
+"""Jobs that worker processes can import."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+from mivhead.errors import InputError
+
+
+@dataclass(frozen=True)
+class Square:
+    value: int
+
+    def __call__(self):
+        return self.value**2
+
+
+@dataclass(frozen=True)
+class KillWorker:
+    """Kills its process, or only the first time if a path for a note is given."""
+
+    note: str | None = None
+
+    def __call__(self):
+        if self.note is not None:
+            try:
+                os.close(os.open(self.note, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return "survived"
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+        return None
+
+
+@dataclass(frozen=True)
+class Fail:
+    def __call__(self):
+        raise InputError("this job fails.")
+
+
+@dataclass(frozen=True)
+class CountThreads:
+    def __call__(self):
+        import torch
+
+        return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
