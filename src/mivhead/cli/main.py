@@ -21,6 +21,7 @@ from mivhead.cli import (
     fit,
     info,
     methods,
+    plot,
     predict,
 )
 from mivhead.cli.demo import command as demo
@@ -28,7 +29,20 @@ from mivhead.cli.options import Parser
 from mivhead.cli.text import one_line
 from mivhead.errors import MivError
 
-COMMANDS = (fit, predict, evaluate, extract, info, methods, backbones, data, bench, cache, demo)
+COMMANDS = (
+    fit,
+    predict,
+    evaluate,
+    extract,
+    info,
+    methods,
+    backbones,
+    data,
+    bench,
+    plot,
+    cache,
+    demo,
+)
 FAILED = 2
 BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports of a program that ended so
 STOPPED = 130  # 128 + SIGINT

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from mivhead.pictures.heat import overlay, square
 from mivhead.pictures.saving import save_figure
 
 # Lengths are in inches, from the upper left corner of the page.
@@ -23,9 +24,8 @@ PICTURE = (CARD - 2 * 0.08) / 3  # three side by side
 HEADER, HEADING, CHART = 0.95, 0.5, 1.85
 
 TOP = 3  # classes whose probabilities are shown
-SIDE = 224  # pixels of a drawn image
 INK, PALE, TRACK, LINE = "#22303c", "#7b8894", "#e9edf1", "#cfd6dc"
-RIGHT, WRONG, HEAT = "#1f7a5c", "#c0392b", "#e8590c"
+RIGHT, WRONG = "#1f7a5c", "#c0392b"
 CAPTIONS = ("image", "looked at", "closest shot")
 
 
@@ -125,7 +125,7 @@ def _draw_card(page: Page, left: float, top: float, card: Card) -> None:
     page.write(left, top, _short(name), fontsize=13, weight="bold", color=colour)
     if not right:
         page.write(left + CARD, top + 0.03, f"is {_short(card.truth)}", fontsize=11, ha="right")
-    pictures = (_square(card.image), _overlay(card.image, card.heats), _square(card.shot))
+    pictures = (square(card.image), overlay(card.image, card.heats), square(card.shot))
     for column, (picture, caption) in enumerate(zip(pictures, CAPTIONS, strict=True)):
         axes = page.axes(left + column * (PICTURE + 0.08), top + 0.28, PICTURE, PICTURE)
         axes.imshow(picture)
@@ -160,28 +160,3 @@ def _draw_bars(axes: Any, values: Sequence[float], colour: str) -> None:
 
 def _short(name: str) -> str:
     return name if len(name) <= 16 else f"{name[:9]}...{name[-4:]}"
-
-
-def _square(image: Image.Image) -> Image.Image:
-    return image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-
-
-def _overlay(
-    image: Image.Image, heats: Sequence[NDArray[np.floating[Any]]]
-) -> NDArray[np.floating[Any]]:
-    """Tint a paler, grey image where the attention is."""
-    grey = np.asarray(_square(image).convert("L"), dtype=np.float64)[:, :, None] / 255
-    pale = 0.3 + 0.7 * grey  # (SIDE, SIDE, 1)
-    weight = 0.85 * np.mean([_enlarge(heat) for heat in heats], axis=0)[:, :, None]
-    colour = np.array([int(HEAT[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    blended: NDArray[np.floating[Any]] = pale * (1 - weight) + colour * weight  # (SIDE, SIDE, 3)
-    return blended
-
-
-def _enlarge(heat: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-    """(H, W) to (SIDE, SIDE), from 0 at the lowest to 1 at the highest weight."""
-    smooth = Image.fromarray(heat.astype(np.float32)).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-    values = np.asarray(smooth, dtype=np.float64)
-    spread = float(values.max() - values.min())
-    scaled: NDArray[np.floating[Any]] = (values - values.min()) / (spread or 1.0)
-    return scaled

@@ -68,8 +68,15 @@ def entries(values: Iterable[object]) -> tuple[Entry, ...]:
 def plain_table(
     title: str, header: Sequence[str], rows: Iterable[Sequence[object]], *notes: str
 ) -> Table:
-    """Make a table without anything special."""
-    return Table(title, tuple(header), tuple(map(entries, rows)), notes=notes)
+    """Make a table without anything special; columns that are empty everywhere are left out."""
+    cells = [[str(value) for value in row] for row in rows]
+    kept = [i for i in range(len(header)) if not cells or any(row[i] for row in cells)]
+    return Table(
+        title,
+        tuple(header[i] for i in kept),
+        tuple(entries(row[i] for i in kept) for row in cells),
+        notes=notes,
+    )
 
 
 def number(value: float) -> str:

@@ -1,0 +1,168 @@
+"""`miv plot`: pictures of what a model does with one image."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from mivhead.cli import options
+from mivhead.errors import InputError, check_one_of
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from mivhead.classifier import MIVClassifier
+    from mivhead.data.imageset import ImageSet
+    from mivhead.features import Features
+    from mivhead.fewshot import Prediction
+
+TSNE_EXAMPLES = """
+miv plot tsne birds.miv new.jpg -o tsne.png
+miv plot tsne birds.miv new.jpg --truth robin --seed 3 -o tsne.pdf
+"""
+ATTENTION_EXAMPLES = """
+miv plot attention birds.miv new.jpg -o attention.png
+miv plot attention birds.miv new.jpg --shots shots/ -o attention.png
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command and its actions."""
+    parser = subparsers.add_parser(
+        "plot",
+        help="draw what a model does with an image",
+        description="Pictures of what a MIV-head does with one image.",
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+    tsne = options.new_command(
+        actions,
+        "tsne",
+        "shots, prototypes and query on a plane",
+        "Lay the vectors of one episode out by t-SNE, one panel a block: shots are circles, "
+        "prototypes squares, the image a star. Beside it, what nearest centroids compare.",
+        TSNE_EXAMPLES,
+    )
+    _add_common(tsne)
+    tsne.add_argument("--truth", metavar="CLASS", help="the image's class: the star's colour")
+    tsne.add_argument(
+        "--seed", type=options.not_negative, default=0, metavar="N", help="of the layout"
+    )
+    tsne.set_defaults(run=run_tsne)
+    attention = options.new_command(
+        actions,
+        "attention",
+        "where the head looked: in the image, and at which shots",
+        "Show the attention of a MIV-head over the image, block by block, and over the shots of "
+        "every class.",
+        ATTENTION_EXAMPLES,
+    )
+    _add_common(attention)
+    attention.add_argument(
+        "--shots", metavar="DIR", help="the images the model was trained on, to be shown"
+    )
+    attention.set_defaults(run=run_attention)
+
+
+def _add_common(parser: options.Parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="model file of the MIV-head")
+    parser.add_argument("image", metavar="IMAGE", help="one image")
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="FILE", help="picture: .png, .svg or .pdf"
+    )
+    options.add_model_backbone(parser)
+    options.add_device(parser)
+
+
+class _Case:
+    """A model of the MIV-head, an image, and what the model says of it."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        from mivhead.classifier import MIVClassifier
+        from mivhead.cli.files import check_output
+        from mivhead.cli.inputs import load_model
+        from mivhead.data.folders import open_unlabelled
+        from mivhead.pictures.saving import check_format
+
+        options.prepare(args)
+        check_format(args.output)
+        check_output(args.output)
+        model = load_model(
+            args.model, device=args.device, backbone=args.backbone, weights=args.weights
+        )
+        if not isinstance(model.classifier.classifier_, MIVClassifier):
+            raise InputError(f"{args.model} is not a MIV-head, which alone can be drawn like this.")
+        if model.identity is None:
+            raise InputError(f"{args.model} knows no backbone, so images cannot pass it.")
+        images: ImageSet = open_unlabelled([args.image])
+        if len(images) != 1:
+            raise InputError(f"{args.image} holds {len(images)} images; give one.")
+        table = model.classifier.extract(images)
+        self.classifier: MIVClassifier = model.classifier.classifier_
+        self.features: Features = table.features
+        self.prediction: Prediction = model.classifier.classify_table(table)[0]
+        self.images = images
+        self.names: list[str] = [str(name) for name in self.classifier.classes_]
+
+    @property
+    def title(self) -> str:
+        return f"{self.prediction.label}: {100 * self.prediction.probability:.0f} %"
+
+
+def run_tsne(args: argparse.Namespace) -> int:
+    """Run `miv plot tsne`."""
+    case = _Case(args)
+    from mivhead.episode import centroid_episode, miv_episodes
+    from mivhead.pictures.tsne import draw_tsne
+
+    if args.truth is not None:
+        check_one_of("--truth", args.truth, case.names)
+    episodes = miv_episodes(case.classifier, case.features)
+    episodes.append(centroid_episode(case.classifier, case.features))
+    draw_tsne(episodes, case.names, args.output, title=case.title, truth=args.truth, seed=args.seed)
+    return _done(args)
+
+
+def run_attention(args: argparse.Namespace) -> int:
+    """Run `miv plot attention`."""
+    import numpy as np
+
+    case = _Case(args)
+    from mivhead.explain import explain
+    from mivhead.pictures.attention_maps import draw_attention
+
+    ends = np.cumsum(case.classifier.shots_)
+    starts = ends - case.classifier.shots_
+    rows = {n: np.arange(a, b) for n, a, b in zip(case.names, starts, ends, strict=True)}
+    classes = [(str(n), p, rows[str(n)]) for n, p in case.prediction.probabilities.items()]
+    draw_attention(
+        case.images.load(0),
+        explain(case.classifier, case.features),
+        classes,
+        args.output,
+        title=case.title,
+        pictures=None if args.shots is None else _shots(args.shots, case),
+    )
+    return _done(args)
+
+
+def _shots(folder: str, case: _Case) -> list[Image]:
+    """Images of the shots, in the order that the model keeps them."""
+    from mivhead.data.folders import open_labelled
+
+    images = open_labelled(folder)
+    labels = images.labels or ()
+    counts = [labels.count(name) for name in case.names]
+    if counts != case.classifier.shots_.tolist() or len(labels) != sum(counts):
+        raise InputError(
+            f"{folder} does not hold the images the model was trained on: the model has "
+            f"{case.classifier.shots_.sum()} shots in {len(case.names)} classes, the folder "
+            f"{len(labels)} in {len(set(labels))}."
+        )
+    order = sorted(range(len(labels)), key=lambda row: case.names.index(labels[row]))
+    return [images.load(row) for row in order]
+
+
+def _done(args: argparse.Namespace) -> int:
+    if not args.quiet:
+        print(f"Wrote {args.output}")
+    return 0

@@ -1,0 +1,41 @@
+"""`miv plot`: pictures of a model and an image."""
+
+import pytest
+from PIL import Image
+
+
+@pytest.mark.parametrize("action", ["tsne", "attention"])
+def test_a_picture_is_written(action, miv, model, new, tmp_path):
+    path = tmp_path / "picture.png"
+    answer = miv("plot", action, model, new / "rings" / "5.png", "-o", path)
+    assert answer.code == 0, answer.err
+    assert f"Wrote {path}" in answer.out
+    with Image.open(path) as picture:
+        assert picture.size[0] > 500
+
+
+def test_shots_are_shown(miv, model, shots, new, tmp_path):
+    image, path = new / "rings" / "5.png", tmp_path / "a.png"
+    assert miv("plot", "attention", model, image, "--shots", shots, "-o", path).code == 0
+    answer = miv("plot", "attention", model, image, "--shots", new, "-o", path)
+    assert answer.code == 2
+    assert "9 shots in 3 classes, the folder 6 in 3" in answer.err
+
+
+def test_bad_input(miv, model, new, tmp_path):
+    image = new / "rings" / "5.png"
+    answer = miv("plot", "tsne", model, image, "--truth", "ring", "-o", tmp_path / "t.png")
+    assert answer.code == 2
+    assert "Did you mean 'rings'" in answer.err
+    answer = miv("plot", "tsne", model, image, "-o", tmp_path / "t.gif")
+    assert ".png, .svg or .pdf" in answer.err
+    answer = miv("plot", "tsne", model, new, "-o", tmp_path / "t.png")
+    assert "holds 6 images; give one" in answer.err
+
+
+def test_other_methods_have_no_such_picture(miv, shots, new, tmp_path):
+    model = tmp_path / "ncc.miv"
+    assert miv("fit", shots, "--method", "ncc", "-o", model, "--no-check").code == 0
+    answer = miv("plot", "tsne", model, new / "rings" / "5.png", "-o", tmp_path / "t.png")
+    assert answer.code == 2
+    assert "is not a MIV-head" in answer.err
