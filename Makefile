@@ -6,10 +6,10 @@ BIN    := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-all lint clean
+.PHONY: help demo bench-small test test-all lint clean
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -23,6 +23,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 demo: $(VENV)/.installed  ## fit, predict, save, compare and draw, on real images that pip carries
 	$(BIN)/miv demo
+
+# BENCH may hold more options, such as `--data DIR --sets a,b,c`. The same folder: it goes on.
+bench-small: $(VENV)/.installed  ## three sets, three methods, ten tasks, on images that pip carries
+	$(BIN)/miv bench run small -o bench-small $(BENCH)
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ from mivhead.errors import InputError, NotAvailableError
 from mivhead.extras import need
 
 ANSWER = 5.0  # seconds that the address gets to take a call
-HEALTH = 15.0  # seconds for a sign of life, most of them to import Ray
+HEALTH = 45.0  # seconds for a sign of life; a busy machine takes long to import Ray
 USAGE = 2  # exit code of a Ray without that command: then there is nothing to learn from it
 AHEAD = 2  # jobs per processor that are handed to Ray at once
 LOOK = 2.0  # seconds after which nodes that came or went are noticed

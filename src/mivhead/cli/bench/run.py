@@ -24,7 +24,8 @@ miv bench run small -o try                          # on images that pip carries
 miv bench run --data sets/ --methods miv,ncc --tasks 50 -o run
 miv bench run my.toml --data sets/ -o run           # again: goes on where it was
 miv bench run --data sets/ --protocol "5-way 1-shot" --views 15 -o one-shot
-miv bench run main --data /shared/sets --executor ray --address auto -o /shared/run
+miv bench run main --data /shared/sets --executor ray --address auto \\
+  --bank /shared/bank -o /shared/run
 """
 
 
@@ -142,7 +143,8 @@ def _what(args: argparse.Namespace) -> tuple[RunConfig, Path]:
     changes = {key: value for key, value in given.items() if value is not None}
     config = read_config(config.as_json() | changes)
     data = args.data or os.environ.get(DATA)
-    if data is None and set(config.sets) <= set(CARRIED):
+    wants_carried = bool(config.sets) and set(config.sets) <= set(CARRIED)
+    if args.data is None and (wants_carried or (data is None and not config.sets)):
         folder = Path(args.output)
         check_run_folder(folder)
         return replace(config, sets=config.sets or CARRIED), write_carried(folder / IMAGES)
