@@ -1,4 +1,4 @@
-"""Does it matter that the benchmark takes augmented views from a bank, not fresh ones per task?
+"""Whether it matters that the benchmark takes views from a bank, not fresh ones for every task.
 
     python benchmarks/view_bank.py --data DIR --sets eurosat,cifar10 [--tasks 20] [--json out.json]
 
