@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,34 +12,27 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
+from mivhead.answers import Prediction, predictions
+from mivhead.backbones import DEFAULT_BACKBONE
 from mivhead.backbones.base import Backbone, Identity
-from mivhead.backbones.named import expected_preset, named_by_file
+from mivhead.backbones.named import backbone_of, check_same, expected_preset, named_by_file
 from mivhead.cache import FeatureCache, open_cache
 from mivhead.data.anything import as_image_set
 from mivhead.data.augment import Augmentation, plan_views
 from mivhead.data.folders import open_labelled
 from mivhead.data.images import ImageLike
 from mivhead.data.imageset import ImageSet, Skipped, check_images, from_images
-from mivhead.errors import InputError, NotAvailableError, check_one_of
+from mivhead.errors import InputError, check_one_of
 from mivhead.estimator import FeatureClassifier
 from mivhead.extraction import NO_VIEWS, ViewPlan, extract_table
 from mivhead.head.config import Recipe, resolve_recipe
-from mivhead.methods import METHODS, make_method, make_tuner, method_name
+from mivhead.methods import METHODS, make_method, make_tuner
 from mivhead.methods.tuning.base import TuningClassifier
 from mivhead.preset import Preset
 from mivhead.stores.table import FeatureTable
-from mivhead.tunable import load_pixels, network_of
+from mivhead.tunable import load_pixels, network_of, tuned_probabilities
 
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the classifier says of one image."""
-
-    id: str
-    label: Any
-    probability: float
-    probabilities: dict[Any, float]  # by falling probability
+__all__ = ["FewShotClassifier", "Prediction"]
 
 
 class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn: untyped
@@ -152,23 +145,16 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         if not self.tunes_backbone:
             return self.fit_table(self.extract(images, skip_bad=skip_bad), labels)
         backbone = self._load_backbone()
-        tuner = make_tuner(
-            self.method,
-            random_state=self.random_state,
-            device=self.device,
-            **{"verbose": self.verbose} | dict(self.method_params or {}),
-        )
         network = network_of(backbone, self.method)
+        params = {"verbose": self.verbose, **(self.method_params or {})}
+        tuner = make_tuner(self.method, random_state=self.random_state, **params)
         tuner.check(network)  # before the images are read
         images = self._readable(images, skip_bad)
         plan = self._plan(images, backbone.preset)
-        pixels, views = load_pixels(
-            images, network.size, plan, self.augmentation, verbose=self.verbose
-        )
+        pixels, views = load_pixels(images, network.size, plan, self.augmentation, self.verbose)
         given = images.labels if labels is None else labels
         tuner.fit(network, pixels, np.asarray(given), views=views, view_of=plan[0])
-        self.classifier_, self.classes_ = tuner, tuner.classes_
-        self.identity_ = backbone.identity
+        self.classifier_, self.classes_, self.identity_ = tuner, tuner.classes_, backbone.identity
         return self
 
     @property
@@ -189,11 +175,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 f"The features come from the backbone {table.backbone.get('name')!r} with other "
                 f"weights, taps or preprocessing than {identity.name!r} has here."
             )
-        self.classifier_ = self.make_classifier(backbone.preset).fit(
+        fitted = self.make_classifier(backbone.preset).fit(
             table.features, np.asarray(labels), views=table.views, view_of=table.view_of
         )
-        self.classes_ = self.classifier_.classes_
-        self.identity_ = identity
+        self.classifier_, self.classes_, self.identity_ = fitted, fitted.classes_, identity
         return self
 
     def make_classifier(self, preset: Preset) -> FeatureClassifier:
@@ -237,38 +222,22 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """Names and probabilities of images, a folder, a zip or a single image."""
         check_is_fitted(self, "classifier_")
         readable = self._readable(as_image_set(images), skip_bad)
-        return self._named(readable.ids, self._probabilities(readable))
+        return predictions(readable.ids, self.classes_, self._probabilities(readable))
 
     def classify_table(self, table: FeatureTable) -> list[Prediction]:
         """Names and probabilities of images whose features were extracted before."""
         if isinstance(self.classifier_, TuningClassifier):
-            raise InputError(
-                "The model has a tuned backbone of its own: it needs images, features of the "
-                "frozen backbone are not enough."
-            )
-        return self._named(table.ids, self.classifier_.predict_proba(table.features))
-
-    def _named(
-        self, ids: Sequence[str], probabilities: NDArray[np.floating[Any]]
-    ) -> list[Prediction]:
-        predictions = []
-        names = self.classes_.tolist()
-        for id_, row in zip(ids, probabilities, strict=True):
-            ranked = {names[i]: float(row[i]) for i in np.argsort(-row, kind="stable")}
-            best = next(iter(ranked))
-            predictions.append(Prediction(id_, best, ranked[best], ranked))
-        return predictions
+            raise InputError("The model has a tuned backbone: it needs images, not features.")
+        found = self.classifier_.predict_proba(table.features)
+        return predictions(table.ids, self.classes_, found)
 
     def _probabilities(self, images: ImageSet) -> NDArray[np.floating[Any]]:
-        unlabelled = replace(images, labels=None)
-        if not isinstance(self.classifier_, TuningClassifier):
-            return self.classifier_.predict_proba(self.extract(unlabelled).features)
-        if not hasattr(self.classifier_, "network_"):  # read from a file
-            method = method_name(self.classifier_)
-            self.classifier_.attach(network_of(self._load_backbone(), method))
-        size = self.classifier_.network_.size
-        pixels, _ = load_pixels(unlabelled, size, verbose=self.verbose)
-        return self.classifier_.predict_proba(pixels)
+        unlabelled = replace(images, labels=None)  # labelled ones would get augmented views
+        backbone = self._load_backbone()
+        if isinstance(self.classifier_, TuningClassifier):
+            return tuned_probabilities(self.classifier_, backbone, unlabelled, self.verbose)
+        table = extract_table(backbone, unlabelled, cache=self._cache(), verbose=self.verbose)
+        return self.classifier_.predict_proba(table.features)
 
     def predict_proba(self, images: Any) -> NDArray[np.floating[Any]]:
         """Probabilities (image, class), in the order of `classes_`."""
@@ -277,8 +246,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     def predict(self, images: Any) -> NDArray[Any]:
         """Labels of the most probable classes, one per image."""
-        best = self.predict_proba(images).argmax(axis=1)
-        chosen: NDArray[Any] = self.classes_[best]
+        chosen: NDArray[Any] = self.classes_[self.predict_proba(images).argmax(axis=1)]
         return chosen
 
     def save(self, path: str | Path) -> None:
@@ -319,26 +287,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         identity: Identity | None = getattr(self, "identity_", None)
         loaded: Backbone | None = getattr(self, "_loaded", None)
         if loaded is None:
-            loaded = self._make_backbone(None if identity is None else expected_preset(identity))
+            preset = None if identity is None else expected_preset(identity)
+            loaded = backbone_of(self.backbone, self.weights, preset, self.device)
             self._loaded = loaded
-        if identity is not None and loaded.identity != identity:
-            raise NotAvailableError(
-                f"The model was trained on the backbone {identity.name!r} (weights "
-                f"{identity.weights[:12]}...), but {loaded.identity.name!r} (weights "
-                f"{loaded.identity.weights[:12]}...) with its taps and preprocessing is another: "
-                "give the right one with `mivhead.load(path, backbone=..., weights=...)`, or with "
-                "--backbone and --weights."
-            )
+        if identity is not None:
+            check_same(loaded.identity, identity)
         return loaded
-
-    def _make_backbone(self, preset: Preset | None) -> Backbone:
-        if isinstance(self.backbone, str):
-            return load_backbone(
-                self.backbone, weights=self.weights, preset=preset, device=self.device
-            )
-        if self.weights is not None:
-            raise InputError("weights are for a backbone by name; yours has its own already.")
-        return self.backbone
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the backbone out of copies that go to other processes; it is loaded again there."""

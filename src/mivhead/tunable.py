@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mivhead.backbones.base import Backbone
 from mivhead.backbones.images import preprocess, to_pixels
@@ -14,6 +16,8 @@ from mivhead.data.augment import Augmentation, augment
 from mivhead.data.imageset import ImageSet
 from mivhead.errors import InputError
 from mivhead.extraction import NO_VIEWS, ViewPlan
+from mivhead.methods import method_name
+from mivhead.methods.tuning.base import TuningClassifier
 from mivhead.methods.tuning.network import Network, Pixels
 from mivhead.progress import progress_bar
 
@@ -39,7 +43,6 @@ def load_pixels(
     size: int,
     plan: ViewPlan = NO_VIEWS,
     how: Augmentation | None = None,
-    *,
     verbose: bool = True,
 ) -> tuple[Pixels, Pixels]:
     """Decode images and make their planned views: (image, R, R, 3) and (view, R, R, 3)."""
@@ -56,3 +59,13 @@ def load_pixels(
                 views[view] = np.asarray(augment(picture, size, int(seeds[view]), how))
             advance(1)
     return pixels, views
+
+
+def tuned_probabilities(
+    tuner: TuningClassifier, backbone: Backbone, images: ImageSet, verbose: bool
+) -> NDArray[np.floating[Any]]:
+    """Probabilities (image, class) from a tuned copy of the backbone, made anew after loading."""
+    if not tuner.attached:
+        tuner.attach(network_of(backbone, method_name(tuner)))
+    pixels, _ = load_pixels(images, tuner.network_.size, verbose=verbose)
+    return tuner.predict_proba(pixels)

@@ -71,7 +71,7 @@ class ModuleBackbone:
         self.model = model
         self._device = device
         self._mirrored = mirrored
-        self._rebuild = rebuild or (lambda: deepcopy(model))
+        self._rebuild = rebuild
         self._tapping = tapping or hooked
         freeze(model, device)
         self._tapped = self._tapping(model, preset.taps, dtype)
@@ -95,7 +95,7 @@ class ModuleBackbone:
 
         The copy shares nothing with the backbone, and the tap is not rounded.
         """
-        model = self._rebuild()
+        model = deepcopy(self.model) if self._rebuild is None else self._rebuild()
         freeze(model, self._device)
         return model, self._tapping(model, self.preset.taps[-1:], torch.float32)
 

@@ -7,11 +7,13 @@ loading it would not be safe: whoever wants that gives the address.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
+from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone, Identity
 from mivhead.backbones.images import ImageLike
-from mivhead.errors import NotAvailableError
+from mivhead.errors import InputError, NotAvailableError
 from mivhead.preset import BlockPreset, Preset
 
 
@@ -29,6 +31,31 @@ def expected_preset(identity: Identity) -> Preset:
     """Make a backbone give the features a model expects, even if its suggested preset changed."""
     blocks = tuple(BlockPreset() for _ in identity.taps)  # the head has its own settings already
     return Preset(identity.taps, blocks, identity.preprocessing)
+
+
+def backbone_of(
+    given: str | Backbone,
+    weights: str | Path | None,
+    preset: Preset | None,
+    device: str | None,
+) -> Backbone:
+    """Load a backbone by name; one of the user's own is taken as it is."""
+    if isinstance(given, str):
+        return load_backbone(given, weights=weights, preset=preset, device=device)
+    if weights is not None:
+        raise InputError("weights are for a backbone by name; yours has its own already.")
+    return given
+
+
+def check_same(found: Identity, expected: Identity) -> None:
+    """Raise an error if a backbone is not the one that a model was trained on."""
+    if found != expected:
+        raise NotAvailableError(
+            f"The model was trained on the backbone {expected.name!r} (weights "
+            f"{expected.weights[:12]}...), but {found.name!r} (weights {found.weights[:12]}...) "
+            "with its taps and preprocessing is another: give the right one with "
+            "`mivhead.load(path, backbone=..., weights=...)`, or with --backbone and --weights."
+        )
 
 
 class Unasked:

@@ -6,6 +6,7 @@ import argparse
 import math
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ miv fit digits/ -o digits.miv --no-flip  # a mirrored digit is another thing
 miv fit features.safetensors -o birds.miv
 miv fit lancedb://data/birds -o birds.miv --label species --where "split = 'train'"
 miv fit shots/ -o plain.miv --method logistic
+miv fit shots/ -o tuned.miv --method finetune   # tunes the backbone: takes minutes
 """
 
 
@@ -77,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
     from mivhead.persistence import save
 
     classifier = options.classifier_from(args)
+    if classifier.tunes_backbone:
+        return _run_tuning(classifier, args, started)
     shots = _read_features(args) if is_features(args.shots) else _read_images(args, classifier)
     extracted = time.perf_counter()
     model, on_features = _train(classifier, shots, args)
@@ -84,16 +88,46 @@ def run(args: argparse.Namespace) -> int:
     trained = time.perf_counter()
     skipped = getattr(classifier, "skipped_", [])
     report_skipped(skipped)
+    views = 0 if shots.views is None else len(shots.views)
+    counts = Counter(shots.labels or ())
     if not args.quiet and not args.json:
-        print(_describe_model(shots, extracted - started, trained - extracted, args.output))
+        times = {"features": extracted - started, "training": trained - extracted}
+        print(_describe_model(counts, views, times, args.output))
     check = _check(on_features, shots, args)
     if args.json:
-        document = _as_json(shots, check, args.output)
+        document = _as_json(counts, views, check, args.output)
         document["seconds"] = {"features": extracted - started, "training": trained - extracted}
         document["skipped"] = [asdict(each) for each in skipped]
         print_json(document)
     elif check is not None and not args.quiet:
         print(_describe_check(check))
+    return 0
+
+
+def _run_tuning(classifier: FewShotClassifier, args: argparse.Namespace, started: float) -> int:
+    """Run the command for a method that tunes the backbone: there are no features in between."""
+    if is_features(args.shots):
+        raise InputError(
+            f"{args.method} tunes the backbone: it needs images, {args.shots} holds features of a "
+            "frozen one."
+        )
+    classifier.fit_folder(args.shots, skip_bad=args.skip_bad)
+    classifier.save(args.output)
+    times = {"training": time.perf_counter() - started}
+    report_skipped(classifier.skipped_)
+    tuner = classifier.classifier_
+    counts = dict(zip(tuner.classes_.tolist(), tuner.shots_, strict=True))
+    if args.json:
+        document = _as_json(counts, tuner.views_, None, args.output)
+        document["seconds"] = times
+        document["skipped"] = [asdict(each) for each in classifier.skipped_]
+        print_json(document)
+    elif not args.quiet:
+        print(_describe_model(counts, tuner.views_, times, args.output))
+        print(
+            f"\nNo check of the shots: {args.method} would have to be trained {args.folds} times "
+            "more.\nMeasure it on other images, with `miv evaluate`."
+        )
     return 0
 
 
@@ -165,17 +199,18 @@ def _check(
     return held_out(model, shots, folds=args.folds, verbose=not args.quiet)
 
 
-def _describe_model(shots: FeatureTable, extraction: float, training: float, output: str) -> str:
-    counts = Counter(shots.labels)
-    views = 0 if shots.views is None else len(shots.views)
+def _describe_model(
+    counts: Mapping[str, int], views: int, times: Mapping[str, float], output: str
+) -> str:
+    spent = ", ".join(f"{what} {seconds(time)}" for what, time in times.items())
     with_views = f" and {plural(views, 'augmented view')}" if views else ""
     listed = sorted(counts.items())[:MAX_CLASSES]
     text = table(["class", "shots"], listed, right="shots")
     if len(counts) > MAX_CLASSES:
         text += f"\n... and {len(counts) - MAX_CLASSES} more (`miv info {output}` lists them)"
     return (
-        f"Learned {plural(len(counts), 'class')} from {plural(len(shots), 'image')}{with_views}: "
-        f"features {seconds(extraction)}, training {seconds(training)}.\n\n{text}\n\n"
+        f"Learned {plural(len(counts), 'class')} from "
+        f"{plural(sum(counts.values()), 'image')}{with_views}: {spent}.\n\n{text}\n\n"
         f"Saved {output} ({size(Path(output).stat().st_size)})."
     )
 
@@ -208,12 +243,14 @@ def _describe_check(check: HeldOut) -> str:
     return text
 
 
-def _as_json(shots: FeatureTable, check: HeldOut | None, output: str) -> dict[str, Any]:
+def _as_json(
+    counts: Mapping[str, int], views: int, check: HeldOut | None, output: str
+) -> dict[str, Any]:
     document: dict[str, Any] = {
         "model": output,
-        "classes": dict(sorted(Counter(shots.labels).items())),
-        "images": len(shots),
-        "views": 0 if shots.views is None else len(shots.views),
+        "classes": dict(sorted(counts.items())),
+        "images": sum(counts.values()),
+        "views": views,
         "check": None,
     }
     if check is not None:

@@ -84,15 +84,9 @@ def _head(name: str, home: str, paper: str, summary: str) -> Method:
     return Method(name, summary, "features", paper, f"mivhead.methods.{home}")
 
 
-def _tuner(name: str, home: str, paper: str, summary: str, **settings: Any) -> Method:
-    return Method(
-        name,
-        summary,
-        "images",
-        paper,
-        f"mivhead.methods.tuning.{home}",
-        uses_views=settings.get("use_views", False),
-    )
+def _tuner(name: str, home: str, paper: str, summary: str, *, use_views: bool = False) -> Method:
+    home = f"mivhead.methods.tuning.{home}"
+    return Method(name, summary, "images", paper, home, uses_views=use_views)
 
 
 def _ablation(name: str, summary: str, **settings: Any) -> Method:
@@ -164,6 +158,27 @@ _ALL = (
         "Li et al. 2022, Cross-domain Few-shot Learning with Task-specific Adapters, "
         "arXiv 2107.00358",
         "adapters beside the 3x3 convolutions of a ResNet",
+    ),
+    _tuner(
+        "ett",
+        "ett:ETT",
+        "Xu et al. 2022, Exploring Efficient Few-shot Adaptation for Vision Transformers, "
+        "arXiv 2301.02419",
+        "prefixes of class prototypes, and offsets, in every block of a ViT",
+    ),
+    _tuner(
+        "ln-tune",
+        "ln_tune:LNTune",
+        "Basu et al. 2024, Strong Baselines for Parameter-Efficient Few-shot Fine-tuning, "
+        "arXiv 2304.01917",
+        "only the LayerNorms of a ViT are trained",
+        use_views=True,
+    ),
+    _tuner(
+        "finetune",
+        "finetune:Finetune",
+        "Hu et al. 2022, Pushing the Limits of Simple Pipelines (PMF), arXiv 2204.07305",
+        "all weights are trained: the costly reference",
     ),
     _ablation("miv-ablation", "the MIV-head with any mixture of the changes below, by parameters"),
     _ablation("miv-mean", "CAP replaced by the mean of a class's image vectors", prototype="mean"),

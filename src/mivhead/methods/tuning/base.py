@@ -65,6 +65,19 @@ class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
     def _optimiser(self, parameters: Mapping[str, nn.Parameter]) -> Optimizer:
         """Make the optimiser of the adapters."""
 
+    def _begin(self, _pixels: Pixels, _labels: Tensor) -> dict[str, nn.Parameter]:
+        """Prepare training on images ordered by class; return what is trained, by name."""
+        return self.adapters_
+
+    def _penalty(self) -> Tensor | float:
+        """Return what is added to the cross-entropy."""
+        return 0.0
+
+    def _end(self) -> None:
+        """Put what was trained into the adapters."""
+        for parameter in self.adapters_.values():
+            parameter.requires_grad_(False)
+
     def fit(
         self,
         network: Network,
@@ -103,6 +116,8 @@ class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         if self.use_views and views is not None and view_of is not None:
             everything = np.concatenate([everything, views])
             numbers = np.concatenate([numbers, labels[view_of]])
+        self.shots_ = np.bincount(labels).tolist()
+        self.views_ = len(everything) - len(X)
         self._install(network)
         self._train(everything, torch.as_tensor(numbers, device=network.device), len(X))
         return self
@@ -137,9 +152,14 @@ class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         return chosen
 
     @property
+    def attached(self) -> bool:
+        """Whether there is a network to predict with; not so after loading."""
+        return hasattr(self, "network_")
+
+    @property
     def tensors_(self) -> dict[str, Tensor]:
         """What was learned: adapters and class means."""
-        if hasattr(self, "network_"):
+        if self.attached:
             adapters = {name: p.detach() for name, p in self.adapters_.items()}
             return {**adapters, MEANS: self.means_}
         return self._stored
@@ -155,6 +175,8 @@ class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         self.network_ = network if self.device is None else network.to(self.device)
         attached = self._attach(self.network_)
         self.adapters_ = self.network_.used(attached)
+        for name in attached.keys() - self.adapters_.keys():
+            attached[name].requires_grad_(False)
 
     def _train(self, pixels: Pixels, labels: Tensor, originals: int) -> None:
         network, classes = self.network_, len(self.classes_)
@@ -164,19 +186,31 @@ class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             return class_means(features[:originals], labels[:originals], classes)
 
         def loss(features: Tensor) -> Tensor:
-            return F.cross_entropy(_cosines(features, means(features)), labels)
+            entropy = F.cross_entropy(_cosines(features, means(features)), labels)
+            return entropy + self._penalty()
 
+        trained = self._begin(pixels[:originals], labels[:originals])
         with progress_bar("tuning", self.steps, show=self.verbose, unit="step") as advance:
             self.losses_ = train(
                 network,
                 pixels,
                 loss,
-                self._optimiser(self.adapters_),
+                self._optimiser(trained),
                 steps=self.steps,
                 chunk=chunk,
                 advance=advance,
             )
+        self._end()
         self.means_ = means(embed(network, pixels[:originals], PREDICTED))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the network out of copies for other processes; there it is attached again."""
+        state: dict[str, Any] = super().__getstate__()
+        if not self.attached:
+            return state
+        kept = {*self.get_params(deep=False), "classes_", "seed_", "losses_", "_sklearn_version"}
+        own = {name: value for name, value in state.items() if name in kept}
+        return {**own, "_stored": self.tensors_}
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = {f"params.{name}": tensor for name, tensor in self.tensors_.items()}

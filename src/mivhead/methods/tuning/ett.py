@@ -1,0 +1,187 @@
+"""eTT: attentive prefixes and domain residual adapters for vision transformers.
+
+Every class has a prefix, which starts as the prototype of its patch embeddings, weighted by where
+[CLS] looks in the last block. A small network makes keys and values of it for every block. Offsets
+behind attention and MLP of every block, and a linear map of the features, are trained as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from mivhead.errors import InputError
+from mivhead.methods.pooled import class_means
+from mivhead.methods.tuning.base import TuningClassifier
+from mivhead.methods.tuning.network import Network, Pixels
+from mivhead.methods.tuning.prefixes import (
+    PrefixedAttention,
+    Prefixes,
+    PrefixMaker,
+    Regulariser,
+    Shifted,
+)
+from mivhead.methods.tuning.vit import check_is_vit, find_vit
+
+MAP = "map"  # the linear map of the features
+PREFIXES = "prefixes"
+WEIGHT_DECAY, EPS = 0.01, 1e-4
+PROTOTYPE_LOSS = 0.1  # weight of the regularisation
+AT_ONCE = 4  # images per pass when prototypes are made
+
+
+class ETT(TuningClassifier):
+    """Prefixes made of class prototypes, and offsets, in every block of a vision transformer.
+
+    Trained by AdamW (eps 1e-4, weight decay 0.01). A model file holds the keys and values that the
+    prefixes became, not the network that made them.
+
+    Parameters
+    ----------
+    steps
+        Passes over the support set.
+    learning_rate
+        Of the map of the features; everything else has half of it.
+    prefixes, offsets
+        False leaves these parts out.
+    use_views
+        Train on augmented views as well.
+    images_at_once
+        Images whose activations are kept; a larger support set costs a third more time. None: as
+        many as 32 images of 224 px have pixels.
+    random_state
+        Seed of the network that makes keys and values.
+    device
+        Where to compute; None: where the backbone is.
+    verbose
+        Show a progress bar if it takes more than two seconds.
+    """
+
+    STORED: ClassVar = rf"{MAP}|{PREFIXES}|blocks\.\d+\.(attn|mlp)\.offset"
+
+    def __init__(
+        self,
+        *,
+        steps: int = 40,
+        learning_rate: float = 1e-3,
+        prefixes: bool = True,
+        offsets: bool = True,
+        use_views: bool = False,
+        images_at_once: int | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        device: str | None = None,
+        verbose: bool = True,
+    ) -> None:
+        self.steps = steps
+        self.learning_rate = learning_rate
+        self.prefixes = prefixes
+        self.offsets = offsets
+        self.use_views = use_views
+        self.images_at_once = images_at_once
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    def check(self, network: Network) -> None:
+        """Raise an error if this is no vision transformer of standard blocks with [CLS]."""
+        check_is_vit(network, "ett", "adds keys and values to every block")
+        vit = find_vit(network)
+        if self.prefixes and getattr(vit, "cls_token", None) is None:
+            raise InputError(f"ett makes its prefixes with [CLS], which {network.name} lacks.")
+
+    def _attach(self, network: Network) -> dict[str, nn.Parameter]:
+        self._vit = vit = find_vit(network)
+        width, depth = network.channels, len(vit.blocks)
+        adapters = {MAP: network.map_features()}
+        if self.prefixes:
+            self._prefixes = Prefixes((depth, 2, len(self.classes_), width), network.device)
+            adapters[PREFIXES] = self._prefixes.value
+            network.register_forward_pre_hook(lambda *_: self._prefixes.make())
+        for i, block in enumerate(vit.blocks):
+            if self.prefixes:
+                block.attn = PrefixedAttention(block.attn, self._prefixes, i)
+            if self.offsets:
+                block.attn = Shifted(block.attn, width, network.device)
+                block.mlp = Shifted(block.mlp, width, network.device)
+                adapters[f"blocks.{i}.attn.offset"] = block.attn.offset
+                adapters[f"blocks.{i}.mlp.offset"] = block.mlp.offset
+        return adapters
+
+    def _begin(self, _pixels: Pixels, _labels: Tensor) -> dict[str, nn.Parameter]:
+        if not self.prefixes:
+            return self.adapters_
+        self._prefixes.enabled = False  # [CLS] looks as in the plain network
+        attended = _attended(self.network_, self._vit, _pixels)  # (image, channel)
+        self._prefixes.enabled = True
+        prototypes = class_means(attended, _labels, len(self.classes_))  # (class, channel)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.seed_)
+            maker = PrefixMaker(prototypes, len(self._vit.blocks))
+            self._regulariser = Regulariser(prototypes)
+        self._prefixes.maker = maker
+        trained = {name: p for name, p in self.adapters_.items() if name != PREFIXES}
+        return trained | dict(maker.named_parameters()) | dict(self._regulariser.named_parameters())
+
+    def _penalty(self) -> Tensor | float:
+        if not self.prefixes or self._prefixes.maker is None:
+            return 0.0
+        distance: Tensor = self._regulariser(self._prefixes.maker.prefix)
+        return PROTOTYPE_LOSS * distance
+
+    def _end(self) -> None:
+        super()._end()
+        if self.prefixes:
+            self._prefixes.keep()
+
+    def _optimiser(self, parameters: Mapping[str, nn.Parameter]) -> Optimizer:
+        groups: list[dict[str, Any]] = [
+            {"params": [p], "lr": self.learning_rate * (1.0 if name == MAP else 0.5)}
+            for name, p in parameters.items()
+        ]
+        return AdamW(groups, eps=EPS, weight_decay=WEIGHT_DECAY)
+
+
+def _attended(network: Network, vit: Any, pixels: Pixels) -> Tensor:
+    """Patch embeddings of each image, averaged by the last block's attention of [CLS]."""
+    attention = vit.blocks[-1].attn
+    while hasattr(attention, "inner"):  # below what was attached
+        attention = attention.inner
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str, value: Tensor) -> None:
+        seen[name] = value
+
+    hooks = [
+        vit.patch_embed.register_forward_hook(lambda _m, _x, y: keep("patches", y)),
+        attention.qkv.register_forward_hook(lambda _m, _x, y: keep("qkv", y)),
+    ]
+    parts = []
+    try:
+        for start in range(0, len(pixels), AT_ONCE):
+            with torch.no_grad():
+                network(network.batch(pixels[start : start + AT_ONCE]))
+            patches = seen["patches"].flatten(1, -2)  # (n, patch, C)
+            weights = _cls_attention(attention, seen["qkv"], patches.shape[1])
+            parts.append((weights[:, :, None] * patches).sum(dim=1))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.cat(parts)  # (image, channel)
+
+
+def _cls_attention(attention: Any, qkv: Tensor, patches: int) -> Tensor:
+    """Where [CLS] looks among the patches, the mean over heads: (n, patch), rows sum to 1."""
+    n, tokens, _ = qkv.shape
+    q, k, _ = qkv.view(n, tokens, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
+    q, k = (
+        attention.q_norm(q[:, :, :1]),
+        attention.k_norm(k),
+    )  # (n, head, 1, d), (n, head, token, d)
+    scores = (q @ k.transpose(2, 3))[:, :, 0] / q.shape[-1] ** 0.5  # (n, head, token)
+    weights = torch.softmax(scores, dim=2)[:, :, -patches:].mean(dim=1)  # (n, patch)
+    return weights / weights.sum(dim=1, keepdim=True)
