@@ -7,9 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+import torchvision
 from bench_data import MIV, config, numbers, write_sets
 from PIL import Image
 
+from mivhead.backbones import from_module
 from mivhead.benchmark import extracting, runner
 from mivhead.benchmark.bank import Bank
 from mivhead.benchmark.executors import Died
@@ -24,6 +27,7 @@ from mivhead.errors import InputError, NotAvailableError
 from mivhead.methods.knn import NearestNeighbours
 from mivhead.methods.ncc import NearestCentroid
 from mivhead.methods.registry import make_method
+from mivhead.preset import Preprocessing
 from tiny_backbone import TinyBackbone
 
 
@@ -262,6 +266,27 @@ def test_a_threshold_of_its_own_changes_the_views(place):
     results = bench(place, methods=[MIV, variant], sets=["dots"])
     assert {r.views for r in results if r.method == "miv"} == {20}
     assert {r.views for r in results if r.method == "few"} == {0}
+
+
+def test_a_method_that_tunes_the_backbone_runs_on_images(place):
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(weights=None)
+    size = Preprocessing(size=32)
+    mine = from_module(model, ["layer3", "layer4"], name="mine", preprocessing=size)
+    tsa = {"name": "tsa", "params": {"steps": 2}}
+    results = bench(place, mine, methods=[tsa, "ncc"], sets=["dots"], tasks=2)
+    assert {(r.method, r.task, r.error) for r in results} == {
+        (name, number, None) for name in ("tsa", "ncc") for number in (0, 1)
+    }
+    found = {r.method: r for r in results}
+    assert found["tsa"].backbone_seconds == 0 < found["ncc"].backbone_seconds
+    # two steps of three passes against one pass
+    assert 3 < found["tsa"].gflops_paper / found["ncc"].gflops_paper < 9
+    sources = list((place.folder / "bank").iterdir())
+    assert len(sources) == 1  # of ncc; tsa alone needs none
+    only = replace(place, folder=place.folder.parent / "only")
+    bench(only, mine, methods=[tsa], sets=["dots"], tasks=1)
+    assert not (only.folder / "bank").exists()
 
 
 def test_workers_are_counted():
