@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from mivhead import MIVClassifier
-from mivhead.episode import centroid_episode, miv_episodes
+from mivhead import FewShotClassifier, MIVClassifier, Preprocessing
+from mivhead.backbones import from_module
+from mivhead.data.imageset import ImageSet, from_images
+from mivhead.episode import centroid_episode, miv_episodes, tuned_episode
 from mivhead.errors import InputError
 from mivhead.head.config import Recipe
 from mivhead.methods.registry import make_method
@@ -80,3 +82,27 @@ def test_the_miv_head_only():
     ncc = make_method("ncc").fit(torch.eye(4), [0, 0, 1, 1])
     with pytest.raises(InputError, match="Only the MIV-head"):
         miv_episodes(ncc, torch.eye(4)[:1])
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[np.ndarray]:
+    return list(np.random.default_rng(0).integers(0, 255, (7, 24, 24, 3), np.uint8))
+
+
+def test_a_tuned_backbone(pictures):
+    """Cosines of these vectors are the probabilities of TSA."""
+    from torchvision.models import resnet18
+
+    torch.manual_seed(0)
+    preprocessing = Preprocessing(size=32)
+    backbone = from_module(resnet18(), ["layer4"], name="random", preprocessing=preprocessing)
+    model = FewShotClassifier(
+        backbone, method="tsa", method_params={"steps": 1}, cache=False, verbose=False
+    ).fit(pictures[:6], LABELS)
+    shots = ImageSet(from_images(pictures[:6]).sources, tuple(LABELS))
+    episode = tuned_episode(model, shots, from_images(pictures[6:]))
+    assert (episode.title, episode.labels.tolist()) == ("tsa", [0, 0, 0, 1, 1, 2])
+    np.testing.assert_allclose(episode.prototypes[1], episode.shots[3:5].mean(axis=0), atol=1e-4)
+    logits = cosines(episode, centred=False) / 0.1
+    expected = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose(model.predict_proba(pictures[6:])[0], expected, rtol=1e-3)

@@ -10,10 +10,16 @@ import torch
 from numpy.typing import NDArray
 
 from mivhead.classifier import MIVClassifier
+from mivhead.data.imageset import ImageSet
 from mivhead.errors import InputError
 from mivhead.features import Features
+from mivhead.fewshot import FewShotClassifier
 from mivhead.head.cap import CrossAttentionPooling, Projected
+from mivhead.methods import method_name
 from mivhead.methods.pooled import class_means, pooled
+from mivhead.methods.tuning.base import PREDICTED, TuningClassifier
+from mivhead.methods.tuning.training import embed
+from mivhead.tunable import load_pixels
 
 Vectors = NDArray[np.floating[Any]]
 
@@ -98,6 +104,37 @@ def centroid_episode(classifier: MIVClassifier, X: Any) -> Episode:
         labels,
         means.numpy(force=True),
         pooled(features)[0].numpy(force=True),
+    )
+
+
+def tuned_episode(model: FewShotClassifier, shots: ImageSet, image: ImageSet) -> Episode:
+    """Vectors of a method that tunes the backbone, such as TSA, for one image.
+
+    Parameters
+    ----------
+    model
+        Fitted with such a method.
+    shots
+        The images it was trained on, with their labels, ordered by class.
+    image
+        One image.
+    """
+    tuner = model.classifier_
+    if not isinstance(tuner, TuningClassifier):
+        raise InputError("The model does not tune its backbone; its vectors are the features.")
+    model.predict_proba(image)  # a loaded model makes its network with the first image
+    network = tuner.network_
+    vectors, query = (
+        embed(network, load_pixels(images, network.size, verbose=False)[0], PREDICTED)
+        for images in (shots, image)
+    )
+    names = [str(name) for name in tuner.classes_]
+    return Episode(
+        method_name(tuner),
+        vectors.numpy(force=True),
+        np.array([names.index(label) for label in shots.labels or ()]),
+        tuner.means_.numpy(force=True),
+        query[0].numpy(force=True),
     )
 
 

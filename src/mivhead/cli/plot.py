@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 
     from mivhead.classifier import MIVClassifier
     from mivhead.data.imageset import ImageSet
+    from mivhead.episode import Episode
     from mivhead.features import Features
     from mivhead.fewshot import Prediction
 
 TSNE_EXAMPLES = """
 miv plot tsne birds.miv new.jpg -o tsne.png
 miv plot tsne birds.miv new.jpg --truth robin --seed 3 -o tsne.pdf
+miv plot tsne birds.miv new.jpg --beside tsa.miv --shots shots/ -o tsne.png
 """
 ATTENTION_EXAMPLES = """
 miv plot attention birds.miv new.jpg -o attention.png
@@ -44,6 +46,13 @@ def add_parser(subparsers: Any) -> None:
     )
     _add_common(tsne)
     tsne.add_argument("--truth", metavar="CLASS", help="the image's class: the star's colour")
+    tsne.add_argument(
+        "--beside",
+        metavar="MODEL",
+        help="a model of a method that tunes the backbone, such as tsa, trained on the same "
+        "images, instead of nearest centroids; needs --shots",
+    )
+    tsne.add_argument("--shots", metavar="DIR", help="the images both were trained on")
     tsne.add_argument(
         "--seed", type=options.not_negative, default=0, metavar="N", help="of the layout"
     )
@@ -117,7 +126,10 @@ def run_tsne(args: argparse.Namespace) -> int:
     if args.truth is not None:
         check_one_of("--truth", args.truth, case.names)
     episodes = miv_episodes(case.classifier, case.features)
-    episodes.append(centroid_episode(case.classifier, case.features))
+    if args.beside is None:
+        episodes.append(centroid_episode(case.classifier, case.features))
+    else:
+        episodes.append(_tuned(args, case))
     draw_tsne(episodes, case.names, args.output, title=case.title, truth=args.truth, seed=args.seed)
     return _done(args)
 
@@ -140,12 +152,30 @@ def run_attention(args: argparse.Namespace) -> int:
         classes,
         args.output,
         title=case.title,
-        pictures=None if args.shots is None else _shots(args.shots, case),
+        pictures=None if args.shots is None else _pictures(args.shots, case),
     )
     return _done(args)
 
 
-def _shots(folder: str, case: _Case) -> list[Image]:
+def _tuned(args: argparse.Namespace, case: _Case) -> Episode:
+    from mivhead.cli.inputs import load_model
+    from mivhead.episode import tuned_episode
+
+    if args.shots is None:
+        raise InputError("--beside needs --shots: a tuned backbone has to see the shots again.")
+    shots = _shots(args.shots, case)
+    model = load_model(args.beside, device=args.device)
+    if [str(name) for name in model.classifier.classes_] != case.names:
+        raise InputError(f"{args.beside} has other classes than {args.model}.")
+    return tuned_episode(model.classifier, shots, case.images)
+
+
+def _pictures(folder: str, case: _Case) -> list[Image]:
+    shots = _shots(folder, case)
+    return [shots.load(row) for row in range(len(shots))]
+
+
+def _shots(folder: str, case: _Case) -> ImageSet:
     """Images of the shots, in the order that the model keeps them."""
     from mivhead.data.folders import open_labelled
 
@@ -159,7 +189,7 @@ def _shots(folder: str, case: _Case) -> list[Image]:
             f"{len(labels)} in {len(set(labels))}."
         )
     order = sorted(range(len(labels)), key=lambda row: case.names.index(labels[row]))
-    return [images.load(row) for row in order]
+    return images.take(order)
 
 
 def _done(args: argparse.Namespace) -> int:
