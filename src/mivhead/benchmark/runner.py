@@ -101,10 +101,11 @@ def run(
     view = view or LiveView(quiet=True)
     own = backbones or {}
     with Journal(place.folder, config) as journal:
-        for entry in config.backbones:
-            for name in config.sets:
-                source = Source(own.get(entry.name, entry), name, place.data, place.device)
-                _SetRun(config, place, executor, journal, view, entry, source).run()
+        parts = [(entry, name) for entry in config.backbones for name in config.sets]
+        for number, (entry, name) in enumerate(parts, start=1):
+            source = Source(own.get(entry.name, entry), name, place.data, place.device)
+            title = f"[{number}/{len(parts)}] {entry.name}, {name}"
+            _SetRun(config, place, executor, journal, view, entry, source, title).run()
         wanted = {
             (b.name, s, p, m.name)
             for b in config.backbones
@@ -127,6 +128,7 @@ class _SetRun:
     view: LiveView
     entry: BackboneConfig
     source: Source
+    title: str
 
     def run(self) -> None:
         config, entry, name = self.config, self.entry, self.source.set
@@ -158,7 +160,7 @@ class _SetRun:
             keys=keys,
         )
         made = [job for each in missing for job in jobs.make(*each)]
-        self.view.start(f"{entry.name}, {name}", [m.name for job in made for m in job.methods])
+        self.view.start(self.title, [m.name for job in made for m in job.methods])
         self._run_jobs(made)
         if self.place.drop_bank:
             bank.drop()
@@ -196,7 +198,7 @@ class _SetRun:
         if missing.jobs:
             missing.check_space(bank, int(self.place.bank_gb * 1e9))
             self.view.note(
-                f"{self.entry.name}, {source.set}: {missing.images:,} images and "
+                f"{self.title}: {missing.images:,} images and "
                 f"{missing.views:,} views pass the backbone; their features take "
                 f"{missing.nbytes / 1e9:.2f} GB in {bank.folder}"
             )

@@ -1,0 +1,69 @@
+"""The live view: counts, accuracy so far, time left."""
+
+import io
+
+import pytest
+from bench_data import result
+
+from mivhead.benchmark import live
+from mivhead.benchmark.live import LiveView
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that is set by hand."""
+    now = [100.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_time_left_weighs_methods_by_what_they_took(clock):
+    view = LiveView(stream=io.StringIO())
+    view.start("birds", ["slow"] * 4 + ["quick"] * 4)
+    assert view.seconds_left() is None
+    clock[0] += 22  # two workers: 4 results of 9, 9, 1 and 1 seconds, and some for the rest
+    for method, seconds in (("slow", 9.0), ("slow", 9.0), ("quick", 1.0), ("quick", 1.0)):
+        view.show(result(method=method, adapt_seconds=seconds, infer_seconds=0.0))
+    assert view.seconds_left() == pytest.approx(22)  # as much work as was done
+    view.show(result(method="slow", adapt_seconds=9.0, infer_seconds=0.0))
+    assert view.seconds_left() == pytest.approx(22 * 11 / 29)
+
+
+def test_plain_lines_where_nobody_watches(clock):
+    stream = io.StringIO()
+    view = LiveView(stream=stream)
+    view.start("birds", ["miv", "miv", "ncc"])
+    view.show(result(accuracy=0.5))
+    assert stream.getvalue() == ""  # too early
+    clock[0] += live.EVERY + 1
+    view.show(result(accuracy=0.7))
+    view.show(result(method="ncc", accuracy=None, error="memory: too little"))
+    lines = stream.getvalue().splitlines()
+    assert lines[0].startswith("birds: 2 of 3, about ")
+    assert lines[0].endswith("left: miv 60.0 %")
+    assert lines[1] == "dots, task 0, ncc failed: memory: too little"
+    assert lines[2].startswith("birds: 3 of 3, 1 failed")
+
+
+def test_a_bar_on_a_terminal_and_silence_on_request():
+    stream = Terminal()
+    view = LiveView(stream=stream)
+    with view.extracting(3) as advance:
+        advance(3)
+    view.start("birds", ["miv"])
+    view.show(result(accuracy=0.5))
+    assert "backbone" in stream.getvalue()
+    assert "miv 50.0 %" in stream.getvalue()
+    quiet = Terminal()
+    view = LiveView(quiet=True, stream=quiet)
+    with view.extracting(3) as advance:
+        advance(3)
+    view.note("a remark")
+    view.start("birds", ["miv"])
+    view.show(result(accuracy=None, error="memory: x"))
+    assert quiet.getvalue() == ""
