@@ -43,7 +43,7 @@ def test_t_test_by_hand():
     assert paired.difference.mean == pytest.approx(2)
 
 
-@settings(deadline=None, max_examples=40)  # the first call imports scipy
+@settings(deadline=None, max_examples=25)  # the first call imports scipy
 @given(ACCURACIES, st.integers(0, 2**32 - 1))
 def test_tests_equal_scipy(first, seed):
     second = np.random.default_rng(seed).integers(0, 41, len(first)) / 40

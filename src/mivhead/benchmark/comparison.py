@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -91,12 +92,13 @@ class Comparison:
         self.methods = tuple(dict.fromkeys(r.method for r in results))
         self.errors = [r for r in results if r.error is not None]
         self._cells: dict[tuple[str, str], Cell] = {}
-        for name in self.sets:
-            check_same_tasks(r for r in results if r.set == name)
-            by_method = {
-                method: [r for r in results if r.set == name and r.method == method]
-                for method in self.methods
-            }
+        grouped: dict[str, dict[str, list[Result]]] = {
+            name: {method: [] for method in self.methods} for name in self.sets
+        }
+        for result in results:
+            grouped[result.set][result.method].append(result)
+        for name, by_method in grouped.items():
+            check_same_tasks(chain.from_iterable(by_method.values()))
             for method, cell in _align(by_method).items():
                 self._cells[name, method] = cell
 
