@@ -195,7 +195,15 @@ def cost_bars(comparison: Comparison) -> Chart | None:
         names = [set_title(s) for s in comparison.complete] if place else []
         axes.set_xticks(range(len(names)), names, rotation=40, ha="right", parse_math=False)
         handles, labels = axes.get_legend_handles_labels()
-        axes.legend(handles[:2], labels[:2], fontsize=8, frameon=False)
+        if place == 0:
+            figure.legend(
+                handles[:2],
+                labels[:2],
+                fontsize=8,
+                frameon=False,
+                ncols=2,
+                loc="outside upper left",
+            )
         _clean(axes)
     caption = f"Cost of adaptation per task: {ours}, with its share of {rival}"
     return Chart(_titled(caption, comparison), _svg(figure))
