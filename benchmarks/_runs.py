@@ -56,7 +56,9 @@ class Score:
 
     @property
     def half_width(self) -> float:
-        """Of the 95 % interval of the mean: 1.96 std / sqrt(n)."""
+        """Of the 95 % interval of the mean: 1.96 std / sqrt(n); one task has none."""
+        if len(self.accuracies) < 2:
+            return math.nan
         return float(1.96 * self.accuracies.std() / math.sqrt(len(self.accuracies)))
 
     def __str__(self) -> str:
