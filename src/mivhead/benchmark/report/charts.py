@@ -91,20 +91,26 @@ def accuracy_against_cost(comparison: Comparison) -> Chart | None:
     colours, figure = _colours(comparison), _figure(10, 4)
     for place, title in enumerate(("GFLOPs of adaptation", "seconds per task")):
         axes = figure.add_subplot(1, 2, place + 1)
+        points = {}
         for method in comparison.methods:
             cells = [comparison.cell(s, method) for s in comparison.complete]
             y = 100 * float(np.mean([np.mean(cell.accuracies) for cell in cells]))
             costs = [c.mean("gflops") if place == 0 else latency(c).total for c in cells]
-            x = max(float(np.mean(costs)), 1e-6)
+            points[method] = (max(float(np.mean(costs)), 1e-6), y)
+        heights = [y for _, y in points.values()]
+        labels = spread(heights, 0.055 * max(max(heights) - min(heights), 1.0))
+        for (method, (x, y)), label in zip(points.items(), labels, strict=True):
             axes.scatter(x, y, color=colours[method], s=40, zorder=3)
             axes.annotate(
                 method,
                 (x, y),
-                xytext=(5, 3),
-                textcoords="offset points",
+                xytext=(12, label),
+                textcoords=("offset points", "data"),
+                va="center",
                 fontsize=8,
                 color=INK,
                 parse_math=False,
+                arrowprops={"arrowstyle": "-", "color": TRACK, "shrinkA": 0, "shrinkB": 3},
             )
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(LogFormatter())
@@ -115,6 +121,29 @@ def accuracy_against_cost(comparison: Comparison) -> Chart | None:
         axes.grid(color=TRACK)
         _clean(axes)
     return Chart(_titled("Accuracy against cost, mean of sets", comparison), _svg(figure))
+
+
+def spread(values: Sequence[float], gap: float) -> list[float]:
+    """Push values apart until neighbours differ by `gap`, each moved as little as that needs.
+
+    >>> spread([3.0, 1.0, 1.0], 0.5)
+    [3.0, 0.75, 1.25]
+    """
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    groups: list[tuple[float, list[int]]] = []  # mean height and members, all `gap` apart
+    for i in order:
+        centre, members = values[i], [i]
+        while groups and centre - groups[-1][0] < gap * (len(groups[-1][1]) + len(members)) / 2:
+            lower, others = groups.pop()
+            total = len(others) + len(members)
+            centre = (lower * len(others) + centre * len(members)) / total
+            members = others + members
+        groups.append((centre, members))
+    placed = [0.0] * len(values)
+    for centre, members in groups:
+        for k, i in enumerate(members):
+            placed[i] = centre + (k - (len(members) - 1) / 2) * gap
+    return placed
 
 
 def task_scatter(comparison: Comparison) -> Chart | None:
