@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from sample_files import TWO, make_folder, make_zip, png
 
 from mivhead.data.folders import open_labelled, open_unlabelled
 from mivhead.data.imageset import ImageSet, Skipped, check_images, from_images, iter_images
 from mivhead.data.naming import natural_key
 from mivhead.errors import ImageError, InputError
+from sample_files import TWO, make_folder, make_zip, png
 
 LITTER = {
     "SOURCE.txt": b"where it is from",

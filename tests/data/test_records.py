@@ -5,12 +5,12 @@ import pickle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_files import crc32c as plain_crc32c
-from record_files import example, field, framed, varint, write_records
-from sample_files import png
 
 from mivhead.data.records import RecordImage, crc32c, list_records, parse_example
 from mivhead.errors import ImageError
+from record_files import crc32c as plain_crc32c
+from record_files import example, field, framed, varint, write_records
+from sample_files import png
 
 
 def test_checksums_of_the_standard():

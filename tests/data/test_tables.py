@@ -1,11 +1,11 @@
 """Tables of paths and labels."""
 
 import pytest
-from sample_files import TWO, make_folder
 
 from mivhead.data.folders import open_labelled
 from mivhead.data.imageset import check_images, iter_images
 from mivhead.errors import ImageError, InputError
+from sample_files import TWO, make_folder
 
 
 def table(tmp_path, text, encoding="utf-8"):

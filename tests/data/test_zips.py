@@ -9,12 +9,12 @@ import zipfile
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sample_files import TWO, make_folder, make_zip, png
 
 from mivhead.data import zips
 from mivhead.data.folders import open_labelled, open_unlabelled
 from mivhead.data.imageset import check_images, iter_images
 from mivhead.errors import ImageError, InputError, MivError
+from sample_files import TWO, make_folder, make_zip, png
 
 
 @pytest.mark.parametrize(
