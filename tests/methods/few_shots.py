@@ -22,6 +22,8 @@ RIVALS = (
     "tip-adapter",
 )
 
+ON_FEATURES = [name for name, method in METHODS.items() if method.needs == "features"]
+
 
 def quick(name: str) -> dict[str, Any]:
     """Parameters that keep training short, where there is any."""

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from few_shots import RIVALS, clusters, quick
+from few_shots import ON_FEATURES, RIVALS, clusters, quick
 
 from mivhead import Features
 from mivhead.errors import InputError
-from mivhead.methods import METHODS, make_method
+from mivhead.methods import make_method
 
 DETERMINISTIC = [name for name in RIVALS if not name.startswith("baseline")]
 
@@ -80,7 +80,7 @@ def test_half_precision_features_work(name: str) -> None:
     assert classifier.score(Features(X.astype(np.float16)), y) == 1.0
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ON_FEATURES)
 def test_one_class_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="at least 2 classes"):
         make_method(name).fit(np.ones((3, 4), np.float32), [1, 1, 1])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from few_shots import RIVALS, clusters, maps, quick
+from few_shots import ON_FEATURES, RIVALS, clusters, maps, quick
 
 from mivhead import Features, safefile
 from mivhead.errors import InputError
@@ -25,7 +25,7 @@ def restore(name: str, classes: Any, config: Any, tensors: Any) -> FeatureClassi
 
 
 @pytest.mark.parametrize("token", [False, True])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ON_FEATURES)
 def test_round_trip_through_a_file_is_exact(name: str, token: bool, tmp_path: Path) -> None:
     _, y = clusters([3, 1, 2], 4)
     X, Q = maps(y, 1, token=token), maps(y, 2, token=token)

@@ -49,8 +49,11 @@ def load_model(
 def classify_table(model: Model, table: FeatureTable) -> list[Prediction]:
     """Predict images whose features were extracted before, by the same backbone."""
     from mivhead.backbones.base import Identity
+    from mivhead.methods.tuning.base import TuningClassifier
 
-    expected = model.identity
+    # A tuned model takes no features at all, and says so itself.
+    tuned = isinstance(model.classifier.classifier_, TuningClassifier)
+    expected = None if tuned else model.identity
     if expected and table.backbone and Identity.from_json(table.backbone) != expected:
         raise InputError(
             f"The features come from the backbone {table.backbone.get('name')!r}, the model "

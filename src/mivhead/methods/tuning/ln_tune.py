@@ -45,7 +45,7 @@ class LNTune(TuningClassifier):
         self,
         *,
         steps: int = 40,
-        learning_rate: float = 1e-3,
+        learning_rate: float = 1e-2,
         use_views: bool = True,
         images_at_once: int | None = None,
         random_state: int | np.random.RandomState | None = None,

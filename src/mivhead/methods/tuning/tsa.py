@@ -188,8 +188,8 @@ def _fold(network: Network) -> dict[str, Tensor]:
         (f"{name}." if name else "", module): list(module.named_children())
         for name, module in network.model.named_modules()
     }
-    image = torch.linspace(-2, 2, network.blank().numel(), device=network.device)
-    image = image.view_as(network.blank())
+    noise = torch.randn(network.blank().shape, generator=torch.Generator().manual_seed(0))
+    image = noise.to(network.device)
     with torch.no_grad():
         before = network(image)
     scales: dict[str, Tensor] = {}
