@@ -45,7 +45,7 @@ def test_registry_tells_the_truth(method: str) -> None:
     assert isinstance(tuner, TuningClassifier)
     assert method_name(tuner) == method
     assert tuner.use_views == METHODS[method].uses_views == (method == "ln-tune")
-    assert tuner.steps == 40
+    assert tuner.steps == (20 if method == "ln-tune" else 40)
     with pytest.raises(InputError, match=f"{method} tunes the backbone: it needs images"):
         make_method(method)
     with pytest.raises(InputError, match=r"method must be one of .*'ncc'"):

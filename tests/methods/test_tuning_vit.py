@@ -152,7 +152,10 @@ def test_views_are_queries_and_class_means_are_of_the_images_alone() -> None:
 
 
 def test_a_trained_vit_learns_a_new_task() -> None:
-    """Mirrored digits, with a ViT that has seen them the right way round only."""
+    """Mirrored digits, with a ViT that has seen them the right way round only.
+
+    It shows that both learn, and measures nothing: the ViT is a toy, LN-Tune has a rate to suit it.
+    """
     model = train_vit(vit())
 
     def accuracy(method: str, **params: Any) -> float:
@@ -168,7 +171,7 @@ def test_a_trained_vit_learns_a_new_task() -> None:
 
     plain = accuracy("finetune", steps=0)
     assert accuracy("ett") > plain
-    assert accuracy("ln-tune", use_views=False) > plain
+    assert accuracy("ln-tune", use_views=False, learning_rate=0.01, steps=40) > plain
 
 
 @pytest.mark.parametrize("method", ["ett", "ln-tune"])
