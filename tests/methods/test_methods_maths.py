@@ -129,6 +129,21 @@ def test_svm_replays_sklearn(shots: list[int], standardise: bool) -> None:
     np.testing.assert_allclose(ours.decision_function(Q), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("standardise", [False, True])
+def test_svm_predicts_what_sklearn_predicts_with_ties(standardise: bool) -> None:
+    """Five classes of mere noise win equally many pairs often; then the first of them counts."""
+    rng = np.random.default_rng(0)
+    X, y, Q = rng.random((25, 40)), np.repeat(np.arange(5), 5), rng.random((300, 40))
+    X, Q = (np.maximum(x - 0.5, 0).astype(np.float32) for x in (X, Q))  # rectified
+    ours = make_method("svm", standardise=standardise).fit(X, y)
+    steps = [StandardScaler(), SVC(gamma="auto")] if standardise else [SVC()]
+    theirs = make_pipeline(*steps).fit(X.astype(float), y)
+    expected, values = theirs.predict(Q.astype(float)), theirs.decision_function(Q.astype(float))
+    assert (values.argmax(axis=1) != expected).any()  # margins would break some ties otherwise
+    np.testing.assert_array_equal(ours.predict(Q), expected)
+    np.testing.assert_array_equal(ours.predict_proba(Q).argmax(axis=1), expected)
+
+
 def test_adam_equals_torch() -> None:
     start = torch.randn(3, 2, generator=torch.Generator().manual_seed(0))
 

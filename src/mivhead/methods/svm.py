@@ -17,18 +17,21 @@ NO_SPREAD = 10 * np.finfo(np.float64).eps  # spread of a constant channel, relat
 class SupportVectors(PooledClassifier):
     """Standardised features and scikit-learn's SVC (gamma = 1 / channels), kept as tensors.
 
-    Every pair of classes has a machine of its own. Logits are scikit-learn's one-against-rest
-    decision values: the number of pairs a class wins, plus its summed margins squeezed into a third
-    of a vote to either side, which breaks ties. With two classes, plus and minus half the margin.
+    Every pair of classes has a machine of its own, and the class that wins most pairs is predicted,
+    the first of equals, as by SVC. Logits are scikit-learn's one-against-rest decision values: the
+    number of pairs a class wins, plus its summed margins squeezed into a third of a vote to either
+    side; only the first of equals is lifted to the highest of them. With two classes, plus and
+    minus half the margin.
 
     Parameters
     ----------
     C
         Inverse weight of the penalty.
     standardise
-        Scale every channel by its own spread, as AutoGluon does. Channels that are zero in most
-        support images (usual after a ReLU) then drown the others: with False all channels share
-        one scale, which is scikit-learn's own default for SVC.
+        Scale every channel by its own spread, as AutoGluon does. Channels that are almost constant
+        in a few rectified support images then drown all others in a query where they are not
+        (docs/results/rivals.md): with False all channels share one scale, which is scikit-learn's
+        own default for SVC.
     use_views
         Let augmented views count as more images.
     random_state
@@ -99,7 +102,10 @@ class SupportVectors(PooledClassifier):
         totals = margins.sum(dim=2)  # (image, class)
         if classes == 2:
             return totals / 2
-        return (margins > 0).sum(dim=2) + totals / (3 * (totals.abs() + 1))
+        votes = (margins > 0).sum(dim=2)  # (image, class)
+        values = votes + totals / (3 * (totals.abs() + 1))
+        first = votes.argmax(dim=1, keepdim=True)  # (image, 1)
+        return values.scatter(1, first, values.amax(dim=1, keepdim=True))
 
 
 def _by_opponent(dual: NDArray[np.float64], owners: NDArray[np.int64]) -> NDArray[np.float64]:
