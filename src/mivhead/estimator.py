@@ -60,6 +60,10 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     classes_: NDArray[Any]
     layout_: dict[str, tuple[int, ...]]
 
+    def _check_params(self) -> None:
+        """Raise an error for hyperparameters that make no sense, as far as a method checks them."""
+        return
+
     @abstractmethod
     def _fit(self, support: SupportSet, seed: int) -> None:
         """Learn from a checked support set."""

@@ -21,7 +21,7 @@ from mivhead.data.anything import as_image_set
 from mivhead.data.augment import Augmentation, plan_views
 from mivhead.data.folders import open_labelled
 from mivhead.data.images import ImageLike
-from mivhead.data.imageset import ImageSet, Skipped, check_images, from_images
+from mivhead.data.imageset import ImageSet, Skipped, check_images, from_images, label_images
 from mivhead.errors import InputError, check_one_of
 from mivhead.estimator import FeatureClassifier
 from mivhead.extraction import NO_VIEWS, ViewPlan, extract_table
@@ -125,10 +125,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def fit(self, images: Iterable[ImageLike], labels: Sequence[Any]) -> Self:
         """Train on images and their labels."""
         self._forget()
-        pictures = from_images(images)
-        if len(pictures) != len(labels):
-            raise InputError(f"{len(pictures)} images, but {len(labels)} labels.")
-        named = replace(pictures, labels=tuple(map(str, labels)))
+        named = label_images(from_images(images), labels)
         return self._fit_images(named, labels)
 
     def fit_folder(self, path: str | Path, *, skip_bad: bool = False) -> Self:
@@ -144,10 +141,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     ) -> Self:
         if not self.tunes_backbone:
             return self.fit_table(self.extract(images, skip_bad=skip_bad), labels)
-        backbone = self._load_backbone()
-        network = network_of(backbone, self.method)
         params = {"verbose": self.verbose, **(self.method_params or {})}
         tuner = make_tuner(self.method, random_state=self.random_state, **params)
+        tuner._check_params()
+        backbone = self._load_backbone()
+        network = network_of(backbone, self.method)
         tuner.check(network)  # before the images are read
         images = self._readable(images, skip_bad)
         plan = self._plan(images, backbone.preset)
@@ -199,6 +197,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         With `skip_bad`, images that cannot be read are left out and listed in `skipped_`.
         """
         backbone = self._load_backbone()
+        if images.labels is not None and not self.tunes_backbone:
+            self.make_classifier(backbone.preset)._check_params()  # before any work
         images = self._readable(images, skip_bad)
         plan = self._plan(images, backbone.preset)
         how = self.augmentation or Augmentation()

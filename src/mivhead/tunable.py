@@ -29,8 +29,8 @@ def network_of(backbone: Backbone, method: str) -> Network:
     if not isinstance(loaded, ModuleBackbone):
         raise InputError(
             f"{method} tunes the backbone, so it needs a torch module that gradients can flow "
-            f"through; {name} only gives features: take a backbone of timm or `from_module`, or a "
-            "method on features, such as miv."
+            f"through; {name} only gives features, as an ONNX file, a service or a function does: "
+            "take a backbone of timm or `from_module`, or a method on features, such as miv."
         )
     preprocessing = loaded.preset.preprocessing
     model, tapped = loaded.copy_to_tune()

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 import mivhead
+from mivhead.cli.main import main
+from mivhead.methods import METHODS
 from mivhead.stores.table import FeatureTable
 
+ON_FEATURES = [name for name, method in METHODS.items() if method.needs == "features"]
 NCC = ("--method", "ncc")  # nothing is trained: for what does not depend on the head
 
 
@@ -84,11 +87,67 @@ def test_features_of_unknown_origin_give_a_model_on_features(miv, fails, new, tm
     assert "give it a features file" in fails("predict", model, new)
 
 
-def test_other_methods(miv, features, new, tmp_path):
+@pytest.mark.parametrize("method", [m for m in ON_FEATURES if not m.startswith("miv-")])
+def test_every_method_on_features(method, miv, features, tmp_path):
+    path = tmp_path / "m.miv"
+    quick = ["--param", "steps=5"] if method in ("miv", "baseline", "baseline++") else []
+    answer = miv("fit", features, "-o", path, "--method", method, "--no-check", *quick)
+    assert answer.code == 0, answer.err
+    assert f"\nmethod      {method}\n" in miv("info", path).out
+    answer = miv("predict", path, features, "--csv")
+    assert answer.code == 0
+    assert len(answer.out.split()) == 10
+
+
+def test_an_ablation_is_a_method_too(miv, features, tmp_path):
+    path = tmp_path / "m.miv"
+    assert miv("fit", features, "-o", path, "--method", "miv-gap-mean", "--no-check").code == 0
+    assert "\nmethod      miv-gap-mean\n" in miv("info", path).out
+
+
+def test_a_plain_head_is_used_on_new_images(miv, features, new, tmp_path):
     path = tmp_path / "m.miv"
     assert miv("fit", features, "-o", path, "--method", "logistic", "--no-check").code == 0
-    assert "logistic" in miv("info", path).out
     assert miv("evaluate", path, new).code == 0
+
+
+def test_hyperparameters_reach_the_method(miv, shots, tmp_path):
+    path = tmp_path / "m.miv"
+    params = ("--param", "use_views=true", "--param", "neighbours=2")
+    answer = miv("fit", shots, "-o", path, "--method", "knn", "--threshold", "3", *params)
+    assert "Learned 3 classes from 9 images and 9 augmented views" in answer.out
+    fitted = mivhead.load(path).classifier_
+    assert (fitted.use_views, fitted.neighbours) == (True, 2)
+    assert len(fitted.learned_["keys"]) == 18
+
+
+def test_hyperparameters_reach_a_method_on_features_of_unknown_origin(miv, tmp_path):
+    X = mivhead.Features(np.eye(6, 16, dtype=np.float32))
+    FeatureTable(X, tuple("abcdef"), tuple("xxxyyy")).save(tmp_path / "f.safetensors")
+    arguments = ("fit", tmp_path / "f.safetensors", "-o", tmp_path / "m.miv", "--no-check")
+    assert miv(*arguments, "--method", "ncc", "--param", "centred=True").code == 0
+    assert mivhead.load(tmp_path / "m.miv").centred is True
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        (["neighbours"], "'neighbours' is not of the form NAME=VALUE"),
+        (["neighbors=3"], "Did you mean 'neighbours'?"),
+        (["neighbours=0"], "neighbours must be a whole number of at least 1, got 0"),
+        (["neighbours=many"], "neighbours must be a whole number of at least 1, got 'many'"),
+        (["random_state=1"], "random_state is no hyperparameter: give --seed"),
+    ],
+)
+def test_wrong_hyperparameters(params, words, capsys, shots, tmp_path):
+    given = [each for param in params for each in ("--param", param)]
+    arguments = ["fit", str(shots), "-o", str(tmp_path / "m.miv"), "--method", "knn", *given]
+    try:
+        code = main(arguments)
+    except SystemExit as stop:  # of the parser
+        code = stop.code
+    assert code == 2
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from services import toy_server
+
 SMALL = ("--backbone", "timm:test_resnet", "--weights", "random")
 
 
@@ -25,6 +27,31 @@ def test_evaluate_predict_and_info(miv, model, new, shots):
     assert "tsa" in told.out
 
 
+@pytest.mark.parametrize(
+    ("method", "network"),
+    [
+        ("ett", "timm:test_vit"),
+        ("ln-tune", "timm:test_vit"),
+        ("finetune", "timm:test_vit"),
+        ("finetune", "timm:test_resnet"),
+    ],
+)
+def test_fit_save_and_predict(method, network, miv, new, shots, tmp_path):
+    path, chosen = tmp_path / "m.miv", ("--backbone", network, "--weights", "random")
+    quick = ("--param", "steps=1", "--param", "use_views=false")
+    answer = miv("fit", shots, "-o", path, "--method", method, *quick, *chosen)
+    assert answer.code == 0, answer.err
+    assert "Learned 3 classes from 9 images: training" in answer.out
+    assert f"\nmethod      {method}\n" in miv("info", path).out
+    assert "probability" in miv("predict", path, new, *chosen).out
+
+
+def test_views_are_a_choice(miv, shots, tmp_path):
+    arguments = ("fit", shots, "-o", tmp_path / "m.miv", "--param", "steps=1", *SMALL)
+    views = ("--method", "tsa", "--param", "use_views=true", "--threshold", "3")
+    assert "9 images and 9 augmented views" in miv(*arguments, *views).out
+
+
 def test_check_of_shots_is_left_out_and_said(miv, shots, tmp_path):
     answer = miv("fit", shots, "-o", tmp_path / "m.miv", "--method", "tsa", *SMALL)
     assert answer.code == 0
@@ -44,6 +71,26 @@ def test_wrong_backbones_are_refused_before_any_work(fails, shots, tmp_path):
     vit = ("--backbone", "timm:test_vit", "--weights", "random")
     assert "take a ResNet" in fails("fit", shots, *output, "--method", "tsa", *vit)
     assert "take a ViT" in fails("fit", shots, *output, "--method", "ln-tune", *SMALL)
-    address = ("--backbone", "http://127.0.0.1:9/backbone")
-    assert "miv: error" in fails("fit", shots, *output, "--method", "tsa", *address)
+    assert not (tmp_path / "m.miv").exists()
+
+
+@pytest.mark.parametrize("method", ["tsa", "finetune"])
+def test_an_onnx_file_cannot_be_tuned(method, miv, fails, shots, tmp_path):
+    pytest.importorskip("onnxruntime")
+    from tiny_onnx import network
+
+    plain, tapped = network(tmp_path / "plain.onnx"), tmp_path / "tapped.onnx"
+    assert miv("backbones", "export", plain, "--outputs", "deep", "-o", tapped).code == 0
+    output = ("-o", tmp_path / "m.miv")
+    text = fails("fit", shots, *output, "--method", method, "--backbone", tapped)
+    assert f"{method} tunes the backbone, so it needs a torch module" in text
+    assert "tapped.onnx only gives features, as an ONNX file" in text
+    assert not (tmp_path / "m.miv").exists()
+
+
+def test_a_service_cannot_be_tuned(fails, shots, tmp_path):
+    with toy_server() as url:
+        text = fails("fit", shots, "-o", tmp_path / "m.miv", "--method", "tsa", "--backbone", url)
+    assert "tsa tunes the backbone, so it needs a torch module" in text
+    assert "toy only gives features" in text
     assert not (tmp_path / "m.miv").exists()

@@ -33,7 +33,7 @@ miv fit labels.csv -o birds.miv          # a path and a label per row
 miv fit digits/ -o digits.miv --no-flip  # a mirrored digit is another thing
 miv fit features.safetensors -o birds.miv
 miv fit lancedb://data/birds -o birds.miv --label species --where "split = 'train'"
-miv fit shots/ -o plain.miv --method logistic
+miv fit shots/ -o plain.miv --method logistic --param use_views=true --param C=10
 miv fit shots/ -o tuned.miv --method finetune   # tunes the backbone: takes minutes
 """
 
@@ -183,7 +183,11 @@ def _train(
 
     # Without a backbone there is no preset: the settings follow from the shapes.
     model = make_method(
-        classifier.method, recipe=args.recipe, random_state=args.seed, device=args.device
+        classifier.method,
+        recipe=args.recipe,
+        random_state=args.seed,
+        device=args.device,
+        **dict(args.params),
     )
     model.fit(shots.features, shots.labels or (), views=shots.views, view_of=shots.view_of)
     return model, model

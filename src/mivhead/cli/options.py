@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mivhead.backbones import DEFAULT_BACKBONE
@@ -13,6 +14,14 @@ from mivhead.methods import METHODS
 if TYPE_CHECKING:
     from mivhead.fewshot import FewShotClassifier
 
+WORDS = {"true": True, "false": False, "none": None}
+HAVE_OPTIONS = {
+    "random_state": "give --seed",
+    "device": "give --device",
+    "recipe": "give --recipe",
+    "verbose": "give --quiet",
+    "preset": "it belongs to the backbone",
+}
 LINE = 79  # characters; argparse leaves descriptions as they are, for the sake of the examples
 
 
@@ -126,6 +135,15 @@ def add_training(parser: Parser) -> None:
     plain = [name for name in METHODS if not name.startswith("miv-")]  # without ablations
     parser.add_argument("--method", metavar="NAME", help=f"{', '.join(plain)} (default: miv)")
     parser.add_argument("--recipe", metavar="NAME", help="how the MIV-head is trained, as `paper`")
+    parser.add_argument(
+        "--param",
+        type=parameter,
+        action="append",
+        default=[],
+        dest="params",
+        metavar="NAME=VALUE",
+        help="hyperparameter of the method, as `miv methods NAME` lists them; repeat for several",
+    )
 
 
 def classifier_from(args: argparse.Namespace) -> FewShotClassifier:
@@ -141,6 +159,7 @@ def classifier_from(args: argparse.Namespace) -> FewShotClassifier:
         augmentation=Augmentation(flip=0.0) if args.no_flip else None,
         random_state=args.seed,
         device=args.device,
+        method_params=dict(getattr(args, "params", ())),
         verbose=not args.quiet,
         **{name: value for name, value in given.items() if value is not None},
     )
@@ -170,6 +189,25 @@ def positive(text: str) -> int:
 def not_negative(text: str) -> int:
     """Read a whole number from 0 up."""
     return _at_least(0, text)
+
+
+def parameter(text: str) -> tuple[str, Any]:
+    """Read a hyperparameter: a number, true, false, none, or else a text.
+
+    >>> parameter("steps=20"), parameter("use_views=True"), parameter("prototype=mean")
+    (('steps', 20), ('use_views', True), ('prototype', 'mean'))
+    """
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
+    if name in HAVE_OPTIONS:
+        raise argparse.ArgumentTypeError(f"{name} is no hyperparameter: {HAVE_OPTIONS[name]}")
+    if value.lower() in WORDS:
+        return name, WORDS[value.lower()]
+    for kind in (int, float):
+        with suppress(ValueError):
+            return name, kind(value)
+    return name, value
 
 
 def _at_least(least: int, text: str) -> int:

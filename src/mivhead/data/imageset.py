@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from PIL import Image
 
@@ -110,6 +111,21 @@ def from_images(images: Iterable[ImageLike]) -> ImageSet:
         name = os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {row}"
         sources.append(ImageSource(name, given(image), name))
     return ImageSet(tuple(sources))
+
+
+def label_images(images: ImageSet, labels: Sequence[Any]) -> ImageSet:
+    """Give images their labels; an error if there is nothing to tell apart."""
+    if len(images) != len(labels):
+        raise InputError(f"{len(images)} images, but {len(labels)} labels.")
+    if not len(images):
+        raise InputError("There are no images: give some of at least 2 classes.")
+    named = replace(images, labels=tuple(map(str, labels)))
+    if len(named.classes) < 2:
+        raise InputError(
+            f"All images have the label {named.classes[0]!r}; a classifier needs at least "
+            "2 classes."
+        )
+    return named
 
 
 def iter_images(

@@ -84,7 +84,8 @@ class MIVAblation(FeatureClassifier):
         self.device = device
 
     def _fit(self, support: SupportSet, seed: int) -> None:
-        self._check_params(len(support.features.blocks))
+        self._check_params()
+        self._check_depth(len(support.features.blocks))
         views = support.views if self.use_views else None
         selected = replace(
             support,
@@ -101,10 +102,12 @@ class MIVAblation(FeatureClassifier):
     def _logits(self, features: Features) -> Tensor:
         return self.classifier_._logits(self._select(features))
 
-    def _check_params(self, blocks: int) -> None:
+    def _check_params(self) -> None:
         for name in ("candidates", "last_blocks"):
             if (value := getattr(self, name)) is not None:
                 check_count(name, value, least=1)
+
+    def _check_depth(self, blocks: int) -> None:
         if self.last_blocks is not None and self.last_blocks > blocks:
             raise InputError(
                 f"last_blocks is {self.last_blocks}, but the features have only {blocks} blocks."
@@ -148,7 +151,8 @@ class MIVAblation(FeatureClassifier):
     def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         restore_params(self, config.get("params"))
         empty = read_layout(config.get("layout"))
-        self._check_params(len(empty.blocks))
+        self._check_params()
+        self._check_depth(len(empty.blocks))
         inner = MIVClassifier(device=self.device)
         inner.classes_ = self.classes_
         own = ("params", "layout")

@@ -1,0 +1,114 @@
+"""What a method cannot do is said before any work: nothing is decoded, no image passes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from few_shots import ON_FEATURES
+from small_networks import backbone, resnet, vit
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from mivhead import FewShotClassifier
+from mivhead.backbones import load_backbone
+from mivhead.errors import InputError
+from mivhead.methods import METHODS
+from services import FaultyServer, relay, running, toy_server
+from tiny_backbone import TinyBackbone
+
+TUNERS = [name for name in METHODS if name not in ON_FEATURES]
+MISSING = ["missing.png", "nowhere.png"]  # to decode them would be another error
+WHY = (
+    "{} tunes the backbone, so it needs a torch module that gradients can flow through; {} only "
+    "gives features, as an ONNX file, a service or a function does: take a backbone of timm or "
+    "`from_module`, or a method on features, such as miv."
+)
+
+
+@contextmanager
+def no_passes() -> Iterator[None]:
+    """Check that no PyTorch module runs in here, neither a backbone nor a copy of one."""
+    ran: list[str] = []
+    hook = register_module_forward_pre_hook(lambda module, _: ran.append(type(module).__name__))
+    try:
+        yield
+    finally:
+        hook.remove()
+    assert ran == []
+
+
+def test_the_counter_counts() -> None:
+    own = backbone(resnet())
+    with pytest.raises(AssertionError, match="ResNet"), no_passes():
+        own.extract([torch.zeros(8, 8, 3, dtype=torch.uint8).numpy()])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_class_and_one_sample(method: str, count: int) -> None:
+    own: Any = TinyBackbone() if method in ON_FEATURES else backbone(resnet())
+    classifier = FewShotClassifier(own, method=method)
+    message = "All images have the label 'a'; a classifier needs at least 2 classes"
+    with no_passes(), pytest.raises(InputError, match=message):
+        classifier.fit(MISSING[:count], ["a"] * count)
+    assert getattr(own, "seen", 0) == 0
+
+
+def test_no_samples_at_all() -> None:
+    with pytest.raises(InputError, match="There are no images: give some of at least 2 classes"):
+        FewShotClassifier(TinyBackbone(), method="ncc").fit([], [])
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "message"),
+    [
+        ("tsa", vit, "tsa adapts the 3x3 convolutions of a ResNet .* small has none of them"),
+        ("ett", resnet, "ett adds keys and values .* of a vision transformer; small is none"),
+        ("ln-tune", resnet, "ln-tune trains the LayerNorms of a vision transformer; small is none"),
+    ],
+)
+def test_networks_of_the_wrong_kind(method: str, model: Any, message: str) -> None:
+    classifier = FewShotClassifier(backbone(model()), method=method)
+    with no_passes(), pytest.raises(InputError, match=message):
+        classifier.fit(MISSING, ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "message"),
+    [
+        ("knn", {"neighbours": 0}, "neighbours must be a whole number of at least 1, got 0"),
+        ("knn", {"neighbors": 3}, "parameter of knn must be .*Did you mean 'neighbours'"),
+        ("miv-d1", {"candidates": 0}, "candidates must be a whole number"),
+        ("tsa", {"steps": -1}, "steps must be a whole number of at least 0, got -1"),
+        ("finetune", {"rate": 1.0}, "parameter of finetune must be one of"),
+    ],
+)
+def test_wrong_hyperparameters(method: str, params: dict[str, Any], message: str) -> None:
+    own: Any = TinyBackbone() if method in ON_FEATURES else backbone(resnet())
+    classifier = FewShotClassifier(own, method=method, method_params=params)
+    with no_passes(), pytest.raises(InputError, match=message):
+        classifier.fit(MISSING, ["a", "b"])
+    assert getattr(own, "seen", 0) == 0
+
+
+@pytest.mark.parametrize("method", TUNERS)
+def test_an_onnx_file_cannot_be_tuned(method: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    from tiny_onnx import network
+
+    file = load_backbone(network(tmp_path / "model.onnx"), outputs=["shallow", "deep"])
+    with pytest.raises(InputError) as told:
+        FewShotClassifier(file, method=method).fit(MISSING, ["a", "b"])
+    assert str(told.value) == WHY.format(method, "model.onnx")
+
+
+@pytest.mark.parametrize("method", TUNERS)
+def test_a_service_cannot_be_tuned_and_is_sent_no_image(method: str) -> None:
+    with toy_server() as address, running(watched := FaultyServer(relay(address))) as url:
+        with pytest.raises(InputError) as told:
+            FewShotClassifier(url, method=method).fit(MISSING, ["a", "b"])
+        assert str(told.value) == WHY.format(method, "toy")
+        assert watched.requests  # it was asked what it is
+        assert watched.posts == []
