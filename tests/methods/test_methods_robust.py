@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 import torch
 from few_shots import ON_FEATURES, RIVALS, clusters, quick
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mivhead import Features
 from mivhead.errors import InputError
 from mivhead.methods import make_method
 
+SHOTS = st.lists(st.integers(1, 4), min_size=2, max_size=9)  # of each class
 DETERMINISTIC = [name for name in RIVALS if not name.startswith("baseline")]
 
 
@@ -20,6 +23,25 @@ def test_one_shot_per_class_and_more_classes_than_channels(name: str, classes: i
     assert torch.isfinite(classifier.logits(X)).all()
     if name != "ridge" or classes == 2:  # lines cannot separate 12 classes in 5 channels
         assert classifier.score(X, y) == 1.0
+
+
+@pytest.mark.parametrize("name", RIVALS)
+@settings(max_examples=15, deadline=None)
+@given(shots=SHOTS, channels=st.integers(1, 8), rank=st.integers(0, 3), seed=st.integers(0, 99))
+def test_singular_support_sets_work(
+    name: str, shots: list[int], channels: int, rank: int, seed: int
+) -> None:
+    """Features in few dimensions, equal images, dead channels, single shots, many classes."""
+    rng = np.random.default_rng(seed)
+    y = np.repeat(np.arange(len(shots)), shots)
+    X = rng.random((len(y), rank)) @ rng.random((rank, channels))
+    X[:, rng.random(channels) < 0.3] = 0.0
+    X[rng.random(len(y)) < 0.3] = X[0]
+    classifier = make_method(name, random_state=0, **quick(name)).fit(X, y)
+    for queries in (X, 3 * rng.random((4, channels))):
+        probabilities = classifier.predict_proba(queries)
+        assert np.isfinite(probabilities).all()
+        np.testing.assert_allclose(probabilities.sum(axis=1), 1)
 
 
 @pytest.mark.parametrize("name", RIVALS)
