@@ -82,7 +82,9 @@ def test_cosines_without_a_centre():
 def test_pooling_of_patches_and_its_gradient(monkeypatch, chunk, scaled):
     monkeypatch.setattr(pooling, "CHUNK", chunk)
     theta, patches = drawn(5, seed=0), drawn(3, 4, 5, seed=1).detach()
-    scale = drawn(3, 4, seed=2).detach().abs() if scaled == "per patch" else 1.5
+    scale = drawn(3, 4, seed=2).detach().abs()
+    if scaled == "alike":
+        scale = scale[:1, :1].expand(3, 4)
     ours = PatchPooling.apply(theta, patches, scale)
     plain = torch.einsum("np,npc->nc", torch.softmax((patches @ theta) * scale, dim=1), patches)
     torch.testing.assert_close(ours, plain)

@@ -20,44 +20,57 @@ from mivhead.head.config import BlockConfig
 
 NORM_EPS = 1e-12  # of L2 norms
 LN_EPS = 1e-5  # of LayerNorms
-CHUNK = 2**19  # numbers in a chunk of patches: 2 MB in float32
+CHUNK = 2**20  # numbers in a chunk of patches: 4 MB in float32
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
     """The patch-level candidates of n images of one block, ready for pooling."""
 
-    patches: tuple[Tensor, ...]  # per map candidate: (image, patch, channel)
-    scales: tuple[Tensor | float, ...]  # what theta . patch is multiplied with: (image, patch)
+    patches: tuple[Tensor, ...]  # per map candidate: (image, patch, channel), typed as the features
+    scales: tuple[Tensor, ...]  # what theta . patch is multiplied with: (image, patch)
     token: Tensor | None  # (image, channel)
 
 
 def prepare(block: Block, config: BlockConfig, dtype: torch.dtype = torch.float32) -> Candidates:
-    """Derive the candidates of a block and the scale of every patch's score."""
+    """Derive the candidates of a block and the scale of every patch's score.
+
+    Patches stay float16 if the features are, which halves what a step reads: they turn into
+    `dtype` chunk by chunk, as they are used. Everything else is of `dtype`.
+    """
     patches: list[Tensor] = []
     if block.map is not None:
+        kept = min(block.map.dtype, dtype, key=lambda kind: kind.itemsize)
         n, channels, *native = block.map.shape
         sizes = config.candidate_sizes
-        patches = [block.map.new_empty(n, h * w, channels, dtype=dtype) for h, w in sizes]
-        for some in chunks(block.map):
-            map_ = block.map[some].to(dtype)
-            for size, out in zip(sizes, patches, strict=True):
-                pooled = map_ if list(size) == native else F.adaptive_max_pool2d(map_, size)
-                out[some] = pooled.flatten(2).transpose(1, 2)
-    token = None if block.token is None else block.token.to(dtype)
-    return Candidates(tuple(patches), tuple(_score_scale(p, config) for p in patches), token)
+        patches = [block.map.new_empty(n, h * w, channels, dtype=kept) for h, w in sizes]
+        step = chunk_size(block.map)
+        for map_, *outs in zip(
+            block.map.split(step), *(p.split(step) for p in patches), strict=True
+        ):
+            # Channels last: a patch is a row, and pooling takes many channels at a time.
+            last = map_.contiguous(memory_format=torch.channels_last)
+            for size, out in zip(sizes, outs, strict=True):
+                pooled = last if list(size) == native else F.adaptive_max_pool2d(last, size)
+                out.copy_(pooled.permute(0, 2, 3, 1).flatten(1, 2))
+    scales = tuple(torch.cat([_score_scale(x, config) for x in loaded(p, dtype)]) for p in patches)
+    return Candidates(
+        tuple(patches), scales, None if block.token is None else block.token.to(dtype)
+    )
 
 
-def _score_scale(vectors: Tensor, config: BlockConfig) -> Tensor | float:
+def _score_scale(vectors: Tensor, config: BlockConfig) -> Tensor:
     """tau/sqrt(C) and the normalisation of the vectors, which is 1/|x| (CNN) or 1/sqrt(C) (ViT)."""
     scale = config.tau / math.sqrt(config.channels)
     if config.form == "vit":
-        return scale / math.sqrt(config.channels)
+        return vectors.new_full((1, 1), scale / math.sqrt(config.channels)).expand(
+            vectors.shape[:-1]
+        )
     norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
     return scale / norms.clamp_min(NORM_EPS)
 
 
-def attention_weights(query: Tensor, vectors: Tensor, scale: Tensor | float) -> Tensor:
+def attention_weights(query: Tensor, vectors: Tensor, scale: Tensor) -> Tensor:
     """Softmax over the vectors of an image: (image, vector, channel) to (image, vector)."""
     return torch.softmax((vectors @ query) * scale, dim=-1)
 
@@ -75,41 +88,51 @@ class PatchPooling(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, theta: Tensor, patches: Tensor, scale: Tensor | float) -> Tensor:
+    def forward(ctx: Any, theta: Tensor, patches: Tensor, scale: Tensor) -> Tensor:
         """Pooled candidates (image, channel)."""
-        pooled, weights = (
-            patches.new_empty(patches[:, 0].shape),
-            patches.new_empty(patches.shape[:2]),
-        )
-        for some in chunks(patches):
-            weights[some] = attention_weights(theta, patches[some], _rows(scale, some))
-            pooled[some] = pool(weights[some], patches[some])
-        ctx.save_for_backward(patches, weights, pooled)
-        ctx.scale = scale
-        return pooled
+        size = chunk_size(patches)
+        images, count, channels = patches.shape
+        pooled = theta.new_empty(images, 1, channels)
+        weights = theta.new_empty(images, 1, count)
+        query = theta.expand(images, 1, channels)
+        parts = (x.split(size) for x in (query, scale.unsqueeze(1), weights, pooled))
+        for x, q, s, w, p in zip(loaded(patches, theta.dtype), *parts, strict=True):
+            scores = torch.bmm(q, x.transpose(1, 2)).mul_(s)  # (image, 1, patch)
+            torch.softmax(scores, dim=-1, out=w)
+            torch.bmm(w, x, out=p)
+        ctx.save_for_backward(patches, scale, weights, pooled)
+        return pooled.squeeze(1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         """Gradient of theta; the softmax takes off grad . pooled from the scores' gradient."""
-        patches, weights, pooled = ctx.saved_tensors
-        mean = (grad * pooled).sum(dim=1, keepdim=True)  # (image, 1)
-        d_theta = torch.zeros_like(grad[0])
-        for some in chunks(patches):
-            x = patches[some]  # (image, patch, channel)
-            d_weights = pool(grad[some], x.transpose(1, 2))  # (image, patch)
-            d_scores = (d_weights - mean[some]) * weights[some] * _rows(ctx.scale, some)
-            d_theta.addmv_(x.flatten(0, 1).T, d_scores.flatten())
-        return d_theta, None, None
+        patches, scale, weights, pooled = ctx.saved_tensors
+        size = chunk_size(patches)
+        grad = grad.unsqueeze(1)  # (image, 1, channel)
+        mean = (grad * pooled).sum(dim=2, keepdim=True)  # (image, 1, 1)
+        slope = weights * scale.unsqueeze(1)  # (image, 1, patch)
+        sums = torch.empty_like(pooled)
+        parts = (x.split(size) for x in (grad, mean, slope, sums))
+        for x, g, m, s, out in zip(loaded(patches, grad.dtype), *parts, strict=True):
+            d_scores = torch.bmm(g, x.transpose(1, 2)).sub_(m).mul_(s)  # (image, 1, patch)
+            torch.bmm(d_scores, x, out=out)
+        return sums.sum(dim=(0, 1)), None, None
 
 
-def chunks(patches: Tensor) -> Iterator[slice]:
-    """Cut images into chunks of at most about `CHUNK` numbers."""
-    size = max(1, CHUNK // patches[0].numel())
-    return (slice(start, start + size) for start in range(0, len(patches), size))
+def chunk_size(patches: Tensor) -> int:
+    """Images in a chunk of about `CHUNK` numbers."""
+    return max(1, CHUNK // patches.shape[1:].numel())
 
 
-def _rows(scale: Tensor | float, some: slice) -> Tensor | float:
-    return scale if isinstance(scale, float) else scale[some]
+def loaded(patches: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Copy patches chunk by chunk to one small place, each over the last one.
+
+    A copy streams from memory at full speed, which matrix products with a single row do not.
+    """
+    size = chunk_size(patches)
+    place = patches.new_empty(min(size, len(patches)), *patches.shape[1:], dtype=dtype)
+    for chunk in patches.split(size):
+        yield place[: len(chunk)].copy_(chunk)
 
 
 class PoolingByAttention(nn.Module):
@@ -132,10 +155,19 @@ class PoolingByAttention(nn.Module):
 
     def patch_weights(self, candidates: Candidates) -> list[Tensor]:
         """Attention over the patches of each map candidate, each (image, patch)."""
+        if self.theta is None:
+            return []
+        theta = self.theta
         return [
-            attention_weights(self.theta, patches, scale)
+            torch.cat(
+                [
+                    attention_weights(theta, x, s)
+                    for x, s in zip(
+                        loaded(patches, theta.dtype), scale.split(chunk_size(patches)), strict=True
+                    )
+                ]
+            )
             for patches, scale in zip(candidates.patches, candidates.scales, strict=True)
-            if self.theta is not None
         ]
 
     def forward(self, candidates: Candidates) -> Tensor:
