@@ -73,14 +73,15 @@ class CrossAttentionPooling(nn.Module):
         d = y.shape[-1]
         if self.recipe.attention == "l1":
             # the constant c of the paper cancels in the softmax
-            scores = torch.cdist(y, z, p=1.0) * (-self.recipe.eta / (SPREAD * math.sqrt(d)))
+            scores = torch.cdist(z, y, p=1.0) * (-self.recipe.eta / (SPREAD * math.sqrt(d)))
         else:
-            scores = (y @ z.transpose(1, 2)) * (self.recipe.eta / math.sqrt(d))
+            scores = (z @ y.transpose(1, 2)) * (self.recipe.eta / math.sqrt(d))
+        # (head, class, shot, query): a softmax is faster over rows than within
         if bags.even:
-            scores = scores.unflatten(2, bags.real.shape)  # (head, query, class, shot)
+            scores = scores.unflatten(1, bags.real.shape)
         else:
-            scores = scores[:, :, bags.rows].masked_fill(~bags.real, -math.inf)
-        return torch.softmax(scores, dim=-1).transpose(1, 2)
+            scores = scores[:, bags.rows].masked_fill(~bags.real.unsqueeze(2), -math.inf)
+        return torch.softmax(scores, dim=2).transpose(2, 3)
 
     def forward(self, query: Projected, support: Projected, bags: Bags) -> Tensor:
         """Cosines of v^Q with the prototypes v^P of all classes: (query, class)."""

@@ -1,31 +1,19 @@
-"""Cosines of queries with their prototypes, which are made tile by tile and never kept.
+"""Cosines of queries with their prototypes.
 
 A prototype v^P is (A V) * gate + (A K), one per query, class and channel: far more numbers than
-anything else in the head, so what is done with them decides the time and the memory of a step.
-Here they live in tiles that stay in the processor's cache, forward and, made again, backward.
+anything else in CAP, so how often they are touched decides the time of a step. They are made in
+one pass and laid out query by query, so that what follows are small matrix products; their
+gradient goes back the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mivhead.head.pooling import NORM_EPS
-
-TILE = 2**17  # numbers in a tile: 0.5 MB in float32
-
-Index = tuple[slice, slice]  # heads and queries of a tile
-
-
-class Tile(NamedTuple):
-    """Prototypes of some heads and queries."""
-
-    pooled: Tensor  # A V: (head, class, query, d)
-    prototypes: Tensor  # v^P - m, or v^P if not centred: (head, class, query, d)
-    vectors: Tensor  # v^Q - m, or v^Q: (head, query, d)
 
 
 class BagCosine(torch.autograd.Function):
@@ -42,21 +30,30 @@ class BagCosine(torch.autograd.Function):
         centred: bool,
     ) -> Tensor:
         """Cosines (query, class)."""
-        inputs = weights, values, keys, gate, vectors
-        classes, queries = weights.shape[1:3]
-        dots = weights.new_zeros(classes, queries)
-        norms = weights.new_zeros(classes, queries)  # |v^P - m|, squared until the end
-        length = weights.new_zeros(queries)  # |v^Q - m|, likewise
-        for index in tiles(weights, values):
-            tile, (_, some) = make_tile(inputs, index, centred), index
-            norms[:, some] += tile.prototypes.square().sum(dim=(0, 3))
-            length[some] += tile.vectors.square().sum(dim=(0, 2))
-            dots[:, some] += tile.prototypes.mul_(tile.vectors.unsqueeze(1)).sum(dim=(0, 3))
-        norms, length = (x.sqrt_().clamp_min_(NORM_EPS) for x in (norms, length))
-        cosines = dots / (norms * length)  # (class, query)
-        ctx.save_for_backward(*inputs, norms, length, cosines)
-        ctx.centred = centred
-        return cosines.T
+        d, skip = values.shape[3], keys is not None
+        shots = values if keys is None else torch.cat([values, keys], dim=3)
+        pooled = weights @ shots  # A V, and A K beside it: (head, class, query, d or 2 d)
+        heads, classes, queries, _ = pooled.shape
+        prototypes = pooled.new_empty(queries, classes, heads, d)
+        torch.addcmul(
+            pooled[..., d:] if skip else pooled.new_zeros(()),
+            pooled[..., :d],
+            pooled.new_ones(()) if gate is None else gate.unsqueeze(1),
+            out=prototypes.permute(2, 1, 0, 3),
+        )
+        prototypes = prototypes.flatten(2)  # v^P: (query, class, channel)
+        u = vectors.transpose(0, 1).flatten(1)  # (query, channel)
+        if centred:
+            mean = prototypes.mean(dim=1)  # m: (query, channel)
+            prototypes -= mean.unsqueeze(1)
+            u = u - mean
+        norms = _norm(prototypes)  # (query, class)
+        length = _norm(u).unsqueeze(1)  # (query, 1)
+        dots = torch.bmm(prototypes, u.unsqueeze(2)).squeeze(2)  # (query, class)
+        cosines = dots / (norms * length)
+        ctx.save_for_backward(weights, shots, gate, pooled, prototypes, u, norms, length, cosines)
+        ctx.skip, ctx.centred = skip, centred
+        return cosines
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -66,60 +63,42 @@ class BagCosine(torch.autograd.Function):
         u / (|p| |u|) - p cos / |p|^2 by p and p / (|p| |u|) - u cos / |u|^2 by u;
         m passes its share on to all prototypes alike.
         """
-        *inputs, norms, length, cosines = ctx.saved_tensors
-        weights, values, keys, gate, vectors = inputs
-        to_u = grad.T / (norms * length)  # (class, query)
-        to_p = -grad.T * cosines / norms.square()  # (class, query)
-        to_itself = -(grad.T * cosines).sum(dim=0) / length.square()  # (query,)
-        d_weights, d_vectors = torch.empty_like(weights), torch.empty_like(vectors)
-        d_values = torch.zeros_like(values)
-        d_keys = None if keys is None else torch.zeros_like(keys)
-        d_gate = None if gate is None else torch.empty_like(gate)
-        for index in tiles(weights, values):
-            heads, some = index
-            pooled, p, u = make_tile(inputs, index, ctx.centred)
-            by_u, by_p = to_u[:, some, None], to_p[:, some, None]  # (class, query, 1)
-            d_u = (p * by_u).sum(dim=1).addcmul_(u, to_itself[some, None])  # (head, query, d)
-            d_p = p.mul_(by_p).addcmul_(u.unsqueeze(1), by_u)  # (head, class, query, d)
-            if ctx.centred:
-                d_p -= (d_p.sum(dim=1) + d_u).div_(len(norms)).unsqueeze(1)
-            d_vectors[index] = d_u
-            d_pooled = d_p
-            if gate is not None and d_gate is not None:
-                d_gate[index] = pooled.mul_(d_p).sum(dim=1)
-                d_pooled = torch.mul(d_p, gate[index].unsqueeze(1), out=pooled)
-            a = weights[heads, :, some]  # (head, class, query, shot)
-            d_a = d_pooled @ values[heads].transpose(2, 3)
-            d_values[heads] += a.transpose(2, 3) @ d_pooled
-            if keys is not None and d_keys is not None:
-                d_a += d_p @ keys[heads].transpose(2, 3)
-                d_keys[heads] += a.transpose(2, 3) @ d_p
-            d_weights[heads, :, some] = d_a
-        return d_weights, d_values, d_keys, d_gate, d_vectors, None
+        weights, shots, gate, pooled, p, u, norms, length, cosines = ctx.saved_tensors
+        by_u = grad / (norms * length)  # (query, class)
+        by_p = -grad * cosines / norms.square()  # (query, class)
+        by_itself = -(grad * cosines).sum(dim=1, keepdim=True) / length.square()  # (query, 1)
+        from_p = torch.bmm(by_u.unsqueeze(1), p).squeeze(1)  # (query, channel)
+        d_u = torch.addcmul(from_p, u, by_itself)
+        # d_p = p by_p + u by_u, less what m takes off: the mean of that over the classes, and d_u
+        factors, rows = by_u.unsqueeze(2), u.unsqueeze(1)
+        if ctx.centred:
+            total = torch.bmm(by_p.unsqueeze(1), p).squeeze(1)  # (query, channel)
+            total = torch.addcmul(total, u, by_u.sum(dim=1, keepdim=True)).add_(d_u)
+            share = torch.full_like(by_u, -1 / by_u.shape[1])  # (query, class)
+            factors = torch.stack([by_u, share], dim=2)  # (query, class, 2)
+            rows = torch.stack([u, total], dim=1)  # (query, 2, channel)
+        d_p = torch.baddbmm(p * by_p.unsqueeze(2), factors, rows)  # (query, class, channel)
+
+        heads, _, queries, width = pooled.shape
+        d = width // (1 + ctx.skip)
+        d_p = d_p.unflatten(2, (heads, d)).permute(2, 1, 0, 3)  # (head, class, query, d)
+        d_pooled = torch.empty_like(pooled)
+        d_gate = None
+        if gate is None:
+            d_pooled[..., :d] = d_p
+        else:
+            # the place of d_pooled first holds what d_gate is the sum of
+            d_gate = torch.mul(pooled[..., :d], d_p, out=d_pooled[..., :d]).sum(dim=1)
+            torch.mul(d_p, gate.unsqueeze(1), out=d_pooled[..., :d])
+        if ctx.skip:
+            d_pooled[..., d:] = d_p
+        d_weights = d_pooled @ shots.transpose(2, 3)
+        d_shots = weights.transpose(2, 3) @ d_pooled
+        d_vectors = d_u.view(queries, heads, d).transpose(0, 1)
+        d_keys = d_shots[..., d:] if ctx.skip else None
+        return d_weights, d_shots[..., :d], d_keys, d_gate, d_vectors, None
 
 
-def tiles(weights: Tensor, values: Tensor) -> Iterator[Index]:
-    """Cut heads and queries into tiles of at most about `TILE` numbers."""
-    heads, classes, queries, _ = weights.shape
-    a_query = classes * values.shape[-1]  # numbers of one query in one head
-    rows = max(1, min(queries, TILE // a_query))
-    depth = max(1, TILE // (a_query * rows))
-    for head in range(0, heads, depth):
-        for query in range(0, queries, rows):
-            yield slice(head, head + depth), slice(query, query + rows)
-
-
-def make_tile(inputs: Any, index: Index, centred: bool) -> Tile:
-    """Make the prototypes of some heads and queries."""
-    weights, values, keys, gate, vectors = inputs
-    heads, some = index
-    a = weights[heads, :, some]  # (head, class, query, shot)
-    pooled = a @ values[heads]  # (head, class, query, d)
-    prototypes = pooled.clone() if gate is None else pooled * gate[index].unsqueeze(1)
-    if keys is not None:
-        prototypes += a @ keys[heads]
-    if not centred:
-        return Tile(pooled, prototypes, vectors[index])
-    mean = prototypes.mean(dim=1)  # m: (head, query, d)
-    prototypes -= mean.unsqueeze(1)
-    return Tile(pooled, prototypes, vectors[index] - mean)
+def _norm(vectors: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
+    return norms.clamp_min_(NORM_EPS)

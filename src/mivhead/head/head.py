@@ -15,7 +15,7 @@ from mivhead.head.config import BlockConfig, Recipe
 from mivhead.head.logits import combine
 from mivhead.head.pooling import Candidates, PoolingByAttention, prepare
 
-CHUNK_VALUES = 2**22  # (head, query, shot) attention weights at once: 16 MB in float32
+CHUNK_VALUES = 2**20  # attention weights, or numbers in prototypes, at once: 4 MB in float32
 
 
 class HeadBlock(nn.Module):
@@ -88,8 +88,12 @@ class MIVHead(nn.Module):
 
     def chunks(self, queries: int, bags: Bags) -> Iterator[slice]:
         """Slices of queries that keep the memory of `forward` flat."""
-        heads = max(layer.config.heads for layer in self.layers)
-        size = max(1, CHUNK_VALUES // (heads * bags.real.numel()))
+        classes, shots = bags.real.shape
+        numbers = max(  # of one query in one block: attention weights, prototypes
+            classes * max(layer.config.heads * shots, layer.config.channels)
+            for layer in self.layers
+        )
+        size = max(1, CHUNK_VALUES // numbers)
         return (slice(start, start + size) for start in range(0, queries, size))
 
 
