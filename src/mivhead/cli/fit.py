@@ -15,6 +15,7 @@ from mivhead.cli import options
 from mivhead.cli.files import check_output, is_features, is_table, print_json, report_skipped
 from mivhead.cli.text import interval, percent, plural, seconds, size, table
 from mivhead.errors import InputError
+from mivhead.methods import METHODS
 
 if TYPE_CHECKING:
     from mivhead.diagnostics import HeldOut
@@ -135,6 +136,8 @@ def _check_arguments(args: argparse.Namespace) -> None:
     check_output(args.output, replaces="model")
     if args.folds < 2:
         raise InputError(f"--folds must be at least 2, got {args.folds}.")
+    if args.recipe and args.method in METHODS and not METHODS[args.method].configurable:
+        raise InputError(f"--recipe is for the MIV-head and its ablations, not for {args.method}.")
     if (args.label or args.where) and not is_features(args.shots):
         raise InputError("--label and --where are for tables in databases.")
 

@@ -17,7 +17,7 @@ class Finetune(TuningClassifier):
     """All weights of the network, with the NCC head: the costly reference, as in PMF.
 
     Statistics of BatchNorms stay as they are. A model file holds all weights that were trained, so
-    it is as large as the network. The rate is ours.
+    it is as large as the network. The rate is ours, not searched as in PMF.
 
     Parameters
     ----------
