@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from mivhead.blocks import Block
 from mivhead.head import pooling
 from mivhead.head.comparison import BagCosine
-from mivhead.head.pooling import PatchPooling
+from mivhead.head.config import BlockConfig
+from mivhead.head.pooling import CandidatePooling, Candidates, PatchPooling, prepare
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
@@ -76,18 +78,40 @@ def test_cosines_without_a_centre():
 
 
 @pytest.mark.parametrize("chunk", [1, 50, 10**6])
-@pytest.mark.parametrize("scaled", ["per patch", "alike"])
-def test_pooling_of_patches_and_its_gradient(monkeypatch, chunk, scaled):
+def test_pooling_of_patches_and_its_gradient(monkeypatch, chunk):
     monkeypatch.setattr(pooling, "CHUNK", chunk)
-    theta, patches = drawn(5, seed=0), drawn(3, 4, 5, seed=1).detach()
-    scale = drawn(3, 4, seed=2).detach().abs()
-    if scaled == "alike":
-        scale = scale[:1, :1].expand(3, 4)
-    ours = PatchPooling.apply(theta, patches, scale)
-    plain = torch.einsum("np,npc->nc", torch.softmax((patches @ theta) * scale, dim=1), patches)
+    theta = drawn(5, seed=0)
+    patches = tuple(drawn(3, p, 5, seed=p).detach() for p in (4, 2))
+    scales = tuple(drawn(3, p, seed=10 + p).detach().abs() for p in (4, 2))
+    ours = PatchPooling.apply(theta, Candidates(patches, scales, None))
+    plain = torch.stack(
+        [
+            torch.einsum("np,npc->nc", torch.softmax((x @ theta) * s, dim=1), x)
+            for x, s in zip(patches, scales, strict=True)
+        ],
+        dim=1,
+    )
     torch.testing.assert_close(ours, plain)
-    weight = drawn(3, 5, seed=3).detach()
+    weight = drawn(3, 2, 5, seed=3).detach()
     torch.testing.assert_close(
         torch.autograd.grad((ours * weight).sum(), theta),
         torch.autograd.grad((plain * weight).sum(), theta),
     )
+
+
+@pytest.mark.parametrize("form", ["cnn", "vit"])
+def test_pooling_of_candidates_and_its_gradient(form):
+    config = BlockConfig(channels=5, heads=1, grid=(2, 2), token=False, form=form, tau=3.0)
+    inputs = drawn(5, seed=0), drawn(3, 4, 5, seed=1)
+    assert torch.autograd.gradcheck(lambda *given: CandidatePooling.apply(*given, config), inputs)
+
+
+def test_half_precision_patches_are_those_of_single_precision():
+    config = BlockConfig(channels=4, heads=1, grid=(5, 6), token=False, pool_sizes=(3, 2))
+    map_ = drawn(7, 4, 5, 6, seed=0).detach().half()
+    half, single = (prepare(Block(map=map_.to(t)), config) for t in (torch.float16, torch.float32))
+    assert {x.dtype for x in half.patches} == {torch.float16}
+    for mine, theirs in zip(
+        (*half.patches, *half.scales), (*single.patches, *single.scales), strict=True
+    ):
+        assert torch.equal(mine.float(), theirs)

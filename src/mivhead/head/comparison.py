@@ -49,7 +49,8 @@ class BagCosine(torch.autograd.Function):
             u = u - mean
         norms = _norm(prototypes)  # (query, class)
         length = _norm(u).unsqueeze(1)  # (query, 1)
-        dots = torch.bmm(prototypes, u.unsqueeze(2)).squeeze(2)  # (query, class)
+        # a row times a matrix is several times as fast as a matrix times a column
+        dots = torch.bmm(u.unsqueeze(1), prototypes.transpose(1, 2)).squeeze(1)  # (query, class)
         cosines = dots / (norms * length)
         ctx.save_for_backward(weights, shots, gate, pooled, prototypes, u, norms, length, cosines)
         ctx.skip, ctx.centred = skip, centred

@@ -20,7 +20,7 @@ from mivhead.head.config import BlockConfig
 
 NORM_EPS = 1e-12  # of L2 norms
 LN_EPS = 1e-5  # of LayerNorms
-CHUNK = 2**20  # numbers in a chunk of patches: 4 MB in float32
+CHUNK = 2**20  # numbers in a chunk of patches, about: 4 MB in float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,84 +44,83 @@ def prepare(block: Block, config: BlockConfig, dtype: torch.dtype = torch.float3
         n, channels, *native = block.map.shape
         sizes = config.candidate_sizes
         patches = [block.map.new_empty(n, h * w, channels, dtype=kept) for h, w in sizes]
-        step = chunk_size(block.map)
-        for map_, *outs in zip(
-            block.map.split(step), *(p.split(step) for p in patches), strict=True
-        ):
+        count = chunk_count(block.map)
+        for map_, *outs in zip(*(x.chunk(count) for x in (block.map, *patches)), strict=True):
             # Channels last: a patch is a row, and pooling takes many channels at a time.
             last = map_.contiguous(memory_format=torch.channels_last)
             for size, out in zip(sizes, outs, strict=True):
                 pooled = last if list(size) == native else F.adaptive_max_pool2d(last, size)
                 out.copy_(pooled.permute(0, 2, 3, 1).flatten(1, 2))
-    scales = tuple(torch.cat([_score_scale(x, config) for x in loaded(p, dtype)]) for p in patches)
+    scales = tuple(
+        torch.cat([_score_scale(_norms(x, config), config) for x in loaded(p, dtype)])
+        for p in patches
+    )
     return Candidates(
         tuple(patches), scales, None if block.token is None else block.token.to(dtype)
     )
 
 
-def _score_scale(vectors: Tensor, config: BlockConfig) -> Tensor:
-    """tau/sqrt(C) and the normalisation of the vectors, which is 1/|x| (CNN) or 1/sqrt(C) (ViT)."""
-    scale = config.tau / math.sqrt(config.channels)
+def _score_scale(norms: Tensor, config: BlockConfig) -> Tensor:
+    return config.tau / math.sqrt(config.channels) / norms
+
+
+def _norms(vectors: Tensor, config: BlockConfig) -> Tensor:
+    """Norms that divide vectors before they are scored: |x| (CNN) or sqrt(C) (ViT)."""
     if config.form == "vit":
-        return vectors.new_full((1, 1), scale / math.sqrt(config.channels)).expand(
-            vectors.shape[:-1]
-        )
+        return vectors.new_full(vectors.shape[:-1], math.sqrt(config.channels))
     norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
-    return scale / norms.clamp_min(NORM_EPS)
-
-
-def attention_weights(query: Tensor, vectors: Tensor, scale: Tensor) -> Tensor:
-    """Softmax over the vectors of an image: (image, vector, channel) to (image, vector)."""
-    return torch.softmax((vectors @ query) * scale, dim=-1)
-
-
-def pool(weights: Tensor, vectors: Tensor) -> Tensor:
-    """Weighted sum: (image, vector) and (image, vector, channel) to (image, channel)."""
-    return torch.bmm(weights.unsqueeze(1), vectors).squeeze(1)
+    return norms.clamp_min_(NORM_EPS)
 
 
 class PatchPooling(torch.autograd.Function):
-    """`pool(attention_weights(theta, patches, scale), patches)` for patches without a gradient.
+    """Sums of patches x, weighted with softmax(theta . x scale), for each map candidate.
 
-    Patches are most of what a step reads. They pass in chunks that stay in the processor's cache
-    while they are used twice: to score and to sum up; backward, to weigh and to sum up.
+    Patches have no gradient, and are most of what a step reads. They pass in chunks that stay in
+    the processor's cache while they are used twice: to score and to sum up; backward, to weigh and
+    to sum up.
     """
 
     @staticmethod
-    def forward(ctx: Any, theta: Tensor, patches: Tensor, scale: Tensor) -> Tensor:
-        """Pooled candidates (image, channel)."""
-        size = chunk_size(patches)
-        images, count, channels = patches.shape
-        pooled = theta.new_empty(images, 1, channels)
-        weights = theta.new_empty(images, 1, count)
+    def forward(ctx: Any, theta: Tensor, candidates: Candidates) -> Tensor:
+        """Pooled candidates I_n: (image, candidate, channel)."""
+        images, _, channels = candidates.patches[0].shape
         query = theta.expand(images, 1, channels)
-        parts = (x.split(size) for x in (query, scale.unsqueeze(1), weights, pooled))
-        for x, q, s, w, p in zip(loaded(patches, theta.dtype), *parts, strict=True):
-            scores = torch.bmm(q, x.transpose(1, 2)).mul_(s)  # (image, 1, patch)
-            torch.softmax(scores, dim=-1, out=w)
-            torch.bmm(w, x, out=p)
-        ctx.save_for_backward(patches, scale, weights, pooled)
-        return pooled.squeeze(1)
+        pooled = theta.new_empty(len(candidates.patches), images, 1, channels)
+        weights: list[Tensor] = []  # of every chunk: (image, 1, patch)
+        for patches, scale, out in zip(candidates.patches, candidates.scales, pooled, strict=True):
+            parts = (t.chunk(chunk_count(patches)) for t in (query, scale.unsqueeze(1), out))
+            for x, q, s, sums in zip(loaded(patches, theta.dtype), *parts, strict=True):
+                # a row times a matrix is several times as fast as a matrix times a column
+                scores = torch.bmm(q, x.mT).mul_(s)
+                weights.append(torch.softmax(scores, dim=-1))
+                torch.bmm(weights[-1], x, out=sums)
+        ctx.candidates, ctx.weights = candidates, weights
+        pooled = pooled.squeeze(2).transpose(0, 1)
+        ctx.save_for_backward(pooled)
+        return pooled
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """Gradient of theta; the softmax takes off grad . pooled from the scores' gradient."""
-        patches, scale, weights, pooled = ctx.saved_tensors
-        size = chunk_size(patches)
-        grad = grad.unsqueeze(1)  # (image, 1, channel)
-        mean = (grad * pooled).sum(dim=2, keepdim=True)  # (image, 1, 1)
-        slope = weights * scale.unsqueeze(1)  # (image, 1, patch)
-        sums = torch.empty_like(pooled)
-        parts = (x.split(size) for x in (grad, mean, slope, sums))
-        for x, g, m, s, out in zip(loaded(patches, grad.dtype), *parts, strict=True):
-            d_scores = torch.bmm(g, x.transpose(1, 2)).sub_(m).mul_(s)  # (image, 1, patch)
-            torch.bmm(d_scores, x, out=out)
-        return sums.sum(dim=(0, 1)), None, None
+        (pooled,) = ctx.saved_tensors
+        mean = (grad * pooled).sum(dim=2, keepdim=True)  # (image, candidate, 1)
+        sums = grad.new_empty(grad.shape[1], len(grad), 1, grad.shape[2])
+        weights = iter(ctx.weights)
+        for i, (patches, scale) in enumerate(
+            zip(ctx.candidates.patches, ctx.candidates.scales, strict=True)
+        ):
+            one = slice(i, i + 1)
+            given = (grad[:, one], mean[:, one], scale.unsqueeze(1), sums[i])
+            parts = (t.chunk(chunk_count(patches)) for t in given)
+            for x, g, m, s, out in zip(loaded(patches, grad.dtype), *parts, strict=True):
+                d_scores = torch.bmm(g, x.mT).sub_(m).mul_(next(weights)).mul_(s)
+                torch.bmm(d_scores, x, out=out)
+        return sums.sum(dim=(0, 1, 2)), None
 
 
-def chunk_size(patches: Tensor) -> int:
-    """Images in a chunk of about `CHUNK` numbers."""
-    return max(1, CHUNK // patches.shape[1:].numel())
+def chunk_count(patches: Tensor) -> int:
+    """Chunks of about `CHUNK` numbers, but of one image at least."""
+    return max(1, min(len(patches), round(patches.numel() / CHUNK)))
 
 
 def loaded(patches: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -129,10 +128,42 @@ def loaded(patches: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
 
     A copy streams from memory at full speed, which matrix products with a single row do not.
     """
-    size = chunk_size(patches)
-    place = patches.new_empty(min(size, len(patches)), *patches.shape[1:], dtype=dtype)
-    for chunk in patches.split(size):
+    chunks = patches.chunk(chunk_count(patches))
+    place = torch.empty_like(chunks[0], dtype=dtype)
+    for chunk in chunks:
         yield place[: len(chunk)].copy_(chunk)
+
+
+class CandidatePooling(torch.autograd.Function):
+    """Sums of candidates x, weighted with softmax(mu . x tau / (sqrt(C) |x|)), for each image."""
+
+    @staticmethod
+    def forward(ctx: Any, mu: Tensor, candidates: Tensor, config: BlockConfig) -> Tensor:
+        """Image vectors M_n: (image, channel)."""
+        norms = _norms(candidates, config).unsqueeze(1)  # (image, 1, candidate)
+        scale = _score_scale(norms, config)
+        scores = torch.bmm(mu.expand(len(candidates), 1, -1), candidates.mT).mul_(scale)
+        weights = torch.softmax(scores, dim=-1)  # (image, 1, candidate)
+        ctx.save_for_backward(mu, candidates, norms, scale, scores, weights)
+        ctx.normalised = config.form == "cnn"
+        return torch.bmm(weights, candidates).squeeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Gradients of mu and of the candidates."""
+        mu, candidates, norms, scale, scores, weights = ctx.saved_tensors
+        grad = grad.unsqueeze(1)  # (image, 1, channel)
+        d_weights = torch.bmm(grad, candidates.mT).mul_(weights)  # (image, 1, candidate)
+        d_scores = d_weights.sub_(weights * d_weights.sum(dim=2, keepdim=True))
+        slope = d_scores * scale
+        d_mu = torch.bmm(slope, candidates).sum(dim=(0, 1))
+        # candidates take part in the sum, in the dot products and in the norms
+        factors = torch.cat([weights, slope], dim=1).mT  # (image, candidate, 2)
+        rows = torch.cat([grad, mu.expand_as(grad)], dim=1)  # (image, 2, channel)
+        if not ctx.normalised:
+            return d_mu, torch.bmm(factors, rows), None
+        by_norm = d_scores.mul_(scores).div_(norms.square()).mT  # (image, candidate, 1)
+        return d_mu, torch.bmm(factors, rows).sub_(candidates * by_norm), None
 
 
 class PoolingByAttention(nn.Module):
@@ -157,31 +188,27 @@ class PoolingByAttention(nn.Module):
         """Attention over the patches of each map candidate, each (image, patch)."""
         if self.theta is None:
             return []
-        theta = self.theta
-        return [
-            torch.cat(
-                [
-                    attention_weights(theta, x, s)
-                    for x, s in zip(
-                        loaded(patches, theta.dtype), scale.split(chunk_size(patches)), strict=True
-                    )
-                ]
+        weights = []
+        for patches, scale in zip(candidates.patches, candidates.scales, strict=True):
+            chunks = zip(
+                loaded(patches, self.theta.dtype), scale.chunk(chunk_count(patches)), strict=True
             )
-            for patches, scale in zip(candidates.patches, candidates.scales, strict=True)
-        ]
+            weights.append(
+                torch.cat([torch.softmax((x @ self.theta) * s, dim=-1) for x, s in chunks])
+            )
+        return weights
 
     def forward(self, candidates: Candidates) -> Tensor:
         """Image vectors (image, channel)."""
-        pooled: list[Tensor] = [
-            PatchPooling.apply(self.theta, patches, scale)  # I_n: (image, channel)
-            for patches, scale in zip(candidates.patches, candidates.scales, strict=True)
-        ]
-        if self.config.form == "vit":
-            pooled = [F.layer_norm(vector, vector.shape[-1:], eps=LN_EPS) for vector in pooled]
+        parts: list[Tensor] = []  # each (image, candidate, channel)
+        if self.theta is not None:
+            pooled: Tensor = PatchPooling.apply(self.theta, candidates)
+            vit = self.config.form == "vit"
+            parts.append(F.layer_norm(pooled, pooled.shape[-1:], eps=LN_EPS) if vit else pooled)
         if candidates.token is not None:
-            pooled.append(candidates.token)
+            parts.append(candidates.token.unsqueeze(1))
+        stacked = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]  # B_n
         if self.mu is None:
-            return pooled[0]
-        stacked = torch.stack(pooled, dim=1)  # B_n: (image, candidate, channel)
-        scale = _score_scale(stacked, self.config)  # (image, candidate)
-        return pool(attention_weights(self.mu, stacked, scale), stacked)  # M_n: (image, channel)
+            return stacked.squeeze(1)
+        vectors: Tensor = CandidatePooling.apply(self.mu, stacked, self.config)
+        return vectors
