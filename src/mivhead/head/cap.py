@@ -125,7 +125,8 @@ class MeanPooling(nn.Module):
 
 def _bagged(values: Tensor, bags: Bags) -> Tensor:
     """(image, head, d) to (head, class, shot, d)."""
-    return values[bags.rows].permute(2, 0, 1, 3)
+    bagged = values.unflatten(0, bags.real.shape) if bags.even else values[bags.rows]
+    return bagged.permute(2, 0, 1, 3)
 
 
 def linear(channels: int, generator: torch.Generator | None) -> nn.Linear:

@@ -62,7 +62,8 @@ class BagCosine(torch.autograd.Function):
 
         With p = v^P - m and u = v^Q - m, cos = p.u / (|p| |u|) has the derivatives
         u / (|p| |u|) - p cos / |p|^2 by p and p / (|p| |u|) - u cos / |u|^2 by u;
-        m passes its share on to all prototypes alike.
+        m passes its share on to all prototypes alike. Large tensors that `forward` saved are
+        overwritten, because new memory costs as much as the work: PyTorch refuses a second call.
         """
         weights, shots, gate, pooled, p, u, norms, length, cosines = ctx.saved_tensors
         by_u = grad / (norms * length)  # (query, class)
@@ -78,18 +79,16 @@ class BagCosine(torch.autograd.Function):
             share = torch.full_like(by_u, -1 / by_u.shape[1])  # (query, class)
             factors = torch.stack([by_u, share], dim=2)  # (query, class, 2)
             rows = torch.stack([u, total], dim=1)  # (query, 2, channel)
-        d_p = torch.baddbmm(p * by_p.unsqueeze(2), factors, rows)  # (query, class, channel)
+        d_p = p.mul_(by_p.unsqueeze(2)).baddbmm_(factors, rows)  # (query, class, channel)
 
         heads, _, queries, width = pooled.shape
         d = width // (1 + ctx.skip)
         d_p = d_p.unflatten(2, (heads, d)).permute(2, 1, 0, 3)  # (head, class, query, d)
-        d_pooled = torch.empty_like(pooled)
-        d_gate = None
+        d_pooled, d_gate = pooled, None
         if gate is None:
             d_pooled[..., :d] = d_p
         else:
-            # the place of d_pooled first holds what d_gate is the sum of
-            d_gate = torch.mul(pooled[..., :d], d_p, out=d_pooled[..., :d]).sum(dim=1)
+            d_gate = pooled[..., :d].mul_(d_p).sum(dim=1)
             torch.mul(d_p, gate.unsqueeze(1), out=d_pooled[..., :d])
         if ctx.skip:
             d_pooled[..., d:] = d_p

@@ -8,7 +8,7 @@ which then pass it on to the parameters in one go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -44,34 +44,30 @@ def train(
         Called with the number of finished steps, for a progress display.
     """
     recipe = head.recipe
+    parameters = list(head.parameters())
     rates = {"pooling": recipe.pooling_learning_rate, "cap": recipe.learning_rate}
-    groups = [
-        (list(getattr(layer, part).parameters()), rate)
-        for layer in head.layers
-        for part, rate in rates.items()
-    ]
-    # Written out, because torch.optim costs two seconds of imports on its first use.
-    velocities = [[torch.zeros_like(p) for p in parameters] for parameters, _ in groups]
     losses = []
     for step in range(recipe.steps):
+        # SGD with momentum, written out, because torch.optim costs two seconds of imports on its
+        # first use. Gradients are added to what is left of the last ones: that is the velocity.
+        if velocity := [p.grad for p in parameters if p.grad is not None]:
+            torch._foreach_mul_(velocity, recipe.momentum)
         losses.append(loss_and_gradients(head, candidates, labels, bags))
-        for (parameters, rate), velocity in zip(groups, velocities, strict=True):
-            sgd_step(parameters, velocity, rate, recipe.momentum)
+        for part, rate in rates.items():
+            descend([p for layer in head.layers for p in getattr(layer, part).parameters()], rate)
         if on_step is not None:
             on_step(step + 1)
+    head.zero_grad()
     return losses
 
 
 @torch.no_grad()
-def sgd_step(
-    parameters: Sequence[Tensor], velocity: Sequence[Tensor], rate: float, momentum: float
-) -> None:
-    """One step of SGD with momentum (not Nesterov), in place; clears the gradients."""
-    for parameter, v in zip(parameters, velocity, strict=True):
-        if parameter.grad is not None:
-            v.mul_(momentum).add_(parameter.grad)
-            parameter.sub_(v, alpha=rate)
-            parameter.grad = None
+def descend(parameters: Iterable[Tensor], rate: float) -> None:
+    """Move parameters against their gradients, in place."""
+    pairs = [(p, p.grad) for p in parameters if p.grad is not None]
+    if pairs:
+        moved, gradients = zip(*pairs, strict=True)
+        torch._foreach_add_(moved, gradients, alpha=-rate)
 
 
 def loss_and_gradients(
