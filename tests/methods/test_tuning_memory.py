@@ -1,4 +1,4 @@
-"""How many activations are kept at once, and that training works at the default settings."""
+"""What a step costs, in activations and passes, and that training works at default settings."""
 
 from itertools import pairwise
 
@@ -56,6 +56,20 @@ def test_one_chunk_of_activations_is_kept_at_a_time(method: str) -> None:
     constant = 2 * quarter - half  # kernels, which do not depend on the images
     assert half - constant == pytest.approx((whole - constant) / 2, rel=0.05)
     assert quarter < half < whole
+
+
+@pytest.mark.parametrize("method", TUNERS)
+def test_a_step_is_one_pass_of_all_images(method: str) -> None:
+    X, y = digits(2)
+
+    def passed(steps: int) -> int:
+        net = network(resnet() if method == "tsa" else vit())
+        seen: list[int] = []
+        net.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+        make_tuner(method, steps=steps).fit(net, X, y)
+        return sum(seen)
+
+    assert passed(3) - passed(0) == 3 * len(X)
 
 
 def test_images_at_once_follow_from_their_size() -> None:
