@@ -50,7 +50,7 @@ class BagCosine(torch.autograd.Function):
         norms = _norm(prototypes)  # (query, class)
         length = _norm(u).unsqueeze(1)  # (query, 1)
         # a row times a matrix is several times as fast as a matrix times a column
-        dots = torch.bmm(u.unsqueeze(1), prototypes.transpose(1, 2)).squeeze(1)  # (query, class)
+        dots = torch.bmm(u.unsqueeze(1), prototypes.mT).squeeze(1)  # (query, class)
         cosines = dots / (norms * length)
         ctx.save_for_backward(weights, shots, gate, pooled, prototypes, u, norms, length, cosines)
         ctx.skip, ctx.centred = skip, centred
@@ -92,8 +92,8 @@ class BagCosine(torch.autograd.Function):
             torch.mul(d_p, gate.unsqueeze(1), out=d_pooled[..., :d])
         if ctx.skip:
             d_pooled[..., d:] = d_p
-        d_weights = d_pooled @ shots.transpose(2, 3)
-        d_shots = weights.transpose(2, 3) @ d_pooled
+        d_weights = (shots @ d_pooled.mT).mT
+        d_shots = weights.mT @ d_pooled
         d_vectors = d_u.view(queries, heads, d).transpose(0, 1)
         d_keys = d_shots[..., d:] if ctx.skip else None
         return d_weights, d_shots[..., :d], d_keys, d_gate, d_vectors, None
