@@ -8,7 +8,7 @@ from mivhead.blocks import Block
 from mivhead.head import pooling
 from mivhead.head.comparison import BagCosine
 from mivhead.head.config import BlockConfig
-from mivhead.head.pooling import CandidatePooling, Candidates, PatchPooling, prepare
+from mivhead.head.pooling import CandidatePooling, PatchPooling, prepare
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
@@ -83,19 +83,18 @@ def test_cosines_do_not_go_back_twice():
 @pytest.mark.parametrize("chunk", [1, 50, 10**6])
 def test_pooling_of_patches_and_its_gradient(monkeypatch, chunk):
     monkeypatch.setattr(pooling, "CHUNK", chunk)
+    config = BlockConfig(channels=5, heads=1, grid=(2, 3), token=False, pool_sizes=(2,), tau=3.0)
+    map_ = drawn(7, 5, 2, 3, seed=1).detach()
     theta = drawn(5, seed=0)
-    patches = tuple(drawn(3, p, 5, seed=p).detach() for p in (4, 2))
-    scales = tuple(drawn(3, p, seed=10 + p).detach().abs() for p in (4, 2))
-    ours = PatchPooling.apply(theta, Candidates(patches, scales, None))
-    plain = torch.stack(
-        [
-            torch.einsum("np,npc->nc", torch.softmax((x @ theta) * s, dim=1), x)
-            for x, s in zip(patches, scales, strict=True)
-        ],
-        dim=1,
-    )
+    ours = PatchPooling.apply(theta, prepare(Block(map=map_), config, torch.float64))
+    plain = []
+    for size in ((2, 3), (2, 2)):
+        x = torch.nn.functional.adaptive_max_pool2d(map_, size).flatten(2).mT
+        weights = torch.softmax((x @ theta) * 3 / (5**0.5 * x.norm(dim=2)), dim=1)
+        plain.append((weights.unsqueeze(2) * x).sum(dim=1))
+    plain = torch.stack(plain, dim=1)
     torch.testing.assert_close(ours, plain)
-    weight = drawn(3, 2, 5, seed=3).detach()
+    weight = drawn(7, 2, 5, seed=3).detach()
     torch.testing.assert_close(
         torch.autograd.grad((ours * weight).sum(), theta),
         torch.autograd.grad((plain * weight).sum(), theta),
@@ -113,8 +112,7 @@ def test_half_precision_patches_are_those_of_single_precision():
     config = BlockConfig(channels=4, heads=1, grid=(5, 6), token=False, pool_sizes=(3, 2))
     map_ = drawn(7, 4, 5, 6, seed=0).detach().half()
     half, single = (prepare(Block(map=map_.to(t)), config) for t in (torch.float16, torch.float32))
-    assert {x.dtype for x in half.patches} == {torch.float16}
-    for mine, theirs in zip(
-        (*half.patches, *half.scales), (*single.patches, *single.scales), strict=True
-    ):
-        assert torch.equal(mine.float(), theirs)
+    for mine, theirs in zip(half.maps, single.maps, strict=True):
+        assert mine[0].patches.dtype == torch.float16
+        assert torch.equal(mine[0].load(), theirs[0].load())
+        assert torch.equal(mine[0].scale, theirs[0].scale)

@@ -7,9 +7,9 @@ Patches are frozen, so what depends on them alone is computed once: `prepare`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,12 +23,28 @@ LN_EPS = 1e-5  # of LayerNorms
 CHUNK = 2**20  # numbers in a chunk of patches, about: 4 MB in float32
 
 
+class Chunk(NamedTuple):
+    """Patches of one candidate of some images, and where they go for work.
+
+    A copy streams from memory at full speed, which matrix products with a single row do not; it
+    stays in the processor's cache while it is used, and turns half precision into single.
+    """
+
+    rows: slice  # the images
+    patches: Tensor  # (image, patch, channel)
+    scale: Tensor  # what theta . patch is multiplied with: (image, 1, patch)
+    place: Tensor  # (image, patch, channel), shared by all chunks
+
+    def load(self) -> Tensor:
+        """Copy the patches to their place, over those of the last chunk."""
+        return self.place.copy_(self.patches)
+
+
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The patch-level candidates of n images of one block, ready for pooling."""
+    """The candidates of n images of one block, ready for pooling."""
 
-    patches: tuple[Tensor, ...]  # per map candidate: (image, patch, channel), typed as the features
-    scales: tuple[Tensor, ...]  # what theta . patch is multiplied with: (image, patch)
+    maps: tuple[tuple[Chunk, ...], ...]  # the chunks of every map candidate
     token: Tensor | None  # (image, channel)
 
 
@@ -38,26 +54,44 @@ def prepare(block: Block, config: BlockConfig, dtype: torch.dtype = torch.float3
     Patches stay float16 if the features are, which halves what a step reads: they turn into
     `dtype` chunk by chunk, as they are used. Everything else is of `dtype`.
     """
-    patches: list[Tensor] = []
+    maps: list[tuple[Chunk, ...]] = []
     if block.map is not None:
-        kept = min(block.map.dtype, dtype, key=lambda kind: kind.itemsize)
-        n, channels, *native = block.map.shape
-        sizes = config.candidate_sizes
-        patches = [block.map.new_empty(n, h * w, channels, dtype=kept) for h, w in sizes]
-        count = chunk_count(block.map)
-        for map_, *outs in zip(*(x.chunk(count) for x in (block.map, *patches)), strict=True):
-            # Channels last: a patch is a row, and pooling takes many channels at a time.
-            last = map_.contiguous(memory_format=torch.channels_last)
-            for size, out in zip(sizes, outs, strict=True):
-                pooled = last if list(size) == native else F.adaptive_max_pool2d(last, size)
-                out.copy_(pooled.permute(0, 2, 3, 1).flatten(1, 2))
-    scales = tuple(
-        torch.cat([_score_scale(_norms(x, config), config) for x in loaded(p, dtype)])
-        for p in patches
-    )
-    return Candidates(
-        tuple(patches), scales, None if block.token is None else block.token.to(dtype)
-    )
+        patches = derive_candidates(block.map, config.candidate_sizes, dtype)
+        parts = [p.chunk(chunk_count(p)) for p in patches]
+        room = max((part[0].numel() for part in parts), default=0)
+        place = block.map.new_empty(room, dtype=dtype)
+        maps = [tuple(_chunks(part, place, config)) for part in parts]
+    return Candidates(tuple(maps), None if block.token is None else block.token.to(dtype))
+
+
+def derive_candidates(
+    map_: Tensor, sizes: Sequence[tuple[int, int]], dtype: torch.dtype
+) -> list[Tensor]:
+    """Max-pool maps to several sizes: (image, patch, channel) each; at most as wide as `dtype`."""
+    kept = min(map_.dtype, dtype, key=lambda kind: kind.itemsize)
+    n, channels, *native = map_.shape
+    patches = [map_.new_empty(n, h * w, channels, dtype=kept) for h, w in sizes]
+    for some, *outs in zip(*(x.chunk(chunk_count(map_)) for x in (map_, *patches)), strict=True):
+        # Channels last: a patch is a row, and pooling takes many channels at a time.
+        last = some.contiguous(memory_format=torch.channels_last)
+        for size, out in zip(sizes, outs, strict=True):
+            pooled = last if list(size) == native else F.adaptive_max_pool2d(last, size)
+            out.copy_(pooled.permute(0, 2, 3, 1).flatten(1, 2))
+    return patches
+
+
+def chunk_count(images: Tensor) -> int:
+    """Chunks of about `CHUNK` numbers, but of one image at least."""
+    return max(1, min(len(images), round(images.numel() / CHUNK)))
+
+
+def _chunks(parts: Sequence[Tensor], place: Tensor, config: BlockConfig) -> Iterator[Chunk]:
+    start = 0
+    for patches in parts:
+        rows = slice(start, start := start + len(patches))
+        x = place[: patches.numel()].view(patches.shape)
+        scale = _score_scale(_norms(x.copy_(patches), config), config).unsqueeze(1)
+        yield Chunk(rows, patches, scale, x)
 
 
 def _score_scale(norms: Tensor, config: BlockConfig) -> Tensor:
@@ -83,17 +117,16 @@ class PatchPooling(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, theta: Tensor, candidates: Candidates) -> Tensor:
         """Pooled candidates I_n: (image, candidate, channel)."""
-        images, _, channels = candidates.patches[0].shape
-        query = theta.expand(images, 1, channels)
-        pooled = theta.new_empty(len(candidates.patches), images, 1, channels)
+        images = candidates.maps[0][-1].rows.stop
+        pooled = theta.new_empty(len(candidates.maps), images, 1, len(theta))
         weights: list[Tensor] = []  # of every chunk: (image, 1, patch)
-        for patches, scale, out in zip(candidates.patches, candidates.scales, pooled, strict=True):
-            parts = (t.chunk(chunk_count(patches)) for t in (query, scale.unsqueeze(1), out))
-            for x, q, s, sums in zip(loaded(patches, theta.dtype), *parts, strict=True):
+        for chunks, out in zip(candidates.maps, pooled, strict=True):
+            for chunk in chunks:
+                x = chunk.load()
                 # a row times a matrix is several times as fast as a matrix times a column
-                scores = torch.bmm(q, x.mT).mul_(s)
+                scores = torch.bmm(theta.expand(len(x), 1, -1), x.mT).mul_(chunk.scale)
                 weights.append(torch.softmax(scores, dim=-1))
-                torch.bmm(weights[-1], x, out=sums)
+                torch.bmm(weights[-1], x, out=out[chunk.rows])
         ctx.candidates, ctx.weights = candidates, weights
         pooled = pooled.squeeze(2).transpose(0, 1)
         ctx.save_for_backward(pooled)
@@ -103,35 +136,17 @@ class PatchPooling(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """Gradient of theta; the softmax takes off grad . pooled from the scores' gradient."""
         (pooled,) = ctx.saved_tensors
-        mean = (grad * pooled).sum(dim=2, keepdim=True)  # (image, candidate, 1)
+        means = (grad * pooled).sum(dim=2)[..., None, None]  # (image, candidate, 1, 1)
         sums = grad.new_empty(grad.shape[1], len(grad), 1, grad.shape[2])
         weights = iter(ctx.weights)
-        for i, (patches, scale) in enumerate(
-            zip(ctx.candidates.patches, ctx.candidates.scales, strict=True)
-        ):
-            one = slice(i, i + 1)
-            given = (grad[:, one], mean[:, one], scale.unsqueeze(1), sums[i])
-            parts = (t.chunk(chunk_count(patches)) for t in given)
-            for x, g, m, s, out in zip(loaded(patches, grad.dtype), *parts, strict=True):
-                d_scores = torch.bmm(g, x.mT).sub_(m).mul_(next(weights)).mul_(s)
-                torch.bmm(d_scores, x, out=out)
+        parts = ctx.candidates.maps, grad.unsqueeze(2).unbind(1), means.unbind(1), sums
+        for chunks, g, mean, out in zip(*parts, strict=True):
+            for chunk in chunks:
+                x, rows = chunk.load(), chunk.rows
+                d_scores = torch.bmm(g[rows], x.mT).sub_(mean[rows])  # (image, 1, patch)
+                d_scores.mul_(next(weights)).mul_(chunk.scale)
+                torch.bmm(d_scores, x, out=out[rows])
         return sums.sum(dim=(0, 1, 2)), None
-
-
-def chunk_count(patches: Tensor) -> int:
-    """Chunks of about `CHUNK` numbers, but of one image at least."""
-    return max(1, min(len(patches), round(patches.numel() / CHUNK)))
-
-
-def loaded(patches: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
-    """Copy patches chunk by chunk to one small place, each over the last one.
-
-    A copy streams from memory at full speed, which matrix products with a single row do not.
-    """
-    chunks = patches.chunk(chunk_count(patches))
-    place = torch.empty_like(chunks[0], dtype=dtype)
-    for chunk in chunks:
-        yield place[: len(chunk)].copy_(chunk)
 
 
 class CandidatePooling(torch.autograd.Function):
@@ -188,15 +203,11 @@ class PoolingByAttention(nn.Module):
         """Attention over the patches of each map candidate, each (image, patch)."""
         if self.theta is None:
             return []
-        weights = []
-        for patches, scale in zip(candidates.patches, candidates.scales, strict=True):
-            chunks = zip(
-                loaded(patches, self.theta.dtype), scale.chunk(chunk_count(patches)), strict=True
-            )
-            weights.append(
-                torch.cat([torch.softmax((x @ self.theta) * s, dim=-1) for x, s in chunks])
-            )
-        return weights
+        theta = self.theta
+        return [
+            torch.cat([torch.softmax((c.load() @ theta) * c.scale[:, 0], dim=-1) for c in chunks])
+            for chunks in candidates.maps
+        ]
 
     def forward(self, candidates: Candidates) -> Tensor:
         """Image vectors (image, channel)."""
