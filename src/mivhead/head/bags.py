@@ -32,6 +32,17 @@ class Bags:
         even = bool(real.all()) and torch.equal(order, torch.arange(len(labels)).to(order))
         return cls(rows, real, even)
 
+    def own(self, sources: Tensor) -> Tensor:
+        """Mark the shot that each query was made from, if its class has others.
+
+        `sources` holds the support row of every query; the answer is (class, shot, query).
+
+        >>> Bags.from_labels(torch.tensor([0, 1, 0]), 2).own(torch.tensor([2, 1])).nonzero()
+        tensor([[0, 1, 0]])
+        """
+        several = self.real & (self.shots > 1)[:, None]  # (class, shot)
+        return (self.rows[:, :, None] == sources) & several[:, :, None]
+
     @property
     def shots(self) -> Tensor:
         """Number of shots per class."""

@@ -51,6 +51,19 @@ class CrossAttentionPooling(nn.Module):
         self.key = linear(channels, generator) if recipe.cross_attention else nn.Identity()
         self.value = linear(channels, generator)
         self.excitation = linear(channels, generator) if recipe.co_excitation else None
+        if recipe.start == "identity" and generator is not None:
+            self._start_plain()
+
+    @torch.no_grad()
+    def _start_plain(self) -> None:
+        """Start as a nearest centroid: keys and values are the vectors themselves, gates equal."""
+        for layer in (self.key, self.value):
+            if isinstance(layer, nn.Linear):
+                nn.init.eye_(layer.weight)
+                nn.init.zeros_(layer.bias)
+        if self.excitation is not None:
+            nn.init.zeros_(self.excitation.weight)
+            nn.init.zeros_(self.excitation.bias)
 
     def project(self, vectors: Tensor) -> Projected:
         """Image vectors (image, channel) to keys, values and gates."""
@@ -64,10 +77,17 @@ class CrossAttentionPooling(nn.Module):
     def _split(self, x: Tensor) -> Tensor:
         return x.view(len(x), self.heads, -1)
 
-    def attention(self, query: Projected, support: Projected, bags: Bags) -> Tensor:
-        """Weights of every shot of every class: (head, class, query, shot); 0 on padding."""
+    def attention(
+        self, query: Projected, support: Projected, bags: Bags, hidden: Tensor | None = None
+    ) -> Tensor:
+        """Weights of every shot of every class: (head, class, query, shot); 0 on padding.
+
+        What is `hidden` (class, shot, query) gets no weight either.
+        """
         if not self.recipe.cross_attention:
             real = bags.real[:, None, :]  # (class, 1, shot)
+            if hidden is not None:
+                real = real & ~hidden.transpose(1, 2)  # (class, query, shot)
             return (real / real.sum(-1, keepdim=True)).to(query.key.dtype)[None]
         y, z = query.key.transpose(0, 1), support.key.transpose(0, 1)  # (head, image, d)
         d = y.shape[-1]
@@ -81,11 +101,15 @@ class CrossAttentionPooling(nn.Module):
             scores = scores.unflatten(1, bags.real.shape)
         else:
             scores = scores[:, bags.rows].masked_fill(~bags.real.unsqueeze(2), -math.inf)
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, -math.inf)
         return torch.softmax(scores, dim=2).transpose(2, 3)
 
-    def forward(self, query: Projected, support: Projected, bags: Bags) -> Tensor:
+    def forward(
+        self, query: Projected, support: Projected, bags: Bags, hidden: Tensor | None = None
+    ) -> Tensor:
         """Cosines of v^Q with the prototypes v^P of all classes: (query, class)."""
-        weights = self.attention(query, support, bags)  # (head, class, query, shot)
+        weights = self.attention(query, support, bags, hidden)  # (head, class, query, shot)
         skip, gated = self.recipe.skip, self.excitation is not None
         vectors = query.value * query.gate + (query.key if skip else 0.0)  # v^Q: (query, head, d)
         values = _bagged(support.value, bags)
@@ -112,8 +136,11 @@ class MeanPooling(nn.Module):
         x = vectors.unsqueeze(1)  # (image, 1 head, channel)
         return Projected(x, x, x.new_ones(()))
 
-    def forward(self, query: Projected, support: Projected, bags: Bags) -> Tensor:
+    def forward(
+        self, query: Projected, support: Projected, bags: Bags, hidden: Tensor | None = None
+    ) -> Tensor:
         """Cosines of the queries with the means of all classes: (query, class)."""
+        assert hidden is None, "a recipe with plain means hides nothing"
         weights = (bags.real / bags.shots[:, None]).to(query.value.dtype)  # (class, shot)
         means = torch.einsum("ls,lshd->ld", weights, support.value[bags.rows])  # (class, channel)
         vectors = query.value.flatten(1)  # (query, channel)

@@ -37,9 +37,11 @@ class HeadBlock(nn.Module):
         """Component 1 and the projections of Component 2."""
         return self.cap.project(self.pooling(candidates))
 
-    def forward(self, query: Projected, support: Projected, bags: Bags) -> Tensor:
+    def forward(
+        self, query: Projected, support: Projected, bags: Bags, hidden: Tensor | None = None
+    ) -> Tensor:
         """Cosines (query, class)."""
-        cosines: Tensor = self.cap(query, support, bags)
+        cosines: Tensor = self.cap(query, support, bags, hidden)
         return cosines
 
 
@@ -56,7 +58,10 @@ class MIVHead(nn.Module):
     ) -> None:
         super().__init__()
         self.recipe = recipe
-        self.blocks = nn.ModuleList(HeadBlock(config, recipe, generator) for config in blocks)
+        # With experts, blocks that are only for them are left out, unless there are no others.
+        spared = recipe.vote != "logsumexp" and not all(config.plain for config in blocks)
+        self.taken = [i for i, config in enumerate(blocks) if not (spared and config.plain)]
+        self.blocks = nn.ModuleList(HeadBlock(blocks[i], recipe, generator) for i in self.taken)
 
     @property
     def layers(self) -> list[HeadBlock]:
@@ -65,7 +70,8 @@ class MIVHead(nn.Module):
 
     def prepare(self, features: Features) -> list[Candidates]:
         """Compute what does not change in training: candidates and norms."""
-        pairs = zip(features.blocks, self.layers, strict=True)
+        blocks = [features.blocks[i] for i in self.taken]
+        pairs = zip(blocks, self.layers, strict=True)
         return [prepare(block, layer.config) for block, layer in pairs]
 
     def embed(self, candidates: Sequence[Candidates]) -> list[Projected]:
@@ -76,15 +82,26 @@ class MIVHead(nn.Module):
         self, query: Sequence[Projected], support: Sequence[Projected], bags: Bags
     ) -> Tensor:
         """Logits (query, class)."""
+        return combine(self.cosines(query, support, bags), self.recipe)
+
+    def cosines(
+        self,
+        query: Sequence[Projected],
+        support: Sequence[Projected],
+        bags: Bags,
+        hidden: Tensor | None = None,
+    ) -> Tensor:
+        """Cosines (block, query, class); a query does not see shots that are `hidden` from it."""
         triples = zip(self.layers, query, support, strict=True)
-        return combine([layer(q, s, bags) for layer, q, s in triples], self.recipe)
+        return torch.stack([layer(q, s, bags, hidden) for layer, q, s in triples])
 
     def compare(
         self, query: Sequence[Projected], support: Sequence[Projected], bags: Bags
     ) -> Tensor:
-        """Logits (query, class) in chunks of queries, so that memory stays flat."""
+        """Cosines (block, query, class) in chunks of queries, so that memory stays flat."""
         chunks = self.chunks(len(query[0].value), bags)
-        return torch.cat([self(rows(query, chunk), support, bags) for chunk in chunks])
+        parts = [self.cosines(rows(query, chunk), support, bags) for chunk in chunks]
+        return torch.cat(parts, dim=1)
 
     def chunks(self, queries: int, bags: Bags) -> Iterator[slice]:
         """Slices of queries that keep the memory of `forward` flat."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mivhead.head.bags import Bags
 from mivhead.head.cap import Projected
 from mivhead.head.head import MIVHead, rows
+from mivhead.head.logits import loss as summed_loss
 from mivhead.head.pooling import Candidates
 
 
@@ -26,6 +26,7 @@ def train(
     labels: Tensor,
     bags: Bags,
     *,
+    sources: Tensor | None = None,
     on_step: Callable[[int], None] | None = None,
 ) -> list[float]:
     """Train the head in place and return the loss of every step, taken before its update.
@@ -40,6 +41,9 @@ def train(
         Class numbers of all pseudo-queries.
     bags
         The support rows of each class.
+    sources
+        The support row that every pseudo-query was made from. It is hidden from it, so that the
+        loss asks what the class's other shots say; None: nothing is hidden.
     on_step
         Called with the number of finished steps, for a progress display.
     """
@@ -52,7 +56,7 @@ def train(
         # first use. Gradients are added to what is left of the last ones: that is the velocity.
         if velocity := [p.grad for p in parameters if p.grad is not None]:
             torch._foreach_mul_(velocity, recipe.momentum)
-        losses.append(loss_and_gradients(head, candidates, labels, bags))
+        losses.append(loss_and_gradients(head, candidates, labels, bags, sources))
         for part, rate in rates.items():
             descend([p for layer in head.layers for p in getattr(layer, part).parameters()], rate)
         if on_step is not None:
@@ -71,28 +75,40 @@ def descend(parameters: Iterable[Tensor], rate: float) -> None:
 
 
 def loss_and_gradients(
-    head: MIVHead, candidates: Sequence[Candidates], labels: Tensor, bags: Bags
+    head: MIVHead,
+    candidates: Sequence[Candidates],
+    labels: Tensor,
+    bags: Bags,
+    sources: Tensor | None = None,
 ) -> float:
     """Mean cross-entropy over the pseudo-queries; adds its gradient to the parameters."""
     embedded = head.embed(candidates)
-    # Cut the graph here: chunks add their gradients to the leaves.
-    leaves = [Projected(*(_leaf(part) for part in block)) for block in embedded]
-    total = 0.0
     shots = int(bags.real.sum())
+    # Cut the graph here: chunks add their gradients to the leaves.
+    queries, support = _leaves(embedded), _leaves(rows(embedded, slice(shots)))
+    total = 0.0
     for chunk in head.chunks(len(labels), bags):
-        support = rows(leaves, slice(shots))
-        logits = head(rows(leaves, chunk), support, bags)  # (query, class)
-        loss = F.cross_entropy(logits, labels[chunk], reduction="sum") / len(labels)
+        hidden = None if sources is None else bags.own(sources[chunk])
+        cosines = head.cosines(rows(queries, chunk), support, bags, hidden)
+        loss = summed_loss(cosines, labels[chunk], head.recipe) / len(labels)
         if loss.requires_grad:
             loss.backward()
         total += loss.item()
-    parts = [part for block in embedded for part in block]
-    grads = [leaf.grad for block in leaves for leaf in block]
-    used = [i for i, grad in enumerate(grads) if grad is not None]
-    if used:
-        torch.autograd.backward([parts[i] for i in used], [grads[i] for i in used])
+    outputs, grads = [], []
+    for block, as_query, as_shot in zip(embedded, queries, support, strict=True):
+        for output, leaf, shot in zip(block, as_query, as_shot, strict=True):
+            if leaf.grad is not None:
+                if shot.grad is not None:
+                    leaf.grad[:shots] += shot.grad
+                outputs.append(output)
+                grads.append(leaf.grad)
+    if outputs:
+        torch.autograd.backward(outputs, grads)
     return total
 
 
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(tensor.requires_grad)
+def _leaves(embedded: Sequence[Projected]) -> list[Projected]:
+    return [
+        Projected(*(part.detach().requires_grad_(part.requires_grad) for part in block))
+        for block in embedded
+    ]
