@@ -29,7 +29,27 @@ class SupportSet:
     features: Features
     labels: NDArray[np.int64]  # class numbers 0 .. classes - 1, ascending
     views: Features | None  # of augmented images
-    view_labels: NDArray[np.int64]  # class numbers of the views
+    view_rows: NDArray[np.int64]  # the image that each view was made from
+
+    @property
+    def view_labels(self) -> NDArray[np.int64]:
+        """Class numbers of the views."""
+        return self.labels[self.view_rows]
+
+    @property
+    def sources(self) -> NDArray[np.int64]:
+        """The image that each of `everything` was made from."""
+        return np.concatenate([np.arange(len(self.labels)), self.view_rows])
+
+    def take(self, kept: NDArray[np.bool_]) -> SupportSet:
+        """Keep some images, and the views of these."""
+        place = np.cumsum(kept) - 1  # of each kept image among them
+        used = kept[self.view_rows]
+        views = self.views[np.flatnonzero(used)] if self.views is not None and used.any() else None
+        rows = np.flatnonzero(kept)
+        return SupportSet(
+            self.features[rows], self.labels[rows], views, place[self.view_rows[used]]
+        )
 
     @property
     def shots(self) -> list[int]:
@@ -100,7 +120,8 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         labels = self._encode(y, len(features))
         extra, rows = self._check_views(views, view_of, features)
         order = np.argsort(labels, kind="stable")
-        support = SupportSet(features[order], labels[order], extra, labels[rows])
+        place = np.argsort(order)  # of each image in that order
+        support = SupportSet(features[order], labels[order], extra, place[rows])
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._fit(support, self.seed_)
         return self

@@ -25,7 +25,7 @@ from mivhead.data.imageset import ImageSet, Skipped, check_images, from_images, 
 from mivhead.errors import InputError, check_one_of
 from mivhead.estimator import FeatureClassifier
 from mivhead.extraction import NO_VIEWS, ViewPlan, extract_table
-from mivhead.head.config import Recipe, resolve_recipe
+from mivhead.head.config import DEFAULT_RECIPE, Recipe, resolve_recipe
 from mivhead.methods import METHODS, make_method, make_tuner
 from mivhead.methods.tuning.base import TuningClassifier
 from mivhead.preset import Preset
@@ -53,7 +53,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     method_params
         Hyperparameters of the method, by name.
     recipe
-        How the MIV-head is trained and combined: a name or a `Recipe`.
+        How the MIV-head is trained and combined: `"mivhead"`, `"paper"` or a `Recipe`.
     threshold
         T: classes with at most T shots get augmented views; 0 switches augmentation off; None
         takes the backbone's preset.
@@ -100,7 +100,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         weights: str | Path | None = None,
         method: str = "miv",
         method_params: Mapping[str, Any] | None = None,
-        recipe: str | Recipe = "paper",
+        recipe: str | Recipe = DEFAULT_RECIPE,
         threshold: int | None = None,
         augmentation: Augmentation | None = None,
         views_rule: str | None = None,

@@ -31,6 +31,9 @@ class BlockPreset:
         Scale of the attention score; 0 is plain averaging.
     heads
         Heads of the cross-attention; None for the rule (`mivhead.head.config.default_heads`).
+    plain
+        Leave the block to the plain experts, where the recipe has them: for wide maps, which take
+        most of the head's time and give it little.
     """
 
     pool_sizes: tuple[int, ...] = ()
@@ -38,6 +41,7 @@ class BlockPreset:
     form: Literal["cnn", "vit"] = "cnn"
     tau: float = 500.0
     heads: int | None = None
+    plain: bool = False
 
     def __post_init__(self) -> None:
         check_one_of("form", self.form, ("cnn", "vit"))

@@ -14,7 +14,7 @@ _EFFICIENTNET_LITE0 = Preset(
     # Outputs of the last three stages, 112x14x14, 192x7x7 and 320x7x7, and the activated map after
     # the last convolution, 1280x7x7, whose average is also the plain heads' feature.
     taps=("blocks.4", "blocks.5", "blocks.6", "bn2"),
-    blocks=(BlockPreset(),) * 4,
+    blocks=(BlockPreset(), BlockPreset(), BlockPreset(), BlockPreset(plain=True)),
     preprocessing=Preprocessing(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
 )
 

@@ -9,14 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mivhead.benchmark.cost_experts import experts_work
 from mivhead.benchmark.work import BACKWARD, Episode, Work
 from mivhead.head.config import BlockConfig, Recipe
+from mivhead.heldout import FOLDS
 
 L1 = 3  # operations per pair of values: difference, absolute value, sum
 PASSES = 3  # where both factors have a gradient
 
 
 def miv_work(blocks: Sequence[BlockConfig], recipe: Recipe, episode: Episode) -> Work:
+    """Work of a head and, where the recipe has them, of experts and held-out heads."""
+    if recipe.vote == "logsumexp":
+        return _head_work(blocks, recipe, episode)
+    own = [block for block in blocks if not block.plain] or blocks
+    work = _head_work(own, recipe, episode) + experts_work(blocks, episode)
+    if recipe.vote == "stacked" and max(episode.shots) > 1:
+        for fold in range(FOLDS):
+            work += _head_work(own, recipe, episode.without(fold, FOLDS))
+    return work
+
+
+def _head_work(blocks: Sequence[BlockConfig], recipe: Recipe, episode: Episode) -> Work:
     """Work of all steps, and of embedding the support once more for prediction."""
     step, embedding = Work(), 0.0
     for block in blocks:

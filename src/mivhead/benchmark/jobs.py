@@ -16,7 +16,7 @@ from mivhead.benchmark.tasks import Task, TaskSet
 from mivhead.benchmark.trials import Given, Keys
 from mivhead.benchmark.units import TaskJob
 from mivhead.benchmark.work import BackboneWork
-from mivhead.head.config import resolve_recipe
+from mivhead.head.config import DEFAULT_RECIPE, resolve_recipe
 from mivhead.preset import Preset
 
 NO_KEYS = Keys((), (), ())
@@ -30,7 +30,7 @@ def view_rule(method: MethodConfig, preset: Preset, views: int) -> ViewRule:
     ViewRule(threshold=15, rule='ceil', cap=4)
     """
     threshold = preset.threshold if method.threshold is None else method.threshold
-    rule = resolve_recipe(method.recipe or "paper").views_rule
+    rule = resolve_recipe(method.recipe or DEFAULT_RECIPE).views_rule
     # A method on images makes its views itself, as many as it wants.
     cap = threshold if method.needs_images else views
     return ViewRule(threshold if method.uses_views else 0, rule, cap)

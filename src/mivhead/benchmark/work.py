@@ -35,6 +35,16 @@ class Episode:
         extra = np.bincount(labels, weights=views, minlength=len(shots))
         return cls(tuple(map(int, shots)), tuple(map(int, extra)))
 
+    def without(self, fold: int, folds: int) -> Episode:
+        """Leave one of several folds out, as `mivhead.heldout.deal` deals them.
+
+        >>> Episode((5, 1), (10, 4)).without(0, 2)
+        Episode(shots=(2, 1), views=(4, 4))
+        """
+        kept = [s if s == 1 else s - len(range(fold, s, folds)) for s in self.shots]
+        pairs = zip(kept, self.shots, self.views, strict=True)
+        return Episode(tuple(kept), tuple(round(v * k / s) for k, s, v in pairs))
+
     @property
     def ways(self) -> int:
         """Classes."""

@@ -134,7 +134,11 @@ def add_training(parser: Parser) -> None:
     """Add what decides about the classifier on features."""
     plain = [name for name in METHODS if not name.startswith("miv-")]  # without ablations
     parser.add_argument("--method", metavar="NAME", help=f"{', '.join(plain)} (default: miv)")
-    parser.add_argument("--recipe", metavar="NAME", help="how the MIV-head is trained, as `paper`")
+    parser.add_argument(
+        "--recipe",
+        metavar="NAME",
+        help="how the MIV-head is trained: `mivhead` (default) or `paper`",
+    )
     parser.add_argument(
         "--param",
         type=parameter,

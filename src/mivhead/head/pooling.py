@@ -21,6 +21,7 @@ from mivhead.head.config import BlockConfig
 NORM_EPS = 1e-12  # of L2 norms
 LN_EPS = 1e-5  # of LayerNorms
 CHUNK = 2**20  # numbers in a chunk of patches, about: 4 MB in float32
+MAP_CHUNK = 2**18  # numbers in maps that are pooled at once: PyTorch makes 8 bytes more of each
 
 
 class Chunk(NamedTuple):
@@ -55,11 +56,10 @@ def prepare(block: Block, config: BlockConfig, dtype: torch.dtype = torch.float3
     `dtype` chunk by chunk, as they are used. Everything else is of `dtype`.
     """
     maps: list[tuple[Chunk, ...]] = []
-    if block.map is not None:
+    if block.map is not None and config.candidate_sizes:
         patches = derive_candidates(block.map, config.candidate_sizes, dtype)
-        parts = [p.chunk(chunk_count(p)) for p in patches]
-        room = max((part[0].numel() for part in parts), default=0)
-        place = block.map.new_empty(room, dtype=dtype)
+        parts = [p.chunk(chunk_count(p, CHUNK)) for p in patches]
+        place = block.map.new_empty(max(part[0].numel() for part in parts), dtype=dtype)
         maps = [tuple(_chunks(part, place, config)) for part in parts]
     return Candidates(tuple(maps), None if block.token is None else block.token.to(dtype))
 
@@ -71,7 +71,8 @@ def derive_candidates(
     kept = min(map_.dtype, dtype, key=lambda kind: kind.itemsize)
     n, channels, *native = map_.shape
     patches = [map_.new_empty(n, h * w, channels, dtype=kept) for h, w in sizes]
-    for some, *outs in zip(*(x.chunk(chunk_count(map_)) for x in (map_, *patches)), strict=True):
+    count = chunk_count(map_, MAP_CHUNK)
+    for some, *outs in zip(*(x.chunk(count) for x in (map_, *patches)), strict=True):
         # Channels last: a patch is a row, and pooling takes many channels at a time.
         last = some.contiguous(memory_format=torch.channels_last)
         for size, out in zip(sizes, outs, strict=True):
@@ -80,9 +81,9 @@ def derive_candidates(
     return patches
 
 
-def chunk_count(images: Tensor) -> int:
-    """Chunks of about `CHUNK` numbers, but of one image at least."""
-    return max(1, min(len(images), round(images.numel() / CHUNK)))
+def chunk_count(images: Tensor, numbers: int) -> int:
+    """Chunks of about so many numbers, but of one image at least."""
+    return max(1, min(len(images), round(images.numel() / numbers)))
 
 
 def _chunks(parts: Sequence[Tensor], place: Tensor, config: BlockConfig) -> Iterator[Chunk]:

@@ -25,7 +25,8 @@ class MIVAblation(FeatureClassifier):
     Parameters
     ----------
     recipe, preset
-        What to start from, as for `MIVClassifier`; None for its defaults.
+        What to start from, as for `MIVClassifier`; None for the paper's recipe, whose ablations
+        these are, and for settings derived from the features.
     prototype
         `"mean"`: a prototype is the average of its class's image vectors, without CAP.
     cross_attention, co_excitation, skip
@@ -91,7 +92,7 @@ class MIVAblation(FeatureClassifier):
             support,
             features=self._select(support.features),
             views=None if views is None else self._select(views),
-            view_labels=support.view_labels if self.use_views else support.view_labels[:0],
+            view_rows=support.view_rows if self.use_views else support.view_rows[:0],
         )
         self.classifier_ = MIVClassifier(
             self._recipe(), self._presets(support.features), device=self.device
@@ -115,8 +116,10 @@ class MIVAblation(FeatureClassifier):
 
     def _recipe(self) -> Recipe:
         names = ("prototype", "cross_attention", "co_excitation", "skip", "eta")
-        start = MIVClassifier().recipe if self.recipe is None else self.recipe
-        return resolve_recipe(start, **{name: getattr(self, name) for name in names})
+        return resolve_recipe(
+            "paper" if self.recipe is None else self.recipe,
+            **{name: getattr(self, name) for name in names},
+        )
 
     def _select(self, features: Features) -> Features:
         return features if self.last_blocks is None else Features(features.blocks[self._kept])

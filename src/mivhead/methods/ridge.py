@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from mivhead.experts.ridge import fit_ridge
 from mivhead.methods.base import PooledClassifier, Shots, check_positive
 from mivhead.methods.pooled import membership, unit
 
@@ -60,14 +60,8 @@ class RidgeRegression(PooledClassifier):
     def _learn(self, shots: Shots) -> dict[str, Tensor]:
         x = self._prepare(shots.x)
         targets = membership(shots.labels, shots.classes, x.dtype)  # (image, class)
-        middle, rates = x.mean(dim=0), targets.mean(dim=0)
-        x, targets = x - middle, targets - rates
-        penalty = self.alpha * torch.eye(min(x.shape), dtype=x.dtype, device=x.device)
-        if len(x) < x.shape[1]:  # fewer images than channels: the dual system is the smaller one
-            weights = x.T @ torch.linalg.solve(x @ x.T + penalty, targets)  # (channel, class)
-        else:
-            weights = torch.linalg.solve(x.T @ x + penalty, x.T @ targets)  # (channel, class)
-        return {"coefficients": weights.T.contiguous(), "intercepts": rates - middle @ weights}
+        ridge, _ = fit_ridge(x, targets, self.alpha)
+        return {"coefficients": ridge.coefficients.T.contiguous(), "intercepts": ridge.intercepts}
 
     def _score(self, x: Tensor) -> Tensor:
         scores = self._prepare(x) @ self.learned_["coefficients"].T + self.learned_["intercepts"]

@@ -1,0 +1,113 @@
+"""Fixed descriptions of an image, one vector each, from the patches of a block.
+
+- `mean`: the mean patch (or the token): what is there.
+- `layout`: all patches, side by side: what is where.
+- `second_order`: how channels vary together over the patches: which textures and parts there are.
+
+The last two see patches along the directions in which those of the support set vary most, so that
+their size does not depend on the backbone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mivhead.blocks import Block
+
+Kind = Literal["second_order", "layout", "mean"]
+
+DIRECTIONS = 128  # of patches, at most
+SIDE = 7  # of a layout, at most
+SPARE = 8  # directions followed beside those that are kept: the search for them is safer
+ROUNDS = 3  # of that search
+
+
+@dataclass(frozen=True, eq=False)
+class PatchSpace:
+    """The mean patch of a block and the main directions of its patches."""
+
+    middle: Tensor  # (channel,)
+    directions: Tensor  # (channel, direction)
+
+    @classmethod
+    def fit(cls, map_: Tensor) -> PatchSpace:
+        """Find the main directions of the patches of maps (image, channel, H, W)."""
+        patches = map_.flatten(2).transpose(1, 2).flatten(0, 1).float()  # (patch, channel)
+        middle = patches.mean(dim=0)
+        patches -= middle
+        return cls(middle, main_directions(patches.T @ patches))
+
+    def __call__(self, map_: Tensor) -> Tensor:
+        """Patches in this space: (image, channel, H, W) to (image, direction, H, W)."""
+        centred = map_.float() - self.middle[:, None, None]
+        return torch.einsum("nchw,cd->ndhw", centred, self.directions)
+
+
+def main_directions(scatter: Tensor) -> Tensor:
+    """Return the first eigenvectors of a symmetric matrix as columns, by subspace iteration.
+
+    With few channels nothing is left out, and the answer is the identity.
+
+    >>> main_directions(torch.eye(3)).shape
+    torch.Size([3, 3])
+    """
+    channels = len(scatter)
+    if channels <= DIRECTIONS:
+        return torch.eye(channels, dtype=scatter.dtype, device=scatter.device)
+    width = min(channels, DIRECTIONS + SPARE)
+    generator = torch.Generator().manual_seed(0)  # any start will do, but always the same
+    start = torch.randn(channels, width, generator=generator).to(scatter)
+    basis = torch.linalg.qr(start).Q
+    for _ in range(ROUNDS):
+        basis = torch.linalg.qr(scatter @ basis).Q
+    _, inside = torch.linalg.eigh(basis.T @ scatter @ basis)  # ascending
+    first: Tensor = (basis @ inside)[:, -DIRECTIONS:].contiguous()
+    return first
+
+
+def describe_mean(block: Block, _: PatchSpace | None) -> Tensor:
+    """Return the token, or the mean patch, with mean 0 and length 1."""
+    if block.token is not None:
+        vectors = block.token.float()
+    else:
+        assert block.map is not None
+        vectors = block.map.mean(dim=(2, 3), dtype=torch.float32)
+    return F.normalize(F.layer_norm(vectors, vectors.shape[1:]), dim=1)
+
+
+def describe_layout(block: Block, space: PatchSpace | None) -> Tensor:
+    """All patches of a map of at most 7x7, side by side."""
+    patches = _patches(block, space)
+    height, width = patches.shape[2:]
+    if max(height, width) > SIDE:
+        patches = F.adaptive_avg_pool2d(patches, (min(SIDE, height), min(SIDE, width)))
+    return F.normalize(patches.flatten(1), dim=1)
+
+
+def describe_second_order(block: Block, space: PatchSpace | None) -> Tensor:
+    """Roots of the covariances of all pairs of directions, with their sign."""
+    patches = _patches(block, space).flatten(2)  # (image, direction, patch)
+    patches = patches - patches.mean(dim=2, keepdim=True)
+    covariances = patches @ patches.transpose(1, 2)
+    row, column = torch.triu_indices(*covariances.shape[1:], device=covariances.device)
+    pairs = covariances[:, row, column]
+    return F.normalize(pairs.sign() * pairs.abs().sqrt(), dim=1)
+
+
+def _patches(block: Block, space: PatchSpace | None) -> Tensor:
+    assert block.map is not None
+    assert space is not None
+    return space(block.map)
+
+
+DESCRIBE: dict[Kind, Callable[[Block, PatchSpace | None], Tensor]] = {
+    "second_order": describe_second_order,
+    "layout": describe_layout,
+    "mean": describe_mean,
+}
