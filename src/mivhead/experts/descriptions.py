@@ -40,7 +40,7 @@ class PatchSpace:
         """Find the main directions of the patches of maps (image, channel, H, W)."""
         patches = map_.flatten(2).transpose(1, 2).flatten(0, 1).float()  # (patch, channel)
         middle = patches.mean(dim=0)
-        patches -= middle
+        patches = patches - middle  # not in place: they may be the maps themselves
         return cls(middle, main_directions(patches.T @ patches))
 
     def __call__(self, map_: Tensor) -> Tensor:
