@@ -26,6 +26,7 @@ from mivhead.benchmark.runner import Place, run
 NAME = "resnet50"
 HEADS = (
     "miv",
+    "miv-paper",
     "ncc",
     "baseline++",
     "fit-lda",
