@@ -26,6 +26,7 @@ DIRECTIONS = 128  # of patches, at most
 SIDE = 7  # of a layout, at most
 SPARE = 8  # directions followed beside those that are kept: the search for them is safer
 ROUNDS = 3  # of that search
+NOISE = 1e-6  # spread along a direction, of the largest, that may be rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +67,10 @@ def main_directions(scatter: Tensor) -> Tensor:
     basis = torch.linalg.qr(start).Q
     for _ in range(ROUNDS):
         basis = torch.linalg.qr(scatter @ basis).Q
-    _, inside = torch.linalg.eigh(basis.T @ scatter @ basis)  # ascending
-    first: Tensor = (basis @ inside)[:, -DIRECTIONS:].contiguous()
+    spread, inside = torch.linalg.eigh(basis.T @ scatter @ basis)  # ascending
+    # Few patches vary along few directions; the others would be whatever rounding makes of them.
+    varies = spread > NOISE * spread[-1]
+    first: Tensor = (basis @ (inside * varies))[:, -DIRECTIONS:].contiguous()
     return first
 
 

@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 PRIOR_STRENGTH = 0.1  # of the start, in held-out images that it is worth
+LEAST = 0.001  # of its start, that a voice keeps: if all seem to harm, the start decides, unsurely
 
 
 def stack(votes: Tensor, labels: Tensor, start: Tensor, strength: float = PRIOR_STRENGTH) -> Tensor:
-    """Choose weights, none negative, for a sum of votes that is read as logits.
+    """Choose weights, all positive, for a sum of votes that is read as logits.
 
     They minimise the cross-entropy of held-out images plus a penalty on the distance from where
     they start: with few images they stay there. As the sum is made to fit images that no voice
@@ -52,5 +53,6 @@ def stack(votes: Tensor, labels: Tensor, start: Tensor, strength: float = PRIOR_
         slope = expected - z[:, images, y].sum(axis=1) + 2 * strength * moved / unit
         return strength * (moved**2).sum() - log_p[images, y].sum(), slope
 
-    found = minimize(loss, before, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(before))
+    bounds = [(LEAST * weight, None) for weight in before]
+    found = minimize(loss, before, jac=True, method="L-BFGS-B", bounds=bounds)
     return torch.as_tensor(found.x).to(start)
