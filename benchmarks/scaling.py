@@ -1,0 +1,149 @@
+"""How time and memory of a head grow with shots, ways, queries, channels and patches.
+
+    python benchmarks/scaling.py -o docs/results/scaling.png
+
+One block with random features; one quantity grows, the others stay. Prints, for the upper half of
+each range, the exponent b of seconds ~ quantity^b, and draws the curves. Training steps are timed
+for all but queries, which are predicted; memory is the peak beyond the features.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from mivhead import Features
+from mivhead.benchmark.measuring import PeakMemory
+from mivhead.head.bags import Bags
+from mivhead.head.config import Recipe, resolve_blocks
+from mivhead.head.head import MIVHead
+from mivhead.head.training import train
+from mivhead.preset import BlockPreset
+
+BATCH = 64  # queries that are embedded at once, as the classifier does
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One block's shape, and a task: every image has one view."""
+
+    ways: int = 10
+    shots: int = 5
+    queries: int = 500
+    channels: int = 256
+    side: int = 14  # of the map; patches are its square
+
+    def features(self, images: int) -> Features:
+        """Random features, in half precision; pooled to half the side too."""
+        shape = (images, self.channels, self.side, self.side)
+        return Features([torch.rand(shape, generator=torch.Generator().manual_seed(0)).half()])
+
+    def head(self, features: Features, steps: int) -> MIVHead:
+        """Make a head with the map and one pooled map as candidates."""
+        blocks = resolve_blocks(features, (BlockPreset((self.side // 2,)),))
+        return MIVHead(blocks, Recipe(steps=steps), torch.Generator().manual_seed(0))
+
+    def train(self) -> tuple[float, float]:
+        """Seconds of the fastest of several steps, and peak memory in bytes."""
+        labels = torch.arange(self.ways).repeat_interleave(self.shots)
+        bags = Bags.from_labels(labels, self.ways)
+        features = self.features(2 * len(labels))
+        head = self.head(features, steps=6)
+        peak = PeakMemory()
+        times = [time.perf_counter()]
+        train(
+            head,
+            head.prepare(features),
+            labels.repeat(2),
+            bags,
+            on_step=lambda _: times.append(time.perf_counter()),
+        )
+        seconds = [b - a for a, b in pairwise(times)]
+        return min(seconds), peak.bytes()
+
+    def predict(self) -> tuple[float, float]:
+        """Seconds of all queries, and peak memory in bytes."""
+        support = self.features(self.ways * self.shots)
+        head = self.head(support, steps=0)
+        bags = Bags.from_labels(torch.arange(self.ways).repeat_interleave(self.shots), self.ways)
+        with torch.inference_mode():
+            bank = head.embed(head.prepare(support))
+            batch = self.features(BATCH)
+            peak = PeakMemory()
+            start = time.perf_counter()
+            for _ in range(0, self.queries, BATCH):
+                head(head.embed(head.prepare(batch)), bank, bags)
+            return time.perf_counter() - start, peak.bytes()
+
+
+RANGES: dict[str, Sequence[int]] = {
+    "shots": (1, 2, 5, 10, 20, 40),
+    "ways": (2, 5, 10, 20, 40, 80),
+    "queries": (64, 256, 1024, 4096),
+    "channels": (32, 64, 128, 256, 512, 1024),
+    "side": (4, 7, 10, 14, 20, 28),
+}
+
+
+def exponent(x: Sequence[float], y: Sequence[float]) -> float:
+    """Slope between the middle and the end of a curve on logarithmic axes."""
+    middle = len(x) // 2
+    return math.log(y[-1] / y[middle]) / math.log(x[-1] / x[middle])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--output", type=Path, help="picture to draw")
+    parser.add_argument("--threads", type=int, help="cores to use; by default PyTorch's choice")
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    Setting().train()  # warms up
+    curves = {}
+    print("| quantity | range | seconds | exponent of time | memory, MiB | exponent of memory |")
+    print("|---|---|---|---:|---|---:|")
+    for name, values in RANGES.items():
+        settings = [replace(Setting(), **{name: value}) for value in values]
+        found = [s.predict() if name == "queries" else s.train() for s in settings]
+        seconds, memory = [f[0] for f in found], [max(f[1], 2**20) for f in found]
+        x = [v * v for v in values] if name == "side" else list(values)
+        label = "patches" if name == "side" else name
+        curves[label] = x, seconds, memory
+        print(
+            f"| {label} | {x[0]} to {x[-1]} | {seconds[0]:.4f} to {seconds[-1]:.3f} | "
+            f"{exponent(x, seconds):.2f} | {memory[0] / 2**20:.0f} to {memory[-1] / 2**20:.0f} | "
+            f"{exponent(x, memory):.2f} |",
+            flush=True,
+        )
+    if args.output:
+        draw(curves, args.output)
+
+
+def draw(curves: dict[str, tuple[list[int], list[float], list[float]]], path: Path) -> None:
+    """Draw time and memory against each quantity, on logarithmic axes."""
+    import matplotlib.pyplot as plt
+
+    figure, rows = plt.subplots(2, len(curves), figsize=(2.6 * len(curves), 4.6), squeeze=False)
+    for column, (name, (x, seconds, memory)) in enumerate(curves.items()):
+        for row, y, label in ((0, seconds, "seconds"), (1, [m / 2**20 for m in memory], "MiB")):
+            axes = rows[row][column]
+            axes.loglog(x, y, "o-", color="#1f6f8b", markersize=3)
+            linear = [y[-1] * each / x[-1] for each in x]
+            axes.loglog(x, linear, ":", color="#999999")
+            axes.grid(visible=True, which="major", alpha=0.3)
+            axes.set_xlabel(name if row else "")
+            axes.set_ylabel(label if column == 0 else "")
+    rows[0][0].set_title("dotted: linear", fontsize=8, loc="left")
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+
+
+if __name__ == "__main__":
+    main()
