@@ -1,5 +1,7 @@
 """`MIVClassifier`: what must always hold, whatever the features."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from sklearn.preprocessing import StandardScaler
 
 from mivhead import BlockPreset, Features, MIVClassifier, Preset, Recipe
 from mivhead.errors import InputError
+from mivhead.head.config import RECIPES
 
 FAST = {"steps": 8, "random_state": 0}
 
@@ -37,20 +40,26 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     return load_digits(return_X_y=True)
 
 
-def test_it_learns(digits) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "accuracy", "falls"), [("paper", 0.75, 4), ("mivhead", 0.9, 1.5)]
+)
+def test_it_learns(digits, recipe: str, accuracy: float, falls: float) -> None:
     X, y = digits
-    classifier = MIVClassifier(random_state=0).fit(X[:200], y[:200])
-    assert classifier.score(X[200:600], y[200:600]) > 0.75
-    assert classifier.losses_[-1] < classifier.losses_[0] / 4
+    classifier = MIVClassifier(recipe, random_state=0).fit(X[:200], y[:200])
+    assert classifier.score(X[200:600], y[200:600]) > accuracy
+    assert classifier.losses_[-1] < classifier.losses_[0] / falls
 
 
 def test_the_same_seed_gives_the_same_model_bit_for_bit() -> None:
     X, y = clusters(0, [3, 2, 1])
-    a, b = (MIVClassifier(**FAST).fit(X, y) for _ in range(2))
-    for name, value in a.head_.state_dict().items():
-        assert torch.equal(value, b.head_.state_dict()[name])
-    c = clone(a).set_params(random_state=1).fit(X, y)
-    assert not torch.equal(a.logits(X), c.logits(X))
+    for recipe in ("paper", "mivhead"):
+        a, b = (MIVClassifier(recipe, **FAST).fit(X, y) for _ in range(2))
+        for name, value in a.head_.state_dict().items():
+            assert torch.equal(value, b.head_.state_dict()[name])
+        assert torch.equal(a.logits(X), b.logits(X))
+        c = clone(a).set_params(random_state=1).fit(X, y)
+        from_seed = recipe == "paper"  # the other recipe draws nothing
+        assert torch.equal(a.logits(X), c.logits(X)) != from_seed
 
 
 def test_fitting_leaves_the_global_generators_alone() -> None:
@@ -182,8 +191,11 @@ def test_probabilities() -> None:
 
 def test_shortcuts_change_the_recipe_and_a_recipe_object_is_taken() -> None:
     X, y = clusters(0, [2, 2])
-    classifier = MIVClassifier(**FAST, temperature_order="inside", eta=0.5).fit(X, y)
-    assert classifier.head_.recipe == Recipe(steps=8, temperature_order="inside", eta=0.5)
+    changes = {"temperature_order": "inside", "eta": 0.5, "vote": "prior"}
+    for name, recipe in RECIPES.items():
+        classifier = MIVClassifier(name, **FAST, **changes).fit(X, y)
+        assert classifier.head_.recipe == replace(recipe, steps=8, **changes)
+    assert MIVClassifier().fit(X, y).head_.recipe == RECIPES["mivhead"]
     assert MIVClassifier(Recipe(steps=1)).fit(X, y).losses_.__len__() == 1
 
 

@@ -87,8 +87,24 @@ def test_labels_keep_their_type(queries: Path) -> None:
 def test_the_same_seed_gives_the_same_model(shots: Path, queries: Path) -> None:
     a, b = (FewShotClassifier(TinyBackbone()).fit_folder(shots) for _ in range(2))
     np.testing.assert_array_equal(a.predict_proba(queries), b.predict_proba(queries))
-    other = FewShotClassifier(TinyBackbone(), random_state=1).fit_folder(shots)
-    assert (a.predict_proba(queries) != other.predict_proba(queries)).any()
+    changes = {"recipe": "paper"}, {"threshold": 9}  # what is drawn: initial weights, or views
+    for change in changes:
+        first, second = (
+            FewShotClassifier(TinyBackbone(), random_state=seed, **change).fit_folder(shots)
+            for seed in (0, 1)
+        )
+        assert (first.predict_proba(queries) != second.predict_proba(queries)).any()
+
+
+def test_the_recipe_is_the_methods_own_unless_it_is_given(shots: Path) -> None:
+    def voters(**params: object) -> str:
+        classifier = FewShotClassifier(TinyBackbone(), **params).fit_folder(shots).classifier_
+        return getattr(classifier, "classifier_", classifier).head_.recipe.vote
+
+    assert voters() == "stacked"
+    assert voters(recipe="paper") == "logsumexp"
+    assert voters(method="miv-paper") == voters(method="miv-eta0") == "logsumexp"
+    assert voters(method="miv-eta0", recipe="mivhead") == "stacked"
 
 
 def test_a_bad_image_is_named_or_skipped(shots: Path) -> None:

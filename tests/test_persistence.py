@@ -60,6 +60,9 @@ def change(path: Path, meta: dict | None = None, tensors: dict | None = None, **
         {"recipe": mivhead.Recipe(prototype="mean")},
         {"recipe": mivhead.Recipe(cross_attention=False, co_excitation=False)},
         {"temperature_order": "inside", "attention": "dot"},
+        {"recipe": "paper"},
+        {"vote": "prior"},
+        {"vote": "logsumexp"},
     ],
 )
 def test_what_is_saved_comes_back(params: dict, tmp_path: Path) -> None:
@@ -83,7 +86,7 @@ def test_the_description_has_the_agreed_keys(path: Path) -> None:
     assert document["format"] == 1
     assert document["method"] == "miv"
     assert {"support.block0.map", "support.block1.token"} <= names
-    assert all(name.startswith(("support.block", "params.")) for name in names)
+    assert all(name.startswith(("support.block", "params.", "experts.")) for name in names)
 
 
 def test_whole_numbers_are_classes_too(tmp_path: Path) -> None:
@@ -119,6 +122,11 @@ def test_loading_needs_no_backbone_and_no_timm(path: Path) -> None:
 
 
 TOKEN = "support.block1.token"
+EXPERTS = ["experts.weights", "experts.block0.middle", "experts.block0.directions"] + [
+    f"experts.{expert}.{part}"
+    for expert in ("block0.second_order", "block0.layout", "block1.mean")
+    for part in ("coefficients", "intercepts")
+]
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "newer format": ({"meta": {"format": 2}}, "pip install -U mivhead"),
@@ -145,6 +153,24 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         "float64",
     ),
     "NaN": ({"tensors": {"params.blocks.0.pooling.theta": torch.full((4,), torch.nan)}}, "NaN"),
+    "missing expert": ({"without": ["experts.block1.mean.intercepts"]}, "missing"),
+    "no experts": ({"without": EXPERTS}, "missing"),
+    "no weights": ({"without": ["experts.weights"]}, "missing"),
+    "weights of a voice too many": ({"tensors": {"experts.weights": torch.ones(6)}}, "shape"),
+    "NaN weights": ({"tensors": {"experts.weights": torch.full((5,), torch.nan)}}, "NaN"),
+    "expert of a block that is not there": (
+        {"tensors": {"experts.block2.mean.intercepts": torch.ones(4)}},
+        "unexpected",
+    ),
+    "expert for other classes": (
+        {"tensors": {"experts.block1.mean.coefficients": torch.ones(8, 5)}},
+        "shape",
+    ),
+    "expert of a wrong type": (
+        {"tensors": {"experts.block0.directions": torch.eye(4, dtype=torch.float64)}},
+        "float64",
+    ),
+    "experts in a recipe without": ({"meta": {"recipe": {}}}, "unexpected"),
     "infinite support": ({"tensors": {TOKEN: torch.full((6, 8), torch.inf)}}, "infinity"),
     "support of other channels": ({"tensors": {TOKEN: torch.ones(6, 9)}}, "support"),
     "one shot too few": ({"tensors": {TOKEN: torch.ones(5, 8)}}, "same number"),
@@ -157,6 +183,27 @@ def test_a_changed_file_is_refused(name: str, path: Path) -> None:
     change(path, **changes)
     with pytest.raises(ModelFileError, match=words):
         mivhead.load(path)
+
+
+def test_a_paper_model_has_no_experts_and_takes_none(tmp_path: Path) -> None:
+    path = tmp_path / "model.miv"
+    mivhead.save(fitted(recipe="paper"), path)
+    with safe_open(path, "pt") as file:
+        assert not [name for name in file.keys() if name.startswith("experts.")]  # noqa: SIM118
+    change(path, tensors={"experts.weights": torch.ones(5)})
+    with pytest.raises(ModelFileError, match="unexpected"):
+        mivhead.load(path)
+
+
+def test_a_forged_size_of_experts_costs_no_memory(path: Path) -> None:
+    """A map of many patches would need large layouts; the tensors say what is there."""
+    with safe_open(path, "pt") as file:
+        config = json.loads(file.metadata()["mivhead"])["config"]
+    config["blocks"][0] |= {"channels": 100_000, "heads": 1, "pool_sizes": []}
+    wide = torch.zeros(6, 100_000, 3, 3, dtype=torch.float16)
+    change(path, {"config": config}, {"support.block0.map": wide})
+    with pytest.raises(ModelFileError, match=r"expected torch\.float32 of shape"):
+        mivhead.load(path)  # 128 directions for each channel, and a layout of them
 
 
 def test_a_forged_size_costs_no_memory(path: Path) -> None:

@@ -53,7 +53,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     method_params
         Hyperparameters of the method, by name.
     recipe
-        How the MIV-head is trained and combined: `"mivhead"`, `"paper"` or a `Recipe`.
+        How the MIV-head is trained: `"mivhead"`, `"paper"`, a `Recipe`, or None: as the method is.
     threshold
         T: classes with at most T shots get augmented views; 0 switches augmentation off; None
         takes the backbone's preset.
@@ -100,7 +100,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         weights: str | Path | None = None,
         method: str = "miv",
         method_params: Mapping[str, Any] | None = None,
-        recipe: str | Recipe = DEFAULT_RECIPE,
+        recipe: str | Recipe | None = None,
         threshold: int | None = None,
         augmentation: Augmentation | None = None,
         views_rule: str | None = None,
@@ -215,7 +215,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         if images.labels is None or not (self.method_params or {}).get("use_views", default):
             return NO_VIEWS
         threshold = preset.threshold if self.threshold is None else self.threshold
-        rule = resolve_recipe(self.recipe, views_rule=self.views_rule).views_rule
+        rule = resolve_recipe(self.recipe or DEFAULT_RECIPE, views_rule=self.views_rule).views_rule
         return plan_views(images.labels, threshold, rule, self.random_state)
 
     def classify(self, images: Any, *, skip_bad: bool = False) -> list[Prediction]:

@@ -18,7 +18,6 @@ from mivhead.benchmark.source import Source
 from mivhead.benchmark.tasks import Task
 from mivhead.features import Features
 from mivhead.fewshot import FewShotClassifier
-from mivhead.head.config import DEFAULT_RECIPE
 from mivhead.methods.registry import METHODS, make_method
 from mivhead.preset import Preset
 
@@ -164,7 +163,7 @@ class ImageTrial:
             self._backbone,
             method=self._method.kind,
             method_params=self._method.params | changes,
-            recipe=self._method.recipe or DEFAULT_RECIPE,
+            recipe=self._method.recipe,
             threshold=self._method.threshold,
             random_state=self._given.seed,
             device=self._given.source.device,
