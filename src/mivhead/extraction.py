@@ -6,10 +6,13 @@ With a cache, an image or view that passed the backbone before is not even decod
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +35,7 @@ from mivhead.stores.table import FeatureTable
 BATCH = 32  # images per call of the backbone
 AHEAD = 2 * BATCH  # images decoded and augmented while the backbone works
 
+T = TypeVar("T")
 ViewPlan = tuple[NDArray[np.int64], NDArray[np.int64]]  # rows of the originals, seeds
 NO_VIEWS: ViewPlan = (np.empty(0, np.int64), np.empty(0, np.int64))
 
@@ -47,7 +51,8 @@ def extract_table(
 ) -> FeatureTable:
     """Extract features of images and of their planned views (`plan_views`).
 
-    Decoding, augmentation and the search in the cache run in a second thread beside the backbone.
+    Decoding, augmentation and the search in the cache run in a second thread, beside the backbone
+    or, if they are quick, in turns with it.
     """
     if not len(images):
         raise InputError("There are no images: give at least one.")
@@ -57,7 +62,8 @@ def extract_table(
 
     def compute() -> None:
         """Pass everything that is missing through the backbone."""
-        tensors = backbone.extract([item.picture for item in missing]).tensors
+        with cores.backbone(len(missing)):
+            tensors = backbone.extract([item.picture for item in missing]).tensors
         for i, item in enumerate(missing):
             parts = {name: tensor[i].numpy() for name, tensor in tensors.items()}
             rows.put(item.place, parts)
@@ -67,8 +73,9 @@ def extract_table(
         missing.clear()
 
     items = _items(images, plan, how or Augmentation(), backbone, cache)
-    with _a_core_for_decoding(), progress_bar("backbone", rows.count, show=verbose) as advance:
-        for item in prefetch(items, AHEAD):
+    cores = _Cores()
+    with progress_bar("backbone", rows.count, show=verbose) as advance:
+        for item in prefetch(cores.decode(items), AHEAD):
             if isinstance(item, _Found):
                 rows.put(item.place, item.parts)
                 advance(1)
@@ -89,19 +96,64 @@ def extract_table(
     )
 
 
-@contextmanager
-def _a_core_for_decoding() -> Iterator[None]:
-    """Leave one core to the other thread.
+class _Cores:
+    """Shares the cores between the backbone and the thread that decodes.
 
     PyTorch's threads wait for each other after every layer: if one of them has to share its core
-    with the decoder, all stand still, and extraction takes many times as long.
+    with the decoder, all stand still, and extraction takes many times as long. So the backbone
+    leaves a core to the decoder; or, where decoding takes less time than that core would save, the
+    two take turns, and the backbone has all cores in its turn.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, threads - 1))
-    try:
+
+    def __init__(self) -> None:
+        self._threads = torch.get_num_threads()
+        self._turn = threading.Lock()
+        self._decoding = _Mean()
+        self._beside = _Mean()  # of the backbone, with a core less
+
+    def decode(self, items: Iterable[T]) -> Iterator[T]:
+        """Pass items on, each made in a turn of its own."""
+        iterator = iter(items)
+        while True:
+            with self._turn, self._decoding.of(1):
+                item = next(iterator, None)
+            if item is None:
+                return
+            yield item
+
+    @contextmanager
+    def backbone(self, images: int) -> Iterator[None]:
+        """Run the backbone on so many images."""
+        saved = self._beside.seconds / self._threads  # per image, by one core more
+        try:
+            if self._decoding.seconds < saved:
+                with self._turn:
+                    yield
+            else:
+                torch.set_num_threads(max(1, self._threads - 1))
+                with self._beside.of(images):
+                    yield
+        finally:
+            torch.set_num_threads(self._threads)
+
+
+class _Mean:
+    """Mean seconds of something that is done many times."""
+
+    def __init__(self) -> None:
+        self._total, self._count = 0.0, 0
+
+    @property
+    def seconds(self) -> float:
+        return self._total / max(1, self._count)
+
+    @contextmanager
+    def of(self, count: int) -> Iterator[None]:
+        """Time what is done here so many times."""
+        start = time.perf_counter()
         yield
-    finally:
-        torch.set_num_threads(threads)
+        self._total += time.perf_counter() - start
+        self._count += count
 
 
 @dataclass(frozen=True)
