@@ -12,7 +12,7 @@ bandwidth, plus all floating-point operations at the measured rate of matrix pro
 
 A limit comes from the fastest of several trials, so the adaptation it is compared with has the
 fastest step of several; `--json` also holds the median. `--quick` takes less than a minute, all of
-it about six.
+it about ten.
 """
 
 from __future__ import annotations
@@ -193,11 +193,11 @@ def measure(name: str, task_name: str, *, plain: bool) -> Row:
 
     machine = Machine.measure()
     peak = PeakMemory()
-    trained = head(PLAIN_STEPS)
+    trained = head(PLAIN_STEPS if plain else 1)
     losses, warm = timed_steps(trained, trained.prepare(features), labels, bags)
     memory = features.nbytes + peak.bytes()
     once = best_of(lambda: head().prepare(features), 2)
-    trained = head(max(3, min(STEPS, round(SECONDS / min(warm)))))
+    trained = head(max(2, min(STEPS, round(SECONDS / min(warm)))))
     _, seconds = timed_steps(trained, trained.prepare(features), labels, bags)
     row = Row(
         name,

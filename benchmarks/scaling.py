@@ -137,12 +137,13 @@ def draw(curves: dict[str, tuple[list[int], list[float], list[float]]], path: Pa
             axes.loglog(x, y, "o-", color="#1f6f8b", markersize=3)
             linear = [y[-1] * each / x[-1] for each in x]
             axes.loglog(x, linear, ":", color="#999999")
-            axes.grid(visible=True, which="major", alpha=0.3)
+            axes.minorticks_off()
+            axes.grid(visible=True, alpha=0.3)
             axes.set_xlabel(name if row else "")
             axes.set_ylabel(label if column == 0 else "")
     rows[0][0].set_title("dotted: linear", fontsize=8, loc="left")
     figure.tight_layout()
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=80)
 
 
 if __name__ == "__main__":
