@@ -7,46 +7,62 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from mivhead import extraction
 from mivhead.extraction import _Cores
 
 
+class Clock:
+    """A clock that moves only when told to."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def two_threads() -> Iterator[None]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(extraction, "time", clock)
+    return clock
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
 
 
-def decode(cores: _Cores, seconds: float) -> None:
-    assert list(cores.decode(_slow(seconds))) == [0, 1]
+def decode(cores: _Cores, clock: Clock, seconds: float) -> None:
+    def items() -> Iterator[int]:
+        for i in range(2):
+            clock.now += seconds
+            yield i
+
+    assert list(cores.decode(items())) == [0, 1]
 
 
-def _slow(seconds: float) -> Iterator[int]:
-    for i in range(2):
-        time.sleep(seconds)
-        yield i
+def pass_backbone(cores: _Cores, clock: Clock) -> int:
+    """Two images in 6 seconds, of which a second core saves half; the threads that were used."""
+    with cores.backbone(images=2):
+        clock.now += 6
+        return torch.get_num_threads()
 
 
-@pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize(("decoding", "expected"), [(0.05, [1, 1]), (0.001, [1, 2])])
-def test_quick_decoding_leaves_all_cores_to_the_backbone(decoding, expected):
-    cores, seen = _Cores(), []
-    decode(cores, decoding)
-    for _ in range(2):
-        with cores.backbone(images=2):
-            seen.append(torch.get_num_threads())
-            time.sleep(0.06)  # 0.03 for each image, of which a second core saves half
-    assert seen == expected
+@pytest.mark.parametrize(("decoding", "threads"), [(2.5, [1, 1]), (1.0, [1, 2])])
+def test_quick_decoding_leaves_all_cores_to_the_backbone(clock, decoding, threads):
+    cores = _Cores()
+    decode(cores, clock, decoding)
+    assert [pass_backbone(cores, clock) for _ in range(2)] == threads
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.usefixtures("two_threads")
-def test_nothing_is_decoded_in_the_backbones_turn():
+def test_nothing_is_decoded_in_the_backbones_turn(clock):
     cores, made = _Cores(), []
-    decode(cores, 0.001)
-    with cores.backbone(images=1):
-        time.sleep(0.02)  # makes a turn worth it
+    decode(cores, clock, 1.0)
+    pass_backbone(cores, clock)
     with cores.backbone(images=1):
         decoder = threading.Thread(target=lambda: made.extend(cores.decode([1, 2])))
         decoder.start()
@@ -56,7 +72,6 @@ def test_nothing_is_decoded_in_the_backbones_turn():
     assert made == [1, 2]
 
 
-@pytest.mark.usefixtures("two_threads")
 def test_an_error_of_the_backbone_gives_the_cores_back():
     cores = _Cores()
     for _ in range(2):
