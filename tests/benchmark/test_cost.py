@@ -144,6 +144,12 @@ def test_products_of_closed_heads(name, features, monkeypatch):
     assert products_of(monkeypatch, name, features) == pytest.approx(expected)
 
 
+def test_products_of_a_ridge_with_more_images_than_channels(monkeypatch):
+    narrow = Features(np.random.default_rng(0).normal(size=(13, 5)))
+    expected = executed(fit("ridge", narrow))
+    assert products_of(monkeypatch, "ridge", narrow) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("name", ["baseline", "baseline++", "fit-lda", "fit-qda"])
 @pytest.mark.parametrize("use_views", [False, True])
 def test_products_of_trained_heads(name, use_views, features, monkeypatch):
@@ -269,9 +275,9 @@ def ratios(ways: int, shots: int) -> dict[str, float]:
     episode = Episode((shots,) * ways, (views,) * ways)
     maps = Features([torch.zeros(1, 1024, 14, 14), torch.zeros(1, 2048, 7, 7)])
     tokens = Features([{"map": torch.zeros(1, 384, 28, 28), "token": torch.zeros(1, 384)}] * 4)
-    miv = count("miv", maps, episode, RESNET50, preset=RESNET50_PRESET)
+    miv = count("miv-paper", maps, episode, RESNET50, preset=RESNET50_PRESET)
     tsa = count("tsa", maps, episode, RESNET50)
-    ours = count("miv", tokens, episode, VIT_SMALL_8)
+    ours = count("miv-paper", tokens, episode, VIT_SMALL_8)
     ett = count("ett", tokens, episode, VIT_SMALL_16)
     return {
         "tsa": miv.gflops / tsa.gflops,
