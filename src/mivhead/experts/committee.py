@@ -61,7 +61,7 @@ class Committee:
     def vote(self, cosines: Tensor, features: Features) -> Tensor:
         """Logits (image, class) from the head's cosines (block, image, class) and the experts."""
         votes = torch.cat([cosines, self.experts(features)])
-        return torch.einsum("v,vnc->nc", self.weights, votes)
+        return (self.weights[:, None, None] * votes).sum(dim=0)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a model file holds of it."""

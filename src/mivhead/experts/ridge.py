@@ -17,7 +17,9 @@ class Ridge:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Memberships (image, class) of vectors (image, dimension)."""
-        return x @ self.coefficients + self.intercepts
+        # In double precision, so that an image's answer does not depend on its place in a batch.
+        votes = x.double() @ self.coefficients.double() + self.intercepts.double()
+        return votes.to(x.dtype)
 
 
 def fit_ridge(x: Tensor, targets: Tensor, alpha: float) -> tuple[Ridge, Tensor]:

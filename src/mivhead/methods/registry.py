@@ -180,7 +180,7 @@ _ALL = (
         "Hu et al. 2022, Pushing the Limits of Simple Pipelines (PMF), arXiv 2204.07305",
         "all weights are trained: the costly reference",
     ),
-    _ablation("miv-paper", "the recipe of the paper, with nothing changed"),
+    _ablation("miv-paper", "the recipe of the paper, with nothing changed", recipe="paper"),
     _ablation("miv-ablation", "the MIV-head with any mixture of the changes below, by parameters"),
     _ablation("miv-mean", "CAP replaced by the mean of a class's image vectors", prototype="mean"),
     _ablation("miv-no-attention", "CAP without cross-attention", cross_attention=False),
