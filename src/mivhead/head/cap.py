@@ -8,6 +8,8 @@ The prototypes v^P are wanted for their cosines only, which `BagCosine` computes
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -71,7 +73,7 @@ class CrossAttentionPooling(nn.Module):
         key, value = self.key(x), self.value(x)
         if self.excitation is None:
             return Projected(self._split(key), self._split(value), value.new_ones(()))
-        gate = torch.sigmoid(self.excitation(x))
+        gate = _exactly(torch.sigmoid, self.excitation(x))
         return Projected(self._split(key), self._split(value), self._split(gate))
 
     def _split(self, x: Tensor) -> Tensor:
@@ -103,7 +105,7 @@ class CrossAttentionPooling(nn.Module):
             scores = scores[:, bags.rows].masked_fill(~bags.real.unsqueeze(2), -math.inf)
         if hidden is not None:
             scores = scores.masked_fill(hidden, -math.inf)
-        return torch.softmax(scores, dim=2).transpose(2, 3)
+        return _exactly(partial(torch.softmax, dim=2), scores).transpose(2, 3)
 
     def forward(
         self, query: Projected, support: Projected, bags: Bags, hidden: Tensor | None = None
@@ -148,6 +150,15 @@ class MeanPooling(nn.Module):
             mean = means.mean(dim=0)
             means, vectors = means - mean, vectors - mean
         return F.normalize(vectors, eps=NORM_EPS) @ F.normalize(means, eps=NORM_EPS).T
+
+
+def _exactly(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Apply a function; in prediction by way of double precision.
+
+    PyTorch rounds the last few numbers of a tensor differently from those before, so that an
+    image's answer would depend on its place in a batch.
+    """
+    return function(x) if torch.is_grad_enabled() else function(x.double()).to(x.dtype)
 
 
 def _bagged(values: Tensor, bags: Bags) -> Tensor:
