@@ -31,9 +31,8 @@ from sklearn.linear_model import LogisticRegression
 
 from _plain import logits as plain_logits
 from _plain import train as plain_train
-from mivhead import Features, MIVClassifier, Preset
-from mivhead.backbones.paper import PAPER
-from mivhead.backbones.presets import PRESETS
+from _shapes import SHAPES, TASKS, Task
+from mivhead import Features, MIVClassifier
 from mivhead.benchmark.measuring import PeakMemory
 from mivhead.classifier import BATCH
 from mivhead.head.bags import Bags
@@ -41,82 +40,13 @@ from mivhead.head.config import BlockConfig, Recipe, resolve_blocks
 from mivhead.head.head import MIVHead
 from mivhead.head.pooling import Candidates
 from mivhead.head.training import train
-from mivhead.preset import BlockPreset
 
 STEPS = 40
 PLAIN_STEPS = 3
 PLAIN_QUERIES = 50
-SECONDS = 4.0  # steps are timed for about so long
-DRAWN = 200  # images whose features are drawn; more images repeat them
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """What a backbone gives: the shape of each block's map, and whether it has tokens."""
-
-    maps: tuple[tuple[int, int, int], ...]
-    blocks: tuple[BlockPreset, ...]
-    tokens: bool = False
-
-    def features(self, images: int, generator: torch.Generator) -> Features:
-        """Draw random features, stored in half precision."""
-        drawn = min(images, DRAWN)
-        parts: dict[str, torch.Tensor] = {}
-        for i, shape in enumerate(self.maps):
-            parts[f"block{i}.map"] = torch.randn(drawn, *shape, generator=generator).relu_().half()
-            if self.tokens:
-                parts[f"block{i}.token"] = torch.randn(drawn, shape[0], generator=generator).half()
-        features = Features.from_tensors(parts)
-        return features if drawn == images else features[torch.arange(images) % drawn]
-
-
-@dataclass(frozen=True)
-class Task:
-    """Classes, shots of each class, and augmented views of each shot."""
-
-    ways: int
-    shots: int
-    views: int
-
-    @property
-    def support(self) -> int:
-        """Support images."""
-        return self.ways * self.shots
-
-    @property
-    def images(self) -> int:
-        """Pseudo-queries: the support and its views."""
-        return self.support * (1 + self.views)
-
-    def labels(self) -> torch.Tensor:
-        """Class numbers of all pseudo-queries, the support first."""
-        return torch.arange(self.ways).repeat_interleave(self.shots).repeat(1 + self.views)
-
-
-def _paper(name: str, *maps: tuple[int, int, int], tokens: bool = False) -> Shapes:
-    return Shapes(maps, PAPER[name].preset.blocks, tokens)
-
-
-LITE0: Preset = PRESETS["efficientnet_lite0"]
-SHAPES = {
-    "EfficientNet-Lite0, two blocks": Shapes(
-        ((112, 14, 14), (320, 7, 7)), (BlockPreset((13, 11, 9, 8)), BlockPreset((6, 5, 4)))
-    ),
-    "EfficientNet-Lite0, as shipped": Shapes(
-        ((112, 14, 14), (192, 7, 7), (320, 7, 7), (1280, 7, 7)), LITE0.blocks
-    ),
-    "ViT-S/16": _paper("dino_vits16", *[(384, 14, 14)] * 4, tokens=True),
-    "ViT-S/8": _paper("dino_vits8", *[(384, 28, 28)] * 4, tokens=True),
-    "ResNet-50": _paper("resnet50", (1024, 14, 14), (2048, 7, 7)),
-    "CLIP ViT-L/14": _paper("clip_vitl14", *[(1024, 16, 16)] * 2, tokens=True),
-}
-TASKS = {
-    "5-way 1-shot": Task(5, 1, 15),
-    "10-way 5-shot": Task(10, 5, 3),
-    "50-way 10-shot": Task(50, 10, 2),
-}
 STANDARD = "10-way 5-shot"
 QUICK = ("EfficientNet-Lite0, two blocks", "ViT-S/16")
+SECONDS = 4.0  # steps are timed for about so long
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ with three tasks each take about half an hour. Figures: docs/explanation/the-rec
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from _tasks import TUNING
 from mivhead.benchmark.config import read_config
 from mivhead.benchmark.live import LiveView
 from mivhead.benchmark.runner import Place, run
@@ -25,16 +26,6 @@ from mivhead.blocks import Block
 from mivhead.experts import experts
 from mivhead.head.config import RECIPES
 
-TUNING = (
-    "cub200_birds",
-    "gtsrb_traffic_signs",
-    "cifar10",
-    "omniglot",
-    "fgvc_aircraft",
-    "dtd_textures10",
-    "eurosat",
-    "plantvillage_cropdisease",
-)
 PAPER, OURS = RECIPES["paper"], RECIPES["mivhead"]
 MASKED = replace(PAPER, self_mask=True)
 BLOCKS = replace(OURS, vote="logsumexp")
@@ -58,7 +49,7 @@ KINDS = ("second_order", "layout", "mean")
 
 
 @contextmanager
-def without(kind: str):  # type: ignore[no-untyped-def]  # a script
+def without(kind: str) -> Iterator[None]:
     """Leave a kind of expert out."""
     choose = experts.choose_experts
 
