@@ -26,6 +26,13 @@ def subprocess_miv(*arguments, script=RUN, **settings):
     return subprocess.run(command, env=environment, check=False, **settings)
 
 
+def test_as_a_module():
+    command = [sys.executable, "-m", "mivhead"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == main.FAILED  # the code gets through
+    assert done.stdout == main.build_parser().format_help()
+
+
 def test_help_takes_under_300_ms_of_processor_time():
     times = []
     for _ in range(3):  # the best of three: other work on the machine only makes it slower
