@@ -11,7 +11,8 @@ import pytest
 from bench_data import numbers, write_sets
 
 from mivhead.benchmark.journal import RESULTS, read_results
-from mivhead.cli.main import main
+from mivhead.cli.bench.run import _what
+from mivhead.cli.main import build_parser, main
 
 MIV = "import sys; from mivhead.cli.main import main; sys.exit(main())"
 WHAT = ["--sets", "dots", "--protocol", "5-way 1-shot", "--views", "1", "--tasks", "6"]
@@ -74,6 +75,19 @@ def test_answers_for_people_and_programs(what, expected, capsys):
     assert [row["tasks"] for row in document["results"]] == [6, 6]
     assert main(command) == 0
     assert "5-way 1-shot" in capsys.readouterr().out
+
+
+def test_options_keep_the_settings_of_names_that_the_configuration_has(tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_text(
+        'sets = ["birds"]\n'
+        'backbones = [{name = "mine", spec = "efficientnet_lite0"}]\n'
+        'methods = ["ridge", {name = "knn", params = {neighbours = 3}}]\n'
+    )
+    options = ["--methods", "knn,ncc", "--backbone", "mine", "--data", "sets", "-o", "run"]
+    config, _ = _what(build_parser().parse_args(["bench", "run", str(path), *options]))
+    assert [(m.name, m.params) for m in config.methods] == [("knn", {"neighbours": 3}), ("ncc", {})]
+    assert [b.source for b in config.backbones] == ["efficientnet_lite0"]
 
 
 @pytest.mark.parametrize(

@@ -137,11 +137,16 @@ def _what(args: argparse.Namespace) -> tuple[RunConfig, Path]:
     from mivhead.benchmark.sets import find_sets
 
     config = RunConfig() if args.config is None else load_config(args.config)
-    given = {"sets": args.sets, "methods": args.methods, "backbones": args.backbone}
+    document = config.as_json()
+    given = {
+        "sets": args.sets,
+        "methods": _pick(args.methods, document["methods"]),
+        "backbones": _pick(args.backbone, document["backbones"]),
+    }
     given |= {name: getattr(args, name) for name in ("tasks", "seed", "views")}
     given["protocols"] = args.protocol and [Protocol.parse(each).name for each in args.protocol]
     changes = {key: value for key, value in given.items() if value is not None}
-    config = read_config(config.as_json() | changes)
+    config = read_config(document | changes)
     data = args.data or os.environ.get(DATA)
     wants_carried = bool(config.sets) and set(config.sets) <= set(CARRIED)
     if args.data is None and (wants_carried or (data is None and not config.sets)):
@@ -151,6 +156,12 @@ def _what(args: argparse.Namespace) -> tuple[RunConfig, Path]:
     if data is None:
         raise InputError(f"Give the folder of your data sets with --data, or in {DATA}.")
     return replace(config, sets=config.sets or find_sets(data)), Path(data)
+
+
+def _pick(names: list[str] | None, entries: list[dict[str, Any]]) -> list[Any] | None:
+    """Keep the settings of the configuration for names that it has."""
+    known = {entry["name"]: entry for entry in entries}
+    return names and [known.get(name, name) for name in names]
 
 
 def _report(args: argparse.Namespace, config: RunConfig, results: list[Result]) -> None:
