@@ -41,6 +41,10 @@ WIDE = [(1024, 14), (2048, 7)]
 
 EXPECTED = {
     "resnet50": Expected(WIDE, RESNET, 500, [16, 32], 15, parameters=(15_744_000, 6_144)),
+    # Its third block is the paper's ablation; the sizes there are ours, as the paper has none.
+    "resnet50_3blocks": Expected(
+        [(512, 28), *WIDE], ["n 26 22 18 16", *RESNET], 500, [8, 16, 32], 15
+    ),
     "dino_resnet50": Expected(WIDE, RESNET, 500, [16, 32], 15, parameters=(15_744_000, 6_144)),
     "resnet34": Expected(
         [(256, 14), (512, 7)], RESNET, 500, [4, 8], 30, parameters=(986_880, 1_536)

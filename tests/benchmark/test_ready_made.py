@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 
 import pytest
+import torch
 
+from mivhead import Features, Recipe
 from mivhead.backbones import list_backbones
+from mivhead.backbones.paper import PAPER
 from mivhead.benchmark.config import TABLES, list_tables, load_config
 from mivhead.benchmark.cost_tuning import TUNING
 from mivhead.benchmark.published import _all
-from mivhead.methods.registry import METHODS
+from mivhead.methods.registry import METHODS, make_method
 
 ALL = list_tables()
 
@@ -35,8 +39,38 @@ def test_table(name):
 
 
 def test_names_of_ablations_are_those_of_the_printed_figures():
-    here = {
-        m.name for name in ("interactions", "cap-parts", "gap") for m in load_config(name).methods
-    }
+    tables = ("interactions", "cap-parts", "gap", "blocks", "candidates")
+    here = {m.name for name in tables for m in load_config(name).methods} - {"miv-blocks2"}
     printed = {key[2] for key in _all()}
     assert here <= printed
+    assert {name for name in printed if re.fullmatch(r"miv-(d|blocks)\d", name)} <= here
+
+
+def test_blocks_has_one_two_and_three():
+    config = load_config("blocks")
+    (backbone,) = config.backbones
+    preset = PAPER[backbone.source].preset
+    counts = [
+        METHODS[m.kind].settings.get("last_blocks", m.params.get("last_blocks"))
+        for m in config.methods
+    ]
+    assert counts == [1, 2, 3]
+    assert len(preset.blocks) == 3
+    assert preset.blocks[1:] == PAPER["resnet50"].preset.blocks
+    assert backbone.name == "resnet50", "so that the paper's figures stand beside ours"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("miv-d1", 1), ("miv-d2", 2), ("miv-d4", 4), ("miv-d6", 6)]
+)
+def test_candidates_are_as_many_in_both_blocks(name, expected):
+    (method,) = [m for m in load_config("candidates").methods if m.name == name]
+    features = Features.from_tensors(
+        {"block0.map": torch.zeros(4, 64, 14, 14), "block1.map": torch.zeros(4, 64, 7, 7)}
+    )
+    preset = PAPER["resnet50"].preset
+    classifier = make_method(method.kind, preset=preset, recipe=Recipe(steps=0), **method.params)
+    classifier.fit(features, [0, 0, 1, 1])
+    blocks = [layer.config for layer in classifier.classifier_.head_.layers]
+    assert [block.candidates for block in blocks] == [expected] * 2
+    assert all(len(set(block.candidate_sizes)) == expected for block in blocks)

@@ -79,6 +79,26 @@ def test_candidates_of_maps(name: str, sizes: list[Any]) -> None:
     assert [block.tau for block in blocks(classifier)] == [tau, tau]
 
 
+def test_other_sizes_than_the_presets() -> None:
+    classifier = fitted("miv-ablation", pool_sizes=[[3, 2, 1], []])
+    sizes = [block.candidate_sizes for block in blocks(classifier)]
+    assert sizes == [((4, 4), (3, 3), (2, 2), (1, 1)), ((2, 2),)]
+
+
+@pytest.mark.parametrize(
+    ("pool_sizes", "words"),
+    [
+        ([[3]], "lists for 1 blocks, the features have 2"),
+        ([3, 2], "needs a list of sizes for each block"),
+        (3, "needs a list of sizes for each block"),
+        ([[3], [0]], "at least 1, got 0"),
+    ],
+)
+def test_wrong_sizes(pool_sizes: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        fitted("miv-ablation", pool_sizes=pool_sizes)
+
+
 def test_candidates_with_a_token_begin_with_it() -> None:
     assert [b.candidate_sizes for b in blocks(fitted("miv-d1", token=True))] == [(), ()]
     assert [b.candidate_sizes for b in blocks(fitted("miv-d2", token=True))] == [

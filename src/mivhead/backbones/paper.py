@@ -58,12 +58,20 @@ _DEIT = "github.com/facebookresearch/deit (without distillation)"
 _SMALL = Preprocessing(size=84)
 
 _RESNET = Preset(("layer3", "layer4"), _cnn((13, 11, 9, 8), (6, 5, 4)), threshold=15)
+# For the paper's ablation of the number of blocks. It does not say which sizes it pools the third
+# one to: here they are twice those of the next one, whose map is half as wide.
+_RESNET_3 = Preset(
+    ("layer2", "layer3", "layer4"), _cnn((26, 22, 18, 16), (13, 11, 9, 8), (6, 5, 4)), threshold=15
+)
 _VIT_S16 = Preset(_last_blocks(12, 4), _vit((13, 10), (7,), (), ()), threshold=20)
 _VIT_S8 = Preset(_last_blocks(12, 4), _vit((24, 20, 16), (12, 8), (), ()), threshold=15)
 _VIT_B16 = Preset(_last_blocks(12, 2), _vit((14, 10, 7), ()), threshold=30)
 
 PAPER = {
     "resnet50": PaperBackbone("resnet50.tv2_in1k", _RESNET, f"{_TV} ResNet-50 IMAGENET1K_V2"),
+    "resnet50_3blocks": PaperBackbone(
+        "resnet50.tv2_in1k", _RESNET_3, f"{_TV} ResNet-50 IMAGENET1K_V2"
+    ),
     "dino_resnet50": PaperBackbone("resnet50", _RESNET, f"dino_resnet50_pretrain.pth of {_DINO}"),
     "resnet34": PaperBackbone(
         "resnet34.tv_in1k", replace(_RESNET, threshold=30), f"{_TV} ResNet-34 IMAGENET1K_V1"

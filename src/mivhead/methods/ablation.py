@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -38,6 +39,8 @@ class MIVAblation(FeatureClassifier):
     candidates
         D: at most so many candidates per block. The block's token comes first, then its map, then
         pooled maps, spread over the sizes of the preset, the smallest first.
+    pool_sizes
+        Sides of the pooled maps, for each block of the features, instead of the preset's.
     last_blocks
         N: use only the last blocks of the features.
     use_views
@@ -65,6 +68,7 @@ class MIVAblation(FeatureClassifier):
         eta: float | None = None,
         tau: float | None = None,
         candidates: int | None = None,
+        pool_sizes: tuple[tuple[int, ...], ...] | None = None,
         last_blocks: int | None = None,
         use_views: bool = True,
         random_state: int | np.random.RandomState | None = None,
@@ -79,6 +83,7 @@ class MIVAblation(FeatureClassifier):
         self.eta = eta
         self.tau = tau
         self.candidates = candidates
+        self.pool_sizes = pool_sizes
         self.last_blocks = last_blocks
         self.use_views = use_views
         self.random_state = random_state
@@ -107,6 +112,8 @@ class MIVAblation(FeatureClassifier):
         for name in ("candidates", "last_blocks"):
             if (value := getattr(self, name)) is not None:
                 check_count(name, value, least=1)
+        if self.pool_sizes is not None:
+            _check_sizes(self.pool_sizes)
 
     def _check_depth(self, blocks: int) -> None:
         if self.last_blocks is not None and self.last_blocks > blocks:
@@ -136,6 +143,16 @@ class MIVAblation(FeatureClassifier):
                 f"The preset describes {len(presets)} blocks, the features have "
                 f"{len(features.blocks)}: {features}."
             )
+        if self.pool_sizes is not None:
+            if len(self.pool_sizes) != len(presets):
+                raise InputError(
+                    f"pool_sizes has lists for {len(self.pool_sizes)} blocks, the features have "
+                    f"{len(presets)}: {features}."
+                )
+            presets = [
+                replace(preset, pool_sizes=tuple(sizes))
+                for preset, sizes in zip(presets, self.pool_sizes, strict=True)
+            ]
         if self.candidates is not None:
             tokens = [block.token is not None for block in features.blocks]
             presets = [
@@ -164,6 +181,14 @@ class MIVAblation(FeatureClassifier):
             raise InputError("the head's blocks do not fit the layout of the features.")
         self.classifier_ = inner
         self.layout_, self.n_features_in_ = empty.layout, empty.shape[1]
+
+
+def _check_sizes(pool_sizes: object) -> None:
+    lists = pool_sizes if isinstance(pool_sizes, list | tuple) else [None]
+    if not all(isinstance(sizes, list | tuple) for sizes in lists):
+        raise InputError(f"pool_sizes needs a list of sizes for each block, got {pool_sizes!r}.")
+    for size in chain(*lists):
+        check_count("each of pool_sizes", size, least=1)
 
 
 def _limit(preset: BlockPreset, count: int) -> BlockPreset:
