@@ -11,8 +11,9 @@ import pytest
 from bench_data import numbers, write_sets
 
 from mivhead.benchmark.journal import RESULTS, read_results
-from mivhead.cli.bench.run import _what
+from mivhead.cli.bench.run import _join
 from mivhead.cli.main import build_parser, main
+from mivhead.errors import InputError
 
 MIV = "import sys; from mivhead.cli.main import main; sys.exit(main())"
 WHAT = ["--sets", "dots", "--protocol", "5-way 1-shot", "--views", "1", "--tasks", "6"]
@@ -77,6 +78,17 @@ def test_answers_for_people_and_programs(what, expected, capsys):
     assert "5-way 1-shot" in capsys.readouterr().out
 
 
+def join(*arguments):
+    return _join(build_parser().parse_args(["bench", "run", *arguments, "-o", "run"]))
+
+
+def test_weights_belong_to_one_backbone():
+    (backbone,) = join("main", "--backbone", "dino_resnet50", "--weights", "my.pth").backbones
+    assert (backbone.name, backbone.weights) == ("dino_resnet50", "my.pth")
+    with pytest.raises(InputError, match="any of resnet50, dino_resnet50: name one"):
+        join("main", "--weights", "my.pth")
+
+
 def test_options_keep_the_settings_of_names_that_the_configuration_has(tmp_path):
     path = tmp_path / "my.toml"
     path.write_text(
@@ -84,8 +96,8 @@ def test_options_keep_the_settings_of_names_that_the_configuration_has(tmp_path)
         'backbones = [{name = "mine", spec = "efficientnet_lite0"}]\n'
         'methods = ["ridge", {name = "knn", params = {neighbours = 3}}]\n'
     )
-    options = ["--methods", "knn,ncc", "--backbone", "mine", "--data", "sets", "-o", "run"]
-    config, _ = _what(build_parser().parse_args(["bench", "run", str(path), *options]))
+    options = ["--methods", "knn,ncc", "--backbone", "mine", "--data", "sets"]
+    config = join(str(path), *options)
     assert [(m.name, m.params) for m in config.methods] == [("knn", {"neighbours": 3}), ("ncc", {})]
     assert [b.source for b in config.backbones] == ["efficientnet_lite0"]
 

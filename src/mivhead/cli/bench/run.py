@@ -58,6 +58,11 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
         "--backbone", action="append", metavar="NAME", help="what --backbone of `miv fit` takes"
     )
     group.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="checkpoint of the backbone, if there is one backbone only",
+    )
+    group.add_argument(
         "--protocol",
         action="append",
         metavar="TEXT",
@@ -129,24 +134,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _what(args: argparse.Namespace) -> tuple[RunConfig, Path]:
-    """Join the configuration and the options; find the data."""
+    """Find out what to compare, and where the data is."""
     from mivhead.benchmark.carried import CARRIED, write_carried
-    from mivhead.benchmark.config import RunConfig, load_config, read_config
     from mivhead.benchmark.journal import IMAGES, check_run_folder
-    from mivhead.benchmark.samplers import Protocol
     from mivhead.benchmark.sets import find_sets
 
-    config = RunConfig() if args.config is None else load_config(args.config)
-    document = config.as_json()
-    given = {
-        "sets": args.sets,
-        "methods": _pick(args.methods, document["methods"]),
-        "backbones": _pick(args.backbone, document["backbones"]),
-    }
-    given |= {name: getattr(args, name) for name in ("tasks", "seed", "views")}
-    given["protocols"] = args.protocol and [Protocol.parse(each).name for each in args.protocol]
-    changes = {key: value for key, value in given.items() if value is not None}
-    config = read_config(document | changes)
+    config = _join(args)
     data = args.data or os.environ.get(DATA)
     wants_carried = bool(config.sets) and set(config.sets) <= set(CARRIED)
     if args.data is None and (wants_carried or (data is None and not config.sets)):
@@ -156,6 +149,31 @@ def _what(args: argparse.Namespace) -> tuple[RunConfig, Path]:
     if data is None:
         raise InputError(f"Give the folder of your data sets with --data, or in {DATA}.")
     return replace(config, sets=config.sets or find_sets(data)), Path(data)
+
+
+def _join(args: argparse.Namespace) -> RunConfig:
+    """Join the configuration and the options, which count more."""
+    from mivhead.benchmark.config import RunConfig, load_config, read_config
+    from mivhead.benchmark.samplers import Protocol
+
+    document = (RunConfig() if args.config is None else load_config(args.config)).as_json()
+    given = {
+        "sets": args.sets,
+        "methods": _pick(args.methods, document["methods"]),
+        "backbones": _pick(args.backbone, document["backbones"]),
+    }
+    given |= {name: getattr(args, name) for name in ("tasks", "seed", "views")}
+    given["protocols"] = args.protocol and [Protocol.parse(each).name for each in args.protocol]
+    changes = {key: value for key, value in given.items() if value is not None}
+    config = read_config(document | changes)
+    if args.weights is None:
+        return config
+    if len(config.backbones) > 1:
+        names = ", ".join(backbone.name for backbone in config.backbones)
+        raise InputError(
+            f"--weights {args.weights} can belong to any of {names}: name one with --backbone."
+        )
+    return replace(config, backbones=(replace(config.backbones[0], weights=args.weights),))
 
 
 def _pick(names: list[str] | None, entries: list[dict[str, Any]]) -> list[Any] | None:
