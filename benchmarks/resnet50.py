@@ -6,12 +6,20 @@
 Two sets, ten tasks each, all methods on the same tasks; goes on where it was when it is started
 again. TSA takes several minutes of one core a task, so all of it takes about two hours; the heads
 alone (`--methods miv,ncc`) take a few minutes. The tables are in docs/results/rivals.md.
+
+The paper's ablations are ready-made tables of methods, which can be named instead (half an hour
+of a core; docs/results/ablations.md):
+
+    python benchmarks/resnet50.py --data DIR --weights FILE --tables \\
+        blocks,candidates,gap,cap,interactions,cap-parts,augmentation --views 1 --tasks 8 \\
+        --sets gtsrb_traffic_signs,cub200_birds,fgvc_aircraft,eurosat -o RUN
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,7 +27,7 @@ import torch
 from _backbones import build_resnet50, keras_resnet50
 from mivhead.backbones import from_module
 from mivhead.backbones.paper import PAPER
-from mivhead.benchmark.config import read_config
+from mivhead.benchmark.config import load_config, read_config
 from mivhead.benchmark.live import LiveView
 from mivhead.benchmark.runner import Place, run
 
@@ -49,6 +57,9 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="run folder")
     names = ",".join((*HEADS, "tsa"))
     parser.add_argument("--methods", default=names, help=f"with commas between (default: {names})")
+    parser.add_argument("--tables", help="ready-made tables whose methods to run instead")
+    # ceil(15 / 5) is as many as the paper's rule asks for
+    parser.add_argument("--views", type=int, default=3, help="of each shot (default: 3)")
     parser.add_argument("--sets", default=",".join(SETS), help="with commas between")
     parser.add_argument("--tasks", type=int, default=10, help="tasks a set (default: 10)")
     parser.add_argument("--threads", type=int, default=1, help="cores to use (default: 1)")
@@ -70,9 +81,13 @@ def main() -> None:
             "sets": args.sets.split(","),
             "protocols": ["5-way 5-shot"],
             "tasks": args.tasks,
-            "views": 3,  # ceil(15 / 5): as many as the paper's rule asks for
+            "views": args.views,
         }
     )
+    if args.tables:
+        tables = [load_config(name) for name in args.tables.split(",")]
+        methods = {method.name: method for table in tables for method in table.methods}
+        config = replace(config, methods=tuple(methods.values()))
     place = Place(args.output, args.data, bank=args.output / "bank")
     run(config, place, backbones={NAME: backbone}, view=LiveView())
     print(f"Done; `miv bench report {args.output}` writes the tables.")

@@ -69,7 +69,7 @@ class MIVHead(nn.Module):
         return cast("list[HeadBlock]", list(self.blocks))
 
     def prepare(self, features: Features) -> list[Candidates]:
-        """Compute what does not change in training: candidates and norms."""
+        """Derive the candidates, which do not change in training."""
         blocks = [features.blocks[i] for i in self.taken]
         pairs = zip(blocks, self.layers, strict=True)
         return [prepare(block, layer.config) for block, layer in pairs]

@@ -1,7 +1,7 @@
 """Component 1: pooling by attention, from patches to one vector per image.
 
 Patches of a candidate compete for the candidate (theta), candidates compete for the image (mu).
-Patches are frozen, so what depends on them alone is computed once: `prepare`.
+Patches are frozen, so what depends on them alone is computed once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,8 @@ CHUNK = 2**20  # numbers in a chunk of patches, about: 4 MB in float32
 MAP_CHUNK = 2**18  # numbers in maps that are pooled at once: PyTorch makes 8 bytes more of each
 
 
-class Chunk(NamedTuple):
+@dataclass(eq=False)
+class Chunk:
     """Patches of one candidate of some images, and where they go for work.
 
     A copy streams from memory at full speed, which matrix products with a single row do not; it
@@ -33,12 +34,19 @@ class Chunk(NamedTuple):
 
     rows: slice  # the images
     patches: Tensor  # (image, patch, channel)
-    scale: Tensor  # what theta . patch is multiplied with: (image, 1, patch)
     place: Tensor  # (image, patch, channel), shared by all chunks
+    config: BlockConfig
+    _scale: Tensor | None = None
 
-    def load(self) -> Tensor:
-        """Copy the patches to their place, over those of the last chunk."""
-        return self.place.copy_(self.patches)
+    def load(self) -> tuple[Tensor, Tensor]:
+        """Copy the patches to their place, over those of the last chunk.
+
+        Beside them: what theta . patch is multiplied with, (image, 1, patch).
+        """
+        x = self.place.copy_(self.patches)
+        if self._scale is None:
+            self._scale = _score_scale(_norms(x, self.config), self.config).unsqueeze(1)
+        return x, self._scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +58,7 @@ class Candidates:
 
 
 def prepare(block: Block, config: BlockConfig, dtype: torch.dtype = torch.float32) -> Candidates:
-    """Derive the candidates of a block and the scale of every patch's score.
+    """Derive the candidates of a block.
 
     Patches stay float16 if the features are, which halves what a step reads: they turn into
     `dtype` chunk by chunk, as they are used. Everything else is of `dtype`.
@@ -90,9 +98,7 @@ def _chunks(parts: Sequence[Tensor], place: Tensor, config: BlockConfig) -> Iter
     start = 0
     for patches in parts:
         rows = slice(start, start := start + len(patches))
-        x = place[: patches.numel()].view(patches.shape)
-        scale = _score_scale(_norms(x.copy_(patches), config), config).unsqueeze(1)
-        yield Chunk(rows, patches, scale, x)
+        yield Chunk(rows, patches, place[: patches.numel()].view(patches.shape), config)
 
 
 def _score_scale(norms: Tensor, config: BlockConfig) -> Tensor:
@@ -123,9 +129,9 @@ class PatchPooling(torch.autograd.Function):
         weights: list[Tensor] = []  # of every chunk: (image, 1, patch)
         for chunks, out in zip(candidates.maps, pooled, strict=True):
             for chunk in chunks:
-                x = chunk.load()
+                x, scale = chunk.load()
                 # a row times a matrix is several times as fast as a matrix times a column
-                scores = torch.bmm(theta.expand(len(x), 1, -1), x.mT).mul_(chunk.scale)
+                scores = torch.bmm(theta.expand(len(x), 1, -1), x.mT).mul_(scale)
                 weights.append(torch.softmax(scores, dim=-1))
                 torch.bmm(weights[-1], x, out=out[chunk.rows])
         ctx.candidates, ctx.weights = candidates, weights
@@ -143,9 +149,9 @@ class PatchPooling(torch.autograd.Function):
         parts = ctx.candidates.maps, grad.unsqueeze(2).unbind(1), means.unbind(1), sums
         for chunks, g, mean, out in zip(*parts, strict=True):
             for chunk in chunks:
-                x, rows = chunk.load(), chunk.rows
+                (x, scale), rows = chunk.load(), chunk.rows
                 d_scores = torch.bmm(g[rows], x.mT).sub_(mean[rows])  # (image, 1, patch)
-                d_scores.mul_(next(weights)).mul_(chunk.scale)
+                d_scores.mul_(next(weights)).mul_(scale)
                 torch.bmm(d_scores, x, out=out[rows])
         return sums.sum(dim=(0, 1, 2)), None
 
@@ -205,10 +211,12 @@ class PoolingByAttention(nn.Module):
         if self.theta is None:
             return []
         theta = self.theta
-        return [
-            torch.cat([torch.softmax((c.load() @ theta) * c.scale[:, 0], dim=-1) for c in chunks])
-            for chunks in candidates.maps
-        ]
+
+        def weights(chunk: Chunk) -> Tensor:  # (image, patch)
+            x, scale = chunk.load()
+            return torch.softmax((x @ theta) * scale.squeeze(1), dim=-1)
+
+        return [torch.cat([weights(chunk) for chunk in chunks]) for chunks in candidates.maps]
 
     def forward(self, candidates: Candidates) -> Tensor:
         """Image vectors (image, channel)."""
