@@ -1,4 +1,4 @@
-"""TSA, which tunes the backbone, beside the heads, which do not: a real ResNet-50, 5-way 5-shot.
+r"""TSA, which tunes the backbone, beside the heads, which do not: a real ResNet-50, 5-way 5-shot.
 
     python benchmarks/resnet50.py --data DIR --weights FILE -o RUN
     miv bench report RUN
@@ -10,8 +10,8 @@ alone (`--methods miv,ncc`) take a few minutes. The tables are in docs/results/r
 The paper's ablations are ready-made tables of methods, which can be named instead (half an hour
 of a core; docs/results/ablations.md):
 
-    python benchmarks/resnet50.py --data DIR --weights FILE --tables \\
-        blocks,candidates,gap,cap,interactions,cap-parts,augmentation --views 1 --tasks 8 \\
+    python benchmarks/resnet50.py --data DIR --weights FILE --tables \
+        blocks,candidates,gap,cap,interactions,cap-parts,augmentation --views 1 --tasks 8 \
         --sets gtsrb_traffic_signs,cub200_birds,fgvc_aircraft,eurosat -o RUN
 """
 
