@@ -87,7 +87,8 @@ def main() -> None:
     if args.tables:
         tables = [load_config(name) for name in args.tables.split(",")]
         methods = {method.name: method for table in tables for method in table.methods}
-        fitting = [m for m in methods.values() if m.params.get("last_blocks", 0) <= len(preset.taps)]
+        blocks = len(preset.taps)
+        fitting = [m for m in methods.values() if m.params.get("last_blocks", 0) <= blocks]
         config = replace(config, methods=tuple(fitting))
     place = Place(args.output, args.data, bank=args.output / "bank")
     run(config, place, backbones={NAME: backbone}, view=LiveView())
