@@ -211,7 +211,7 @@ def test_names_cannot_break_a_format():
     assert len(re.findall(r"(?<!\\)\|", row)) == 3
     assert "\\<script" in row
     lines = latex_table(table).splitlines()
-    assert r"a$<$script$>$|b\_1 \& 50\% & 1 \\" in lines
+    assert r"a$<$script$>$$|$b\_1 \& 50\% & 1 \\" in lines
 
 
 def test_a_run_of_one_method_and_one_task(tmp_path):

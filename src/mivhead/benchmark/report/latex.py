@@ -20,6 +20,12 @@ SPECIAL = {
     "±": r"$\pm$",
     "<": r"$<$",
     ">": r"$>$",
+    "|": r"$|$",
+    '"': "''",
+    # At the beginning of a row they would belong to the \\ of the row above.
+    "[": "{[}",
+    "]": "{]}",
+    "*": "{*}",
 }
 
 
