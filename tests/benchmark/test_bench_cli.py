@@ -132,6 +132,16 @@ def test_bad_configurations_and_no_data(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "run").exists()
 
 
+def test_only_sets_that_give_no_tasks(tmp_path, capsys):
+    data = write_sets(tmp_path / "data", names=("dots",), classes=4, images=1)
+    command = ["bench", "run", "--data", str(data), "--workers", "0", "-o", str(tmp_path / "run")]
+    assert main(command) == 2
+    answer = capsys.readouterr()
+    assert "dots has only 1 of the 2 images" in answer.err
+    assert "No task could be drawn from dots" in answer.err
+    assert answer.out == ""
+
+
 def test_images_that_pip_carries(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("MIV_DATA", raising=False)
     command = ["bench", "run", "--methods", "ncc", "--protocol", "5-way 1-shot, max_queries 1"]

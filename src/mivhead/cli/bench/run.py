@@ -129,6 +129,11 @@ def run(args: argparse.Namespace) -> int:
         raise
     finally:
         executor.close()
+    if not results:
+        raise InputError(
+            f"No task could be drawn from {', '.join(config.sets)}: each is left out for the "
+            "reason above (not shown with --quiet)."
+        )
     _report(args, config, results)
     return 0
 
