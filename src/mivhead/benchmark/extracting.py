@@ -99,15 +99,15 @@ class Missing:
         ways = "use fewer --views, --drop-bank, or another folder with --bank"
         if limit is not None and total > limit:
             raise NotAvailableError(
-                f"The bank {bank.folder} would take {total / 1e9:.1f} GB, its limit is "
-                f"{limit / 1e9:.1f} GB: raise it with --bank-gb, or {ways}."
+                f"The bank {bank.folder} would take {total / 1e9:.3f} GB, its limit is "
+                f"{limit / 1e9:.3f} GB: raise it with --bank-gb, or {ways}."
             )
         bank.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         free = shutil.disk_usage(bank.folder).free
         if self.nbytes > free:
             raise NotAvailableError(
-                f"The bank {bank.folder} needs {self.nbytes / 1e9:.1f} GB more, the disk has "
-                f"{free / 1e9:.1f} GB left: {ways}."
+                f"The bank {bank.folder} needs {self.nbytes / 1e9:.3f} GB more, the disk has "
+                f"{free / 1e9:.3f} GB left: {ways}."
             )
 
 

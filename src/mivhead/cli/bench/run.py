@@ -53,7 +53,12 @@ def add_parser(subparsers: Any) -> None:
 
 def _add_what(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--sets", type=_names, metavar="A,B", help="data sets (default: all found)")
-    group.add_argument("--methods", type=_names, metavar="A,B", help="names of `miv methods`")
+    group.add_argument(
+        "--methods",
+        type=_names,
+        metavar="A,B",
+        help="names of `miv methods`, or of the configuration",
+    )
     group.add_argument(
         "--backbone", action="append", metavar="NAME", help="what --backbone of `miv fit` takes"
     )
