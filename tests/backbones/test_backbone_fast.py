@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timm.layers import BatchNormAct2d, Conv2dSame
 from torch import nn
 
 from mivhead.backbones.fast import fold_batchnorm, mirror
+from mivhead.backbones.lite_network import ActivatedNorm, SameConv2d
 from mivhead.backbones.taps import Taps
 from mivhead.errors import InputError
 
@@ -20,10 +20,10 @@ def network(kernel: int, stride: int, channels: int, seed: int) -> nn.Sequential
     """SAME convolution, depthwise SAME convolution and projection, with lived-in BatchNorms."""
     torch.manual_seed(seed)
     model = nn.Sequential(
-        Conv2dSame(3, channels, kernel, stride, bias=False),
-        BatchNormAct2d(channels, act_layer=nn.ReLU6),
-        Conv2dSame(channels, channels, kernel, stride, groups=channels, bias=False),
-        BatchNormAct2d(channels, act_layer=nn.ReLU6),
+        SameConv2d(3, channels, kernel, stride, bias=False),
+        ActivatedNorm(channels),
+        SameConv2d(channels, channels, kernel, stride, groups=channels, bias=False),
+        ActivatedNorm(channels),
         nn.Conv2d(channels, 5, 3, padding=1, bias=True),
         nn.BatchNorm2d(5),
     ).eval()
@@ -54,7 +54,7 @@ def test_folded_and_mirrored_equals_plain(
         assert not any(isinstance(m, nn.BatchNorm2d) for m in folded.modules())
         torch.testing.assert_close(folded(x), expected, rtol=1e-4, atol=1e-4)
         mirror(folded)
-        assert not any(isinstance(m, Conv2dSame) for m in folded.modules())
+        assert not any(isinstance(m, SameConv2d) for m in folded.modules())
         torch.testing.assert_close(folded(x.flip(2, 3)).flip(2, 3), expected, rtol=1e-4, atol=1e-4)
 
 

