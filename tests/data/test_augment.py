@@ -113,18 +113,19 @@ def test_each_transform_can_be_chosen():
     assert abs(np.mean(flips) - 0.5) < 4 * 0.028
 
 
-def test_randaugment_is_torchvision_s():
+@pytest.mark.parametrize("how", [Augmentation(), Augmentation(0.3, 0.6), Augmentation(1, 0, False)])
+def test_views_are_torchvision_s(how):
     from torchvision.transforms import v2
 
-    image = photo()
-    resized = image.resize((24, 24), Image.Resampling.BICUBIC)
-    for seed in range(5):
+    steps = [v2.RandomHorizontalFlip(how.flip), v2.RandomGrayscale(how.grayscale)]
+    if how.randaugment:
+        steps.append(v2.RandAugment(interpolation=v2.InterpolationMode.BICUBIC))
+    theirs = v2.Compose(steps)
+    for seed in range(300):  # each of the 14 operations, forth and back, many times
+        image, size = photo(seed), 20 + seed % 40
         torch.manual_seed(seed)
-        flip, grey = torch.rand(1) < 0.5, torch.rand(1) < 0.2
-        expected = resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else resized
-        expected = expected.convert("L").convert("RGB") if grey else expected
-        expected = v2.RandAugment(interpolation=v2.InterpolationMode.BICUBIC)(expected)
-        assert augment(image, 24, seed).tobytes() == expected.tobytes()
+        expected = theirs(image.resize((size, size), Image.Resampling.BICUBIC))
+        assert augment(image, size, seed, how).tobytes() == expected.tobytes()
 
 
 def test_threads_do_not_disturb_each_other():

@@ -1,28 +1,28 @@
 """Augmented views of a support image: which, how many, and with what seeds.
 
 The transforms are the authors': bicubic resize to the square, horizontal flip, grayscale, then
-torchvision's RandAugment with its defaults. No crop.
+RandAugment with torchvision's defaults. No crop.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
+from mivhead.data.randaugment import rand_augment
 from mivhead.errors import InputError
 
 ViewsRule: TypeAlias = Literal["ceil", "floor"]
 Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
-# torchvision draws from PyTorch's global generator, which all threads share.
+# Views are drawn from PyTorch's global generator, as torchvision does; all threads share it.
 _LOCK = threading.Lock()
 
 
@@ -78,21 +78,14 @@ def augment(
     ((16, 16), 'RGB')
     """
     resized = image.resize((size, size), Image.Resampling.BICUBIC)
-    transform = _transform(how or Augmentation())
+    how = how or Augmentation()
     with _LOCK, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return transform(resized)
-
-
-@cache
-def _transform(how: Augmentation) -> Callable[[Image.Image], Image.Image]:
-    from torchvision.transforms import v2
-
-    steps = [v2.RandomHorizontalFlip(how.flip), v2.RandomGrayscale(how.grayscale)]
-    if how.randaugment:
-        steps.append(v2.RandAugment(interpolation=v2.InterpolationMode.BICUBIC))
-    compose: Callable[[Image.Image], Image.Image] = v2.Compose(steps)
-    return compose
+        if torch.rand(()) < how.flip:
+            resized = ImageOps.mirror(resized)
+        if torch.rand(()) < how.grayscale:
+            resized = resized.convert("L").convert("RGB")
+        return rand_augment(resized) if how.randaugment else resized
 
 
 def views_per_image(shots: int, threshold: int, rule: ViewsRule = "ceil") -> int:
