@@ -82,6 +82,12 @@ def test_the_small_benchmark_is_ready_made():
     assert (len(small.sets), len(small.methods), small.tasks) == (3, 3, 10)
 
 
+def test_a_run_folder_does_not_hide_the_configuration_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small").mkdir()  # `miv bench run small -o small`, given again
+    assert load_config("small").tasks == 10
+
+
 def test_a_run_grows_but_never_contradicts_itself():
     old = read_config({"sets": ["a"], "methods": ["miv"], "tasks": 5})
     new = read_config({"sets": ["b"], "methods": ["ncc", "miv"], "tasks": 5})

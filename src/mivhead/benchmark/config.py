@@ -170,7 +170,8 @@ def read_config(document: Mapping[str, Any], where: str = "The configuration") -
 def load_config(source: str | Path) -> RunConfig:
     """Read a TOML file, or a ready-made configuration by its name (`list_tables`)."""
     path = Path(source)
-    if path.suffix != ".toml" and not path.exists():
+    # A run folder may well have the name of the configuration.
+    if path.suffix != ".toml" and not path.is_file():
         check_one_of("A configuration that is no .toml file", str(source), list_tables())
         path = TABLES / f"{source}.toml"
     try:
