@@ -57,6 +57,15 @@ def test_costs():
     assert published("resnet50", "varying", "miv-blocks2", "birds").gflops == 26716.7
 
 
+def test_other_names_of_the_papers_head():
+    for backbone in ("resnet50", "deit_small"):
+        head = published(backbone, "varying", "miv", "mscoco")
+        assert head is not None
+        assert published(backbone, "varying", "miv-paper", "mscoco") == head
+    assert published("resnet50", "varying", "miv-blocks2", "mscoco").accuracy == 60.8
+    assert published("deit_small", "varying", "miv-blocks2", "mscoco") is None  # it has four
+
+
 def test_names_are_ours():
     backbones = set(list_backbones())
     assert {key[0] for key in _all()} <= backbones

@@ -10,7 +10,7 @@ import pytest
 from synthetic import cell, random_run, result
 
 from mivhead.benchmark.comparison import compare
-from mivhead.benchmark.report.ablations import find_series, interaction_tables
+from mivhead.benchmark.report.ablations import find_series, interaction_tables, series_table
 from mivhead.benchmark.report.accuracy import (
     accuracy_table,
     beside_table,
@@ -22,7 +22,7 @@ from mivhead.benchmark.report.html import html_table, write_html
 from mivhead.benchmark.report.latex import latex_table
 from mivhead.benchmark.report.markdown import markdown_table
 from mivhead.benchmark.report.model import Section, plain_table
-from mivhead.benchmark.report.writing import FILES, write_report
+from mivhead.benchmark.report.writing import FILES, make_sections, write_report
 
 NASTY = "a<script>|b_1 & 50%"
 
@@ -200,6 +200,15 @@ def test_series_over_blocks():
         (2, 80, 20),
         (3, 75, 30),
     ]
+    table = series_table(compare(results)[0], series)
+    assert [[e.text for e in row] for row in table.rows] == [
+        ["1", "70.0", "10"],
+        ["2", "80.0", "20"],
+        ["3", "75.0", "30"],
+    ]
+    (section,) = [each for each in make_sections(results) if each.title == "Ablations"]
+    assert section.tables == (table,)
+    assert len(section.charts) == 1
 
 
 def test_names_cannot_break_a_format():

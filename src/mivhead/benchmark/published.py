@@ -18,8 +18,7 @@ from mivhead.benchmark.sets import declared
 
 FILE = Path(__file__).with_name("published.csv")
 
-# Other names of the same method: with two blocks, ResNet-50's head is the full one.
-SAME = {"miv-blocks2": "miv"}
+FULL = ("resnet50", "miv-blocks2")  # with two blocks, ResNet-50's head is the full one
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,8 @@ class Published:
 def published(backbone: str, protocol: str, method: str, name: str) -> Published | None:
     """Find what the paper prints; `name` is any name of the data set.
 
+    The paper's head is `miv-paper` here, and `miv` where a run gives it the paper's recipe.
+
     >>> published("resnet50", "varying", "miv", "fgvc_aircraft").accuracy
     84.4
     >>> published("resnet50", "varying", "miv", "my_own_photos") is None
@@ -54,7 +55,9 @@ def published(backbone: str, protocol: str, method: str, name: str) -> Published
     info = declared(name)
     if info is None:
         return None
-    return _all().get((backbone, protocol, SAME.get(method, method), info.name))
+    if method == "miv-paper" or (backbone, method) == FULL:
+        method = "miv"
+    return _all().get((backbone, protocol, method, info.name))
 
 
 @cache

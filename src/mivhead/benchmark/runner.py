@@ -200,7 +200,7 @@ class _SetRun:
             self.view.note(
                 f"{self.title}: {missing.images:,} images and "
                 f"{missing.views:,} views pass the backbone; their features take "
-                f"{missing.nbytes / 1e9:.2f} GB in {bank.folder}"
+                f"{missing.nbytes / 1e9:.3f} GB in {bank.folder}"
             )
             self._extract(missing.jobs)
             bank.refresh()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mivhead.benchmark.comparison import Comparison
-from mivhead.benchmark.report.model import Table, plain_table
+from mivhead.benchmark.report.model import Table, number, plain_table
 
 SERIES = {
     "blocks": ("N, blocks of the backbone", re.compile(r"^miv-blocks(\d+)$")),
@@ -51,6 +51,16 @@ def find_series(comparison: Comparison) -> list[Series]:
             )
             found.append(Series(title, points))
     return found
+
+
+def series_table(comparison: Comparison, series: Series) -> Table:
+    """Tabulate a series: what its figure draws."""
+    return plain_table(
+        f"Accuracy and GFLOPs over {series.title}, {comparison.backbone}, {comparison.protocol}",
+        (series.title, "accuracy in %", "GFLOPs"),
+        [(p.number, f"{p.accuracy:.1f}", number(p.gflops)) for p in series.points],
+        f"Mean of {len(comparison.complete)} sets. GFLOPs of adaptation, counted honestly.",
+    )
 
 
 def interaction_tables(comparison: Comparison) -> list[Table]:

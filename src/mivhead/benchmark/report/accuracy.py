@@ -202,5 +202,6 @@ def beside_table(comparison: Comparison) -> Table | None:
         ("data set, method", "here", "paper", "difference"),
         rows,
         "The paper's tasks are others, and so may be the images: its sets are the test splits of "
-        "Meta-Dataset, 600 tasks each. Only the names correspond.",
+        "Meta-Dataset, 600 tasks each. Only the names correspond: the paper's miv has its own "
+        "recipe, ours the one that the run gave it.",
     )

@@ -12,7 +12,7 @@ from typing import TypeVar
 from mivhead.benchmark.comparison import Comparison, compare
 from mivhead.benchmark.files import write_text
 from mivhead.benchmark.report import accuracy, charts, costs
-from mivhead.benchmark.report.ablations import find_series, interaction_tables
+from mivhead.benchmark.report.ablations import find_series, interaction_tables, series_table
 from mivhead.benchmark.report.html import write_html
 from mivhead.benchmark.report.latex import write_latex
 from mivhead.benchmark.report.markdown import write_markdown
@@ -107,10 +107,12 @@ def _accuracy(comparisons: Sequence[Comparison]) -> Section:
 
 
 def _ablations(comparisons: Sequence[Comparison]) -> Section:
+    found = [(c, series) for c in comparisons for series in find_series(c)]
+    interactions = [table for c in comparisons for table in interaction_tables(c)]
     return Section(
         "Ablations",
-        tables=tuple(table for c in comparisons for table in interaction_tables(c)),
-        charts=tuple(charts.series_chart(c, s) for c in comparisons for s in find_series(c)),
+        tables=(*(series_table(*each) for each in found), *interactions),
+        charts=tuple(charts.series_chart(*each) for each in found),
     )
 
 
