@@ -56,10 +56,12 @@ def build(name: str) -> nn.Module:
     """Build the ImageNet classifier as it was trained, with the package's weights."""
     source = WEIGHTS[name]
     tensors = read_checkpoint(source.locate(), source.sha256)
-    with torch.device("meta"):  # no random weights, which are replaced at once
+    with torch.device("meta"):  # no memory, no random weights: both are replaced
         model = EfficientNetLite(name)
-    model.to_empty(device="cpu")
-    model.load_state_dict(rename_in_order(tensors, model.state_dict()), strict=True)
+    renamed = rename_in_order(tensors, model.state_dict())
+    # In PyTorch's order: many lie in the file as TensorFlow had them, which changes rounding.
+    contiguous = {key: tensor.contiguous() for key, tensor in renamed.items()}
+    model.load_state_dict(contiguous, strict=True, assign=True)
     return model.eval()
 
 

@@ -71,7 +71,9 @@ class Residual(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the parts, and add the input."""
-        out: Tensor = super().forward(x)
+        out = x
+        for part in self:
+            out = part(out)
         return out + x if self.skip else out
 
 

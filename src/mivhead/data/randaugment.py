@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from PIL import Image, ImageEnhance, ImageOps
@@ -56,8 +56,12 @@ def _rotate(image: Picture, degrees: float) -> Picture:
     return image.rotate(degrees, Image.Resampling.BICUBIC)
 
 
-def _enhance(kind: type[ImageEnhance._Enhance]) -> Operation:
-    return lambda image, change: kind(image).enhance(1.0 + change)
+def _enhance(kind: Callable[[Picture], Any]) -> Operation:
+    def enhance(image: Picture, change: float) -> Picture:
+        changed: Picture = kind(image).enhance(1.0 + change)
+        return changed
+
+    return enhance
 
 
 def _posterize(image: Picture, _: float) -> Picture:
@@ -65,7 +69,8 @@ def _posterize(image: Picture, _: float) -> Picture:
 
 
 def _solarize(image: Picture, _: float) -> Picture:
-    return ImageOps.solarize(image, 255.0 * float(torch.linspace(1.0, 0.0, BINS)[CHOSEN]))
+    threshold = 255.0 * (1.0 - CHOSEN / (BINS - 1))
+    return ImageOps.solarize(image, math.ceil(threshold))  # of whole values those from here up
 
 
 # The strongest change, 0 where there is none to choose, and what to do. The order is torchvision's.
