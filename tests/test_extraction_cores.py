@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mivhead import extraction
-from mivhead.extraction import _Cores
+from mivhead import cores as module
+from mivhead.cores import Cores
 
 
 class Clock:
@@ -23,7 +23,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(extraction, "time", clock)
+    monkeypatch.setattr(module, "time", clock)
     return clock
 
 
@@ -35,7 +35,7 @@ def _two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def decode(cores: _Cores, clock: Clock, seconds: float) -> None:
+def decode(cores: Cores, clock: Clock, seconds: float) -> None:
     def items() -> Iterator[int]:
         for i in range(2):
             clock.now += seconds
@@ -44,7 +44,7 @@ def decode(cores: _Cores, clock: Clock, seconds: float) -> None:
     assert list(cores.decode(items())) == [0, 1]
 
 
-def pass_backbone(cores: _Cores, clock: Clock) -> int:
+def pass_backbone(cores: Cores, clock: Clock) -> int:
     """Two images in 6 seconds, of which a second core saves half; the threads that were used."""
     with cores.backbone(images=2):
         clock.now += 6
@@ -53,14 +53,14 @@ def pass_backbone(cores: _Cores, clock: Clock) -> int:
 
 @pytest.mark.parametrize(("decoding", "threads"), [(2.5, [1, 1]), (1.0, [1, 2])])
 def test_quick_decoding_leaves_all_cores_to_the_backbone(clock, decoding, threads):
-    cores = _Cores()
+    cores = Cores()
     decode(cores, clock, decoding)
     assert [pass_backbone(cores, clock) for _ in range(2)] == threads
     assert torch.get_num_threads() == 2
 
 
 def test_nothing_is_decoded_in_the_backbones_turn(clock):
-    cores, made = _Cores(), []
+    cores, made = Cores(), []
     decode(cores, clock, 1.0)
     pass_backbone(cores, clock)
     with cores.backbone(images=1):
@@ -73,7 +73,7 @@ def test_nothing_is_decoded_in_the_backbones_turn(clock):
 
 
 def test_an_error_of_the_backbone_gives_the_cores_back():
-    cores = _Cores()
+    cores = Cores()
     for _ in range(2):
         with pytest.raises(ValueError, match="broken"), cores.backbone(images=1):
             raise ValueError("broken")

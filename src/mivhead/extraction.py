@@ -6,13 +6,10 @@ With a cache, an image or view that passed the backbone before is not even decod
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +20,7 @@ from mivhead.backbones.base import Backbone
 from mivhead.cache import FeatureCache
 from mivhead.cache.entry import Parts
 from mivhead.cache.keys import Keys, content_hash
+from mivhead.cores import Cores
 from mivhead.data.augment import Augmentation, augment
 from mivhead.data.images import load_image, read_capped, read_file
 from mivhead.data.imageset import ImageSet, ImageSource
@@ -34,8 +32,8 @@ from mivhead.stores.table import FeatureTable
 
 BATCH = 32  # images per call of the backbone
 AHEAD = 2 * BATCH  # images decoded and augmented while the backbone works
+PART = 4 * BATCH  # images whose features are in memory at once, where they are not kept
 
-T = TypeVar("T")
 ViewPlan = tuple[NDArray[np.int64], NDArray[np.int64]]  # rows of the originals, seeds
 NO_VIEWS: ViewPlan = (np.empty(0, np.int64), np.empty(0, np.int64))
 
@@ -54,38 +52,11 @@ def extract_table(
     Decoding, augmentation and the search in the cache run in a second thread, beside the backbone
     or, if they are quick, in turns with it.
     """
-    if not len(images):
-        raise InputError("There are no images: give at least one.")
     view_of = plan[0]
-    rows = _Rows(len(images) + len(view_of))  # the images, then the views
-    missing: list[_Item] = []
-
-    def compute() -> None:
-        """Pass everything that is missing through the backbone."""
-        with cores.backbone(len(missing)):
-            tensors = backbone.extract([item.picture for item in missing]).tensors
-        for i, item in enumerate(missing):
-            parts = {name: tensor[i].numpy() for name, tensor in tensors.items()}
-            rows.put(item.place, parts)
-            if cache is not None:
-                cache.put(item.key, parts)
-        advance(len(missing))
-        missing.clear()
-
-    items = _items(images, plan, how or Augmentation(), backbone, cache)
-    cores = _Cores()
-    with progress_bar("backbone", rows.count, show=verbose) as advance:
-        for item in prefetch(cores.decode(items), AHEAD):
-            if isinstance(item, _Found):
-                rows.put(item.place, item.parts)
-                advance(1)
-            else:
-                missing.append(item)
-            if len(missing) == BATCH:
-                compute()
-        if missing:
-            compute()
-    features = Features.from_tensors(rows.tensors)
+    count = len(images) + len(view_of)  # the images, then the views
+    flow = _Flow(backbone, images, plan, how or Augmentation(), cache)
+    with flow, progress_bar("backbone", count, show=verbose) as advance:
+        features = flow.take(0, count, advance)
     return FeatureTable(
         features[: len(images)],
         images.ids,
@@ -96,64 +67,77 @@ def extract_table(
     )
 
 
-class _Cores:
-    """Shares the cores between the backbone and the thread that decodes.
+def iter_features(
+    backbone: Backbone,
+    images: ImageSet,
+    *,
+    cache: FeatureCache | None = None,
+    verbose: bool = True,
+) -> Iterator[Features]:
+    """Yield the features of any number of images, `PART` at a time, in little memory.
 
-    PyTorch's threads wait for each other after every layer: if one of them has to share its core
-    with the decoder, all stand still, and extraction takes many times as long. So the backbone
-    leaves a core to the decoder; or, where decoding takes less time than that core would save, the
-    two take turns, and the backbone has all cores in its turn.
+    Images are decoded ahead while the caller works on a part, where that does not slow it down.
     """
+    flow = _Flow(backbone, images, NO_VIEWS, Augmentation(), cache)
+    with flow, progress_bar("backbone", len(images), show=verbose) as advance:
+        for start in range(0, len(images), PART):
+            features = flow.take(start, min(PART, len(images) - start), advance)
+            with flow.cores.share():
+                yield features
 
-    def __init__(self) -> None:
-        self._threads = torch.get_num_threads()
-        self._turn = threading.Lock()
-        self._decoding = _Mean()
-        self._beside = _Mean()  # of the backbone, with a core less
 
-    def decode(self, items: Iterable[T]) -> Iterator[T]:
-        """Pass items on, each made in a turn of its own."""
-        iterator = iter(items)
-        while True:
-            with self._turn, self._decoding.of(1):
-                item = next(iterator, None)
-            if item is None:
-                return
-            yield item
+class _Flow:
+    """Images on their way through decoder, cache and backbone."""
 
-    @contextmanager
-    def backbone(self, images: int) -> Iterator[None]:
-        """Run the backbone on so many images."""
-        saved = self._beside.seconds / self._threads  # per image, by one core more
-        try:
-            if self._decoding.seconds < saved:
-                with self._turn:
-                    yield
+    def __init__(
+        self,
+        backbone: Backbone,
+        images: ImageSet,
+        plan: ViewPlan,
+        how: Augmentation,
+        cache: FeatureCache | None,
+    ) -> None:
+        if not len(images):
+            raise InputError("There are no images: give at least one.")
+        self._backbone, self._cache = backbone, cache
+        self.cores = Cores()
+        items = _items(images, plan, how, backbone, cache)
+        self._items = prefetch(self.cores.decode(items), AHEAD)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._items.close()
+
+    def take(self, start: int, count: int, advance: Callable[[int], object]) -> Features:
+        """Features of the next items, whose places in the result are `start` and those after."""
+        rows = _Rows(count)
+        missing: list[_Item] = []
+
+        def compute() -> None:
+            """Pass everything that is missing through the backbone."""
+            with self.cores.backbone(len(missing)):
+                tensors = self._backbone.extract([item.picture for item in missing]).tensors
+            for i, item in enumerate(missing):
+                parts = {name: tensor[i].numpy() for name, tensor in tensors.items()}
+                rows.put(item.place - start, parts)
+                if self._cache is not None:
+                    self._cache.put(item.key, parts)
+            advance(len(missing))
+            missing.clear()
+
+        for item in islice(self._items, count):
+            if isinstance(item, _Found):
+                rows.put(item.place - start, item.parts)
+                advance(1)
             else:
-                torch.set_num_threads(max(1, self._threads - 1))
-                with self._beside.of(images):
-                    yield
-        finally:
-            torch.set_num_threads(self._threads)
-
-
-class _Mean:
-    """Mean seconds of something that is done many times."""
-
-    def __init__(self) -> None:
-        self._total, self._count = 0.0, 0
-
-    @property
-    def seconds(self) -> float:
-        return self._total / max(1, self._count)
-
-    @contextmanager
-    def of(self, count: int) -> Iterator[None]:
-        """Time what is done here so many times."""
-        start = time.perf_counter()
-        yield
-        self._total += time.perf_counter() - start
-        self._count += count
+                missing.append(item)
+            if len(missing) == BATCH:
+                compute()
+        if missing:
+            compute()
+        return Features.from_tensors(rows.tensors)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,9 +14,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from mivhead.answers import Prediction, predictions
-from mivhead.backbones import DEFAULT_BACKBONE
+from mivhead.backbones import DEFAULT_BACKBONE, named
 from mivhead.backbones.base import Backbone, Identity
-from mivhead.backbones.named import backbone_of, check_same, expected_preset, named_by_file
 from mivhead.cache import FeatureCache, open_cache
 from mivhead.data.anything import as_image_set
 from mivhead.data.augment import Augmentation, plan_views
@@ -24,7 +24,7 @@ from mivhead.data.images import ImageLike
 from mivhead.data.imageset import ImageSet, Skipped, check_images, from_images, label_images
 from mivhead.errors import InputError, check_one_of
 from mivhead.estimator import FeatureClassifier
-from mivhead.extraction import NO_VIEWS, ViewPlan, extract_table
+from mivhead.extraction import NO_VIEWS, ViewPlan, extract_table, iter_features
 from mivhead.head.config import DEFAULT_RECIPE, Recipe, resolve_recipe
 from mivhead.methods import METHODS, make_method, make_tuner
 from mivhead.methods.tuning.base import TuningClassifier
@@ -125,8 +125,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def fit(self, images: Iterable[ImageLike], labels: Sequence[Any]) -> Self:
         """Train on images and their labels."""
         self._forget()
-        named = label_images(from_images(images), labels)
-        return self._fit_images(named, labels)
+        return self._fit_images(label_images(from_images(images), labels), labels)
 
     def fit_folder(self, path: str | Path, *, skip_bad: bool = False) -> Self:
         """Train on a folder of class folders, a zip of one, or a CSV of paths and labels.
@@ -168,11 +167,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             raise InputError("The table has no labels to learn from.")
         backbone = self._load_backbone()
         identity = backbone.identity
-        if table.backbone is not None and Identity.from_json(table.backbone) != identity:
-            raise InputError(
-                f"The features come from the backbone {table.backbone.get('name')!r} with other "
-                f"weights, taps or preprocessing than {identity.name!r} has here."
-            )
+        named.check_origin(table.backbone, identity)
         fitted = self.make_classifier(backbone.preset).fit(
             table.features, np.asarray(labels), views=table.views, view_of=table.view_of
         )
@@ -222,7 +217,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """Names and probabilities of images, a folder, a zip or a single image."""
         check_is_fitted(self, "classifier_")
         readable = self._readable(as_image_set(images), skip_bad)
-        return predictions(readable.ids, self.classes_, self._probabilities(readable))
+        return [each for part in self.classify_parts(readable) for each in part]
+
+    def classify_parts(self, images: ImageSet) -> Iterator[list[Prediction]]:
+        """Yield names and probabilities of any number of images, part by part."""
+        ids = iter(images.ids)
+        for found in self._probabilities(images):
+            yield predictions(list(islice(ids, len(found))), self.classes_, found)
 
     def classify_table(self, table: FeatureTable) -> list[Prediction]:
         """Names and probabilities of images whose features were extracted before."""
@@ -231,18 +232,19 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         found = self.classifier_.predict_proba(table.features)
         return predictions(table.ids, self.classes_, found)
 
-    def _probabilities(self, images: ImageSet) -> NDArray[np.floating[Any]]:
+    def _probabilities(self, images: ImageSet) -> Iterator[NDArray[np.floating[Any]]]:
+        """Probabilities (image, class) of one part of the images after the other."""
         unlabelled = replace(images, labels=None)  # labelled ones would get augmented views
         backbone = self._load_backbone()
         if isinstance(self.classifier_, TuningClassifier):
             return tuned_probabilities(self.classifier_, backbone, unlabelled, self.verbose)
-        table = extract_table(backbone, unlabelled, cache=self._cache(), verbose=self.verbose)
-        return self.classifier_.predict_proba(table.features)
+        parts = iter_features(backbone, unlabelled, cache=self._cache(), verbose=self.verbose)
+        return map(self.classifier_.predict_proba, parts)
 
     def predict_proba(self, images: Any) -> NDArray[np.floating[Any]]:
         """Probabilities (image, class), in the order of `classes_`."""
         check_is_fitted(self, "classifier_")
-        return self._probabilities(as_image_set(images))
+        return np.concatenate(list(self._probabilities(as_image_set(images))))
 
     def predict(self, images: Any) -> NDArray[Any]:
         """Labels of the most probable classes, one per image."""
@@ -266,7 +268,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         device: str | None,
     ) -> Self:
         """Make a fitted classifier from the parts of a model file."""
-        chosen = named_by_file(identity) if backbone is None else backbone
+        chosen = named.named_by_file(identity) if backbone is None else backbone
         new = cls(chosen, weights=weights, device=device)
         new.classifier_, new.classes_, new.identity_ = classifier, classifier.classes_, identity
         return new
@@ -277,21 +279,19 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             self.__dict__.pop(name, None)
 
     def _cache(self) -> FeatureCache | None:
-        if isinstance(self.cache, str | Path):
-            return open_cache(self.cache)
         wanted = isinstance(self.backbone, str) if self.cache is None else self.cache
-        return open_cache() if wanted else None
+        return open_cache(None if wanted is True else wanted) if wanted else None
 
     def _load_backbone(self) -> Backbone:
         """Load the backbone on first use; a fitted classifier needs the one it was fitted with."""
         identity: Identity | None = getattr(self, "identity_", None)
         loaded: Backbone | None = getattr(self, "_loaded", None)
         if loaded is None:
-            preset = None if identity is None else expected_preset(identity)
-            loaded = backbone_of(self.backbone, self.weights, preset, self.device)
+            preset = None if identity is None else named.expected_preset(identity)
+            loaded = named.backbone_of(self.backbone, self.weights, preset, self.device)
             self._loaded = loaded
         if identity is not None:
-            check_same(loaded.identity, identity)
+            named.check_same(loaded.identity, identity)
         return loaded
 
     def __getstate__(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from mivhead.backbones.module import ModuleBackbone
 from mivhead.data.augment import Augmentation, augment
 from mivhead.data.imageset import ImageSet
 from mivhead.errors import InputError
-from mivhead.extraction import NO_VIEWS, ViewPlan
+from mivhead.extraction import NO_VIEWS, PART, ViewPlan
 from mivhead.methods import method_name
 from mivhead.methods.tuning.base import TuningClassifier
 from mivhead.methods.tuning.network import Network, Pixels
@@ -63,9 +64,14 @@ def load_pixels(
 
 def tuned_probabilities(
     tuner: TuningClassifier, backbone: Backbone, images: ImageSet, verbose: bool
-) -> NDArray[np.floating[Any]]:
-    """Probabilities (image, class) from a tuned copy of the backbone, made anew after loading."""
+) -> Iterator[NDArray[np.floating[Any]]]:
+    """Yield probabilities (image, class), `PART` images at a time, from a tuned copy.
+
+    The copy of the backbone is made anew after loading.
+    """
     if not tuner.attached:
         tuner.attach(network_of(backbone, method_name(tuner)))
-    pixels, _ = load_pixels(images, tuner.network_.size, verbose=verbose)
-    return tuner.predict_proba(pixels)
+    for start in range(0, max(1, len(images)), PART):
+        part = images.take(range(start, min(start + PART, len(images))))
+        pixels, _ = load_pixels(part, tuner.network_.size, verbose=verbose)
+        yield tuner.predict_proba(pixels)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mivhead
-from mivhead.cli import inputs
+from mivhead import extraction
 from mivhead.cli.predict import _as_table
 from mivhead.cli.sorting import safe_name, sort_images
 from mivhead.data.folders import open_unlabelled
@@ -61,7 +61,7 @@ def test_csv(miv, model, new, expected):
 
 def test_chunks_do_not_change_the_answer(miv, model, new, monkeypatch):
     whole = miv("predict", model, new, "--json").out
-    monkeypatch.setattr(inputs, "CHUNK", 4)
+    monkeypatch.setattr(extraction, "PART", 4)
     parts = json.loads(miv("predict", model, new, "--json").out)["predictions"]
     for one, other in zip(json.loads(whole)["predictions"], parts, strict=True):
         assert one["label"] == other["label"]

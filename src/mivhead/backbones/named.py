@@ -6,9 +6,9 @@ loading it would not be safe: whoever wants that gives the address.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone, Identity
@@ -55,6 +55,15 @@ def check_same(found: Identity, expected: Identity) -> None:
             f"{expected.weights[:12]}...), but {found.name!r} (weights {found.weights[:12]}...) "
             "with its taps and preprocessing is another: give the right one with "
             "`mivhead.load(path, backbone=..., weights=...)`, or with --backbone and --weights."
+        )
+
+
+def check_origin(backbone: Mapping[str, Any] | None, expected: Identity) -> None:
+    """Raise an error if features name another backbone than the expected one as their origin."""
+    if backbone is not None and Identity.from_json(backbone) != expected:
+        raise InputError(
+            f"The features come from the backbone {backbone.get('name')!r} with other weights, "
+            f"taps or preprocessing than {expected.name!r} has here."
         )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mivhead.errors import InputError
@@ -13,8 +12,6 @@ if TYPE_CHECKING:
     from mivhead.data.imageset import ImageSet, Skipped
     from mivhead.fewshot import FewShotClassifier, Prediction
     from mivhead.stores.table import FeatureTable
-
-CHUNK = 128  # images whose features are in memory at once
 
 
 @dataclass(frozen=True)
@@ -72,13 +69,12 @@ def classify_images(model: Model, images: ImageSet, *, verbose: bool) -> list[Pr
             f"The model {model.path} was trained on features of unknown origin, not on images: "
             "give it a features file."
         )
-    classifier = model.classifier.set_params(verbose=False)  # one bar for all chunks
-    unlabelled = replace(images, labels=None)  # labelled images would get augmented views
+    classifier = model.classifier.set_params(verbose=False)  # this bar is enough
     predictions: list[Prediction] = []
     with progress_bar("predicting", len(images), show=verbose) as advance:
-        for rows in _chunks(len(images)):
-            predictions += classifier.classify(unlabelled.take(rows))
-            advance(len(rows))
+        for part in classifier.classify_parts(images):
+            predictions += part
+            advance(len(part))
     return predictions
 
 
@@ -88,8 +84,3 @@ def drop_bad(images: ImageSet, skip_bad: bool) -> tuple[ImageSet, list[Skipped]]
 
     skipped = check_images(images) if skip_bad else []
     return images.without(skipped), skipped
-
-
-def _chunks(count: int) -> Iterator[range]:
-    for start in range(0, count, CHUNK):
-        yield range(start, min(count, start + CHUNK))

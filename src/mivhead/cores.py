@@ -1,0 +1,82 @@
+"""Who may use the processor cores: the backbone, or the thread that decodes images."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class Cores:
+    """Shares the cores between the backbone and the thread that decodes.
+
+    PyTorch's threads wait for each other after every layer: if one of them has to share its core
+    with the decoder, all stand still, and extraction takes many times as long. So the backbone
+    leaves a core to the decoder; or, where decoding takes less time than that core would save, the
+    two take turns, and the backbone has all cores in its turn.
+    """
+
+    def __init__(self) -> None:
+        self._threads = torch.get_num_threads()
+        self._turn = threading.Lock()
+        self._decoding = _Mean()
+        self._beside = _Mean()  # of the backbone, with a core less
+
+    def decode(self, items: Iterable[T]) -> Iterator[T]:
+        """Pass items on, each made in a turn of its own."""
+        iterator = iter(items)
+        while True:
+            with self._turn, self._decoding.of(1):
+                item = next(iterator, None)
+            if item is None:
+                return
+            yield item
+
+    @contextmanager
+    def backbone(self, images: int) -> Iterator[None]:
+        """Run the backbone on so many images."""
+        with self.share() as beside:
+            if beside:
+                with self._beside.of(images):
+                    yield
+            else:
+                yield
+
+    @contextmanager
+    def share(self) -> Iterator[bool]:
+        """Run something that uses all cores it is given; tells whether the decoder has one."""
+        saved = self._beside.seconds / self._threads  # per image, by one core more
+        try:
+            if self._decoding.seconds < saved:
+                with self._turn:
+                    yield False
+            else:
+                torch.set_num_threads(max(1, self._threads - 1))
+                yield True
+        finally:
+            torch.set_num_threads(self._threads)
+
+
+class _Mean:
+    """Mean seconds of something that is done many times."""
+
+    def __init__(self) -> None:
+        self._total, self._count = 0.0, 0
+
+    @property
+    def seconds(self) -> float:
+        return self._total / max(1, self._count)
+
+    @contextmanager
+    def of(self, count: int) -> Iterator[None]:
+        """Time what is done here so many times."""
+        start = time.perf_counter()
+        yield
+        self._total += time.perf_counter() - start
+        self._count += count
