@@ -19,9 +19,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,19 +72,21 @@ def run_command(arguments: list[str]) -> None:
     plain_import = builtins.__import__
 
     def timed_import(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name in sys.modules and not args[2:3]:
+        known = name in sys.modules and not args[2:3]
+        if known or threading.current_thread() is not threading.main_thread():
             return plain_import(name, *args, **kwargs)
         with watch.under("import"):
             return plain_import(name, *args, **kwargs)
 
     builtins.__import__ = timed_import
-    from mivhead import diagnostics, extraction, fewshot
+    from mivhead import diagnostics, extraction
+    from mivhead.backbones.lazy import LazyBackbone
     from mivhead.cli.main import main
     from mivhead.estimator import FeatureClassifier
 
-    plain_prefetch, plain_extract = extraction.prefetch, extraction.extract_table
+    plain_prefetch = extraction.prefetch
 
-    def prefetch(items: Any, depth: int) -> Iterator[Any]:
+    def prefetch(items: Any, depth: int) -> Generator[Any]:
         waiting = plain_prefetch(items, depth)
         while True:
             with watch.under("decoding"):
@@ -92,21 +95,15 @@ def run_command(arguments: list[str]) -> None:
                 return
             yield item
 
-    def extract_table(backbone: Any, *args: Any, **kwargs: Any) -> Any:
-        watch.wrap(backbone, "extract", "backbone")
-        try:
-            return plain_extract(backbone, *args, **kwargs)
-        finally:
-            del backbone.extract
-
     extraction.prefetch = prefetch
-    fewshot.extract_table = extract_table
-    watch.wrap(fewshot, "backbone_of", "weights")
+    watch.wrap(LazyBackbone, "extract", "backbone")
+    watch.wrap(LazyBackbone, "loaded", "weights")
     watch.wrap(diagnostics, "held_out", "head")
     for name in ("fit", "predict_proba"):
         watch.wrap(FeatureClassifier, name, "head")
     with watch.under("rest"):
-        code = main(arguments)
+        sys.argv[1:] = arguments
+        code = main()  # as the command is called, which ends the process
     watch._turn()
     print(json.dumps({"code": code, **watch.seconds}), file=sys.stderr)
 
