@@ -175,9 +175,8 @@ def linear(channels: int, generator: torch.Generator | None) -> nn.Linear:
     layer = nn.Linear(channels, channels, device="meta")  # draws nothing from the global generator
     if generator is None:
         return layer
-    layer.to_empty(device="cpu")
     bound = 1 / math.sqrt(channels)
-    with torch.no_grad():
-        for parameter in (layer.weight, layer.bias):
-            nn.init.uniform_(parameter, -bound, bound, generator=generator)
+    for name, shape in (("weight", (channels, channels)), ("bias", (channels,))):
+        values = torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        setattr(layer, name, nn.Parameter(values))  # `to_empty` would import sympy
     return layer

@@ -9,6 +9,7 @@ which then pass it on to the parameters in one go.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,8 +104,26 @@ def loss_and_gradients(
                 outputs.append(output)
                 grads.append(leaf.grad)
     if outputs:
-        torch.autograd.backward(outputs, grads)
+        _Continue.apply(grads, *outputs).backward()
     return total
+
+
+class _Continue(torch.autograd.Function):
+    """Sends gradients that are known already on from the tensors they belong to.
+
+    `torch.autograd.backward(outputs, grads)` does that as well, but imports sympy: half a second.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, grads: Sequence[Tensor], *outputs: Tensor) -> Tensor:
+        """Something to call `backward` of."""
+        ctx.grads = grads
+        return outputs[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the known gradients."""
+        return None, *ctx.grads
 
 
 def _leaves(embedded: Sequence[Projected]) -> list[Projected]:
