@@ -82,14 +82,14 @@ class EfficientNetLite(nn.Sequential):
 
     def __init__(self, name: str) -> None:
         shape = SHAPES[name]
-        before = (STEM, *shape.widths)
-        stages = zip(before, shape.widths, shape.depths, KERNELS, STRIDES, strict=False)
+        before = (STEM, *shape.widths[:-1])
+        stages = zip(before, shape.widths, shape.depths, KERNELS, STRIDES, strict=True)
         super().__init__(
             OrderedDict(
                 conv_stem=_convolution(3, STEM, 3, 2),
                 bn1=ActivatedNorm(STEM),
                 blocks=nn.Sequential(*(_stage(*stage) for stage in stages)),
-                conv_head=_convolution(before[-1], LAST, 1),
+                conv_head=_convolution(shape.widths[-1], LAST, 1),
                 bn2=ActivatedNorm(LAST),
                 global_pool=nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
                 classifier=nn.Linear(LAST, CLASSES),
