@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import atexit
-import gc
 import logging
 import os
 import sys
@@ -78,8 +76,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # names that the terminal cannot show must not fail
             stream.reconfigure(errors="backslashreplace")
-    if argv is None:  # the process ends with this command: its memory need not be searched
-        atexit.register(gc.freeze)
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
         try:
