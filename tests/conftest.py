@@ -1,12 +1,15 @@
 """Shared by all tests: small folders of images, a tiny backbone."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+
+from mivhead.kernels import library
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
@@ -34,3 +37,15 @@ def shots(tmp_path: Path) -> Path:
 def queries(tmp_path: Path) -> Path:
     """Other images of the same classes."""
     return write_images(tmp_path / "queries", 5, seed=1)
+
+
+@pytest.fixture(params=["compiled", "plain"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Run a test twice: with the compiled kernels, and as if they had not been built."""
+    compiled = request.param == "compiled"
+    if not compiled:
+        monkeypatch.setattr(library, "PATH", Path("not-built.so"))
+    library.library.cache_clear()
+    assert (library.library() is not None) == compiled
+    yield compiled
+    library.library.cache_clear()

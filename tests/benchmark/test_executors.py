@@ -1,12 +1,15 @@
 """Workers of this machine: one thread each, replaced when they die, gone when we are."""
 
+import contextlib
 import multiprocessing
 import os
+import socket
+import time
 
 import pytest
 from worker_jobs import CountThreads, Fail, KillWorker, Square
 
-from mivhead.benchmark.executors import Died, make_executor
+from mivhead.benchmark.executors import Died, make_executor, ray_cluster
 from mivhead.errors import InputError, NotAvailableError
 
 
@@ -43,8 +46,23 @@ def test_bad_requests():
 
 
 def test_ray_addresses_that_cannot_be():
-    pytest.importorskip("ray", reason="needs the extra ray")
     with pytest.raises(InputError, match="not of the form HOST:PORT"):
         make_executor("ray", 1, "nowhere")
     with pytest.raises(NotAvailableError, match="No Ray cluster answers at 127"):
         make_executor("ray", 1, "127.0.0.1:9")
+
+
+def test_a_ray_address_that_swallows_calls_is_told_within_seconds(monkeypatch):
+    monkeypatch.setattr(ray_cluster, "ANSWER", 0.5)
+    with socket.socket() as server, contextlib.ExitStack() as callers:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        host, port = server.getsockname()
+        for _ in range(4):  # nobody takes them: when the queue is full, packets are dropped
+            caller = callers.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex((host, port))
+        started = time.monotonic()
+        with pytest.raises(NotAvailableError, match="No Ray cluster answers at .*timed out"):
+            make_executor("ray", 1, f"{host}:{port}")
+        assert time.monotonic() - started < 5

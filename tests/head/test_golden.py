@@ -14,6 +14,8 @@ from mivhead.head.head import MIVHead, rows
 from mivhead.head.training import train
 from mivhead.preset import BlockPreset
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 

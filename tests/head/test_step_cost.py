@@ -10,7 +10,6 @@ from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mivhead import Features, FewShotClassifier
-from mivhead.head import pooling
 from mivhead.head.bags import Bags
 from mivhead.head.config import Recipe, resolve_blocks
 from mivhead.head.head import MIVHead
@@ -20,7 +19,7 @@ from tiny_backbone import TinyBackbone
 
 ROOT = Path(__file__).parents[2]
 PRESETS = (BlockPreset((5, 4)), BlockPreset((2,)))
-CALLS = 680  # of a step with these blocks, forward and backward; 648 when this was written
+CALLS = 290  # of a step with these blocks, forward and backward; 272 when this was written
 
 
 class Watch(TorchDispatchMode):
@@ -72,25 +71,24 @@ def test_calls_per_step_do_not_grow_with_the_task():
     assert small <= CALLS
 
 
-def test_a_step_copies_neither_the_patches_nor_the_support(monkeypatch):
-    monkeypatch.setattr(pooling, "CHUNK", 2**10)
+def test_a_step_copies_neither_the_patches_nor_the_support():
     ways, shots, views = 3, 20, 3
     queries = ways * shots * (1 + views)
     watch = watch_step(ways, shots, views)
     patches = queries * 16 * 36  # of the largest candidate
-    repeated = queries * ways * shots * 16  # the support of the first block, for each query
-    prototypes = queries * ways * 32  # of the second block: values and keys side by side
-    assert watch.largest <= 2 * prototypes < patches < repeated
+    prototypes = queries * ways * 32  # of the second block
+    weights = queries * ways * shots * 2  # attention: two heads
+    assert watch.largest <= weights < patches
+    assert watch.largest != prototypes
 
 
-def test_preparing_copies_half_precision_only(monkeypatch):
-    monkeypatch.setattr(pooling, "CHUNK", 2**10)
-    monkeypatch.setattr(pooling, "MAP_CHUNK", 2**10)
+def test_preparing_copies_half_precision_only():
     features, _, _, head = task(ways=3, shots=20, views=3)
-    for chunks in [c for block in head.prepare(features) for c in block.maps]:
-        assert {chunk.patches.dtype for chunk in chunks} == {torch.float16}
-        assert len({chunk.place.data_ptr() for chunk in chunks}) == 1  # one place for all
-        assert max(chunk.place.numel() for chunk in chunks) <= 2**11
+    with Watch() as watch:
+        prepared = head.prepare(features)
+    maps = [x for block in prepared for x in block.maps]
+    assert {x.dtype for x in maps} == {torch.float16}
+    assert watch.largest == max(x.numel() for x in maps)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -105,7 +103,7 @@ def test_losses_are_those_of_the_formulas_as_they_read(dtype):
     ours = train(head, head.prepare(features), labels, bags)
     *_, head = task(ways=3, shots=2, views=2, dtype=dtype)
     theirs = plain.train(head, features.to(torch.float32), labels, 6, 3)
-    assert ours == pytest.approx(theirs, rel=1e-4)
+    assert ours == pytest.approx(theirs, rel=3e-4)  # rounding grows from step to step
     assert ours[-1] < ours[0]
 
 

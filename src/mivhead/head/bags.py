@@ -14,6 +14,8 @@ class Bags:
 
     rows: Tensor  # (class, shot): support rows, padded with row 0
     real: Tensor  # (class, shot): whether the entry is a shot, not padding
+    order: Tensor  # (shot,): support rows, class after class
+    starts: Tensor  # (class + 1,): where each class starts in `order`
     even: bool  # whether all rows come in order and nothing is padded, as with equal shots
 
     @classmethod
@@ -30,18 +32,29 @@ class Bags:
         rows = torch.zeros(real.shape, dtype=torch.long, device=labels.device)
         rows[real] = order = labels.argsort(stable=True)
         even = bool(real.all()) and torch.equal(order, torch.arange(len(labels)).to(order))
-        return cls(rows, real, even)
+        starts = torch.cat([shots.new_zeros(1), shots.cumsum(0)])
+        return cls(rows, real, order, starts, even)
 
     def own(self, sources: Tensor) -> Tensor:
-        """Mark the shot that each query was made from, if its class has others.
+        """Find the shot that each query was made from, if its class has others.
 
-        `sources` holds the support row of every query; the answer is (class, shot, query).
+        `sources` holds the support row of every query; the answer is its place in `order`, or -1.
 
-        >>> Bags.from_labels(torch.tensor([0, 1, 0]), 2).own(torch.tensor([2, 1])).nonzero()
+        >>> Bags.from_labels(torch.tensor([0, 1, 0]), 2).own(torch.tensor([2, 1]))
+        tensor([ 1, -1])
+        """
+        place = self.order.argsort()  # (support row,)
+        alone = torch.repeat_interleave(self.shots == 1, self.shots)  # (shot,)
+        return torch.where(alone, -1, torch.arange(len(alone)).to(place))[place[sources]]
+
+    def table(self, hidden: Tensor) -> Tensor:
+        """Mark the shots that `own` found: (class, shot, query).
+
+        >>> Bags.from_labels(torch.tensor([0, 1, 0]), 2).table(torch.tensor([1, -1])).nonzero()
         tensor([[0, 1, 0]])
         """
-        several = self.real & (self.shots > 1)[:, None]  # (class, shot)
-        return (self.rows[:, :, None] == sources) & several[:, :, None]
+        place = self.starts[:-1, None] + torch.arange(self.real.shape[1]).to(self.starts)
+        return (place[:, :, None] == hidden) & self.real[:, :, None]
 
     @property
     def shots(self) -> Tensor:

@@ -2,7 +2,8 @@
 
 The support is never repeated per query: pooling of values is linear, and the gate depends on the
 query alone, so v^P = (A V) * gate + (A K), with A the attention of the query over a class's shots.
-The prototypes v^P are wanted for their cosines only, which `BagCosine` computes.
+The prototypes v^P, one per query, class and channel, are wanted for their cosines only: compiled
+code (`mivhead.kernels.cap`) makes them a few at a time and never writes them to memory.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mivhead.head.bags import Bags
-from mivhead.head.comparison import BagCosine
 from mivhead.head.config import BlockConfig, Recipe
 from mivhead.head.pooling import LN_EPS, NORM_EPS
+from mivhead.head.projection import project
+from mivhead.kernels import cap as cap_kernel
+from mivhead.kernels.library import serves
 
 SPREAD = math.sqrt(0.72676)  # of |x - y| for standard normal x and y, so s = SPREAD * sqrt(d)
 
@@ -69,11 +72,14 @@ class CrossAttentionPooling(nn.Module):
 
     def project(self, vectors: Tensor) -> Projected:
         """Image vectors (image, channel) to keys, values and gates."""
-        x = self.norm(vectors)
-        key, value = self.key(x), self.value(x)
-        if self.excitation is None:
+        layers = (self.key, self.value, self.excitation)
+        linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+        x, *projected = project(self.norm, linear, vectors)
+        key = projected.pop(0) if isinstance(self.key, nn.Linear) else x
+        value = projected.pop(0)
+        if not projected:
             return Projected(self._split(key), self._split(value), value.new_ones(()))
-        gate = _exactly(torch.sigmoid, self.excitation(x))
+        gate = _exactly(torch.sigmoid, projected.pop())
         return Projected(self._split(key), self._split(value), self._split(gate))
 
     def _split(self, x: Tensor) -> Tensor:
@@ -84,46 +90,76 @@ class CrossAttentionPooling(nn.Module):
     ) -> Tensor:
         """Weights of every shot of every class: (head, class, query, shot); 0 on padding.
 
-        What is `hidden` (class, shot, query) gets no weight either.
+        The `hidden` shot of a query (`Bags.own`) gets no weight either.
         """
+        masked = None if hidden is None else bags.table(hidden)  # (class, shot, query)
         if not self.recipe.cross_attention:
             real = bags.real[:, None, :]  # (class, 1, shot)
-            if hidden is not None:
-                real = real & ~hidden.transpose(1, 2)  # (class, query, shot)
+            if masked is not None:
+                real = real & ~masked.transpose(1, 2)  # (class, query, shot)
             return (real / real.sum(-1, keepdim=True)).to(query.key.dtype)[None]
         y, z = query.key.transpose(0, 1), support.key.transpose(0, 1)  # (head, image, d)
-        d = y.shape[-1]
-        if self.recipe.attention == "l1":
-            # the constant c of the paper cancels in the softmax
-            scores = torch.cdist(z, y, p=1.0) * (-self.recipe.eta / (SPREAD * math.sqrt(d)))
-        else:
-            scores = (z @ y.transpose(1, 2)) * (self.recipe.eta / math.sqrt(d))
+        l1 = self.recipe.attention == "l1"
+        scores = torch.cdist(z, y, p=1.0) if l1 else z @ y.transpose(1, 2)
+        scores = scores * self._factor()
         # (head, class, shot, query): a softmax is faster over rows than within
         if bags.even:
             scores = scores.unflatten(1, bags.real.shape)
         else:
             scores = scores[:, bags.rows].masked_fill(~bags.real.unsqueeze(2), -math.inf)
-        if hidden is not None:
-            scores = scores.masked_fill(hidden, -math.inf)
+        if masked is not None:
+            scores = scores.masked_fill(masked, -math.inf)
         return _exactly(partial(torch.softmax, dim=2), scores).transpose(2, 3)
 
     def forward(
         self, query: Projected, support: Projected, bags: Bags, hidden: Tensor | None = None
     ) -> Tensor:
         """Cosines of v^Q with the prototypes v^P of all classes: (query, class)."""
+        if serves(query.key):
+            return self._compiled(query, support, bags, hidden)
         weights = self.attention(query, support, bags, hidden)  # (head, class, query, shot)
-        skip, gated = self.recipe.skip, self.excitation is not None
-        vectors = query.value * query.gate + (query.key if skip else 0.0)  # v^Q: (query, head, d)
-        values = _bagged(support.value, bags)
-        cosines: Tensor = BagCosine.apply(
-            weights.expand(self.heads, -1, len(vectors), -1),
-            values,
-            _bagged(support.key, bags) if skip else None,
-            query.gate.transpose(0, 1) if gated else None,
-            vectors.transpose(0, 1),
-            self.recipe.centres,
+        vectors, prototypes = query.value, weights @ _bagged(support.value, bags)
+        if self.excitation is not None:
+            vectors = vectors * query.gate
+            prototypes = prototypes * query.gate.transpose(0, 1).unsqueeze(1)
+        if self.recipe.skip:
+            vectors = vectors + query.key
+            prototypes = prototypes + weights @ _bagged(support.key, bags)
+        u = vectors.flatten(1).unsqueeze(1)  # v^Q: (query, 1, channel)
+        p = prototypes.permute(2, 1, 0, 3).flatten(2)  # v^P: (query, class, channel)
+        if self.recipe.centres:
+            mean = p.mean(dim=1, keepdim=True)
+            u, p = u - mean, p - mean
+        p, u = (F.normalize(x, dim=2, eps=NORM_EPS) for x in (p, u))
+        return (u @ p.mT).squeeze(1)
+
+    def _compiled(
+        self, query: Projected, support: Projected, bags: Bags, hidden: Tensor | None
+    ) -> Tensor:
+        shots = support if bags.even else support.rows(bags.order)
+        cosines: Tensor = cap_kernel.CapCosine.apply(
+            query.key.flatten(1),
+            query.value.flatten(1),
+            None if self.excitation is None else query.gate.flatten(1),
+            shots.key.flatten(1),
+            shots.value.flatten(1),
+            bags.starts,
+            hidden,
+            cap_kernel.Setting(
+                heads=self.heads,
+                attention=self.recipe.attention if self.recipe.cross_attention else "uniform",
+                factor=self._factor(),
+                skip=self.recipe.skip,
+                centred=self.recipe.centres,
+                eps=NORM_EPS,
+            ),
         )
         return cosines
+
+    def _factor(self) -> float:
+        """Return the scale of distances or dot products; c of the paper cancels."""
+        scale = self.recipe.eta / math.sqrt(self.norm.normalized_shape[0] / self.heads)
+        return -scale / SPREAD if self.recipe.attention == "l1" else scale
 
 
 class MeanPooling(nn.Module):

@@ -14,6 +14,7 @@ from mivhead.head.cap import CrossAttentionPooling, MeanPooling, Projected
 from mivhead.head.config import BlockConfig, Recipe
 from mivhead.head.logits import combine
 from mivhead.head.pooling import Candidates, PoolingByAttention, prepare
+from mivhead.kernels.library import library
 
 CHUNK_VALUES = 2**20  # attention weights, or numbers in prototypes, at once: 4 MB in float32
 
@@ -107,13 +108,15 @@ class MIVHead(nn.Module):
         """Slices of queries that keep the memory of `forward` flat."""
         classes, shots = bags.real.shape
         numbers = max(  # of one query in one block: attention weights, prototypes
-            classes * max(layer.config.heads * shots, layer.config.channels)
+            classes * max(layer.config.heads * shots, 0 if library() else layer.config.channels)
             for layer in self.layers
         )
         size = max(1, CHUNK_VALUES // numbers)
+        if size >= queries:
+            return iter([slice(None)])
         return (slice(start, start + size) for start in range(0, queries, size))
 
 
 def rows(embedded: Sequence[Projected], index: Tensor | slice) -> list[Projected]:
     """Select images in every block."""
-    return [block.rows(index) for block in embedded]
+    return list(embedded) if index == slice(None) else [block.rows(index) for block in embedded]

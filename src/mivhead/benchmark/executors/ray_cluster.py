@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from importlib.metadata import version
 from itertools import islice
 from typing import Any
 
@@ -34,9 +35,9 @@ class RayExecutor:
     """
 
     def __init__(self, address: str | None = None) -> None:
-        ray = need("ray", "ray")
         if address is not None:
-            _check_address(ray, address)
+            _check_address(address)  # before Ray is imported, which takes seconds
+        ray = need("ray", "ray")
         try:
             ray.init(
                 address=address or "local",
@@ -96,7 +97,7 @@ def _in_one_thread(job: Job[T]) -> T:
         return result
 
 
-def _check_address(ray: Any, address: str) -> None:
+def _check_address(address: str) -> None:
     """Raise an error within seconds if nobody answers there; Ray itself tries for minutes."""
     if address in ("auto", "local"):
         return
@@ -115,7 +116,7 @@ def _check_address(ray: Any, address: str) -> None:
         ) from error
     if not scheme and not _is_healthy(f"{host}:{port}"):
         raise NotAvailableError(
-            f"What answers at {address} is not a Ray cluster of version {ray.__version__}."
+            f"What answers at {address} is not a Ray cluster of version {version('ray')}."
         )
 
 

@@ -1,0 +1,56 @@
+"""Compiles the kernels (src/mivhead/kernels/*.c) when the package is installed or built.
+
+The compiler comes with pip (ziglang), so that no other is needed. Where there is none, the package
+is built without the kernels and computes the same with PyTorch's operations, only slower.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+FLAGS = ("-O3", "-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-s")
+# No errors of sqrt to report; only functions marked so can be called from outside.
+CODE = ("-fno-math-errno", "-fvisibility=hidden")
+# AVX2 and FMA: processors since 2013. `mivhead.kernels.library` asks before it loads.
+PROCESSORS = {"x86_64": ("-mcpu=x86_64_v3",)}
+# The library needs nothing from the system, so that it runs on any Linux.
+SYSTEMS = {"Linux": ("-nostdlib",), "Darwin": ()}
+
+
+class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Builds libkernels.so beside its sources."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, and make it a package for this kind of machine."""
+        del version
+        system = platform.system()
+        if system not in SYSTEMS or importlib.util.find_spec("ziglang") is None:
+            self.app.display_warning("No compiler: mivhead is built without its fast kernels.")
+            return
+        folder = Path(self.root) / "src" / "mivhead" / "kernels"
+        library, new = folder / "libkernels.so", folder / "libkernels.so.new"
+        flags = (*FLAGS, *CODE, *PROCESSORS.get(platform.machine(), ()), *SYSTEMS[system])
+        sources = sorted(map(str, folder.glob("*.c")))
+        with tempfile.TemporaryDirectory() as cache:
+            subprocess.run(
+                [sys.executable, "-m", "ziglang", "cc", *flags, *sources, "-o", str(new)],
+                check=True,
+                env={**os.environ, "ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache},
+            )
+        new.replace(library)  # at once, for processes that have it loaded
+        build_data["artifacts"].append(str(library.relative_to(self.root)))
+        build_data["pure_python"] = False
+        kind = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = f"py3-none-{kind}"

@@ -1,0 +1,1 @@
+"""Compiled kernels: work that PyTorch has no single operation for."""
