@@ -63,6 +63,6 @@ def test_a_ray_address_that_swallows_calls_is_told_within_seconds(monkeypatch):
             caller.setblocking(False)
             caller.connect_ex((host, port))
         started = time.monotonic()
-        with pytest.raises(NotAvailableError, match="No Ray cluster answers at .*timed out"):
+        with pytest.raises(NotAvailableError, match=r"No Ray cluster answers at .*timed out"):
             make_executor("ray", 1, f"{host}:{port}")
         assert time.monotonic() - started < 5
