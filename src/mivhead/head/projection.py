@@ -20,7 +20,8 @@ def project(norm: nn.LayerNorm, layers: Sequence[nn.Linear], vectors: Tensor) ->
 class _Projection(torch.autograd.Function):
     """LayerNorm and linear layers in one, because a step of training is made of many small calls.
 
-    Gradients of the vectors are added up within the matrix products that make them.
+    Gradients are added up within the matrix products that make them: those of the vectors, and
+    those of matrices that have a gradient already, which would take as much memory once more.
     """
 
     @staticmethod
@@ -46,7 +47,12 @@ class _Projection(torch.autograd.Function):
                 of_layers += None, None
                 continue
             total.addmm_(grad, weight)
-            of_layers += grad.T @ x, grad.sum(dim=0)
+            if weight.grad is None:
+                of_layers.append(grad.T @ x)
+            else:
+                weight.grad.addmm_(grad.T, x)
+                of_layers.append(None)
+            of_layers.append(grad.sum(dim=0))
         wanted = ctx.needs_input_grad[0], True, True
         d_vectors, d_scale, d_shift = _layer_norm_backward(
             total, vectors, scale.shape, mean, deviation, scale, shift, wanted
