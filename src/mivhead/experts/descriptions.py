@@ -47,7 +47,11 @@ class PatchSpace:
     def __call__(self, map_: Tensor) -> Tensor:
         """Patches in this space: (image, channel, H, W) to (image, direction, H, W)."""
         centred = map_.float() - self.middle[:, None, None]
-        return torch.einsum("nchw,cd->ndhw", centred, self.directions)
+        channels, directions = self.directions.shape
+        if channels == directions:  # all of them are kept, as they are
+            return centred
+        turned: Tensor = self.directions.T @ centred.flatten(2)  # (image, direction, patch)
+        return turned.view(len(map_), directions, *map_.shape[2:])
 
 
 def main_directions(scatter: Tensor) -> Tensor:
