@@ -134,7 +134,8 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     def decision_function(self, X: Any) -> NDArray[np.floating[Any]]:
         """Logits (image, class); for two classes their difference (image,)."""
-        logits = self.logits(X).numpy(force=True)
+        # In double precision, as probabilities: rounding must not make equal what these tell apart.
+        logits = self.logits(X).double().numpy(force=True)
         return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
     def predict_proba(self, X: Any) -> NDArray[np.floating[Any]]:
