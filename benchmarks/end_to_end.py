@@ -81,6 +81,7 @@ def run_command(arguments: list[str]) -> None:
     builtins.__import__ = timed_import
     from mivhead import diagnostics, extraction
     from mivhead.backbones.lazy import LazyBackbone
+    from mivhead.cli.ending import end
     from mivhead.cli.main import main
     from mivhead.estimator import FeatureClassifier
 
@@ -103,9 +104,10 @@ def run_command(arguments: list[str]) -> None:
         watch.wrap(FeatureClassifier, name, "head")
     with watch.under("rest"):
         sys.argv[1:] = arguments
-        code = main()  # as the command is called, which ends the process
+        code = main()
     watch._turn()
     print(json.dumps({"code": code, **watch.seconds}), file=sys.stderr)
+    end(code)  # as the command does
 
 
 def time_command(arguments: list[str], cache: Path) -> dict[str, float]:

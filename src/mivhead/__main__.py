@@ -1,8 +1,6 @@
 """`python -m mivhead`: the same as the command `miv`."""
 
-import sys
-
-from mivhead.cli.main import main
+from mivhead.cli.main import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

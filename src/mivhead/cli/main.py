@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from typing import NoReturn
 
 from mivhead._version import __version__
 from mivhead.cli import (
@@ -25,6 +26,7 @@ from mivhead.cli import (
     predict,
 )
 from mivhead.cli.demo import command as demo
+from mivhead.cli.ending import end
 from mivhead.cli.options import Parser
 from mivhead.cli.text import one_line
 from mivhead.errors import MivError
@@ -65,6 +67,11 @@ def build_parser() -> Parser:
     for command in COMMANDS:
         command.add_parser(subparsers)
     return parser
+
+
+def command() -> NoReturn:
+    """Run `miv` as a process of its own."""
+    end(main())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
