@@ -2,11 +2,12 @@
 
 import itertools
 import math
+import shutil
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from mivhead.blocks import Block
 from mivhead.features import Features
@@ -14,7 +15,9 @@ from mivhead.head.bags import Bags
 from mivhead.head.config import RECIPES, BlockConfig, Recipe, resolve_blocks
 from mivhead.head.head import MIVHead
 from mivhead.head.pooling import derive_candidates, pool_candidates, pool_patches, prepare
+from mivhead.head.projection import in_place, project
 from mivhead.head.training import loss_and_gradients
+from mivhead.kernels import library
 from mivhead.kernels.cap import KINDS, CapCosine, Setting
 from mivhead.kernels.library import serves
 from mivhead.preset import BlockPreset
@@ -193,6 +196,80 @@ def test_candidates_are_max_pooled_maps(kernels, threads, layout, dtype, sizes):
         assert mine.dtype == dtype
         assert torch.equal(mine.double(), theirs)
     close(norms, torch.cat([x.norm(dim=2) for x in expected], dim=1))
+
+
+@pytest.mark.parametrize("turned", [(2, 3), (3, 2)])
+def test_a_side_of_one_may_have_any_stride(kernels, turned):
+    maps = drawn(4, 9, 1, 5, seed=0).permute(0, 1, *turned)
+    patches, norms = derive_candidates(maps, [tuple(maps.shape[2:])], torch.float32)
+    assert torch.equal(patches[0], maps.flatten(2).mT)
+    close(norms, maps.flatten(2).double().norm(dim=1))
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_the_default_precision_of_pytorch_does_not_matter(default):
+    config, block = make_maps("cnn", 40, torch.float16)
+    theta, mu = drawn(40, seed=0).requires_grad_(), drawn(40, seed=1)
+
+    def gradient() -> Tensor:
+        pooled = pool_patches(theta, prepare(block, config))
+        return torch.autograd.grad(pool_candidates(mu, pooled, config).sum(), theta)[0]
+
+    expected = gradient()
+    torch.set_default_dtype(default)
+    try:
+        assert torch.equal(gradient(), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_numbers_that_are_none_are_not_hidden(kernels):
+    config, block = make_maps("cnn", 7, torch.float32)
+    theta = torch.full((7,), math.nan)
+    assert pool_patches(theta, prepare(block, config)).isnan().all()
+
+
+def test_gradients_of_any_layout():
+    config = BlockConfig(channels=7, heads=1, grid=(2, 2), token=False, tau=3.0)
+    x, weight = drawn(9, 4, 7, seed=1).requires_grad_(), drawn(7, 9, seed=2)
+    mu = drawn(7, seed=0).requires_grad_()
+    turned = (pool_candidates(mu, x, config).T.contiguous() * weight).sum()
+    straight = (pool_candidates(mu, x, config) * weight.T).sum()
+    for mine, expected in zip(
+        torch.autograd.grad(turned, (mu, x)), torch.autograd.grad(straight, (mu, x)), strict=True
+    ):
+        torch.testing.assert_close(mine, expected)
+
+
+def test_projections_leave_gradients_alone_unless_told():
+    norm, layer = nn.LayerNorm(5), nn.Linear(5, 5)
+    x = drawn(3, 5, seed=0).requires_grad_()
+    project(norm, [layer], x)[1].sum().backward()
+    before = layer.weight.grad.clone()
+    (again,) = torch.autograd.grad(project(norm, [layer], x)[1].sum(), layer.weight)
+    assert torch.equal(again, before)
+    assert torch.equal(layer.weight.grad, before)
+    with in_place():
+        project(norm, [layer], x)[1].sum().backward()
+    torch.testing.assert_close(layer.weight.grad, 2 * before)
+
+
+def test_a_library_of_other_sources_is_not_used(monkeypatch, tmp_path):
+    copied = tmp_path / "libkernels.so"
+    shutil.copy(library.PATH, copied)  # without the sources beside it
+    monkeypatch.setattr(library, "PATH", copied)
+    library.library.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="Install mivhead again"):
+            assert library.library() is None
+        broken = tmp_path / "broken.so"
+        broken.write_bytes(b"no library")
+        monkeypatch.setattr(library, "PATH", broken)
+        library.library.cache_clear()
+        with pytest.warns(UserWarning, match="not of this version"):
+            assert library.library() is None
+    finally:
+        library.library.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

@@ -115,7 +115,7 @@ class CrossAttentionPooling(nn.Module):
         self, query: Projected, support: Projected, bags: Bags, hidden: Tensor | None = None
     ) -> Tensor:
         """Cosines of v^Q with the prototypes v^P of all classes: (query, class)."""
-        if serves(query.key):
+        if serves(query.key, query.value, query.gate, support.key, support.value):
             return self._compiled(query, support, bags, hidden)
         weights = self.attention(query, support, bags, hidden)  # (head, class, query, shot)
         vectors, prototypes = query.value, weights @ _bagged(support.value, bags)

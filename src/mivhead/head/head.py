@@ -14,7 +14,7 @@ from mivhead.head.cap import CrossAttentionPooling, MeanPooling, Projected
 from mivhead.head.config import BlockConfig, Recipe
 from mivhead.head.logits import combine
 from mivhead.head.pooling import Candidates, PoolingByAttention, prepare
-from mivhead.kernels.library import library
+from mivhead.kernels.library import serves
 
 CHUNK_VALUES = 2**20  # attention weights, or numbers in prototypes, at once: 4 MB in float32
 
@@ -107,8 +107,11 @@ class MIVHead(nn.Module):
     def chunks(self, queries: int, bags: Bags) -> Iterator[slice]:
         """Slices of queries that keep the memory of `forward` flat."""
         classes, shots = bags.real.shape
+        compiled = serves(
+            next(self.parameters(), torch.empty(0))
+        )  # it makes few prototypes at once
         numbers = max(  # of one query in one block: attention weights, prototypes
-            classes * max(layer.config.heads * shots, 0 if library() else layer.config.channels)
+            classes * max(layer.config.heads * shots, 0 if compiled else layer.config.channels)
             for layer in self.layers
         )
         size = max(1, CHUNK_VALUES // numbers)

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+_IN_PLACE = ContextVar("in_place", default=False)
 _layer_norm_backward = torch.ops.aten.native_layer_norm_backward
+
+
+@contextmanager
+def in_place() -> Iterator[None]:
+    """Add gradients to those that matrices have, in a call of `backward`.
+
+    PyTorch would make a matrix for each and then add it: as much memory once more.
+    """
+    token = _IN_PLACE.set(True)
+    try:
+        yield
+    finally:
+        _IN_PLACE.reset(token)
 
 
 def project(norm: nn.LayerNorm, layers: Sequence[nn.Linear], vectors: Tensor) -> list[Tensor]:
@@ -20,8 +36,8 @@ def project(norm: nn.LayerNorm, layers: Sequence[nn.Linear], vectors: Tensor) ->
 class _Projection(torch.autograd.Function):
     """LayerNorm and linear layers in one, because a step of training is made of many small calls.
 
-    Gradients are added up within the matrix products that make them: those of the vectors, and
-    those of matrices that have a gradient already, which would take as much memory once more.
+    Gradients are added up within the matrix products that make them: those of the vectors, and,
+    `in_place`, those of matrices that have a gradient already.
     """
 
     @staticmethod
@@ -47,11 +63,11 @@ class _Projection(torch.autograd.Function):
                 of_layers += None, None
                 continue
             total.addmm_(grad, weight)
-            if weight.grad is None:
-                of_layers.append(grad.T @ x)
-            else:
+            if _IN_PLACE.get() and weight.requires_grad and weight.grad is not None:
                 weight.grad.addmm_(grad.T, x)
                 of_layers.append(None)
+            else:
+                of_layers.append(grad.T @ x)
             of_layers.append(grad.sum(dim=0))
         wanted = ctx.needs_input_grad[0], True, True
         d_vectors, d_scale, d_shift = _layer_norm_backward(

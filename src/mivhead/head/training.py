@@ -19,6 +19,7 @@ from mivhead.head.cap import Projected
 from mivhead.head.head import MIVHead, rows
 from mivhead.head.logits import loss as summed_loss
 from mivhead.head.pooling import Candidates
+from mivhead.head.projection import in_place
 
 
 def train(
@@ -104,7 +105,8 @@ def loss_and_gradients(
                 outputs.append(output)
                 grads.append(leaf.grad)
     if outputs:
-        _Continue.apply(grads, *outputs).backward()
+        with in_place():
+            _Continue.apply(grads, *outputs).backward()
     return total
 
 

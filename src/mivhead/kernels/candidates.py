@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from mivhead.kernels.library import address, call
+from mivhead.kernels.library import address, call, empty
 
 
 class _Task(ctypes.Structure):
@@ -39,10 +40,12 @@ class CandidatePooling(torch.autograd.Function):
         return pooled
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of mu and of the candidates."""
         mu, x = ctx.saved_tensors
-        d_pooled, d_mu, d_x = grad.contiguous(), torch.empty_like(grad), torch.empty_like(x)
+        d_pooled = grad.contiguous()
+        d_mu, d_x = torch.empty_like(d_pooled), torch.empty_like(x)
         tensors = {"mu": mu, "x": x, "d_pooled": d_pooled, "d_mu": d_mu, "d_x": d_x}
         _run("candidates_backward", ctx.setting, **tensors)
         return d_mu.sum(dim=0), d_x, None, None, None
@@ -50,7 +53,7 @@ class CandidatePooling(torch.autograd.Function):
 
 def _run(name: str, setting: dict[str, float], **tensors: Tensor) -> None:
     images, count, channels = tensors["x"].shape
-    scratch = torch.empty(torch.get_num_threads(), 4, count)
+    scratch = empty(torch.get_num_threads(), 4, count)
     places = {key: address(tensor) for key, tensor in tensors.items()}
     sizes = {"images": images, "channels": channels, "candidates": count}
     call(name, _Task(**sizes, **setting, **places, scratch=address(scratch)))

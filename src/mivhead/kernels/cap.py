@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from mivhead.kernels.library import address, call
 
@@ -75,6 +76,7 @@ class CapCosine(torch.autograd.Function):
         return cosines
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of keys, values and gates."""
         y, v, gate, z, *_ = ctx.saved_tensors

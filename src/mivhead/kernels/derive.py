@@ -9,7 +9,7 @@ from ctypes import c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from mivhead.kernels.library import address, call, library
+from mivhead.kernels.library import address, call, empty, library
 
 
 class _Task(ctypes.Structure):
@@ -32,11 +32,11 @@ def derive(maps: Tensor, sizes: Sequence[tuple[int, int]]) -> tuple[list[Tensor]
     Patches are (image, patch, channel), of the maps' precision; norms are (image, patch).
     """
     images, channels, height, width = maps.shape
-    if maps.stride(2) != width * maps.stride(3):  # rows do not follow each other
-        maps = maps.contiguous()
+    if height > 1 and width > 1 and maps.stride(2) != width * maps.stride(3):
+        maps = maps.contiguous()  # now rows follow each other
     patches = [maps.new_empty(images, h * w, channels) for h, w in sizes]
-    norms = torch.empty(images, sum(h * w for h, w in sizes))
-    scratch = torch.empty(torch.get_num_threads(), height, width, channels)
+    norms = empty(images, sum(h * w for h, w in sizes))
+    scratch = empty(torch.get_num_threads(), height, width, channels)
     flat = (c_int64 * (2 * len(sizes)))(*(side for size in sizes for side in size))
     places = (c_void_p * len(sizes))(*map(address, patches))
     call(
@@ -50,7 +50,7 @@ def derive(maps: Tensor, sizes: Sequence[tuple[int, int]]) -> tuple[list[Tensor]
             half=maps.dtype == torch.float16,
             image_step=maps.stride(0),
             channel_step=maps.stride(1),
-            pixel_step=maps.stride(3),
+            pixel_step=maps.stride(3 if width > 1 else 2),  # a side of 1 may have any stride
             maps=maps.data_ptr(),
             sizes=ctypes.addressof(flat),
             patches=ctypes.addressof(places),

@@ -11,14 +11,19 @@ import ctypes
 import functools
 import platform
 import sys
-from ctypes import c_int64, c_void_p
+import warnings
+from ctypes import c_char_p, c_int64, c_void_p
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from mivhead.kernels.fingerprint import fingerprint
+
 PATH = Path(__file__).with_name("libkernels.so")
 PROCESSORS = {"x86_64": ("AVX2", "AVX512")}  # what they must be capable of, in PyTorch's words
+
+AGAIN = "training is slower without them. Install mivhead again (`pip install -e .` in a clone)."
 
 
 @functools.cache
@@ -27,7 +32,17 @@ def library() -> ctypes.CDLL | None:
     capable = PROCESSORS.get(platform.machine())
     if capable and torch.backends.cpu.get_cpu_capability() not in capable:
         return None
-    return ctypes.CDLL(str(PATH)) if PATH.is_file() else None
+    if not PATH.is_file():
+        return None
+    try:
+        compiled = ctypes.CDLL(str(PATH))
+        compiled.fingerprint.restype = c_char_p
+        right = compiled.fingerprint().decode() == fingerprint(PATH.parent)
+    except (OSError, AttributeError):
+        right = False
+    if not right:
+        warnings.warn(f"The kernels of mivhead are not of this version; {AGAIN}", stacklevel=2)
+    return compiled if right else None
 
 
 @functools.cache
@@ -53,6 +68,11 @@ def call(name: str, task: ctypes.Structure) -> None:
     compiled = library()
     assert compiled is not None, "ask `serves` first"
     getattr(compiled, name)(_fork(), c_int64(torch.get_num_threads()), ctypes.byref(task))
+
+
+def empty(*shape: int) -> Tensor:
+    """Make a tensor for numbers in single precision, whatever PyTorch's defaults are."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -82,7 +82,7 @@ static void forward(const Pooling *t, int64_t part, int64_t j, int64_t n, const 
             float factor = exp_of((V){} + (top - high))[0];
             scaled(out, factor, C), sum *= factor, top = high;
         }
-        for (int64_t i = 0; i < GROUP; i++) sum += score[i];
+        for (int64_t i = 0; i < GROUP && p + i < P; i++) sum += score[i];
         add(out, score, x, C);
     }
     scaled(out, 1 / sum, C);

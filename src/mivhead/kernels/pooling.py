@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from mivhead.kernels.library import address, call
+from mivhead.kernels.library import address, call, empty
 
 
 class _Task(ctypes.Structure):
@@ -36,6 +37,7 @@ class PatchPooling(torch.autograd.Function):
         return pooled
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         """Gradient of theta; patches have none."""
         scale, weights, pooled = ctx.saved_tensors
@@ -56,7 +58,7 @@ def _run(name: str, maps: Sequence[Tensor], **tensors: Tensor) -> None:
     images, _, channels = maps[0].shape
     patches = (c_int64 * len(maps))(*(x.shape[1] for x in maps))
     places = (c_void_p * len(maps))(*map(address, maps))
-    scratch = torch.empty(torch.get_num_threads(), 4, channels)
+    scratch = empty(torch.get_num_threads(), 4, channels)
     task = _Task(
         images=images,
         channels=channels,
