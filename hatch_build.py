@@ -28,7 +28,7 @@ PROCESSORS = {"x86_64": ("-mcpu=x86_64_v3",)}
 SYSTEMS = {"Linux": ("-nostdlib",), "Darwin": ()}
 
 
-class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
+class KernelHook(BuildHookInterface):
     """Builds libkernels.so beside its sources."""
 
     PLUGIN_NAME = "custom"

@@ -89,7 +89,7 @@ class CapCosine(torch.autograd.Function):
 
 
 def _run(name: str, setting: Setting, tensors: Sequence[Any]) -> None:
-    """Call a function with tensors in the order of TENSORS."""
+    """Call a function with tensors in the order of TENSORS; forward, without gradients."""
     y, _, _, z, _, starts, *_ = tensors
     (queries, channels), support, classes = y.shape, z.shape[1], len(starts) - 1
     # of a part: prototypes, vectors of channels, norms, scores, weights, and what alignment takes
@@ -108,6 +108,6 @@ def _run(name: str, setting: Setting, tensors: Sequence[Any]) -> None:
         eps=setting.eps,
         scratch=address(scratch),
         scratch_size=scratch.shape[1],
-        **dict(zip(TENSORS, map(address, tensors), strict=False)),  # no gradients forward
+        **dict(zip(TENSORS[: len(tensors)], map(address, tensors), strict=True)),
     )
     call(name, task)
