@@ -6,7 +6,7 @@ import torch
 
 from mivhead import Features
 from mivhead.experts.committee import Committee
-from mivhead.experts.descriptions import DESCRIBE
+from mivhead.experts.descriptions import describe
 from mivhead.experts.experts import Experts, choose_experts, expected_shapes
 from mivhead.experts.ridge import fit_ridge
 
@@ -63,11 +63,12 @@ def test_votes_are_those_of_each_ridge_and_come_back_from_tensors(name: str) -> 
     assert held_out.isfinite().all()
     for i, expert in enumerate(choose_experts(support.blocks)):
         space = experts.spaces.get(expert.block)
-        describe = DESCRIBE[expert.kind]
-        ridge, unseen = fit_ridge(
-            describe(support.blocks[expert.block], space), torch.eye(3)[LABELS], 0.1
+        x, new = (
+            dict(describe(each.blocks[expert.block], space, [expert.kind]))[expert.kind]
+            for each in (support, queries)
         )
-        torch.testing.assert_close(votes[i], ridge(describe(queries.blocks[expert.block], space)))
+        ridge, unseen = fit_ridge(x, torch.eye(3)[LABELS], 0.1)
+        torch.testing.assert_close(votes[i], ridge(new))
         torch.testing.assert_close(held_out[i], unseen)
     tensors = experts.tensors()
     assert {k: tuple(v.shape) for k, v in tensors.items()} == expected_shapes(support.blocks, 3)

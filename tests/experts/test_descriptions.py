@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mivhead.blocks import Block
-from mivhead.experts.descriptions import DESCRIBE, PatchSpace, main_directions
+from mivhead.experts.descriptions import Kind, PatchSpace, describe, main_directions
 
 CHANNELS = 200
 
@@ -126,12 +126,17 @@ def plain(kind: str, map_: np.ndarray) -> list[float]:
     return unit(pairs)
 
 
+def described(kind: Kind, block: Block, space: PatchSpace | None) -> torch.Tensor:
+    """Describe images in one way."""
+    return dict(describe(block, space, [kind]))[kind]
+
+
 @pytest.mark.parametrize("kind", ["second_order", "layout", "mean"])
 @pytest.mark.parametrize("size", [(5, 3, 4), (3, 9, 5), (3, 15, 8), (4, 2, 7)])
-def test_descriptions_equal_plain_loops(kind: str, size: tuple[int, int, int]) -> None:
+def test_descriptions_equal_plain_loops(kind: Kind, size: tuple[int, int, int]) -> None:
     support, queries = drawn(3, *size), drawn(5, *size)[3:]
     space = PatchSpace.fit(torch.tensor(support))
-    found = DESCRIBE[kind](Block(map=torch.tensor(queries)), space)
+    found = described(kind, Block(map=torch.tensor(queries)), space)
     middle = support.mean(axis=(0, 2, 3), dtype=np.float64)
     for i, image in enumerate(queries):
         patches = image if kind == "mean" else plain_patches(queries, middle)[i]
@@ -141,19 +146,37 @@ def test_descriptions_equal_plain_loops(kind: str, size: tuple[int, int, int]) -
 def test_the_mean_is_the_token_where_there_is_one() -> None:
     token = torch.randn(2, 6)
     block = Block(map=torch.randn(2, 6, 2, 2), token=token)
-    for i, vector in enumerate(DESCRIBE["mean"](block, None)):
+    for i, vector in enumerate(described("mean", block, None)):
         values = token[i].tolist()
         expected = unit([v - sum(values) / 6 for v in values])
         np.testing.assert_allclose(vector, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["second_order", "layout", "mean"])
-def test_half_precision_maps_and_maps_of_zeros(kind: str) -> None:
+def test_half_precision_maps_and_maps_of_zeros(kind: Kind) -> None:
     maps = torch.tensor(drawn(3, 4, 3, 3)).half()
     space = PatchSpace.fit(maps)
-    half = DESCRIBE[kind](Block(map=maps), space)
-    single = DESCRIBE[kind](Block(map=maps.float()), space)
+    half = described(kind, Block(map=maps), space)
+    single = described(kind, Block(map=maps.float()), space)
     assert half.dtype == torch.float32
     torch.testing.assert_close(half, single)
     zeros = Block(map=torch.zeros(2, 4, 3, 3))
-    assert DESCRIBE[kind](zeros, PatchSpace.fit(zeros.map)).isfinite().all()
+    assert described(kind, zeros, PatchSpace.fit(zeros.map)).isfinite().all()
+
+
+def test_several_descriptions_turn_the_patches_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = Block(map=torch.tensor(drawn(3, 4, 3, 3)))
+    space = PatchSpace.fit(block.map)
+    kinds: list[Kind] = ["second_order", "layout", "mean"]
+    expected = {kind: described(kind, block, space) for kind in kinds}
+    turn, calls = PatchSpace.__call__, []
+
+    def counted(self: PatchSpace, map_: torch.Tensor) -> torch.Tensor:
+        calls.append(map_)
+        return turn(self, map_)
+
+    monkeypatch.setattr(PatchSpace, "__call__", counted)
+    found = dict(describe(block, space, kinds))
+    assert len(calls) == 1
+    assert list(found) == kinds
+    assert all(torch.equal(found[kind], expected[kind]) for kind in kinds)

@@ -10,7 +10,7 @@ their size does not depend on the backbone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -78,7 +78,29 @@ def main_directions(scatter: Tensor) -> Tensor:
     return first
 
 
-def describe_mean(block: Block, _: PatchSpace | None) -> Tensor:
+def describe(
+    block: Block, space: PatchSpace | None, kinds: Iterable[Kind]
+) -> Iterator[tuple[Kind, Tensor]]:
+    """Describe images in several ways, (image, dimension) each; patches are turned only once.
+
+    >>> block = Block(map=torch.randn(2, 3, 4, 4))
+    >>> described = describe(block, PatchSpace.fit(block.map), ["layout", "mean"])
+    >>> {kind: tuple(x.shape) for kind, x in described}
+    {'layout': (2, 48), 'mean': (2, 3)}
+    """
+    patches = None  # (image, direction, H, W)
+    for kind in kinds:
+        if kind == "mean":
+            yield kind, _mean(block)
+            continue
+        if patches is None:
+            assert block.map is not None
+            assert space is not None
+            patches = space(block.map)
+        yield kind, _layout(patches) if kind == "layout" else _second_order(patches)
+
+
+def _mean(block: Block) -> Tensor:
     """Return the token, or the mean patch, with mean 0 and length 1."""
     if block.token is not None:
         vectors = block.token.float()
@@ -88,33 +110,20 @@ def describe_mean(block: Block, _: PatchSpace | None) -> Tensor:
     return F.normalize(F.layer_norm(vectors, vectors.shape[1:]), dim=1)
 
 
-def describe_layout(block: Block, space: PatchSpace | None) -> Tensor:
+def _layout(patches: Tensor) -> Tensor:
     """All patches of a map of at most 7x7, side by side."""
-    patches = _patches(block, space)
     height, width = patches.shape[2:]
     if max(height, width) > SIDE:
         patches = F.adaptive_avg_pool2d(patches, (min(SIDE, height), min(SIDE, width)))
     return F.normalize(patches.flatten(1), dim=1)
 
 
-def describe_second_order(block: Block, space: PatchSpace | None) -> Tensor:
+def _second_order(patches: Tensor) -> Tensor:
     """Roots of the covariances of all pairs of directions, with their sign."""
-    patches = _patches(block, space).flatten(2)  # (image, direction, patch)
+    patches = patches.flatten(2)  # (image, direction, patch)
     patches = patches - patches.mean(dim=2, keepdim=True)
     covariances = patches @ patches.transpose(1, 2)
-    row, column = torch.triu_indices(*covariances.shape[1:], device=covariances.device)
-    pairs = covariances[:, row, column]
-    return F.normalize(pairs.sign() * pairs.abs().sqrt(), dim=1)
-
-
-def _patches(block: Block, space: PatchSpace | None) -> Tensor:
-    assert block.map is not None
-    assert space is not None
-    return space(block.map)
-
-
-DESCRIBE: dict[Kind, Callable[[Block, PatchSpace | None], Tensor]] = {
-    "second_order": describe_second_order,
-    "layout": describe_layout,
-    "mean": describe_mean,
-}
+    size = patches.shape[1]
+    row, column = torch.triu_indices(size, size, device=patches.device)
+    pairs = covariances.flatten(1).index_select(1, row * size + column)
+    return F.normalize(pairs.abs().sqrt().copysign(pairs), dim=1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple, Self
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mivhead.blocks import Block
-from mivhead.experts.descriptions import DESCRIBE, DIRECTIONS, SIDE, Kind, PatchSpace
+from mivhead.experts.descriptions import DIRECTIONS, SIDE, Kind, PatchSpace, describe
 from mivhead.experts.ridge import Ridge, fit_ridge
 from mivhead.features import Features
 
@@ -28,10 +29,6 @@ class Expert(NamedTuple):
     def name(self) -> str:
         """What its tensors are called in a model file."""
         return f"block{self.block}.{self.kind}"
-
-    def describe(self, features: Features, spaces: Mapping[int, PatchSpace]) -> Tensor:
-        """Describe images as it sees them: (image, dimension)."""
-        return DESCRIBE[self.kind](features.blocks[self.block], spaces.get(self.block))
 
 
 def choose_experts(blocks: Sequence[Block]) -> list[Expert]:
@@ -64,6 +61,20 @@ def expert_weights(experts: Sequence[Expert]) -> Tensor:
     )
 
 
+def descriptions(
+    experts: Iterable[Expert], features: Features, spaces: Mapping[int, PatchSpace]
+) -> Iterator[tuple[Expert, Tensor]]:
+    """Describe images as each expert sees them, (image, dimension), one block after the other."""
+    for block, those in groupby(sorted(experts, key=_block), key=_block):
+        kinds = [expert.kind for expert in those]
+        for kind, x in describe(features.blocks[block], spaces.get(block), kinds):
+            yield Expert(kind, block), x
+
+
+def _block(expert: Expert) -> int:
+    return expert.block
+
+
 class Experts:
     """The fitted experts of a support set.
 
@@ -87,19 +98,19 @@ class Experts:
             for i, block in enumerate(features.blocks)
             if block.map is not None
         }
-        ridges, held_out = {}, []
-        for expert in choose_experts(features.blocks):
-            x = expert.describe(features, spaces)
-            ridges[expert], votes = fit_ridge(x, targets, ALPHA)
-            held_out.append(votes)
-        return cls(spaces, ridges), torch.stack(held_out)
+        experts = choose_experts(features.blocks)
+        fitted = {
+            expert: fit_ridge(x, targets, ALPHA)
+            for expert, x in descriptions(experts, features, spaces)
+        }
+        ridges, held_out = zip(*(fitted[expert] for expert in experts), strict=True)
+        return cls(spaces, dict(zip(experts, ridges, strict=True))), torch.stack(held_out)
 
     def __call__(self, features: Features) -> Tensor:
         """Votes (expert, image, class)."""
-        votes = [
-            ridge(expert.describe(features, self.spaces)) for expert, ridge in self.ridges.items()
-        ]
-        return torch.stack(votes)
+        described = descriptions(self.ridges, features, self.spaces)
+        votes = {expert: self.ridges[expert](x) for expert, x in described}
+        return torch.stack([votes[expert] for expert in self.ridges])
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a model file holds of them."""
