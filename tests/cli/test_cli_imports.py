@@ -9,14 +9,24 @@ from pathlib import Path
 
 import pytest
 
-# timm and torchvision bring PyTorch's compiler, that and some calls bring sympy: seconds that
-# nothing needs.
-HEAVY = ("matplotlib", "onnxruntime", "sympy", "timm", "torch._dynamo", "torchvision")
+# timm and torchvision bring PyTorch's compiler, that and some calls bring sympy, scikit-learn
+# brings SciPy's statistics: seconds that nothing needs.
+HEAVY = (
+    "matplotlib",
+    "onnxruntime",
+    "scipy.stats._stats_py",
+    "sympy",
+    "timm",
+    "torch._dynamo",
+    "torchvision",
+)
 LISTING = (*HEAVY, "PIL", "numpy", "scipy", "sklearn", "torch")
 
 RUN = """
 import json, sys
+from mivhead.cli.beginning import begin
 from mivhead.cli.main import main
+begin()
 code = main(sys.argv[1:])
 print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
 """

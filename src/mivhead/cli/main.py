@@ -25,6 +25,7 @@ from mivhead.cli import (
     plot,
     predict,
 )
+from mivhead.cli.beginning import begin
 from mivhead.cli.demo import command as demo
 from mivhead.cli.ending import end
 from mivhead.cli.options import Parser
@@ -71,6 +72,7 @@ def build_parser() -> Parser:
 
 def command() -> NoReturn:
     """Run `miv` as a process of its own."""
+    begin()
     end(main())
 
 
