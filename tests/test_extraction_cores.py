@@ -46,7 +46,7 @@ def decode(cores: Cores, clock: Clock, seconds: float) -> None:
 
 def pass_backbone(cores: Cores, clock: Clock) -> int:
     """Two images in 6 seconds, of which a second core saves half; the threads that were used."""
-    with cores.backbone(images=2):
+    with cores.work("backbone", 2):
         clock.now += 6
         return torch.get_num_threads()
 
@@ -59,11 +59,23 @@ def test_quick_decoding_leaves_all_cores_to_the_backbone(clock, decoding, thread
     assert torch.get_num_threads() == 2
 
 
+def test_each_kind_of_work_is_weighed_by_itself(clock):
+    cores = Cores()
+    decode(cores, clock, 1.0)
+    assert [pass_backbone(cores, clock) for _ in range(2)] == [1, 2]
+    threads = []
+    for _ in range(2):  # quick work: a core more saves less than decoding takes
+        with cores.work("head", 2):
+            clock.now += 1
+            threads.append(torch.get_num_threads())
+    assert threads == [1, 1]
+
+
 def test_nothing_is_decoded_in_the_backbones_turn(clock):
     cores, made = Cores(), []
     decode(cores, clock, 1.0)
     pass_backbone(cores, clock)
-    with cores.backbone(images=1):
+    with cores.work("backbone", 1):
         decoder = threading.Thread(target=lambda: made.extend(cores.decode([1, 2])))
         decoder.start()
         time.sleep(0.05)
@@ -75,7 +87,7 @@ def test_nothing_is_decoded_in_the_backbones_turn(clock):
 def test_an_error_of_the_backbone_gives_the_cores_back():
     cores = Cores()
     for _ in range(2):
-        with pytest.raises(ValueError, match="broken"), cores.backbone(images=1):
+        with pytest.raises(ValueError, match="broken"), cores.work("backbone", 1):
             raise ValueError("broken")
     assert torch.get_num_threads() == 2
     assert list(cores.decode([1])) == [1]

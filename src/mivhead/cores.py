@@ -1,9 +1,10 @@
-"""Who may use the processor cores: the backbone, or the thread that decodes images."""
+"""Who may use the processor cores: backbone and head, or the thread that decodes images."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -14,19 +15,19 @@ T = TypeVar("T")
 
 
 class Cores:
-    """Shares the cores between the backbone and the thread that decodes.
+    """Shares the cores between PyTorch's work and the thread that decodes, or reads the cache.
 
     PyTorch's threads wait for each other after every layer: if one of them has to share its core
     with the decoder, all stand still, and extraction takes many times as long. So the backbone
     leaves a core to the decoder; or, where decoding takes less time than that core would save, the
-    two take turns, and the backbone has all cores in its turn.
+    two take turns, and the backbone has all cores in its turn. The same holds for the head.
     """
 
     def __init__(self) -> None:
         self._threads = torch.get_num_threads()
         self._turn = threading.Lock()
         self._decoding = _Mean()
-        self._beside = _Mean()  # of the backbone, with a core less
+        self._beside: defaultdict[str, _Mean] = defaultdict(_Mean)  # by kind, with a core less
 
     def decode(self, items: Iterable[T]) -> Iterator[T]:
         """Pass items on, each made in a turn of its own."""
@@ -39,26 +40,18 @@ class Cores:
             yield item
 
     @contextmanager
-    def backbone(self, images: int) -> Iterator[None]:
-        """Run the backbone on so many images."""
-        with self.share() as beside:
-            if beside:
-                with self._beside.of(images):
-                    yield
-            else:
+    def work(self, kind: str, images: int) -> Iterator[None]:
+        """Do work of one kind, such as the backbone's or the head's, on so many images."""
+        beside = self._beside[kind]
+        saved = beside.seconds / self._threads  # per image, by one core more
+        if self._decoding.seconds < saved:
+            with self._turn:
                 yield
-
-    @contextmanager
-    def share(self) -> Iterator[bool]:
-        """Run something that uses all cores it is given; tells whether the decoder has one."""
-        saved = self._beside.seconds / self._threads  # per image, by one core more
+            return
+        torch.set_num_threads(max(1, self._threads - 1))
         try:
-            if self._decoding.seconds < saved:
-                with self._turn:
-                    yield False
-            else:
-                torch.set_num_threads(max(1, self._threads - 1))
-                yield True
+            with beside.of(images):
+                yield
         finally:
             torch.set_num_threads(self._threads)
 

@@ -20,6 +20,7 @@ from mivhead.backbones.base import Backbone
 from mivhead.cache import FeatureCache
 from mivhead.cache.entry import Parts
 from mivhead.cache.keys import Keys, content_hash
+from mivhead.cache.writer import Writer
 from mivhead.cores import Cores
 from mivhead.data.augment import Augmentation, augment
 from mivhead.data.images import load_image, read_capped, read_file
@@ -82,7 +83,7 @@ def iter_features(
     with flow, progress_bar("backbone", len(images), show=verbose) as advance:
         for start in range(0, len(images), PART):
             features = flow.take(start, min(PART, len(images) - start), advance)
-            with flow.cores.share():
+            with flow.cores.work("head", len(features)):
                 yield features
 
 
@@ -99,7 +100,7 @@ class _Flow:
     ) -> None:
         if not len(images):
             raise InputError("There are no images: give at least one.")
-        self._backbone, self._cache = backbone, cache
+        self._backbone, self._writer = backbone, Writer(cache)
         self.cores = Cores()
         items = _items(images, plan, how, backbone, cache)
         self._items = prefetch(self.cores.decode(items), AHEAD)
@@ -109,6 +110,7 @@ class _Flow:
 
     def __exit__(self, *_: object) -> None:
         self._items.close()
+        self._writer.close()
 
     def take(self, start: int, count: int, advance: Callable[[int], object]) -> Features:
         """Features of the next items, whose places in the result are `start` and those after."""
@@ -117,13 +119,14 @@ class _Flow:
 
         def compute() -> None:
             """Pass everything that is missing through the backbone."""
-            with self.cores.backbone(len(missing)):
+            with self.cores.work("backbone", len(missing)):
                 tensors = self._backbone.extract([item.picture for item in missing]).tensors
+            found: dict[str, Parts] = {}
             for i, item in enumerate(missing):
                 parts = {name: tensor[i].numpy() for name, tensor in tensors.items()}
                 rows.put(item.place - start, parts)
-                if self._cache is not None:
-                    self._cache.put(item.key, parts)
+                found[item.key] = parts
+            self._writer.put(found)
             advance(len(missing))
             missing.clear()
 

@@ -34,14 +34,15 @@ def encode(key: str, parts: Parts) -> bytes:
     >>> decode("other", data) is None
     True
     """
-    arrays = {name: np.ascontiguousarray(part) for name, part in parts.items()}
-    arrays = {name: part.astype(part.dtype.newbyteorder("<")) for name, part in arrays.items()}
+    arrays = {
+        name: np.ascontiguousarray(part, part.dtype.newbyteorder("<")).reshape(part.shape)
+        for name, part in parts.items()
+    }
     described = [[name, part.dtype.str, list(part.shape)] for name, part in arrays.items()]
     header = json.dumps(described).encode()
     header += b" " * (-(_PREFIX.size + _LENGTH.size + len(header)) % _ALIGN)
-    values = (part.tobytes() for part in arrays.values())
-    body = b"".join([_LENGTH.pack(len(header)), header, *values])
-    return _PREFIX.pack(_MAGIC, _checksum(key, body)) + body
+    body: list[Any] = [_LENGTH.pack(len(header)), header, *arrays.values()]
+    return b"".join([_PREFIX.pack(_MAGIC, _checksum(key, *body)), *body])  # the only copy
 
 
 def decode(key: str, data: Any) -> dict[str, np.ndarray[Any, Any]] | None:
@@ -74,5 +75,8 @@ def _read_header(header: bytes) -> list[tuple[str, slice, str, tuple[int, ...]]]
     return parts
 
 
-def _checksum(key: str, body: bytes | memoryview) -> int:
-    return zlib.crc32(body, zlib.crc32(key.encode()))
+def _checksum(key: str, *body: Any) -> int:
+    checksum = zlib.crc32(key.encode())
+    for piece in body:
+        checksum = zlib.crc32(piece, checksum)
+    return checksum

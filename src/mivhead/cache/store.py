@@ -124,8 +124,9 @@ class FeatureCache:
             try:
                 temporary.write_bytes(data)
                 temporary.replace(path)
-            finally:
+            except BaseException:
                 temporary.unlink(missing_ok=True)
+                raise
             self._unseen += _on_disk(len(data))
             if self._unseen > self.limit * LOOK:
                 self._remove_old()
@@ -157,7 +158,8 @@ class FeatureCache:
             # What is in here tells something of the user's images.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in folders:
-            folder.mkdir(exist_ok=True)
+            if not folder.is_dir():  # quicker than an error
+                folder.mkdir(exist_ok=True)
 
     def _folders(self) -> Iterator[Path]:
         with suppress(FileNotFoundError):

@@ -1,0 +1,68 @@
+"""Writing beside the backbone: everything arrives, little waits, no error is lost."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mivhead.cache import FeatureCache
+from mivhead.cache.entry import Parts
+from mivhead.cache.writer import Writer
+
+
+def batch(number: int) -> dict[str, Parts]:
+    return {f"{number:02}{i:062}": {"block0.token": np.full(2, i, np.float16)} for i in range(3)}
+
+
+def test_all_entries_are_there_after_closing(tmp_path: Path) -> None:
+    cache = FeatureCache(tmp_path)
+    writer = Writer(cache)
+    batches = [batch(number) for number in range(4)]
+    for each in batches:
+        writer.put(each)
+    writer.close()
+    for key, parts in (entry for each in batches for entry in each.items()):
+        found = cache.get(key)
+        assert found is not None
+        np.testing.assert_array_equal(found["block0.token"], parts["block0.token"])
+
+
+def test_no_more_than_one_batch_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, stored = threading.Event(), []
+
+    def slow(_: FeatureCache, key: str, parts: Parts) -> None:
+        assert go.wait(10)
+        stored.append(key)
+
+    monkeypatch.setattr(FeatureCache, "put", slow)
+    writer = Writer(FeatureCache(tmp_path))
+    writer.put(batch(0))  # returns, though nothing is stored yet
+    assert not stored
+    threading.Timer(0.05, go.set).start()
+    writer.put(batch(1))
+    assert stored[:3] == list(batch(0))
+    writer.close()
+    assert len(stored) == 6
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_an_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: bool) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(FeatureCache, "put", fail)
+    writer = Writer(FeatureCache(tmp_path))
+    writer.put(batch(0))
+    with pytest.raises(MemoryError):
+        writer.close() if last else writer.put(batch(1))
+    if not last:
+        writer._thread.shutdown()
+
+
+def test_without_a_cache_nothing_is_done() -> None:
+    writer = Writer(None)
+    writer.put(batch(0))
+    writer.close()
