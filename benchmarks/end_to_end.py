@@ -5,8 +5,9 @@
 DATA is a folder with one folder per class. 50 images (10 classes, 5 each) are learned, up to 1,000
 others are named, each in a process of its own: first with an empty feature cache, then with a full
 one. Of the main thread's time, each second goes to one heading: Python's own start and end,
-importing, loading weights, waiting for decoded images, the backbone, the head, or the rest. Images
-per second stand beside those of the backbone alone, on decoded images, with all cores.
+importing, loading weights, waiting for decoded images or cached features, copying and storing
+features, the backbone, the head, or the rest. Images per second stand beside those of the backbone
+alone, on decoded images, with all cores.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 STARTED = time.perf_counter()
-HEADINGS = ("python", "import", "weights", "decoding", "backbone", "head", "rest")
+HEADINGS = ("python", "import", "weights", "decoding", "cache", "backbone", "head", "rest")
 CLASSES, SHOTS, QUERIES = 10, 5, 1000
 
 
@@ -79,8 +80,12 @@ def run_command(arguments: list[str]) -> None:
             return plain_import(name, *args, **kwargs)
 
     builtins.__import__ = timed_import
+    from mivhead.cli.beginning import begin
+
+    begin()  # as the command does
     from mivhead import diagnostics, extraction
     from mivhead.backbones.lazy import LazyBackbone
+    from mivhead.cache.writer import Writer
     from mivhead.cli.ending import end
     from mivhead.cli.main import main
     from mivhead.estimator import FeatureClassifier
@@ -97,6 +102,8 @@ def run_command(arguments: list[str]) -> None:
             yield item
 
     extraction.prefetch = prefetch
+    watch.wrap(extraction._Rows, "put", "cache")
+    watch.wrap(Writer, "put", "cache")
     watch.wrap(LazyBackbone, "extract", "backbone")
     watch.wrap(LazyBackbone, "loaded", "weights")
     watch.wrap(diagnostics, "held_out", "head")
