@@ -92,8 +92,10 @@ def _run(name: str, setting: Setting, tensors: Sequence[Any]) -> None:
     """Call a function with tensors in the order of TENSORS; forward, without gradients."""
     y, _, _, z, _, starts, *_ = tensors
     (queries, channels), support, classes = y.shape, z.shape[1], len(starts) - 1
-    # of a part: prototypes, vectors of channels, norms, scores, weights, and what alignment takes
-    vectors = (2 * classes + 9) * channels + classes + support + setting.heads * support + 1
+    # of a part: prototypes, vectors of channels, classes, shots, weights, and what alignment takes
+    kept = channels if len(tensors) == len(TENSORS) else 1  # channels whose prototypes are kept
+    vectors = 2 * kept * classes + 7 * channels + 4 * classes
+    vectors += support + setting.heads * support + 1
     scratch = y.new_empty(torch.get_num_threads(), LANES * vectors)
     task = _Task(
         queries=queries,

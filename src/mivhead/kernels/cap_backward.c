@@ -41,86 +41,77 @@ static V column(const Cap *t, const float *x, int64_t k, int64_t first) {
     return out;
 }
 
-/* Factors of u and p in the gradient of a prototype.
+/* Sums over the classes of the factors of u: in the gradients of prototypes, and in its own. */
+typedef struct {
+    V in_prototypes, in_itself;
+} Sums;
+
+/* Factors of u and p in the gradient of each prototype.
  *
  * With p = v^P - m and u = v^Q - m, cos = p.u / (|p| |u|) has the derivatives
  * u / (|p| |u|) - p cos / |p|^2 by p and p / (|p| |u|) - u cos / |u|^2 by u. */
-INLINE void factors(const Cap *t, const Tile *s, int64_t k, int64_t first, V *by_u, V *by_p) {
-    V grad = column(t, t->d_cosines, k, first);
-    *by_u = grad / (s->norms[k] * s->length);
-    *by_p = -grad * column(t, t->cosines, k, first) / (s->norms[k] * s->norms[k]);
-}
-
-/* The gradient of u, and the share of m in the gradient of each prototype. */
-static void backward_mean(const Cap *t, Tile *s, int64_t first) {
-#pragma clang fp contract(fast)
-    V by_itself = {}, by_u_sum = {}, by_u, by_p;
-    for (int64_t c = 0; c < t->channels; c++) s->d_u[c] = s->share[c] = (V){};
+static Sums factors(const Cap *t, Tile *s, int64_t first) {
+    Sums sums = {};
     for (int64_t k = 0; k < t->classes; k++) {
-        V *p = s->p + k * t->channels;
-        factors(t, s, k, first, &by_u, &by_p);
-        by_u_sum += by_u;
-        by_itself += by_p * s->norms[k] * s->norms[k];
-        for (int64_t c = 0; c < t->channels; c++)
-            s->d_u[c] += p[c] * by_u, s->share[c] += p[c] * by_p;
+        V grad = column(t, t->d_cosines, k, first), cosine = column(t, t->cosines, k, first);
+        s->by_u[k] = grad / (s->norms[k] * s->length);
+        s->by_p[k] = -grad * cosine / (s->norms[k] * s->norms[k]);
+        sums.in_prototypes += s->by_u[k];
+        sums.in_itself -= grad * cosine / (s->length * s->length);
     }
-    by_itself /= s->length * s->length;
-    for (int64_t c = 0; c < t->channels; c++) {
-        s->d_u[c] += s->u[c] * by_itself;
-        V total = s->share[c] + s->u[c] * by_u_sum + s->d_u[c];
-        s->share[c] = t->centred ? total / (float)t->classes : (V){};
-    }
+    return sums;
 }
 
-/* Turn p and A V of a class into the gradients of A K and of A V. */
-static void backward_prototype(const Cap *t, Tile *s, int64_t k, int64_t first) {
+/* Turn p and A V in channel c into the gradients of A K and of A V, and add to those of A. */
+INLINE void backward_channel(const Cap *t, Tile *s, Sums sums, int64_t c, int attention) {
 #pragma clang fp contract(fast)
-    V by_u, by_p, *p = s->p + k * t->channels, *av = s->av + k * t->channels;
-    factors(t, s, k, first, &by_u, &by_p);
-    for (int64_t c = 0; c < t->channels; c++) {
-        V grad = p[c] * by_p + (s->u[c] * by_u - s->share[c]);
-        p[c] = grad;
-        if (t->gate) s->d_gate[c] += grad * av[c], grad *= s->gate[c];
-        av[c] = grad;
+    int64_t K = t->classes;
+    const float *w = t->w + c * t->support, *z = t->z + c * t->support;
+    V *p = s->p + c * K, *av = s->av + c * K;
+    V u = s->u[c], d_u = u * sums.in_itself, share = {}, d_gate = {};
+    for (int64_t k = 0; k < K; k++) d_u += p[k] * s->by_u[k], share += p[k] * s->by_p[k];
+    share += u * sums.in_prototypes + d_u; /* of m: it is in every p, and in u */
+    share = t->centred ? share / (float)K : (V){};
+    for (int64_t k = 0; k < K; k++) {
+        V d_ak = p[k] * s->by_p[k] + (u * s->by_u[k] - share), d_av = d_ak;
+        if (t->gate) d_gate += d_ak * av[k], d_av *= s->gate[c];
+        p[k] = d_ak, av[k] = d_av;
+        if (attention == UNIFORM) continue;
+        int64_t from = t->starts[k], to = t->starts[k + 1];
+        if (t->skip)
+            for (int64_t i = from; i < to; i++) s->d_scores[i] += d_av * w[i] + d_ak * z[i];
+        else
+            for (int64_t i = from; i < to; i++) s->d_scores[i] += d_av * w[i];
     }
+    s->d_y[c] = t->skip ? d_u : (V){}; /* v^Q = v gate + y */
+    if (t->gate) s->d_gate[c] = d_gate + d_u * s->v[c], d_u *= s->gate[c];
+    s->d_v[c] = d_u;
 }
 
-/* Gradients of one head's scores of a class: through A, and through the softmax. */
-INLINE void backward_scores(const Cap *t, Tile *s, int64_t k, int64_t h) {
-#pragma clang fp contract(fast)
-    int64_t S = t->support, d = t->channels / t->heads;
-    int64_t from = t->starts[k], to = t->starts[k + 1];
-    const V *a = s->weights + h * S, *av = s->av + k * t->channels, *ak = s->p + k * t->channels;
-    V inner = {};
-    for (int64_t i = from; i < to; i += 2) {
-        int64_t next = i + 1 < to; /* without a next one, the last is taken twice */
-        V s0 = {}, s1 = {};
-        for (int64_t c = h * d; c < (h + 1) * d; c++) {
-            const float *w = t->w + c * S + i, *z = t->z + c * S + i;
-            s0 += av[c] * w[0], s1 += av[c] * w[next];
-            if (t->skip) s0 += ak[c] * z[0], s1 += ak[c] * z[next];
-        }
-        s->d_scores[i] = s0, s->d_scores[i + next] = s1;
+/* From gradients of one head's weights to those of its scores, through the softmax. */
+static void backward_softmax(const Cap *t, Tile *s, const V *a) {
+    for (int64_t k = 0; k < t->classes; k++) {
+        int64_t from = t->starts[k], to = t->starts[k + 1];
+        V inner = {};
+        for (int64_t i = from; i < to; i++) inner += s->d_scores[i] * a[i];
+        for (int64_t i = from; i < to; i++)
+            s->d_scores[i] = a[i] * (s->d_scores[i] - inner) * t->factor;
     }
-    for (int64_t i = from; i < to; i++) inner += s->d_scores[i] * a[i];
-    for (int64_t i = from; i < to; i++)
-        s->d_scores[i] = a[i] * (s->d_scores[i] - inner) * t->factor;
 }
 
 /* Gradients of two shots (or of one) in channel c, and of the queries' keys through the attention.
  * Half of the lanes at a time: the processor has registers for those. */
-INLINE V backward_shots(const Cap *t, const Tile *s, const V *a, int64_t k, int64_t c, int64_t i,
-                        float *d_z, float *d_w, int attention, int two) {
+INLINE V backward_shots(const Cap *t, const Tile *s, const V *a, int64_t c, V v_grad, V k_grad,
+                        int64_t i, float *d_z, float *d_w, int attention, int two) {
 #pragma clang fp contract(fast)
-    int64_t n = c * t->support + i;
-    float first = t->z[n], second = two ? t->z[n + 1] : 0;
+    float first = t->z[c * t->support + i], second = two ? t->z[c * t->support + i + 1] : 0;
     V8 w0 = {}, w1 = {}, z0 = {}, z1 = {}, d_y[2] = {};
     for (int half = 0; half < 2; half++) {
-        V8 y = half_of(s->y[c], half), av = half_of(s->av[k * t->channels + c], half);
+        V8 y = half_of(s->y[c], half), av = half_of(v_grad, half);
         V8 a0 = half_of(a[i], half), a1 = two ? half_of(a[i + 1], half) : (V8){};
         w0 += a0 * av, w1 += a1 * av;
         if (t->skip) {
-            V8 ak = half_of(s->p[k * t->channels + c], half);
+            V8 ak = half_of(k_grad, half);
             z0 += a0 * ak, z1 += a1 * ak;
         }
         if (attention == UNIFORM) continue;
@@ -134,32 +125,38 @@ INLINE V backward_shots(const Cap *t, const Tile *s, const V *a, int64_t k, int6
         }
     }
     V4 sums = lane_sums(w0, w1, z0, z1);
-    d_w[n] += sums[0], d_z[n] += sums[2];
-    if (two) d_w[n + 1] += sums[1], d_z[n + 1] += sums[3];
+    d_w[i] += sums[0], d_z[i] += sums[2];
+    if (two) d_w[i + 1] += sums[1], d_z[i + 1] += sums[3];
     return __builtin_shufflevector(d_y[0], d_y[1], 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,
                                    15);
 }
 
-/* Gradients of the shots of a class. */
-INLINE void backward_class(const Cap *t, Tile *s, int64_t k, float *d_z, float *d_w,
-                           int attention) {
-    int64_t d = t->channels / t->heads, from = t->starts[k], to = t->starts[k + 1];
+/* Gradients of one tile; those of the shots are added to d_z and d_w. */
+INLINE void backward_tile(const Cap *t, Tile *s, Sums sums, float *d_z, float *d_w, int attention) {
+    int64_t K = t->classes, S = t->support, d = t->channels / t->heads;
     for (int64_t h = 0; h < t->heads; h++) {
-        const V *a = s->weights + h * t->support;
-        if (attention != UNIFORM) backward_scores(t, s, k, h);
+        const V *a = s->weights + h * S;
+        for (int64_t i = 0; i < S; i++) s->d_scores[i] = (V){};
+        for (int64_t c = h * d; c < (h + 1) * d; c++) backward_channel(t, s, sums, c, attention);
+        backward_softmax(t, s, a);
         for (int64_t c = h * d; c < (h + 1) * d; c++) {
             V d_y = s->d_y[c];
-            int64_t i = from;
-            for (; i + 2 <= to; i += 2)
-                d_y += backward_shots(t, s, a, k, c, i, d_z, d_w, attention, 1);
-            if (i < to) d_y += backward_shots(t, s, a, k, c, i, d_z, d_w, attention, 0);
+            for (int64_t k = 0; k < K; k++) {
+                V d_av = s->av[c * K + k], d_ak = s->p[c * K + k];
+                int64_t i = t->starts[k], to = t->starts[k + 1];
+                for (; i + 2 <= to; i += 2)
+                    d_y += backward_shots(t, s, a, c, d_av, d_ak, i, d_z + c * S, d_w + c * S,
+                                          attention, 1);
+                if (i < to)
+                    d_y += backward_shots(t, s, a, c, d_av, d_ak, i, d_z + c * S, d_w + c * S,
+                                          attention, 0);
+            }
             s->d_y[c] = d_y;
         }
     }
 }
 
 static void backward_part(void *task, int64_t part, int64_t parts) {
-#pragma clang fp contract(fast)
     const Cap *t = task;
     Tile s = tile_of(t, part);
     int64_t C = t->channels, S = t->support;
@@ -168,25 +165,16 @@ static void backward_part(void *task, int64_t part, int64_t parts) {
     for (int64_t first = part * LANES; first < t->queries; first += parts * LANES) {
         s.weights = (V *)t->weights + first / LANES * t->heads * S;
         load_queries(t, &s, first);
-        prototypes(t, &s);
-        centre(t, &s);
-        backward_mean(t, &s, first);
-        for (int64_t c = 0; c < C; c++) s.d_y[c] = s.d_gate[c] = (V){};
-        for (int64_t k = 0; k < t->classes; k++) {
-            backward_prototype(t, &s, k, first);
-            if (t->attention == L1)
-                backward_class(t, &s, k, d_z, d_w, L1);
-            else if (t->attention == DOT)
-                backward_class(t, &s, k, d_z, d_w, DOT);
-            else
-                backward_class(t, &s, k, d_z, d_w, UNIFORM);
-        }
-        for (int64_t c = 0; c < C; c++) { /* v^Q = v gate + y */
-            if (t->skip) s.d_y[c] += s.d_u[c];
-            if (t->gate) s.d_gate[c] += s.d_u[c] * s.v[c], s.d_u[c] *= s.gate[c];
-        }
+        compare(t, &s, 1);
+        Sums sums = factors(t, &s, first);
+        if (t->attention == L1)
+            backward_tile(t, &s, sums, d_z, d_w, L1);
+        else if (t->attention == DOT)
+            backward_tile(t, &s, sums, d_z, d_w, DOT);
+        else
+            backward_tile(t, &s, sums, d_z, d_w, UNIFORM);
         store(t->d_y, s.d_y, first, t->queries, C);
-        store(t->d_v, s.d_u, first, t->queries, C);
+        store(t->d_v, s.d_v, first, t->queries, C);
         if (t->gate) store(t->d_gate, s.d_gate, first, t->queries, C);
     }
 }

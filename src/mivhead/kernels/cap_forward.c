@@ -50,19 +50,15 @@ static void attend(const Cap *t, Tile *s, int64_t first) {
 }
 
 static void forward_part(void *task, int64_t part, int64_t parts) {
-#pragma clang fp contract(fast)
     const Cap *t = task;
     Tile s = tile_of(t, part);
     for (int64_t first = part * LANES; first < t->queries; first += parts * LANES) {
         if (t->weights) s.weights = (V *)t->weights + first / LANES * t->heads * t->support;
         load_queries(t, &s, first);
         attend(t, &s, first);
-        prototypes(t, &s);
-        centre(t, &s);
+        compare(t, &s, 0);
         for (int64_t k = 0; k < t->classes; k++) {
-            V product = {}, *p = s.p + k * t->channels;
-            for (int64_t c = 0; c < t->channels; c++) product += p[c] * s.u[c];
-            V cosine = product / (s.norms[k] * s.length);
+            V cosine = s.products[k] / (s.norms[k] * s.length);
             for (int64_t q = first; q < t->queries && q < first + LANES; q++)
                 t->cosines[q * t->classes + k] = cosine[q - first];
         }

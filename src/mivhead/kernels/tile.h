@@ -1,9 +1,9 @@
 /* Tiles of queries, and their prototypes: what cap_forward.c and cap_backward.c share.
  *
  * Queries pass in tiles of 16, one in each lane of a vector: nothing is ever summed over lanes but
- * gradients of the support, so that a query's answer is the same whatever is beside it. Prototypes
- * exist for one tile at a time, and are made again for their gradients: that costs less than to
- * write all of them to memory and to read them.
+ * gradients of the support, so that a query's answer is the same whatever is beside it. Channels
+ * pass one by one, with the prototypes of all classes: their mean, which is taken off them, is then
+ * at hand. Prototypes exist for one channel, or, where gradients are made, for one tile at a time.
  */
 
 #pragma once
@@ -43,14 +43,15 @@ static void load(V *tile, const float *x, int64_t first, int64_t queries, int64_
 /* What a part works with: vectors (channel, lane) unless said otherwise. */
 typedef struct {
     V *y, *v, *gate;       /* of the queries */
-    V *u, *mean;           /* v^Q less the mean; the mean of the prototypes */
-    V *p, *av;             /* v^P less the mean, and A V: (class, channel, lane) */
-    V *d_y, *d_u, *d_gate; /* gradients */
-    V *share;              /* what the mean takes off a prototype's gradient */
+    V *u;                  /* v^Q less the mean of the prototypes */
+    V *p, *av;             /* v^P less the mean, and A V: (channel, class, lane) */
+    V *d_y, *d_v, *d_gate; /* gradients */
     V *norms;              /* of prototypes: (class, lane) */
-    V *d_scores;           /* of one head and class: (shot, lane) */
+    V *products;           /* p.u: (class, lane) */
+    V *by_u, *by_p;        /* factors of u and p in the gradients of prototypes: (class, lane) */
+    V *d_scores;           /* of one head: (shot, lane) */
     V *weights;            /* A: (head, shot, lane) */
-    V length;              /* |v^Q - mean| */
+    V length;              /* |u| */
 } Tile;
 
 static V *take(V **from, int64_t count) {
@@ -62,47 +63,25 @@ static V *take(V **from, int64_t count) {
 static Tile tile_of(const Cap *t, int64_t part) {
     uintptr_t start = (uintptr_t)(t->scratch + part * t->scratch_size);
     V *x = (V *)((start + sizeof(V) - 1) / sizeof(V) * sizeof(V));
-    int64_t C = t->channels;
+    int64_t C = t->channels, K = t->classes;
+    int64_t kept = t->d_cosines ? C : 1; /* channels whose prototypes exist at once */
     return (Tile){
         .y = take(&x, C),
         .v = take(&x, C),
         .gate = take(&x, C),
         .u = take(&x, C),
-        .mean = take(&x, C),
-        .p = take(&x, C * t->classes),
-        .av = take(&x, C * t->classes),
+        .p = take(&x, kept * K),
+        .av = take(&x, kept * K),
         .d_y = take(&x, C),
-        .d_u = take(&x, C),
+        .d_v = take(&x, C),
         .d_gate = take(&x, C),
-        .share = take(&x, C),
-        .norms = take(&x, t->classes),
+        .norms = take(&x, K),
+        .products = take(&x, K),
+        .by_u = take(&x, K),
+        .by_p = take(&x, K),
         .d_scores = take(&x, t->support),
         .weights = take(&x, t->heads * t->support),
     };
-}
-
-/* v^P = (A V) gate + (A K) of all classes, with A V beside it, and the mean over the classes. */
-static void prototypes(const Cap *t, Tile *s) {
-#pragma clang fp contract(fast)
-    int64_t S = t->support, C = t->channels, d = C / t->heads;
-    for (int64_t k = 0; k < t->classes; k++)
-        for (int64_t h = 0; h < t->heads; h++) {
-            const V *a = s->weights + h * S;
-            int64_t from = t->starts[k], to = t->starts[k + 1];
-            for (int64_t c = h * d; c < (h + 1) * d; c++) {
-                const float *w = t->w + c * S, *z = t->z + c * S;
-                V av = {}, ak = {};
-                if (t->skip)
-                    for (int64_t i = from; i < to; i++) av += a[i] * w[i], ak += a[i] * z[i];
-                else
-                    for (int64_t i = from; i < to; i++) av += a[i] * w[i];
-                s->av[k * C + c] = av;
-                s->p[k * C + c] = av = t->gate ? av * s->gate[c] + ak : av + ak;
-                s->mean[c] = k ? s->mean[c] + av : av;
-            }
-        }
-    for (int64_t c = 0; c < C; c++)
-        s->mean[c] = t->centred ? s->mean[c] / (float)t->classes : (V){};
 }
 
 static void load_queries(const Cap *t, Tile *s, int64_t first) {
@@ -111,21 +90,50 @@ static void load_queries(const Cap *t, Tile *s, int64_t first) {
     if (t->gate) load(s->gate, t->gate, first, t->queries, t->channels);
 }
 
-/* v^Q and v^P, less the mean, and their norms. */
-static void centre(const Cap *t, Tile *s) {
+INLINE V norm(V square, float eps) {
+    return __builtin_elementwise_max(__builtin_elementwise_sqrt(square), all(eps));
+}
+
+/* v^P = (A V) gate + (A K) of all classes in channel c, with A V beside it; returns their mean. */
+INLINE V prototypes(const Cap *t, const Tile *s, const V *a, int64_t c, V *p, V *av) {
 #pragma clang fp contract(fast)
-    int64_t C = t->channels;
+    const float *w = t->w + c * t->support, *z = t->z + c * t->support;
+    V sum = {};
+    for (int64_t k = 0; k < t->classes; k++) {
+        V of_values = {}, of_keys = {};
+        int64_t from = t->starts[k], to = t->starts[k + 1];
+        if (t->skip)
+            for (int64_t i = from; i < to; i++) of_values += a[i] * w[i], of_keys += a[i] * z[i];
+        else
+            for (int64_t i = from; i < to; i++) of_values += a[i] * w[i];
+        av[k] = of_values;
+        p[k] = of_values = t->gate ? of_values * s->gate[c] + of_keys : of_values + of_keys;
+        sum += of_values;
+    }
+    return t->centred ? sum / (float)t->classes : (V){};
+}
+
+/* Norms and products of queries and prototypes, less the mean. With `keep`, p, A V and u stay. */
+INLINE void compare(const Cap *t, Tile *s, int keep) {
+#pragma clang fp contract(fast)
+    int64_t K = t->classes, d = t->channels / t->heads;
     V square = {};
-    for (int64_t c = 0; c < C; c++) {
+    for (int64_t k = 0; k < K; k++) s->norms[k] = s->products[k] = (V){};
+    for (int64_t c = 0; c < t->channels; c++) {
+        V *p = s->p + keep * c * K, *av = s->av + keep * c * K;
+        V mean = prototypes(t, s, s->weights + c / d * t->support, c, p, av);
         V u = t->gate ? s->v[c] * s->gate[c] : s->v[c];
         if (t->skip) u += s->y[c];
-        s->u[c] = u -= s->mean[c];
+        u -= mean;
         square += u * u;
+        if (keep) s->u[c] = u;
+        for (int64_t k = 0; k < K; k++) {
+            V x = p[k] - mean;
+            if (keep) p[k] = x;
+            s->norms[k] += x * x;
+            if (!keep) s->products[k] += x * u;
+        }
     }
-    s->length = __builtin_elementwise_max(__builtin_elementwise_sqrt(square), all(t->eps));
-    for (int64_t k = 0; k < t->classes; k++) {
-        V sum = {}, *p = s->p + k * C;
-        for (int64_t c = 0; c < C; c++) p[c] -= s->mean[c], sum += p[c] * p[c];
-        s->norms[k] = __builtin_elementwise_max(__builtin_elementwise_sqrt(sum), all(t->eps));
-    }
+    s->length = norm(square, t->eps);
+    for (int64_t k = 0; k < K; k++) s->norms[k] = norm(s->norms[k], t->eps);
 }
