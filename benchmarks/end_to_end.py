@@ -104,6 +104,7 @@ def run_command(arguments: list[str]) -> None:
     extraction.prefetch = prefetch
     watch.wrap(extraction._Rows, "put", "cache")
     watch.wrap(Writer, "put", "cache")
+    watch.wrap(Writer, "__exit__", "cache")
     watch.wrap(LazyBackbone, "extract", "backbone")
     watch.wrap(LazyBackbone, "loaded", "weights")
     watch.wrap(diagnostics, "held_out", "head")

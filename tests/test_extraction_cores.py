@@ -35,13 +35,17 @@ def _two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def decode(cores: Cores, clock: Clock, seconds: float) -> None:
+def decode(cores: Cores, clock: Clock, seconds: float) -> Iterator[int]:
+    """Decode two images; there are more."""
+
     def items() -> Iterator[int]:
-        for i in range(2):
+        for i in range(3):
             clock.now += seconds
             yield i
 
-    assert list(cores.decode(items())) == [0, 1]
+    decoded = cores.decode(items())
+    assert [next(decoded), next(decoded)] == [0, 1]
+    return decoded
 
 
 def pass_backbone(cores: Cores, clock: Clock) -> int:
@@ -57,6 +61,14 @@ def test_quick_decoding_leaves_all_cores_to_the_backbone(clock, decoding, thread
     decode(cores, clock, decoding)
     assert [pass_backbone(cores, clock) for _ in range(2)] == threads
     assert torch.get_num_threads() == 2
+
+
+def test_when_all_is_decoded_there_is_nothing_to_leave_a_core_to(clock):
+    cores = Cores()
+    left = decode(cores, clock, 5.0)
+    assert pass_backbone(cores, clock) == 1
+    assert list(left) == [2]
+    assert pass_backbone(cores, clock) == 2
 
 
 def test_each_kind_of_work_is_weighed_by_itself(clock):

@@ -26,6 +26,7 @@ class Cores:
     def __init__(self) -> None:
         self._threads = torch.get_num_threads()
         self._turn = threading.Lock()
+        self._decoded = False  # all there is
         self._decoding = _Mean()
         self._beside: defaultdict[str, _Mean] = defaultdict(_Mean)  # by kind, with a core less
 
@@ -36,6 +37,7 @@ class Cores:
             with self._turn, self._decoding.of(1):
                 item = next(iterator, None)
             if item is None:
+                self._decoded = True
                 return
             yield item
 
@@ -44,7 +46,7 @@ class Cores:
         """Do work of one kind, such as the backbone's or the head's, on so many images."""
         beside = self._beside[kind]
         saved = beside.seconds / self._threads  # per image, by one core more
-        if self._decoding.seconds < saved:
+        if self._decoded or self._decoding.seconds < saved:
             with self._turn:
                 yield
             return

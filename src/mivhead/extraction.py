@@ -108,9 +108,11 @@ class _Flow:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, *_: object) -> None:
-        self._items.close()
-        self._writer.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self._items.close()
+        finally:
+            self._writer.__exit__(kind)
 
     def take(self, start: int, count: int, advance: Callable[[int], object]) -> Features:
         """Features of the next items, whose places in the result are `start` and those after."""
@@ -124,8 +126,8 @@ class _Flow:
             found: dict[str, Parts] = {}
             for i, item in enumerate(missing):
                 parts = {name: tensor[i].numpy() for name, tensor in tensors.items()}
-                rows.put(item.place - start, parts)
-                found[item.key] = parts
+                # The copy is stored: the backbone may write its next answer where this one was.
+                found[item.key] = rows.put(item.place - start, parts)
             self._writer.put(found)
             advance(len(missing))
             missing.clear()
@@ -214,7 +216,8 @@ class _Rows:
         self.count = count
         self._arrays: dict[str, NDArray[np.floating]] = {}
 
-    def put(self, place: int, parts: Parts) -> None:
+    def put(self, place: int, parts: Parts) -> Parts:
+        """Copy the features of an image to their place; returns the copy."""
         if not self._arrays:
             self._arrays = {k: np.empty((self.count, *v.shape), v.dtype) for k, v in parts.items()}
         layout = {name: (array.shape[1:], array.dtype) for name, array in self._arrays.items()}
@@ -225,6 +228,7 @@ class _Rows:
             )
         for name, part in parts.items():
             self._arrays[name][place] = part
+        return {name: array[place] for name, array in self._arrays.items()}
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:

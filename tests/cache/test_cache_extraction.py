@@ -74,6 +74,26 @@ def test_order_is_kept_with_hits_and_misses_mixed(cache: FeatureCache) -> None:
     assert all(t.is_contiguous() for t in found.tensors.values())
 
 
+def test_a_backbone_that_writes_every_answer_to_the_same_place(cache: FeatureCache) -> None:
+    class Reusing(Counting):
+        kept: Features | None = None
+
+        def extract(self, images: Sequence[Image.Image]) -> Features:
+            found = super().extract(images)
+            if self.kept is None or len(self.kept) != len(found):
+                self.kept = found
+            for name, tensor in self.kept.tensors.items():
+                tensor.copy_(found.tensors[name])
+            return self.kept
+
+    images = from_images(noise(8 * BATCH))
+    expected = extract_table(Counting(), images, verbose=False).features
+    for seen in (8 * BATCH, 0):
+        backbone = Reusing()
+        assert extract_table(backbone, images, cache=cache, verbose=False).features == expected
+        assert backbone.seen == seen
+
+
 def test_a_file_and_its_copy_share_an_entry_and_edits_do_not(
     cache: FeatureCache, shots: Path
 ) -> None:

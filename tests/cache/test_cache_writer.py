@@ -17,14 +17,18 @@ def batch(number: int) -> dict[str, Parts]:
     return {f"{number:02}{i:062}": {"block0.token": np.full(2, i, np.float16)} for i in range(3)}
 
 
+def put_all(cache: FeatureCache, batches: int, error: BaseException | None = None) -> None:
+    with Writer(cache) as writer:
+        for number in range(batches):
+            writer.put(batch(number))
+        if error is not None:
+            raise error
+
+
 def test_all_entries_are_there_after_closing(tmp_path: Path) -> None:
     cache = FeatureCache(tmp_path)
-    writer = Writer(cache)
-    batches = [batch(number) for number in range(4)]
-    for each in batches:
-        writer.put(each)
-    writer.close()
-    for key, parts in (entry for each in batches for entry in each.items()):
+    put_all(cache, 4)
+    for key, parts in (entry for number in range(4) for entry in batch(number).items()):
         found = cache.get(key)
         assert found is not None
         np.testing.assert_array_equal(found["block0.token"], parts["block0.token"])
@@ -38,31 +42,29 @@ def test_no_more_than_one_batch_waits(tmp_path: Path, monkeypatch: pytest.Monkey
         stored.append(key)
 
     monkeypatch.setattr(FeatureCache, "put", slow)
-    writer = Writer(FeatureCache(tmp_path))
-    writer.put(batch(0))  # returns, though nothing is stored yet
-    assert not stored
-    threading.Timer(0.05, go.set).start()
-    writer.put(batch(1))
-    assert stored[:3] == list(batch(0))
-    writer.close()
+    with Writer(FeatureCache(tmp_path)) as writer:
+        writer.put(batch(0))  # returns, though nothing is stored yet
+        assert not stored
+        threading.Timer(0.05, go.set).start()
+        writer.put(batch(1))
+        assert stored[:3] == list(batch(0))
     assert len(stored) == 6
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_an_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: bool) -> None:
+@pytest.mark.parametrize("batches", [1, 2])
+def test_an_error_is_told_but_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: int
+) -> None:
     def fail(*_: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(FeatureCache, "put", fail)
-    writer = Writer(FeatureCache(tmp_path))
-    writer.put(batch(0))
     with pytest.raises(MemoryError):
-        writer.close() if last else writer.put(batch(1))
-    if not last:
-        writer._thread.shutdown()
+        put_all(FeatureCache(tmp_path), batches)
+    with pytest.raises(KeyboardInterrupt):
+        put_all(FeatureCache(tmp_path), 1, KeyboardInterrupt())
 
 
 def test_without_a_cache_nothing_is_done() -> None:
-    writer = Writer(None)
-    writer.put(batch(0))
-    writer.close()
+    with Writer(None) as writer:
+        writer.put(batch(0))

@@ -11,7 +11,9 @@ KEY = "k" * 64
 floats = st.sampled_from([np.float16, np.float32, np.float64])
 parts = st.dictionaries(
     st.sampled_from(["block0.map", "block0.token", "block1.map"]),
-    floats.flatmap(lambda kind: arrays(kind, array_shapes(max_dims=3, max_side=5))),
+    floats.flatmap(
+        lambda kind: arrays(kind, array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))
+    ),
     min_size=1,
 )
 

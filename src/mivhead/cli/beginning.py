@@ -7,12 +7,11 @@ import gc
 import importlib
 import sys
 from contextlib import suppress
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# scikit-learn imports it for a function that we never call: most of a second.
-UNUSED = ("scipy.stats",)
 OBJECTS = 100_000  # new ones before Python looks for garbage: importing makes many, and no garbage
 # The C library gives memory back to the system when so many bytes are free, and asks for pieces
 # above a size one by one. By default both happen for every large tensor, whose pages the system
@@ -23,25 +22,40 @@ _TRIM, _MMAP = (-1, 2**28), (-3, 2**25)
 def begin() -> None:
     """Make importing quicker, and memory that was freed quick to use again."""
     gc.set_threshold(OBJECTS)
-    for name in UNUSED:
-        sys.modules.setdefault(name, _Later(name))
+    sys.meta_path.insert(0, _WithoutStatistics())
     with suppress(AttributeError, OSError, TypeError):  # not every system has glibc
         mallopt = ctypes.CDLL(None).mallopt
         for option in (_TRIM, _MMAP):
             mallopt(*option)
 
 
-class _Later(ModuleType):
-    """Stands for a module until something of it is used."""
+class _WithoutStatistics(MetaPathFinder):
+    """Keeps scikit-learn from importing `scipy.stats`: most of a second, for one function.
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.__spec__ = ModuleSpec(name, None)  # an import statement looks at it
+    That function finds the module where SciPy itself imports it, when it is called.
+    """
+
+    def find_spec(self, fullname: str, *_: Any, **__: Any) -> None:
+        """Find nothing, but be ready when scikit-learn is about to be imported."""
+        if fullname == "sklearn":
+            sys.meta_path.remove(self)
+            sys.modules.setdefault("scipy.stats", _Once("scipy.stats"))
+
+
+class _Once(ModuleType):
+    """Stands for a module in the next import statement, and is gone."""
+
+    @property
+    def __spec__(self) -> ModuleSpec:  # type: ignore[override]  # an import statement looks at it
+        self._go()
+        return ModuleSpec(self.__name__, None)
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute in ("__file__", "__warningregistry__"):  # asked of every module there is
+        if attribute == "__file__":  # asked of every module there is
             raise AttributeError(attribute)
-        name = self.__name__
-        if sys.modules.get(name) is self:
-            del sys.modules[name]
-        return getattr(importlib.import_module(name), attribute)
+        self._go()
+        return getattr(importlib.import_module(self.__name__), attribute)
+
+    def _go(self) -> None:
+        if sys.modules.get(self.__name__) is self:
+            sys.modules.pop(self.__name__, None)

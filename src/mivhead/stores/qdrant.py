@@ -108,7 +108,8 @@ class QdrantStore(DatabaseStore):
                 if name in cosine:
                     part = _normalised(part)
                 if description is not None:
-                    part = np.moveaxis(part, -1, 1).astype(description.dtype)
+                    # In the usual order in memory too: training then rounds as it does elsewhere.
+                    part = np.moveaxis(part, -1, 1).astype(description.dtype, order="C")
                 parts[name] = part
             yield Rows(
                 ids,
