@@ -12,7 +12,7 @@ bandwidth, plus all floating-point operations at the measured rate of matrix pro
 
 A limit comes from the fastest of several trials, so the adaptation it is compared with has the
 fastest step of several, taken in turns with these; `--json` also holds the median. `--quick` takes
-less than a minute, all of it about ten.
+less than a minute, all of it about six.
 """
 
 from __future__ import annotations
