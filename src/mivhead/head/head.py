@@ -107,9 +107,8 @@ class MIVHead(nn.Module):
     def chunks(self, queries: int, bags: Bags) -> Iterator[slice]:
         """Slices of queries that keep the memory of `forward` flat."""
         classes, shots = bags.real.shape
-        compiled = serves(
-            next(self.parameters(), torch.empty(0))
-        )  # it makes few prototypes at once
+        # The compiled functions make few prototypes at once.
+        compiled = serves(next(self.parameters(), torch.empty(0)))
         numbers = max(  # of one query in one block: attention weights, prototypes
             classes * max(layer.config.heads * shots, 0 if compiled else layer.config.channels)
             for layer in self.layers
