@@ -18,7 +18,7 @@ LANES = 16  # queries at a time
 KINDS = ("uniform", "l1", "dot")
 TENSORS = (  # gate, hidden and weights may be None
     *("y", "v", "gate", "z", "w", "starts", "hidden", "weights", "cosines"),
-    *("d_cosines", "d_y", "d_v", "d_gate", "d_z", "d_w"),
+    *("d_cosines", "d_y", "d_v", "d_gate", "d_shots"),
 )
 
 
@@ -82,20 +82,22 @@ class CapCosine(torch.autograd.Function):
         y, v, gate, z, *_ = ctx.saved_tensors
         d_y, d_v = torch.empty_like(y), torch.empty_like(v)
         d_gate = None if gate is None else torch.empty_like(gate)
-        d_z, d_w = (z.new_empty(torch.get_num_threads(), *z.shape) for _ in range(2))
-        grads = grad.contiguous(), d_y, d_v, d_gate, d_z, d_w
+        d_shots = z.new_empty(torch.get_num_threads(), *z.shape, 2)  # keys and values side by side
+        grads = grad.contiguous(), d_y, d_v, d_gate, d_shots
         _run("cap_backward", ctx.setting, (*ctx.saved_tensors, *grads))
-        return d_y, d_v, d_gate, d_z.sum(dim=0).T, d_w.sum(dim=0).T, None, None, None
+        d_z, d_w = d_shots.sum(dim=0).permute(2, 1, 0)  # (shot, channel) each
+        return d_y, d_v, d_gate, d_z, d_w, None, None, None
 
 
 def _run(name: str, setting: Setting, tensors: Sequence[Any]) -> None:
     """Call a function with tensors in the order of TENSORS; forward, without gradients."""
     y, _, _, z, _, starts, *_ = tensors
     (queries, channels), support, classes = y.shape, z.shape[1], len(starts) - 1
-    # of a part: prototypes, vectors of channels, classes, shots, weights, and what alignment takes
+    # of a part: prototypes, vectors of channels, classes, shots, weights, classes of the shots, and
+    # what alignment takes
     kept = channels if len(tensors) == len(TENSORS) else 1  # channels whose prototypes are kept
     vectors = 2 * kept * classes + 7 * channels + 4 * classes
-    vectors += support + setting.heads * support + 1
+    vectors += support + setting.heads * support + -(-support // 8) + 1
     scratch = y.new_empty(torch.get_num_threads(), LANES * vectors)
     task = _Task(
         queries=queries,

@@ -3,6 +3,7 @@
 #include "tile.h"
 
 typedef int32_t VI8 __attribute__((vector_size(32)));
+typedef float V4Any __attribute__((vector_size(16), aligned(4))); /* at any address */
 
 /* x with the sign of y, 0 where y is 0 */
 INLINE V8 signed_by(V8 x, V8 y) {
@@ -101,19 +102,18 @@ static void backward_softmax(const Cap *t, Tile *s, const V *a) {
 
 /* Gradients of two shots (or of one) in channel c, and of the queries' keys through the attention.
  * Half of the lanes at a time: the processor has registers for those. */
-INLINE V backward_shots(const Cap *t, const Tile *s, const V *a, int64_t c, V v_grad, V k_grad,
-                        int64_t i, float *d_z, float *d_w, int attention, int two) {
+INLINE V backward_shots(const Cap *t, const Tile *s, const V *a, int64_t c, int64_t i,
+                        float *d_shots, int attention, int two) {
 #pragma clang fp contract(fast)
     float first = t->z[c * t->support + i], second = two ? t->z[c * t->support + i + 1] : 0;
+    int64_t p0 = c * t->classes + s->class_of[i];
+    int64_t p1 = two ? c * t->classes + s->class_of[i + 1] : p0;
     V8 w0 = {}, w1 = {}, z0 = {}, z1 = {}, d_y[2] = {};
     for (int half = 0; half < 2; half++) {
-        V8 y = half_of(s->y[c], half), av = half_of(v_grad, half);
+        V8 y = half_of(s->y[c], half);
         V8 a0 = half_of(a[i], half), a1 = two ? half_of(a[i + 1], half) : (V8){};
-        w0 += a0 * av, w1 += a1 * av;
-        if (t->skip) {
-            V8 ak = half_of(k_grad, half);
-            z0 += a0 * ak, z1 += a1 * ak;
-        }
+        w0 += a0 * half_of(s->av[p0], half), w1 += a1 * half_of(s->av[p1], half);
+        if (t->skip) z0 += a0 * half_of(s->p[p0], half), z1 += a1 * half_of(s->p[p1], half);
         if (attention == UNIFORM) continue;
         V8 g0 = half_of(s->d_scores[i], half);
         V8 g1 = two ? half_of(s->d_scores[i + 1], half) : (V8){};
@@ -124,16 +124,18 @@ INLINE V backward_shots(const Cap *t, const Tile *s, const V *a, int64_t c, V v_
             z0 += g0 * y, z1 += g1 * y, d_y[half] = g0 * first + g1 * second;
         }
     }
-    V4 sums = lane_sums(w0, w1, z0, z1);
-    d_w[i] += sums[0], d_z[i] += sums[2];
-    if (two) d_w[i + 1] += sums[1], d_z[i + 1] += sums[3];
+    V4 sums = lane_sums(z0, w0, z1, w1);
+    if (two)
+        *(V4Any *)(d_shots + 2 * i) += sums;
+    else
+        d_shots[2 * i] += sums[0], d_shots[2 * i + 1] += sums[1];
     return __builtin_shufflevector(d_y[0], d_y[1], 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,
                                    15);
 }
 
-/* Gradients of one tile; those of the shots are added to d_z and d_w. */
-INLINE void backward_tile(const Cap *t, Tile *s, Sums sums, float *d_z, float *d_w, int attention) {
-    int64_t K = t->classes, S = t->support, d = t->channels / t->heads;
+/* Gradients of one tile; those of the shots are added to d_shots. */
+INLINE void backward_tile(const Cap *t, Tile *s, Sums sums, float *d_shots, int attention) {
+    int64_t S = t->support, d = t->channels / t->heads;
     for (int64_t h = 0; h < t->heads; h++) {
         const V *a = s->weights + h * S;
         for (int64_t i = 0; i < S; i++) s->d_scores[i] = (V){};
@@ -141,16 +143,10 @@ INLINE void backward_tile(const Cap *t, Tile *s, Sums sums, float *d_z, float *d
         backward_softmax(t, s, a);
         for (int64_t c = h * d; c < (h + 1) * d; c++) {
             V d_y = s->d_y[c];
-            for (int64_t k = 0; k < K; k++) {
-                V d_av = s->av[c * K + k], d_ak = s->p[c * K + k];
-                int64_t i = t->starts[k], to = t->starts[k + 1];
-                for (; i + 2 <= to; i += 2)
-                    d_y += backward_shots(t, s, a, c, d_av, d_ak, i, d_z + c * S, d_w + c * S,
-                                          attention, 1);
-                if (i < to)
-                    d_y += backward_shots(t, s, a, c, d_av, d_ak, i, d_z + c * S, d_w + c * S,
-                                          attention, 0);
-            }
+            float *here = d_shots + c * S * 2;
+            int64_t i = 0;
+            for (; i + 2 <= S; i += 2) d_y += backward_shots(t, s, a, c, i, here, attention, 1);
+            if (i < S) d_y += backward_shots(t, s, a, c, i, here, attention, 0);
             s->d_y[c] = d_y;
         }
     }
@@ -160,19 +156,19 @@ static void backward_part(void *task, int64_t part, int64_t parts) {
     const Cap *t = task;
     Tile s = tile_of(t, part);
     int64_t C = t->channels, S = t->support;
-    float *d_z = t->d_z + part * C * S, *d_w = t->d_w + part * C * S;
-    for (int64_t i = 0; i < C * S; i++) d_z[i] = d_w[i] = 0;
+    float *d_shots = t->d_shots + part * C * S * 2;
+    for (int64_t i = 0; i < C * S * 2; i++) d_shots[i] = 0;
     for (int64_t first = part * LANES; first < t->queries; first += parts * LANES) {
         s.weights = (V *)t->weights + first / LANES * t->heads * S;
         load_queries(t, &s, first);
         compare(t, &s, 1);
         Sums sums = factors(t, &s, first);
         if (t->attention == L1)
-            backward_tile(t, &s, sums, d_z, d_w, L1);
+            backward_tile(t, &s, sums, d_shots, L1);
         else if (t->attention == DOT)
-            backward_tile(t, &s, sums, d_z, d_w, DOT);
+            backward_tile(t, &s, sums, d_shots, DOT);
         else
-            backward_tile(t, &s, sums, d_z, d_w, UNIFORM);
+            backward_tile(t, &s, sums, d_shots, UNIFORM);
         store(t->d_y, s.d_y, first, t->queries, C);
         store(t->d_v, s.d_v, first, t->queries, C);
         if (t->gate) store(t->d_gate, s.d_gate, first, t->queries, C);

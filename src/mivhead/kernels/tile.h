@@ -24,7 +24,7 @@ typedef struct {
     float *cosines;         /* (query, class) */
     const float *d_cosines; /* (query, class) */
     float *d_y, *d_v, *d_gate; /* (query, channel) */
-    float *d_z, *d_w;          /* (part, channel, shot) */
+    float *d_shots;            /* of z and w: (part, channel, shot, 2) */
     float *scratch;            /* (part, number) */
     int64_t scratch_size;      /* of a part, in numbers */
 } Cap;
@@ -51,6 +51,7 @@ typedef struct {
     V *by_u, *by_p;        /* factors of u and p in the gradients of prototypes: (class, lane) */
     V *d_scores;           /* of one head: (shot, lane) */
     V *weights;            /* A: (head, shot, lane) */
+    int64_t *class_of;     /* (shot,) */
     V length;              /* |u| */
 } Tile;
 
@@ -65,7 +66,7 @@ static Tile tile_of(const Cap *t, int64_t part) {
     V *x = (V *)((start + sizeof(V) - 1) / sizeof(V) * sizeof(V));
     int64_t C = t->channels, K = t->classes;
     int64_t kept = t->d_cosines ? C : 1; /* channels whose prototypes exist at once */
-    return (Tile){
+    Tile tile = {
         .y = take(&x, C),
         .v = take(&x, C),
         .gate = take(&x, C),
@@ -81,7 +82,11 @@ static Tile tile_of(const Cap *t, int64_t part) {
         .by_p = take(&x, K),
         .d_scores = take(&x, t->support),
         .weights = take(&x, t->heads * t->support),
+        .class_of = (int64_t *)x,
     };
+    for (int64_t k = 0; k < K; k++)
+        for (int64_t i = t->starts[k]; i < t->starts[k + 1]; i++) tile.class_of[i] = k;
+    return tile;
 }
 
 static void load_queries(const Cap *t, Tile *s, int64_t first) {
