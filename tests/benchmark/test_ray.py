@@ -110,7 +110,8 @@ def test_results_equal_the_local_ones_though_a_worker_and_a_node_die(cluster, tm
         there = run(config, place, executor)
     finally:
         executor.close()
-    assert executor.died >= 2
+    assert executor.died  # the worker's job at least; the node may have been idle
+    assert len(cluster.list_all_nodes()) == 1
     assert numbers(there) == numbers(local)
     assert len(there) == 32
 
