@@ -8,7 +8,6 @@ import importlib
 import sys
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -45,17 +44,15 @@ class _WithoutStatistics(MetaPathFinder):
 class _Once(ModuleType):
     """Stands for a module in the next import statement, and is gone."""
 
-    @property
-    def __spec__(self) -> ModuleSpec:  # type: ignore[override]  # an import statement looks at it
-        self._go()
-        return ModuleSpec(self.__name__, None)
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        del self.__spec__  # an import statement asks for it, and can do without
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute == "__file__":  # asked of every module there is
             raise AttributeError(attribute)
-        self._go()
-        return getattr(importlib.import_module(self.__name__), attribute)
-
-    def _go(self) -> None:
         if sys.modules.get(self.__name__) is self:
             sys.modules.pop(self.__name__, None)
+        if attribute == "__spec__":
+            raise AttributeError(attribute)
+        return getattr(importlib.import_module(self.__name__), attribute)
