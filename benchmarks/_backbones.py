@@ -20,8 +20,7 @@ from mivhead import Preprocessing, Preset
 from mivhead.backbones import from_module, load_backbone
 from mivhead.backbones.base import Backbone
 from mivhead.backbones.checkpoints import load_exactly, read_tensors
-from mivhead.backbones.fast import fold_batchnorm
-from mivhead.backbones.presets import PRESETS
+from mivhead.backbones.efficientnet_lite import PRESETS, fold_batchnorm
 
 RANDOM = "random"
 

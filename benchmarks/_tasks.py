@@ -21,10 +21,10 @@ from PIL import Image
 from _backbones import Subject
 from mivhead import BlockPreset, Features, Preset
 from mivhead.backbones.base import extract_all
-from mivhead.data.augment import augment, plan_views, views_per_image
-from mivhead.data.folders import open_labelled
-from mivhead.data.imageset import ImageSet
-from mivhead.data.prefetch import prefetch
+from mivhead.extraction.pipeline import prefetch
+from mivhead.images.augmentation import augment, plan_views, views_per_image
+from mivhead.images.imageset import ImageSet
+from mivhead.images.sources import open_labelled
 
 WAYS, SHOTS, QUERIES, THRESHOLD = 10, 5, 10, 15
 VIEWS = views_per_image(SHOTS, THRESHOLD, "ceil")

@@ -15,7 +15,7 @@ from _backbones import efficientnet_lite
 from _methods import Centroid, Logistic, Method, Miv
 from _runs import Score, Scores, arguments, markdown, mean_over_sets, paired, run
 from _tasks import CONFIRMATION, TUNING
-from mivhead.backbones.presets import PRESETS
+from mivhead.backbones.efficientnet_lite import PRESETS
 
 BACKBONE = efficientnet_lite()
 PRESET = PRESETS[BACKBONE.name]

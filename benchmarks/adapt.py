@@ -35,10 +35,10 @@ from _shapes import SHAPES, TASKS, Task
 from mivhead import Features, MIVClassifier
 from mivhead.benchmark.measuring import PeakMemory
 from mivhead.classifier import BATCH
-from mivhead.head.bags import Bags
-from mivhead.head.config import BlockConfig, Recipe, resolve_blocks
+from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
 from mivhead.head.pooling import Candidates
+from mivhead.head.recipe import BlockConfig, Recipe, resolve_blocks
 from mivhead.head.training import train
 
 STEPS = 40

@@ -28,11 +28,10 @@ import numpy as np
 from PIL import Image
 
 from mivhead.backbones.base import Identity
-from mivhead.cache import FeatureCache
-from mivhead.cache.entry import decode, encode
-from mivhead.data.folders import open_unlabelled
-from mivhead.extraction import extract_table
+from mivhead.extraction.cache import FeatureCache, decode, encode
+from mivhead.extraction.pipeline import extract_table
 from mivhead.features import Features
+from mivhead.images.sources import open_unlabelled
 from mivhead.preset import BlockPreset, Preset
 
 SHAPES = {"block0.map": (112, 14, 14), "block1.map": (1280, 7, 7)}

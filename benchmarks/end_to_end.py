@@ -80,15 +80,15 @@ def run_command(arguments: list[str]) -> None:
             return plain_import(name, *args, **kwargs)
 
     builtins.__import__ = timed_import
-    from mivhead.cli.beginning import begin
+    from mivhead.cli.main import begin
 
     begin()  # as the command does
-    from mivhead import diagnostics, extraction
-    from mivhead.backbones.lazy import LazyBackbone
-    from mivhead.cache.writer import Writer
-    from mivhead.cli.ending import end
-    from mivhead.cli.main import main
-    from mivhead.estimator import FeatureClassifier
+    from mivhead.backbones.base import LazyBackbone
+    from mivhead.classifier import FeatureClassifier
+    from mivhead.cli.main import end, main
+    from mivhead.diagnostics import estimate as diagnostics
+    from mivhead.extraction import pipeline as extraction
+    from mivhead.extraction.pipeline import Writer
 
     plain_prefetch = extraction.prefetch
 
@@ -140,7 +140,7 @@ def time_command(arguments: list[str], cache: Path) -> dict[str, float]:
 def backbone_alone(files: list[Path]) -> float:
     """Images per second of the backbone on decoded images."""
     from mivhead.backbones import load_backbone
-    from mivhead.data.images import load_image
+    from mivhead.images.decoding import load_image
 
     backbone = load_backbone("efficientnet_lite0")
     pictures = [load_image(file, name=file.name) for file in files]

@@ -23,10 +23,10 @@ from torch import nn
 
 from mivhead import Preprocessing
 from mivhead.backbones import from_module
-from mivhead.data.augment import augment, plan_views
-from mivhead.data.folders import open_labelled
+from mivhead.fewshot import load_pixels, network_of
+from mivhead.images.augmentation import augment, plan_views
+from mivhead.images.sources import open_labelled
 from mivhead.methods import make_tuner
-from mivhead.tunable import load_pixels, network_of
 
 BASE = ("plantvillage_cropdisease", "cifar10", "dtd_textures10")
 VALIDATION = ("eurosat", "gtsrb_traffic_signs", "omniglot")

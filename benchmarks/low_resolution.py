@@ -21,9 +21,9 @@ from PIL import Image
 from mivhead import Features
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.benchmark.samplers import LeftOut, Protocol, sample_tasks
-from mivhead.benchmark.sets import open_set
 from mivhead.benchmark.tasks import Task
-from mivhead.data.imageset import ImageSet
+from mivhead.datasets.sets import open_set
+from mivhead.images.imageset import ImageSet
 from mivhead.methods import make_method
 
 BATCH = 32

@@ -26,10 +26,10 @@ import torch
 from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone
 from mivhead.backbones.efficientnet_lite import WEIGHTS, build
-from mivhead.backbones.images import preprocess
-from mivhead.backbones.onnx_export import export_onnx
+from mivhead.backbones.preprocessing import preprocess
 from mivhead.backbones.taps import Taps
-from mivhead.backbones.timm_build import build as build_timm
+from mivhead.backbones.timm_models import build as build_timm
+from mivhead.export.backbone import export_onnx
 
 Extract = Callable[[list[np.ndarray[Any, Any]]], object]
 DEFAULT = ("efficientnet_lite0", "resnet18", "resnet50", "regnety_016", "deit_small")

@@ -21,7 +21,7 @@ from _backbones import Subject, efficientnet_lite, keras_resnet50
 from _methods import Centroid, Logistic, Method, Miv, describe
 from _runs import Scores, arguments, markdown, mean_over_sets, paired, run
 from mivhead import BlockPreset, Preset
-from mivhead.head.config import default_pool_sizes
+from mivhead.head.recipe import default_pool_sizes
 
 RESNET50 = "resnet50"
 LITE = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")

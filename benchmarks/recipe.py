@@ -22,9 +22,9 @@ from _tasks import TUNING
 from mivhead.benchmark.config import read_config
 from mivhead.benchmark.live import LiveView
 from mivhead.benchmark.runner import Place, run
-from mivhead.blocks import Block
-from mivhead.experts import experts
-from mivhead.head.config import RECIPES
+from mivhead.ensemble import ridge as experts
+from mivhead.features import Block
+from mivhead.head.recipe import RECIPES
 
 PAPER, OURS = RECIPES["paper"], RECIPES["mivhead"]
 MASKED = replace(PAPER, self_mask=True)

@@ -21,9 +21,9 @@ import torch
 
 from mivhead import Features
 from mivhead.benchmark.measuring import PeakMemory
-from mivhead.head.bags import Bags
-from mivhead.head.config import Recipe, resolve_blocks
+from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
+from mivhead.head.recipe import Recipe, resolve_blocks
 from mivhead.head.training import train
 from mivhead.preset import BlockPreset
 

@@ -18,8 +18,8 @@ from torchvision.models import resnet18
 
 from mivhead import Preprocessing
 from mivhead.backbones import from_module
+from mivhead.fewshot import network_of
 from mivhead.methods import make_tuner
-from mivhead.tunable import network_of
 
 SIZE, CLASSES, SHOTS, STEPS = 84, 50, 10, 2
 

@@ -27,10 +27,10 @@ from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.base import Backbone, extract_all
 from mivhead.benchmark.plan import ViewRule, view_seed
 from mivhead.benchmark.samplers import LeftOut, Protocol, sample_tasks
-from mivhead.benchmark.sets import open_set
 from mivhead.benchmark.tasks import Task
-from mivhead.data.augment import augment
-from mivhead.data.imageset import ImageSet
+from mivhead.datasets.sets import open_set
+from mivhead.images.augmentation import augment
+from mivhead.images.imageset import ImageSet
 from mivhead.methods import make_method
 
 Pictures = Sequence[tuple[str, int | None]]  # ids, and seeds of views

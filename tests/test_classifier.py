@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 
 from mivhead import BlockPreset, Features, MIVClassifier, Preset, Recipe
 from mivhead.errors import InputError
-from mivhead.head.config import RECIPES
+from mivhead.head.recipe import RECIPES
 
 FAST = {"steps": 8, "random_state": 0}
 

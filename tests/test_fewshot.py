@@ -10,9 +10,9 @@ from sklearn.base import clone
 
 import mivhead
 from mivhead import FewShotClassifier, Preset
-from mivhead.data.folders import open_labelled
 from mivhead.errors import ImageError, InputError, NotAvailableError
-from tiny_backbone import TinyBackbone
+from mivhead.images.sources import open_labelled
+from tests.helpers.tiny_backbone import TinyBackbone
 
 
 def true_names(folder: Path) -> list[str]:
@@ -49,7 +49,7 @@ def test_threshold_and_rule(shots: Path) -> None:
 
 
 def test_views_are_made_of_the_image_they_are_said_to_be_of(shots: Path) -> None:
-    from mivhead.data.augment import augment, plan_views
+    from mivhead.images.augmentation import augment, plan_views
 
     backbone = TinyBackbone(threshold=9)
     images = open_labelled(shots)
@@ -163,7 +163,7 @@ def test_the_default_backbone_end_to_end(shots: Path, queries: Path, tmp_path: P
 def test_a_model_keeps_its_taps_when_the_suggested_preset_changes(
     shots: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mivhead.backbones import presets
+    from mivhead.backbones import efficientnet_lite as presets
 
     image = next((shots / "red").iterdir())
     classifier = FewShotClassifier(threshold=0).fit_folder(shots)
@@ -200,7 +200,7 @@ def test_extraction_leaves_a_core_to_the_decoder(
 ) -> None:
     import torch
 
-    from mivhead import extraction
+    from mivhead.extraction import pipeline as extraction
 
     monkeypatch.setattr(extraction, "BATCH", 4)
     monkeypatch.setattr(extraction, "AHEAD", 4)  # images are left to decode

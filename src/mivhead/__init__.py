@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from mivhead.classifier import MIVClassifier
     from mivhead.features import Features
     from mivhead.fewshot import FewShotClassifier
-    from mivhead.head.config import Recipe
-    from mivhead.persistence import load, save
+    from mivhead.head.recipe import Recipe
+    from mivhead.model_file import load, save
     from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 _HOMES = {
@@ -24,9 +24,9 @@ _HOMES = {
     "MIVClassifier": "mivhead.classifier",
     "Preprocessing": "mivhead.preset",
     "Preset": "mivhead.preset",
-    "Recipe": "mivhead.head.config",
-    "load": "mivhead.persistence",
-    "save": "mivhead.persistence",
+    "Recipe": "mivhead.head.recipe",
+    "load": "mivhead.model_file",
+    "save": "mivhead.model_file",
 }
 
 __all__ = [

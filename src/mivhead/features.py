@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from mivhead import safefile
-from mivhead.blocks import FLOATS, Array, Block, describe, is_array, read_block
+from mivhead import _files as safefile
 from mivhead.errors import InputError, ModelFileError
 
 FILE_FORMAT = 1
@@ -233,3 +234,257 @@ def _layout_text(blocks: Iterable[Block]) -> str:
         f"block{i}: " + " + ".join(part(k, t) for k, t in block.tensors.items())
         for i, block in enumerate(blocks)
     )
+
+
+# `Block`: one block's output for n images, and how arrays are read into it.
+
+
+Array: TypeAlias = "np.ndarray[Any, Any] | Tensor"
+
+FLOATS = (torch.float16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """One block's output: a patch map `(n, C, H, W)`, a token `(n, C)`, or both."""
+
+    map: Tensor | None = None
+    token: Tensor | None = None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The parts that are there, by name."""
+        return {k: v for k, v in (("map", self.map), ("token", self.token)) if v is not None}
+
+    @property
+    def channels(self) -> int:
+        """Number of channels C."""
+        return next(iter(self.tensors.values())).shape[1]
+
+    def apply(self, change: Callable[[Tensor], Tensor]) -> Block:
+        """Change every part in the same way."""
+        return Block(**{k: change(v) for k, v in self.tensors.items()})
+
+
+def is_array(x: object) -> bool:
+    """Whether x is a NumPy array or a PyTorch tensor."""
+    return isinstance(x, np.ndarray | Tensor)
+
+
+def describe(x: object) -> str:
+    """Type and shape of anything, for errors."""
+    shape = getattr(x, "shape", None)
+    return f"{type(x).__name__}" + (f" of shape {tuple(shape)}" if shape is not None else "")
+
+
+def read_block(entry: Any, name: str) -> Block:
+    """Read one entry of a list of blocks, which is called `name` in errors."""
+    if isinstance(entry, Block):
+        entry = entry.tensors
+    if isinstance(entry, Mapping):
+        if not entry or set(entry) - {"map", "token"}:
+            raise InputError(
+                f"{name}: a block has the keys 'map' and/or 'token', got {sorted(entry)}."
+            )
+        parts = {k: _tensor(v, f"{name}.{k}") for k, v in entry.items() if v is not None}
+    else:
+        tensor = _tensor(entry, name)
+        if tensor.ndim == 2:
+            parts = {"token": tensor}
+        elif tensor.ndim == 3:
+            parts = {"map": _patches_to_map(tensor)}
+        else:
+            parts = {"map": tensor}
+    if not parts:
+        raise InputError(f"{name}: a block needs a map, a token or both.")
+    for part, ndim, expected in (("map", 4, "(n, C, H, W)"), ("token", 2, "(n, C)")):
+        if part in parts and (parts[part].ndim != ndim or 0 in parts[part].shape[1:]):
+            raise InputError(
+                f"{name}.{part} has shape {tuple(parts[part].shape)}, expected {expected} "
+                "with no empty dimension."
+            )
+    if len({t.shape[1] for t in parts.values()}) > 1:
+        shapes = ", ".join(f"{k} {tuple(t.shape)}" for k, t in parts.items())
+        raise InputError(f"{name}: map and token must have the same channels, got {shapes}.")
+    return Block(**parts)
+
+
+def _tensor(x: Any, name: str) -> Tensor:
+    if not is_array(x):
+        raise InputError(f"{name}: expected a NumPy array or a PyTorch tensor, got {describe(x)}.")
+    if isinstance(x, np.ndarray) and not x.flags.writeable:
+        x = x.copy()  # PyTorch knows no read-only tensors
+    try:
+        tensor = torch.as_tensor(x).detach()
+    except TypeError:
+        raise InputError(f"{name}: arrays of type {x.dtype} cannot be used.") from None
+    if tensor.dtype not in FLOATS:
+        raise InputError(
+            f"{name} has type {str(tensor.dtype).removeprefix('torch.')}, "
+            "expected float16, float32 or float64."
+        )
+    if tensor.ndim not in (2, 3, 4):
+        raise InputError(
+            f"{name} has shape {tuple(tensor.shape)}, expected (n, C), (n, patches, C) "
+            "or (n, C, H, W)."
+        )
+    if tensor.numel() and not all(bound.isfinite() for bound in torch.aminmax(tensor)):
+        bad = (~torch.isfinite(tensor)).flatten(1).any(1).nonzero()[0, 0]
+        raise InputError(
+            f"{name} of shape {tuple(tensor.shape)} holds NaN or infinity (first in image {bad})."
+        )
+    return tensor
+
+
+def _patches_to_map(patches: Tensor) -> Tensor:
+    """(n, P, C) to (n, C, s, s) for P = s * s; otherwise (n, C, P, 1), which has no grid."""
+    n, count, channels = patches.shape
+    side = math.isqrt(count)
+    height, width = (side, side) if side * side == count else (count, 1)
+    return patches.transpose(1, 2).reshape(n, channels, height, width)
+
+
+# `FeatureTable`: features of images together with their labels, ids and augmented views.
+
+
+_VIEWS = "views."
+_VIEW_OF = "view_of"
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureTable:
+    """What `miv extract` writes and `miv fit` takes.
+
+    Parameters
+    ----------
+    features
+        One row per image.
+    ids
+        A name per image, such as its relative path.
+    labels
+        A label per image, or None.
+    views, view_of
+        Features of augmented images, and for each the row of the image it was made from.
+    backbone
+        Identity of the backbone as JSON, or None if it is not known.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> table = FeatureTable(Features(np.ones((2, 8))), ids=("a.jpg", "b.jpg"))
+    >>> len(table)
+    2
+    """
+
+    features: Features
+    ids: tuple[str, ...]
+    labels: tuple[str, ...] | None = None
+    views: Features | None = None
+    view_of: NDArray[np.int64] | None = None
+    backbone: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name, column in (("ids", self.ids), ("labels", self.labels)):
+            if column is not None and len(column) != len(self.features):
+                raise InputError(f"{len(self.features)} images, but {len(column)} {name}.")
+        if (self.views is None) != (self.view_of is None):
+            raise InputError("views and view_of belong together: give both or none.")
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in memory, views included."""
+        return self.features.nbytes + (0 if self.views is None else self.views.nbytes)
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file, atomically."""
+        tensors = dict(self.features.tensors)
+        if self.views is not None and self.view_of is not None:
+            tensors |= {_VIEWS + name: tensor for name, tensor in self.views.tensors.items()}
+            tensors[_VIEW_OF] = torch.as_tensor(self.view_of)
+        meta = {"ids": self.ids, "labels": self.labels, "backbone": self.backbone}
+        write_features_file(path, tensors, meta)
+
+    @classmethod
+    def load(cls, path: str | Path) -> FeatureTable:
+        """Read a file written by `save`; runs no code from it."""
+        tensors, meta = read_features_file(path)
+        try:
+            view_of = tensors.pop(_VIEW_OF, None)
+            views = {k.removeprefix(_VIEWS): tensors.pop(k) for k in list(tensors) if _VIEWS in k}
+            features = Features.from_tensors(tensors)
+            default_ids = [str(row) for row in range(len(features))]
+            return cls(
+                features,
+                _texts(meta.get("ids", default_ids), "ids"),
+                None if meta.get("labels") is None else _texts(meta["labels"], "labels"),
+                Features.from_tensors(views) if views else None,
+                None if view_of is None else _rows(view_of, len(features)),
+                meta.get("backbone"),
+            )
+        except InputError as error:
+            raise ModelFileError(f"{path} is damaged: {error}") from error
+
+
+def _texts(value: Any, name: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise InputError(f"{name} must be a list of texts.")
+    return tuple(value)
+
+
+def _rows(view_of: torch.Tensor, images: int) -> NDArray[np.int64]:
+    rows = view_of.numpy()
+    if rows.dtype != np.int64 or rows.ndim != 1:
+        raise InputError("view_of must be a list of whole numbers.")
+    if len(rows) and not (rows.min() >= 0 and rows.max() < images):
+        raise InputError(f"view_of must hold rows 0 to {images - 1}.")
+    return rows
+
+
+@dataclass(frozen=True, eq=False)
+class SupportSet:
+    """A checked support set, its images ordered by class."""
+
+    features: Features
+    labels: NDArray[np.int64]  # class numbers 0 .. classes - 1, ascending
+    views: Features | None  # of augmented images
+    view_rows: NDArray[np.int64]  # the image that each view was made from
+
+    @property
+    def view_labels(self) -> NDArray[np.int64]:
+        """Class numbers of the views."""
+        return self.labels[self.view_rows]
+
+    @property
+    def sources(self) -> NDArray[np.int64]:
+        """The image that each of `everything` was made from."""
+        return np.concatenate([np.arange(len(self.labels)), self.view_rows])
+
+    def take(self, kept: NDArray[np.bool_]) -> SupportSet:
+        """Keep some images, and the views of these."""
+        place = np.cumsum(kept) - 1  # of each kept image among them
+        used = kept[self.view_rows]
+        views = self.views[np.flatnonzero(used)] if self.views is not None and used.any() else None
+        rows = np.flatnonzero(kept)
+        return SupportSet(
+            self.features[rows], self.labels[rows], views, place[self.view_rows[used]]
+        )
+
+    @property
+    def shots(self) -> list[int]:
+        """Images per class."""
+        counts: list[int] = np.bincount(self.labels).tolist()
+        return counts
+
+    @property
+    def everything(self) -> Features:
+        """Images and views, the images first."""
+        parts = [self.features] if self.views is None else [self.features, self.views]
+        return Features.concat(parts)
+
+    @property
+    def all_labels(self) -> NDArray[np.int64]:
+        """Class numbers of `everything`."""
+        return np.concatenate([self.labels, self.view_labels])

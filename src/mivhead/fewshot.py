@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -13,24 +14,24 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from mivhead.answers import Prediction, predictions
+from mivhead._progress import progress_bar
 from mivhead.backbones import DEFAULT_BACKBONE, named
-from mivhead.backbones.base import Backbone, Identity
-from mivhead.cache import FeatureCache, open_cache
-from mivhead.data.anything import as_image_set
-from mivhead.data.augment import Augmentation, plan_views
-from mivhead.data.folders import open_labelled
-from mivhead.data.images import ImageLike
-from mivhead.data.imageset import ImageSet, Skipped, check_images, from_images, label_images
+from mivhead.backbones.base import Backbone, Identity, LazyBackbone
+from mivhead.backbones.module import ModuleBackbone
+from mivhead.backbones.preprocessing import preprocess, to_pixels
+from mivhead.classifier import FeatureClassifier
 from mivhead.errors import InputError, check_one_of
-from mivhead.estimator import FeatureClassifier
-from mivhead.extraction import NO_VIEWS, ViewPlan, extract_table, iter_features
-from mivhead.head.config import DEFAULT_RECIPE, Recipe, resolve_recipe
-from mivhead.methods import METHODS, make_method, make_tuner
-from mivhead.methods.tuning.base import TuningClassifier
+from mivhead.extraction.cache import FeatureCache, open_cache
+from mivhead.extraction.pipeline import NO_VIEWS, PART, ViewPlan, extract_table, iter_features
+from mivhead.features import FeatureTable
+from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
+from mivhead.images.augmentation import Augmentation, augment, plan_views
+from mivhead.images.decoding import ImageLike
+from mivhead.images.imageset import ImageSet, Skipped, check_images, from_images, label_images
+from mivhead.images.sources import as_image_set, open_labelled
+from mivhead.methods import METHODS, make_method, make_tuner, method_name
+from mivhead.methods.tuning.base import Network, Pixels, TuningClassifier
 from mivhead.preset import Preset
-from mivhead.stores.table import FeatureTable
-from mivhead.tunable import load_pixels, network_of, tuned_probabilities
 
 __all__ = ["FewShotClassifier", "Prediction"]
 
@@ -67,8 +68,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         Where to run, such as `"cpu"` or `"cuda"`.
     cache
         Folder in which the features of every image are kept, so that the backbone sees it once;
-        True for the usual folder (`mivhead.cache`), False for none. None means True for backbones
-        by name, and False for one of your own, whose identity may not tell when it has changed.
+        True for the usual folder, False for none. None means True for backbones by name, and False
+        for one of your own, whose identity may not tell when it has changed.
     verbose
         Show progress bars for what takes more than two seconds, if a person is watching.
 
@@ -253,7 +254,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     def save(self, path: str | Path) -> None:
         """Write the model to one file; `mivhead.load` reads it. It holds the support features."""
-        from mivhead.persistence import save
+        from mivhead.model_file import save
 
         check_is_fitted(self, "classifier_")
         save(self, path)
@@ -297,3 +298,90 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def __getstate__(self) -> dict[str, Any]:
         """Leave the backbone out of copies that go to other processes; it is loaded again there."""
         return {key: value for key, value in super().__getstate__().items() if key != "_loaded"}
+
+
+# What a classifier says of images: names and probabilities.
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the classifier says of one image."""
+
+    id: str
+    label: Any
+    probability: float
+    probabilities: dict[Any, float]  # by falling probability
+
+
+def predictions(
+    ids: Sequence[str], classes: NDArray[Any], probabilities: NDArray[np.floating[Any]]
+) -> list[Prediction]:
+    """Name images from their probabilities (image, class).
+
+    >>> predictions(["a.jpg"], np.array(["cat", "dog"]), np.array([[0.25, 0.75]]))[0].label
+    'dog'
+    """
+    found = []
+    names = classes.tolist()
+    for id_, row in zip(ids, probabilities, strict=True):
+        ranked = {names[i]: float(row[i]) for i in np.argsort(-row, kind="stable")}
+        best = next(iter(ranked))
+        found.append(Prediction(id_, best, ranked[best], ranked))
+    return found
+
+
+# From a backbone to a network that a method may tune, and from images to its pixels.
+
+
+def network_of(backbone: Backbone, method: str) -> Network:
+    """Copy the backbone's module for a method that tunes it; the backbone stays as it is."""
+    name = backbone.identity.name
+    loaded = backbone.loaded() if isinstance(backbone, LazyBackbone) else backbone
+    if not isinstance(loaded, ModuleBackbone):
+        raise InputError(
+            f"{method} tunes the backbone, so it needs a torch module that gradients can flow "
+            f"through; {name} only gives features, as an ONNX file, a service or a function does: "
+            "take a backbone of timm or `from_module`, or a method on features, such as miv."
+        )
+    preprocessing = loaded.preset.preprocessing
+    model, tapped = loaded.copy_to_tune()
+    prepare = partial(preprocess, preprocessing=preprocessing)
+    return Network(model, tapped, prepare, preprocessing.size, name)
+
+
+def load_pixels(
+    images: ImageSet,
+    size: int,
+    plan: ViewPlan = NO_VIEWS,
+    how: Augmentation | None = None,
+    verbose: bool = True,
+) -> tuple[Pixels, Pixels]:
+    """Decode images and make their planned views: (image, R, R, 3) and (view, R, R, 3)."""
+    if not len(images):
+        raise InputError("There are no images: give at least one.")
+    view_of, seeds = plan
+    pixels = np.empty((len(images), size, size, 3), np.uint8)
+    views = np.empty((len(view_of), size, size, 3), np.uint8)
+    with progress_bar("reading", len(images), show=verbose) as advance:
+        for row in range(len(images)):
+            picture = images.load(row)
+            pixels[row] = to_pixels(picture, row, size)
+            for view in np.flatnonzero(view_of == row):
+                views[view] = np.asarray(augment(picture, size, int(seeds[view]), how))
+            advance(1)
+    return pixels, views
+
+
+def tuned_probabilities(
+    tuner: TuningClassifier, backbone: Backbone, images: ImageSet, verbose: bool
+) -> Iterator[NDArray[np.floating[Any]]]:
+    """Yield probabilities (image, class), `PART` images at a time, from a tuned copy.
+
+    The copy of the backbone is made anew after loading.
+    """
+    if not tuner.attached:
+        tuner.attach(network_of(backbone, method_name(tuner)))
+    for start in range(0, max(1, len(images)), PART):
+        part = images.take(range(start, min(start + PART, len(images))))
+        pixels, _ = load_pixels(part, tuner.network_.size, verbose=verbose)
+        yield tuner.predict_proba(pixels)

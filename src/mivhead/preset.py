@@ -1,7 +1,7 @@
 """Presets: the settings that belong to a backbone.
 
 Which blocks to tap, how the head pools each of them, how images are prepared, and below how many
-shots a class gets augmented views. How the head is trained is a `Recipe` (`mivhead.head.config`).
+shots a class gets augmented views. How the head is trained is a `Recipe` (`mivhead.head.recipe`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BlockPreset:
     tau
         Scale of the attention score; 0 is plain averaging.
     heads
-        Heads of the cross-attention; None for the rule (`mivhead.head.config.default_heads`).
+        Heads of the cross-attention; None for the rule (`mivhead.head.recipe.default_heads`).
     plain
         Leave the block to the plain experts, where the recipe has them: for wide maps, which take
         most of the head's time and give it little.

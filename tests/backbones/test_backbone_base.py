@@ -7,14 +7,14 @@ import json
 import numpy as np
 import pytest
 import torch
-from conformance import photos, run
 from PIL import Image
 
 from mivhead.backbones import list_backbones, load_backbone
 from mivhead.backbones.base import Identity
-from mivhead.backbones.images import preprocess
+from mivhead.backbones.preprocessing import preprocess
 from mivhead.errors import InputError
 from mivhead.preset import Preprocessing
+from tests.helpers.conformance import photos, run
 
 ME = Identity("mine", "ab" * 32, Preprocessing(size=64), ("layer3", "layer4"))
 

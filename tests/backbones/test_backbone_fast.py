@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from mivhead.backbones.fast import fold_batchnorm, mirror
-from mivhead.backbones.lite_network import ActivatedNorm, SameConv2d
+from mivhead.backbones.efficientnet_lite import ActivatedNorm, SameConv2d, fold_batchnorm, mirror
 from mivhead.backbones.taps import Taps
 from mivhead.errors import InputError
 

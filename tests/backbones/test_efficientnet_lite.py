@@ -8,17 +8,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from conformance import check, photos, run
 
 from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone
-from mivhead.backbones.efficientnet_lite import WEIGHTS, build, tap_names
-from mivhead.backbones.images import preprocess
-from mivhead.backbones.presets import PRESETS
+from mivhead.backbones.efficientnet_lite import (
+    PRESETS,
+    WEIGHTS,
+    PipWeights,
+    build,
+    read_checkpoint,
+    rename_in_order,
+    tap_names,
+)
+from mivhead.backbones.preprocessing import preprocess
 from mivhead.backbones.taps import Taps
-from mivhead.backbones.weights import PipWeights, read_checkpoint, rename_in_order
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.preset import BlockPreset, Preset
+from tests.helpers.conformance import check, photos, run
 
 NAME = "efficientnet_lite0"
 PRESET = PRESETS[NAME]

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from conformance import assert_close, photos
 
-from mivhead.backbones import load_backbone, weights
-from mivhead.backbones.efficientnet_lite import WEIGHTS, build
-from mivhead.backbones.images import preprocess
-from mivhead.backbones.presets import PRESETS
+from mivhead.backbones import efficientnet_lite as weights
+from mivhead.backbones import load_backbone
+from mivhead.backbones.efficientnet_lite import PRESETS, WEIGHTS, build
+from mivhead.backbones.preprocessing import preprocess
 from mivhead.backbones.taps import Taps
 from mivhead.cli.main import main
 from mivhead.errors import NotAvailableError
+from tests.helpers.conformance import assert_close, photos
 
 NAMES = ("efficientnet_lite1", "efficientnet_lite2")
 SHAPES = {  # 240 and 260 px, halved four and five times and rounded up; Lite2 is wider

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conformance import check, photos
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +21,8 @@ from mivhead import BlockPreset, FewShotClassifier, Preset
 from mivhead.backbones import load_backbone, wire
 from mivhead.backbones.http import connect
 from mivhead.errors import InputError
-from services import (
+from tests.helpers.conformance import check, photos
+from tests.helpers.services import (
     FaultyServer,
     Reply,
     ToyBackbone,

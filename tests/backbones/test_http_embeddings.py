@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance import check, photos
 from PIL import Image
 
 from mivhead import FewShotClassifier
 from mivhead.backbones import load_backbone
-from mivhead.backbones.embeddings import fill, read_vectors
-from mivhead.backbones.http import connect
+from mivhead.backbones.http import connect, fill, read_vectors
 from mivhead.errors import InputError
 from mivhead.preset import BlockPreset, Preprocessing, Preset
-from services import FaultyServer, Reply, Request, as_json, running, says, status
+from tests.helpers.conformance import check, photos
+from tests.helpers.services import FaultyServer, Reply, Request, as_json, running, says, status
 
 
 def embed(text: str) -> list[float]:

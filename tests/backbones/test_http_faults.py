@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from conformance import photos
 
 from mivhead import Features
 from mivhead.backbones import transport, wire
 from mivhead.backbones.base import extract_all
 from mivhead.backbones.http import RemoteBackbone, connect
 from mivhead.errors import InputError, NotAvailableError
-from services import (
+from tests.helpers.conformance import photos
+from tests.helpers.services import (
     FaultyServer,
     Reply,
     ToyBackbone,

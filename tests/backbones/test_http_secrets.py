@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conformance import photos
 
 import mivhead
 from mivhead import Features, FewShotClassifier
 from mivhead.backbones import load_backbone
 from mivhead.backbones.http import connect
 from mivhead.errors import InputError, NotAvailableError
-from services import (
+from tests.helpers.conformance import photos
+from tests.helpers.services import (
     FaultyServer,
     Reply,
     Request,

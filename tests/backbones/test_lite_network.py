@@ -7,8 +7,7 @@ import timm
 import torch
 from timm.layers import Conv2dSame
 
-from mivhead.backbones.efficientnet_lite import tap_names
-from mivhead.backbones.lite_network import SHAPES, EfficientNetLite, SameConv2d
+from mivhead.backbones.efficientnet_lite import SHAPES, EfficientNetLite, SameConv2d, tap_names
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import check, photos, run
 
 from mivhead import Features, Preprocessing
 from mivhead.backbones import load_backbone
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.preset import BlockPreset, Preset
+from tests.helpers.conformance import check, photos, run
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from mivhead.backbones import onnx_graph  # noqa: E402  # after the check for the extra
-from mivhead.backbones.onnx_export import export_onnx, tap_onnx  # noqa: E402
-from tiny_onnx import network  # noqa: E402  # after the check for the extra
+from mivhead.backbones import onnx_model as onnx_graph  # noqa: E402  # after the check for the extra
+from mivhead.export.backbone import export_onnx, tap_onnx  # noqa: E402
+from tests.helpers.tiny_onnx import network  # noqa: E402  # after the check for the extra
 
 FLOAT = onnx.TensorProto.FLOAT
 
@@ -266,7 +266,7 @@ def test_missing_package_names_the_command(package: str, call: str) -> None:
     code = (
         f"import sys; sys.modules[{package!r}] = None\n"
         "from mivhead.backbones import load_backbone\n"
-        "from mivhead.backbones.onnx_export import export_onnx\n"
+        "from mivhead.export.backbone import export_onnx\n"
         f"try: {call}\n"
         "except RuntimeError as error: print(error)"
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conformance import check, photos, run
 from PIL import Image
 from torch import Tensor, nn
 
 from mivhead import BlockPreset, FewShotClassifier, Preprocessing
 from mivhead.backbones import from_callable, from_module
-from mivhead.backbones.outputs import read_output
+from mivhead.backbones.taps import read_output
 from mivhead.errors import InputError
+from tests.helpers.conformance import check, photos, run
 
 SMALL = Preprocessing(size=32)
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conformance import photos, run
 from torch import nn
 
 from mivhead import Features, MIVClassifier, Recipe
 from mivhead.backbones import list_backbones, load_backbone
-from mivhead.backbones.images import preprocess
 from mivhead.backbones.paper import PAPER
-from mivhead.backbones.timm_build import build
-from mivhead.head.config import derive_presets, resolve_blocks
+from mivhead.backbones.preprocessing import preprocess
+from mivhead.backbones.timm_models import build
 from mivhead.head.head import MIVHead
+from mivhead.head.recipe import derive_presets, resolve_blocks
+from tests.helpers.conformance import photos, run
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,16 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conformance import check, photos, run
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from mivhead.backbones import load_backbone
 from mivhead.backbones.checkpoints import load_exactly, state_hash
-from mivhead.backbones.formats import to_timm
-from mivhead.backbones.timm_build import build
+from mivhead.backbones.timm_models import build, to_timm
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.preset import BlockPreset, Preprocessing, Preset
+from tests.helpers.conformance import check, photos, run
 
 TINY = "timm:test_resnet"
 

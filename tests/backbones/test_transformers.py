@@ -11,8 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance import check, photos
-from towers import (
+
+from mivhead import FewShotClassifier
+from mivhead.backbones import load_backbone
+from mivhead.backbones.paper import PAPER
+from mivhead.backbones.preprocessing import preprocess
+from mivhead.errors import InputError, NotAvailableError
+from mivhead.preset import BlockPreset, Preprocessing, Preset
+from tests.helpers.conformance import check, photos
+from tests.helpers.towers import (
     DEPTH,
     MEAN,
     PATCH,
@@ -33,13 +40,6 @@ from towers import (
     whole_clip,
     whole_siglip,
 )
-
-from mivhead import FewShotClassifier
-from mivhead.backbones import load_backbone
-from mivhead.backbones.images import preprocess
-from mivhead.backbones.paper import PAPER
-from mivhead.errors import InputError, NotAvailableError
-from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 # how it is made -> (the tower inside, tokens before the patches, whether the final norm applies)
 TOWERS: dict[Callable[[], Any], tuple[str, int, bool]] = {

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import photos, run
-from towers import clip, hidden_states, registers, save, siglip, vit
 
 from mivhead.backbones import load_backbone
-from mivhead.backbones.images import preprocess
-from mivhead.cache.keys import Keys
-from mivhead.data.augment import Augmentation
+from mivhead.backbones.preprocessing import preprocess
+from mivhead.extraction.cache import Keys
+from mivhead.images.augmentation import Augmentation
+from tests.helpers.conformance import photos, run
+from tests.helpers.towers import clip, hidden_states, registers, save, siglip, vit
 
 
 def change_config(folder: Path, **settings: Any) -> None:

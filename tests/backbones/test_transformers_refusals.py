@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import photos
-from towers import clip, dinov2, save, vit
 
 from mivhead.backbones import load_backbone
 from mivhead.errors import InputError, NotAvailableError
+from tests.helpers.conformance import photos
+from tests.helpers.towers import clip, dinov2, save, vit
 
 
 def test_incomplete_weights_are_refused(tmp_path: Path) -> None:

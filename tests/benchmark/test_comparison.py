@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from synthetic import cell, random_run, result
 
-from mivhead.benchmark.comparison import BENCHMARKS, Comparison, compare
+from mivhead.benchmark.compare import BENCHMARKS, Comparison, compare
 from mivhead.errors import InputError
+from tests.helpers.synthetic import cell, random_run, result
 
 
 def only(results) -> Comparison:

@@ -2,15 +2,9 @@
 
 import pytest
 
-from mivhead.benchmark.config import (
-    MethodConfig,
-    extend,
-    list_tables,
-    load_config,
-    read_config,
-)
+from mivhead._schema import to_json
+from mivhead.benchmark.config import MethodConfig, extend, list_tables, load_config, read_config
 from mivhead.errors import InputError
-from mivhead.schema import to_json
 
 FULL = """
 sets = ["birds", "signs"]

@@ -12,9 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mivhead import Features
 from mivhead.backbones import from_module
-from mivhead.benchmark.cost import count
-from mivhead.benchmark.work import BackboneWork, Episode, Work, measure_backbone
-from mivhead.head.config import Recipe
+from mivhead.benchmark.cost import BackboneWork, Episode, Work, count, measure_backbone
+from mivhead.head.recipe import Recipe
 from mivhead.methods.registry import METHODS, make_method
 from mivhead.preset import BlockPreset, Preprocessing, Preset
 

@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from test_cost import executed
 
 from mivhead import Features
-from mivhead.backbones.presets import PRESETS
-from mivhead.benchmark.cost import count
-from mivhead.benchmark.cost_experts import experts_work
-from mivhead.benchmark.work import Episode
-from mivhead.experts.experts import Experts
-from mivhead.head.config import resolve_blocks
+from mivhead.backbones.efficientnet_lite import PRESETS
+from mivhead.benchmark.cost import Episode, count, experts_work
+from mivhead.ensemble.ridge import Experts
+from mivhead.head.recipe import resolve_blocks
+from tests.benchmark.test_cost import executed
 
 LITE0 = [(112, 14, 14), (192, 7, 7), (320, 7, 7), (1280, 7, 7)]
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from mivhead import Features
-from mivhead.benchmark.cost import count
-from mivhead.benchmark.work import BackboneWork, Episode
+from mivhead.benchmark.cost import BackboneWork, Episode, count
 from mivhead.preset import BlockPreset, Preset
 
 RESNET50 = BackboneWork(4.09e9, 1.85e9)

@@ -7,10 +7,10 @@ import socket
 import time
 
 import pytest
-from worker_jobs import CountThreads, Fail, KillWorker, Square
 
 from mivhead.benchmark.executors import Died, make_executor, ray_cluster
 from mivhead.errors import InputError, NotAvailableError
+from tests.helpers.worker_jobs import CountThreads, Fail, KillWorker, Square
 
 
 def test_workers_die_and_work_goes_on(monkeypatch):

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench_data import config, result
 
-from mivhead.benchmark.journal import RESULTS, Journal, read_results, read_run_config, unit_of
+from mivhead.benchmark.results import RESULTS, Journal, read_results, read_run_config, unit_of
 from mivhead.errors import InputError, NotAvailableError
+from tests.helpers.bench_data import config, result
 
 
 def test_written_at_once_and_read_back(tmp_path):
@@ -60,8 +60,8 @@ def test_damage_in_the_middle_is_told(tmp_path):
 HOLDER = """
 import sys
 sys.path.insert(0, sys.argv[2])
-from bench_data import config
-from mivhead.benchmark.journal import Journal
+from tests.helpers.bench_data import config
+from mivhead.benchmark.results import Journal
 with Journal(sys.argv[1], config()):
     print("locked", flush=True)
     sys.stdin.read()
@@ -69,7 +69,7 @@ with Journal(sys.argv[1], config()):
 
 
 def test_a_second_run_is_refused_and_a_dead_one_forgotten(tmp_path):
-    command = [sys.executable, "-c", HOLDER, str(tmp_path), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", HOLDER, str(tmp_path), str(Path(__file__).parents[2])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"locked\n"
         with (

@@ -8,11 +8,11 @@ import string
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic import cell, random_run
 
-from mivhead.benchmark.report.latex import escape, latex_table
+from mivhead.benchmark.report.formats import escape_latex, latex_table
 from mivhead.benchmark.report.model import plain_table
 from mivhead.benchmark.report.writing import write_report
+from tests.helpers.synthetic import cell, random_run
 
 NASTY = r"[a*b] 5_1 & 50% #2 {x} \end{tabular} ~^$"
 ESCAPED = re.compile(r"\\[\\&%$#_{}]")
@@ -105,4 +105,4 @@ def test_any_text(text):
     table = latex_table(plain_table(text, ["set", text], [[text, "1"], [text, "2"]], text))
     check_balance(table)
     check_tables(table)
-    check_specials(escape(text))
+    check_specials(escape_latex(text))

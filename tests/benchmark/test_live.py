@@ -3,10 +3,10 @@
 import io
 
 import pytest
-from bench_data import result
 
 from mivhead.benchmark import live
 from mivhead.benchmark.live import LiveView
+from tests.helpers.bench_data import result
 
 
 class Terminal(io.StringIO):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from synthetic import cell, random_run
 
-from mivhead.benchmark.pairs import Side, choose, pair
-from mivhead.benchmark.statistics import paired_test
+from mivhead.benchmark.compare import Side, choose, pair, paired_test
 from mivhead.errors import InputError
+from tests.helpers.synthetic import cell, random_run
 
 
 def test_rows_are_paired_tests_of_common_tasks():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mivhead.backbones import list_backbones
-from mivhead.benchmark.comparison import BENCHMARKS
+from mivhead.benchmark.compare import BENCHMARKS
 from mivhead.benchmark.published import _all, published
 
 AVERAGES = [  # backbone, protocol, method, MD, MD+: the paper's rows "Average"

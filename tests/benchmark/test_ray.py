@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from bench_data import numbers, read_config, write_sets
-from worker_jobs import CountThreads, Fail, KillWorker, Square
 
 from mivhead.benchmark.executors import Died
-from mivhead.benchmark.executors.inline import InlineExecutor
+from mivhead.benchmark.executors.local import InlineExecutor
 from mivhead.benchmark.runner import Place, run
 from mivhead.errors import InputError, NotAvailableError
+from tests.helpers.bench_data import numbers, read_config, write_sets
+from tests.helpers.worker_jobs import CountThreads, Fail, KillWorker, Square
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")
 pytestmark = [
@@ -34,8 +34,7 @@ def cluster(monkeypatch):
     """Two nodes of two processors; their workers can import what the tests can."""
     from ray.cluster_utils import Cluster
 
-    here = Path(__file__).parent
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(here), str(here.parent)]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     cluster.second = cluster.add_node(num_cpus=2)
     cluster.wait_for_nodes()

@@ -12,7 +12,7 @@ from mivhead import Features, Recipe
 from mivhead.backbones import list_backbones
 from mivhead.backbones.paper import PAPER
 from mivhead.benchmark.config import TABLES, list_tables, load_config
-from mivhead.benchmark.cost_tuning import TUNING
+from mivhead.benchmark.cost import TUNING
 from mivhead.benchmark.published import _all
 from mivhead.methods.registry import METHODS, make_method
 

@@ -7,22 +7,22 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from synthetic import cell, random_run, result
 
-from mivhead.benchmark.comparison import compare
-from mivhead.benchmark.report.ablations import find_series, interaction_tables, series_table
+from mivhead.benchmark.compare import compare
 from mivhead.benchmark.report.accuracy import (
     accuracy_table,
     beside_table,
     calibration_table,
+    find_series,
+    interaction_tables,
     paired_table,
+    series_table,
 )
 from mivhead.benchmark.report.costs import budget_table, error_table, gflops_table, latency_table
-from mivhead.benchmark.report.html import html_table, write_html
-from mivhead.benchmark.report.latex import latex_table
-from mivhead.benchmark.report.markdown import markdown_table
+from mivhead.benchmark.report.formats import html_table, latex_table, markdown_table, write_html
 from mivhead.benchmark.report.model import Section, plain_table
 from mivhead.benchmark.report.writing import FILES, make_sections, write_report
+from tests.helpers.synthetic import cell, random_run, result
 
 NASTY = "a<script>|b_1 & 50%"
 

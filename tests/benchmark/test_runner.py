@@ -9,26 +9,26 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from bench_data import MIV, config, numbers, write_sets
 from PIL import Image
 
 from mivhead.backbones import from_module
 from mivhead.benchmark import extracting, runner
 from mivhead.benchmark.bank import Bank
 from mivhead.benchmark.executors import Died
-from mivhead.benchmark.executors.inline import InlineExecutor
-from mivhead.benchmark.journal import RESULTS, read_results
+from mivhead.benchmark.executors.local import InlineExecutor
 from mivhead.benchmark.live import LiveView
 from mivhead.benchmark.plan import view_seed
+from mivhead.benchmark.results import RESULTS, read_results
 from mivhead.benchmark.runner import Place, run
 from mivhead.benchmark.tasks import TaskSet
-from mivhead.data.augment import augment
 from mivhead.errors import InputError, NotAvailableError
+from mivhead.images.augmentation import augment
 from mivhead.methods.knn import NearestNeighbours
 from mivhead.methods.ncc import NearestCentroid
 from mivhead.methods.registry import make_method
 from mivhead.preset import Preprocessing
-from tiny_backbone import TinyBackbone
+from tests.helpers.bench_data import MIV, config, numbers, write_sets
+from tests.helpers.tiny_backbone import TinyBackbone
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_sets import equal, labelled
 from scipy import stats
 
 from mivhead.benchmark.samplers import LeftOut, Protocol, sample_tasks
 from mivhead.errors import InputError
+from tests.helpers.image_sets import equal, labelled
 
 VARYING = Protocol()
 ONE_SHOT = Protocol.parse("5-way 1-shot")

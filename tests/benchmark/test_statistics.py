@@ -10,13 +10,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mivhead.benchmark.statistics import (
-    average_ranks,
-    calibration_error,
-    holm,
-    paired_test,
-    summarise,
-)
+from mivhead.benchmark.compare import average_ranks, calibration_error, holm, paired_test, summarise
 from mivhead.errors import InputError
 
 ACCURACIES = st.lists(st.integers(0, 40).map(lambda k: k / 40), min_size=3, max_size=60)

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from image_sets import equal
 
 from mivhead.benchmark.samplers import Protocol, sample_tasks
 from mivhead.benchmark.tasks import TaskSet
 from mivhead.errors import InputError, NotAvailableError
+from tests.helpers.image_sets import equal
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mivhead.backbones import list_backbones, load_backbone
-from mivhead.backbones.timm_build import build
+from mivhead.backbones.timm_models import build
 
 TINY = ("--backbone", "timm:test_resnet")
 
@@ -23,7 +23,7 @@ def weights(tmp_path):
 def network(tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
-    from tiny_onnx import network
+    from tests.helpers.tiny_onnx import network
 
     return network(tmp_path / "model.onnx")
 

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import mivhead
-from mivhead.stores.table import FeatureTable
+from mivhead.features import FeatureTable
 
 
 def png_bomb():
@@ -128,7 +128,7 @@ def test_a_disk_that_is_full_keeps_the_old_model(fails, features, model, tmp_pat
 
     output = tmp_path / "m.miv"
     output.write_bytes(model.read_bytes())
-    monkeypatch.setattr("mivhead.safefile.save_file", full)
+    monkeypatch.setattr("mivhead._files.save_file", full)
     error = fails("fit", features, "-o", output, "--method", "ncc")
     assert "No space left on device" in error
     assert output.read_bytes() == model.read_bytes()

@@ -19,7 +19,7 @@ USES = {
 }
 BEGIN = """
 import gc, inspect, sys
-from mivhead.cli.beginning import begin
+from mivhead.cli.main import begin
 begin()
 """
 SKLEARN = """
@@ -63,7 +63,7 @@ def test_a_module_is_imported_when_it_is_used(use: str, before: str) -> None:
 
 def test_another_import_may_come_between() -> None:
     between = "sys.modules['scipy.stats'] = _Once('scipy.stats')\nfrom scipy.stats import norm\n"
-    run(BEGIN + "from mivhead.cli.beginning import _Once\n" + between + END)
+    run(BEGIN + "from mivhead.cli.main import _Once\n" + between + END)
 
 
 def test_what_is_there_already_stays() -> None:

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from mivhead.cli.demo import command
-from mivhead.cli.demo.compare import Comparison
-from mivhead.cli.demo.scale import Scale
+from mivhead.cli import demo as command
+from mivhead.cli._demo_steps import Comparison
+from mivhead.cli.demo import Scale
 
 
 @pytest.fixture

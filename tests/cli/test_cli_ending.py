@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-START = "import atexit, sys, threading, time; from mivhead.cli.ending import end; "
+START = "import atexit, sys, threading, time; from mivhead.cli.main import end; "
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:

@@ -11,8 +11,8 @@ from sklearn.metrics import confusion_matrix
 
 import mivhead
 from mivhead.cli.evaluate import Result, _describe, _matrix
+from mivhead.diagnostics.pictures import draw_confusion
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.pictures.confusion import draw_confusion
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mivhead.stores.table import FeatureTable
+from mivhead.features import FeatureTable
 
 
 def test_extract_writes_labels_ids_and_views(features):

@@ -8,8 +8,8 @@ import pytest
 
 import mivhead
 from mivhead.cli.main import main
+from mivhead.features import FeatureTable
 from mivhead.methods import METHODS
-from mivhead.stores.table import FeatureTable
 
 ON_FEATURES = [name for name, method in METHODS.items() if method.needs == "features"]
 NCC = ("--method", "ncc")  # nothing is trained: for what does not depend on the head

@@ -24,7 +24,7 @@ LISTING = (*HEAVY, "PIL", "numpy", "scipy", "sklearn", "torch")
 
 RUN = """
 import json, sys
-from mivhead.cli.beginning import begin
+from mivhead.cli.main import begin
 from mivhead.cli.main import main
 begin()
 code = main(sys.argv[1:])

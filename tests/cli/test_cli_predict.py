@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import mivhead
-from mivhead import extraction
-from mivhead.cli.predict import _as_table
-from mivhead.cli.sorting import safe_name, sort_images
-from mivhead.data.folders import open_unlabelled
+from mivhead.cli.predict import _as_table, safe_name, sort_images
+from mivhead.extraction import pipeline as extraction
 from mivhead.fewshot import Prediction
+from mivhead.images.sources import open_unlabelled
 
 
 @pytest.fixture(scope="module")

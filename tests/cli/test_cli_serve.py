@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mivhead.cli.main import main
-from mivhead.serve.backbone import BackboneServer
-from services import ToyBackbone, toy_server
+from mivhead.service.backbone import BackboneServer
+from tests.helpers.services import ToyBackbone, toy_server
 
 
 @pytest.fixture

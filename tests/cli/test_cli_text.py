@@ -5,7 +5,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mivhead.cli.text import interval, one_line, percent, shorten, table, width
+from mivhead.cli.output import interval, one_line, percent, shorten, table, width
 
 
 @given(st.text(max_size=80), st.integers(8, 60))

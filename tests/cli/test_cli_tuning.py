@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from services import toy_server
+from tests.helpers.services import toy_server
 
 SMALL = ("--backbone", "timm:test_resnet", "--weights", "random")
 
@@ -77,7 +77,7 @@ def test_wrong_backbones_are_refused_before_any_work(fails, shots, tmp_path):
 @pytest.mark.parametrize("method", ["tsa", "finetune"])
 def test_an_onnx_file_cannot_be_tuned(method, miv, fails, shots, tmp_path):
     pytest.importorskip("onnxruntime")
-    from tiny_onnx import network
+    from tests.helpers.tiny_onnx import network
 
     plain, tapped = network(tmp_path / "plain.onnx"), tmp_path / "tapped.onnx"
     assert miv("backbones", "export", plain, "--outputs", "deep", "-o", tapped).code == 0

@@ -8,9 +8,9 @@ import torch
 from safetensors import safe_open
 
 from mivhead.features import Features
-from mivhead.head.bags import Bags
-from mivhead.head.config import Recipe, resolve_blocks
+from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead, rows
+from mivhead.head.recipe import Recipe, resolve_blocks
 from mivhead.head.training import train
 from mivhead.preset import BlockPreset
 

@@ -4,16 +4,16 @@ import dataclasses
 import math
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from test_oracle import CNN, VIT, make_features, make_head, prepare
 
 from mivhead.features import Features
-from mivhead.head.bags import Bags
-from mivhead.head.config import RECIPES, Recipe, resolve_blocks
+from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
+from mivhead.head.recipe import RECIPES, Recipe, resolve_blocks
 from mivhead.head.training import loss_and_gradients
+from tests.head.test_oracle import CNN, VIT, make_features, make_head, prepare
+from tests.helpers import oracle
 
 SHOTS = {"uneven": [0, 0, 0, 1, 2, 2], "even": [0, 0, 1, 1, 2, 2], "one each": [0, 1, 2]}
 MASKED = {

@@ -3,16 +3,16 @@
 import dataclasses
 
 import numpy as np
-import oracle
 import pytest
 import torch
 
 from mivhead.features import Features
-from mivhead.head.bags import Bags
-from mivhead.head.config import Recipe, resolve_blocks
+from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
+from mivhead.head.recipe import Recipe, resolve_blocks
 from mivhead.head.training import loss_and_gradients
 from mivhead.preset import BlockPreset
+from tests.helpers import oracle
 
 LABELS = [0, 1, 0, 2, 1, 0]  # 3, 2 and 1 shots
 CLASSES = 3

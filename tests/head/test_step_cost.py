@@ -10,12 +10,12 @@ from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mivhead import Features, FewShotClassifier
-from mivhead.head.bags import Bags
-from mivhead.head.config import Recipe, resolve_blocks
+from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
+from mivhead.head.recipe import Recipe, resolve_blocks
 from mivhead.head.training import loss_and_gradients, train
 from mivhead.preset import BlockPreset
-from tiny_backbone import TinyBackbone
+from tests.helpers.tiny_backbone import TinyBackbone
 
 ROOT = Path(__file__).parents[2]
 PRESETS = (BlockPreset((5, 4)), BlockPreset((2,)))

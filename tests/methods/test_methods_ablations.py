@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from few_shots import clusters, maps
 
 from mivhead import BlockPreset, MIVClassifier, Preset, Recipe
 from mivhead.errors import InputError
-from mivhead.head.config import BlockConfig
+from mivhead.head.recipe import BlockConfig
 from mivhead.methods import METHODS, make_method
 from mivhead.methods.ablation import MIVAblation
+from tests.helpers.few_shots import clusters, maps
 
 PRESET = [BlockPreset(pool_sizes=(3, 2)), BlockPreset(pool_sizes=(1,))]
 

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from few_shots import clusters
 from numpy.typing import NDArray
 
 from mivhead.methods import make_method
-from mivhead.methods.gaussian import Support, Weights, log_densities
+from mivhead.methods.fit_head import Support, Weights, log_densities
+from tests.helpers.few_shots import clusters
 
 SHOTS = [[4, 3, 5], [1, 1, 1], [6, 1, 2, 1], [1, 1]]
 CHANNELS = [3, 30]  # fewer and more than images

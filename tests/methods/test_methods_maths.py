@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from few_shots import clusters, maps
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -17,7 +16,8 @@ from sklearn.svm import SVC
 from mivhead import Features
 from mivhead.methods import make_method
 from mivhead.methods.adam import minimise
-from mivhead.methods.pooled import pooled
+from mivhead.methods.base import pooled
+from tests.helpers.few_shots import clusters, maps
 
 STEPS = 100  # of Adam: after 400, rounding errors have grown to 1e-2
 SHOTS = [[4, 3, 5], [1, 1, 1], [5, 1], [2, 2]]

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from few_shots import ON_FEATURES, RIVALS, clusters, maps, quick
 from numpy.typing import NDArray
 from sklearn.base import clone
 
 from mivhead import BlockPreset, Recipe
+from mivhead.classifier import FeatureClassifier
 from mivhead.errors import InputError
-from mivhead.estimator import FeatureClassifier
 from mivhead.methods import METHODS, list_methods, make_method, method_name
+from tests.helpers.few_shots import ON_FEATURES, RIVALS, clusters, maps, quick
 
 CONTRACT = {"miv", *RIVALS}
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from few_shots import ON_FEATURES, RIVALS, clusters, quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mivhead import Features
 from mivhead.errors import InputError
 from mivhead.methods import make_method
+from tests.helpers.few_shots import ON_FEATURES, RIVALS, clusters, quick
 
 SHOTS = st.lists(st.integers(1, 4), min_size=2, max_size=9)  # of each class
 DETERMINISTIC = [name for name in RIVALS if not name.startswith("baseline")]

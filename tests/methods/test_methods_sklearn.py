@@ -4,7 +4,7 @@ from typing import Any
 
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from mivhead.estimator import FeatureClassifier
+from mivhead.classifier import FeatureClassifier
 from mivhead.methods import make_method
 
 NAMES = ("ncc", "ridge", "logistic", "knn", "fit-protonets")

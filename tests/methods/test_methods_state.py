@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from few_shots import ON_FEATURES, RIVALS, clusters, maps, quick
 
-from mivhead import Features, safefile
+from mivhead import Features
+from mivhead import _files as safefile
+from mivhead.classifier import FeatureClassifier
 from mivhead.errors import InputError
-from mivhead.estimator import FeatureClassifier
 from mivhead.methods import METHODS, make_method, method_name
+from tests.helpers.few_shots import ON_FEATURES, RIVALS, clusters, maps, quick
 
 
 def fitted(name: str, X: Any, y: Any) -> FeatureClassifier:

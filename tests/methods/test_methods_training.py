@@ -5,10 +5,10 @@ import time
 import numpy as np
 import pytest
 import torch
-from few_shots import RIVALS
 from sklearn.datasets import load_digits
 
 from mivhead.methods import make_method
+from tests.helpers.few_shots import RIVALS
 
 PIXELS, DIGITS = load_digits(return_X_y=True)
 PIXELS = PIXELS / 16

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from few_shots import ON_FEATURES
-from small_networks import backbone, resnet, vit
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from mivhead import FewShotClassifier
 from mivhead.backbones import load_backbone
 from mivhead.errors import InputError
 from mivhead.methods import METHODS
-from services import FaultyServer, relay, running, toy_server
-from tiny_backbone import TinyBackbone
+from tests.helpers.few_shots import ON_FEATURES
+from tests.helpers.services import FaultyServer, relay, running, toy_server
+from tests.helpers.small_networks import backbone, resnet, vit
+from tests.helpers.tiny_backbone import TinyBackbone
 
 TUNERS = [name for name in METHODS if name not in ON_FEATURES]
 MISSING = ["missing.png", "nowhere.png"]  # to decode them would be another error
@@ -96,7 +96,7 @@ def test_wrong_hyperparameters(method: str, params: dict[str, Any], message: str
 @pytest.mark.parametrize("method", TUNERS)
 def test_an_onnx_file_cannot_be_tuned(method: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    from tiny_onnx import network
+    from tests.helpers.tiny_onnx import network
 
     file = load_backbone(network(tmp_path / "model.onnx"), outputs=["shallow", "deep"])
     with pytest.raises(InputError) as told:

@@ -5,14 +5,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from PIL import Image
-from small_networks import digits, network, resnet, vit
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from mivhead.backbones import load_backbone
+from mivhead.fewshot import network_of
 from mivhead.methods import METHODS, make_tuner
-from mivhead.methods.tuning.training import chunk_size
-from mivhead.tunable import network_of
+from mivhead.methods.tuning.base import chunk_size
+from tests.helpers.small_networks import digits, network, resnet, vit
 
 TUNERS = tuple(name for name, method in METHODS.items() if method.needs == "images")
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from small_networks import backbone, digits, network, resnet, vit
 
 import mivhead
 from mivhead import FewShotClassifier
@@ -17,7 +16,8 @@ from mivhead.backbones import from_module
 from mivhead.errors import InputError, ModelFileError
 from mivhead.methods import METHODS, make_method, make_tuner, method_name
 from mivhead.methods.tuning.base import TuningClassifier
-from tiny_backbone import TinyBackbone
+from tests.helpers.small_networks import backbone, digits, network, resnet, vit
+from tests.helpers.tiny_backbone import TinyBackbone
 
 TUNERS = tuple(name for name, method in METHODS.items() if method.needs == "images")
 

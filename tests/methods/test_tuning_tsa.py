@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small_networks import backbone, digits, network, resnet, vit
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
@@ -15,6 +14,7 @@ from mivhead.backbones import load_backbone
 from mivhead.errors import InputError
 from mivhead.methods import make_tuner
 from mivhead.methods.tuning.tsa import TSA, AdaptedConv, _fold
+from tests.helpers.small_networks import backbone, digits, network, resnet, vit
 
 
 class Branches(nn.Module):
@@ -161,7 +161,7 @@ def test_training_lowers_the_loss_on_real_images() -> None:
 
 @pytest.mark.parametrize("name", ["timm:resnet26", "resnet18"])
 def test_timms_resnets_start_from_unfolded_weights(name: str) -> None:
-    from mivhead.tunable import network_of
+    from mivhead.fewshot import network_of
 
     quick = load_backbone(name, weights="random", device="cpu", dtype="float32")
     net = network_of(quick, "tsa")
@@ -185,8 +185,8 @@ def test_only_plain_resnets_are_adapted() -> None:
 
 def test_adapters_behind_the_tap_are_left_out() -> None:
     from mivhead.backbones import from_module
+    from mivhead.fewshot import network_of
     from mivhead.preset import Preprocessing
-    from mivhead.tunable import network_of
 
     early = from_module(
         resnet(), ["layer3"], name="early", preprocessing=Preprocessing(size=32), device="cpu"

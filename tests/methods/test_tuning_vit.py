@@ -6,17 +6,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_networks import backbone, digits, network, resnet, train_vit, vit
 from torch import Tensor
 
 from mivhead import FewShotClassifier
 from mivhead.backbones import load_backbone
 from mivhead.errors import InputError
+from mivhead.fewshot import network_of
 from mivhead.methods import make_tuner
-from mivhead.methods.tuning.ett import _attended
-from mivhead.methods.tuning.prefixes import PrefixedAttention, Prefixes, PrefixMaker, Regulariser
+from mivhead.methods.tuning.ett import (
+    PrefixedAttention,
+    Prefixes,
+    PrefixMaker,
+    Regulariser,
+    _attended,
+)
 from mivhead.methods.tuning.vit import find_vit
-from mivhead.tunable import network_of
+from tests.helpers.small_networks import backbone, digits, network, resnet, train_vit, vit
 
 
 def loops_of_attention(inner, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 import mivhead
 from mivhead import FewShotClassifier, stores
 from mivhead.cli.main import main
-from mivhead.data.folders import open_labelled
-from tiny_backbone import TinyBackbone
+from mivhead.images.sources import open_labelled
+from tests.helpers.tiny_backbone import TinyBackbone
 
 Address = Callable[[str], str]
 

@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 from mivhead.backbones.base import Identity, storage_type
-from mivhead.backbones.images import ImageLike, to_picture
+from mivhead.backbones.preprocessing import ImageLike, to_picture
 from mivhead.errors import InputError
 from mivhead.features import Features
-from mivhead.head.config import derive_presets
+from mivhead.head.recipe import derive_presets
 from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 
@@ -68,7 +68,7 @@ def from_callable(
     size
         Side of the images that it gets.
     blocks
-        How the head treats each block; None for the rule (`mivhead.head.config.derive_presets`),
+        How the head treats each block; None for the rule (`mivhead.head.recipe.derive_presets`),
         for which the function is called once, with a black image.
     threshold
         T: a class with at most T shots gets augmented views.

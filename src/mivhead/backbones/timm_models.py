@@ -7,23 +7,27 @@ to every block. Names of other submodules work as well; their outputs are taken 
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Sequence
+import re
+import socket
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from torch import Tensor, nn
 
-from mivhead.backbones.checkpoints import state_hash
-from mivhead.backbones.fast import fold_batchnorm
+from mivhead.backbones.checkpoints import load_exactly, read_tensors, state_hash
+from mivhead.backbones.efficientnet_lite import fold_batchnorm
 from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, hooked, suggest_blocks
-from mivhead.backbones.outputs import Parts
 from mivhead.backbones.paper import PAPER
-from mivhead.backbones.taps import check_taps
-from mivhead.backbones.timm_build import RANDOM, build
+from mivhead.backbones.taps import Parts, check_taps
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.preset import Preprocessing, Preset
 
@@ -173,3 +177,199 @@ def _suggest(spec: str, model: nn.Module, device: torch.device, dtype: torch.dty
     if has_tokens(model) or _is_swin(model):  # also those without a token
         blocks = tuple(replace(block, form="vit", tau=200.0) for block in blocks)
     return Preset(taps, blocks, preprocessing)
+
+
+# timm's architectures with weights: pretrained, from a checkpoint, or random where asked for.
+
+
+RANDOM = "random"
+
+
+def build(spec: str, weights: str | Path | None, size: int | None = None) -> nn.Module:
+    """Build a network without its classifier.
+
+    Parameters
+    ----------
+    spec
+        `timm:NAME`, or a name of the paper.
+    weights
+        None for the pretrained ones, a checkpoint, or `"random"`.
+    size
+        Side of its input; None for the usual one.
+    """
+    known = PAPER.get(spec)
+    name = known.model if known else spec.removeprefix("timm:")
+    settings = _settings(name, size)
+    if weights is None:
+        return _pretrained(spec, name, settings)
+    model = _untrained(name, settings)
+    if spec == "sdl_resnet18":
+        _change_stem(model)
+    if weights != RANDOM:
+        load_exactly(model, to_timm(read_tensors(weights), model), spec, str(weights))
+    return model
+
+
+def _settings(name: str, size: int | None) -> dict[str, Any]:
+    """Check the name; say how to build the model for another input size than its own."""
+    import timm
+
+    architecture = name.partition(".")[0]
+    if not timm.is_model(architecture):
+        near = difflib.get_close_matches(architecture, timm.list_models(), n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "see `timm.list_models()`."
+        raise InputError(f"timm has no model {architecture!r}: {hint}")
+    try:
+        config = timm.get_pretrained_cfg(name)
+    except RuntimeError:
+        tags = [each.partition(".")[2] for each in timm.list_pretrained(f"{architecture}.*")]
+        raise InputError(
+            f"timm has no weights {name!r}: known for {architecture} are {', '.join(tags)}."
+        ) from None
+    usual = config.input_size[1] if config else None
+    fixed = config is not None and config.fixed_input_size
+    return {"img_size": size} if fixed and size not in (None, usual) else {}
+
+
+def _pretrained(spec: str, name: str, settings: dict[str, Any]) -> nn.Module:
+    """Build the model with the weights that are in timm's cache or can be had from its hub."""
+    import timm
+
+    known = PAPER.get(spec)
+    if known is not None and not known.on_hub:
+        raise _missing(spec, "they are in no hub that is looked in")
+    cached = _cached(name)
+    if cached is None and not _hub_resolves():
+        raise _missing(spec, f"not in {_cache_folder()}, and the hub cannot be reached")
+    try:
+        model: nn.Module = timm.create_model(
+            name, pretrained=True, pretrained_cfg_overlay={"file": cached}, **settings
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise _missing(spec, f"not in {_cache_folder()}, nor from the hub: {reason}") from error
+    model.reset_classifier(0)  # type: ignore[operator]  # timm's models have it
+    return model
+
+
+def _missing(spec: str, reason: str) -> NotAvailableError:
+    known = PAPER.get(spec)
+    origin = f", such as {known.origin}" if known else ""
+    return NotAvailableError(
+        f"The weights of {spec} are missing ({reason}). Give a checkpoint{origin}, with "
+        'weights="FILE" in Python or --weights FILE on the command line; FILE is a .safetensors '
+        "or .pth file."
+    )
+
+
+def _cached(name: str) -> str | None:
+    """Find the weights in the hub's cache, so that nothing is asked over the network."""
+    import timm
+    from huggingface_hub import try_to_load_from_cache
+
+    config = timm.get_pretrained_cfg(name)
+    if config is None or not config.hf_hub_id or config.custom_load:
+        return None
+    found = try_to_load_from_cache(config.hf_hub_id, config.hf_hub_filename or "model.safetensors")
+    return found if isinstance(found, str) else None
+
+
+def _cache_folder() -> str:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return str(HF_HUB_CACHE)
+
+
+def _hub_resolves() -> bool:
+    """Tell at once what the hub's client finds out in half a minute of retries."""
+    from huggingface_hub.constants import ENDPOINT
+
+    if getproxies():
+        return True  # names are resolved elsewhere
+    try:
+        socket.getaddrinfo(urlsplit(ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
+
+
+def _untrained(name: str, settings: dict[str, Any]) -> nn.Module:
+    """Build the model with the same random weights every time."""
+    import timm
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: nn.Module = timm.create_model(name, pretrained=False, num_classes=0, **settings)
+    return model
+
+
+def _change_stem(model: nn.Module) -> None:
+    """Give a ResNet the stem of SDL-ResNet-18: 5x5, no pooling (84 px become 41, 21, 11, 6)."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model.conv1 = nn.Conv2d(3, 64, kernel_size=5, stride=2, padding=1, bias=False)
+    model.maxpool = nn.Identity()
+
+
+# Checkpoints of other projects, in the names that timm's architectures have.
+#
+# torchvision's ResNets, DINO and DeiT use timm's names already. Original Swin checkpoints
+# (SimMIM's) are renamed by timm's own converter, CLIP's of the Hugging Face hub here.
+
+
+_CLIP = "vision_model."
+_CLIP_NAMES = {
+    "embeddings.patch_embedding": "patch_embed.proj",
+    "pre_layrnorm": "norm_pre",
+    "post_layernorm": "norm",
+    "encoder.layers": "blocks",
+    "self_attn.out_proj": "attn.proj",
+    "layer_norm1": "norm1",
+    "layer_norm2": "norm2",
+}
+
+
+def to_timm(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Rename the tensors of a checkpoint for a model of timm, and leave its classifier out."""
+    if f"{_CLIP}embeddings.class_embedding" in tensors:
+        return _clip(tensors)
+    renamed = _without_classifier(tensors, model)
+    if renamed.keys() != model.state_dict().keys():
+        convert: Any = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+        if convert is not None:
+            renamed = _without_classifier(convert(dict(renamed), model), model)
+    return renamed
+
+
+def _without_classifier(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Leave out what belongs to the classifier, which the model does not have."""
+    config: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]  # timm's own
+    named = config.get("classifier") or ()
+    heads = ((named,) if isinstance(named, str) else tuple(named)) + ("fc", "head", "cls_fn")
+    expected = model.state_dict()
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name in expected or not name.startswith(tuple(f"{head}." for head in heads))
+    }
+
+
+def _clip(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the vision tower of transformers' CLIP; query, key and value become one layer."""
+    tower = {k.removeprefix(_CLIP): v for k, v in tensors.items() if k.startswith(_CLIP)}
+    tower.pop("embeddings.position_ids", None)  # a plain count
+    renamed = {
+        "cls_token": tower.pop("embeddings.class_embedding").reshape(1, 1, -1),  # (1, 1, C)
+        "pos_embed": tower.pop("embeddings.position_embedding.weight").unsqueeze(0),  # (1, P, C)
+    }
+    for name, tensor in tower.items():
+        for old, new in _CLIP_NAMES.items():
+            name = name.replace(old, new)
+        if match := re.fullmatch(r"(blocks\.\d+\.)self_attn\.q_proj\.(weight|bias)", name):
+            block, kind = match.groups()
+            layer = f"encoder.layers.{block.removeprefix('blocks.')}self_attn"
+            parts = [tower[f"{layer}.{part}_proj.{kind}"] for part in "qkv"]
+            renamed[f"{block}attn.qkv.{kind}"] = torch.cat(parts)  # (3C, C) or (3C)
+        elif ".self_attn." not in name:
+            renamed[name] = tensor
+    return renamed

@@ -22,12 +22,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from mivhead._optional import need
 from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, suggest_blocks
-from mivhead.backbones.outputs import Parts
 from mivhead.backbones.paper import PAPER
-from mivhead.backbones.taps import Taps, check_taps
+from mivhead.backbones.taps import Parts, Taps, check_taps
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.extras import need
 from mivhead.preset import Preprocessing, Preset
 
 SCHEME = "hf:"

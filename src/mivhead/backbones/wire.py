@@ -1,4 +1,4 @@
-"""What travels between `mivhead.serve` and a client: the small protocol, version 1.
+"""What travels between `mivhead.service` and a client: the small protocol, version 1.
 
 - `GET /v1/backbone`: a JSON object, `Description`.
 - `POST /v1/features` with `{"images": ["...", ...]}`, each the base64 of an image file: the

@@ -4,7 +4,7 @@ A bank is a folder of segments. A segment is a folder with one `.npy` file per p
 (`block0.map.npy`, `block0.token.npy`, ...), a row per picture, and `index.json`, which names the
 rows. It is written under another name and renamed when it is complete: a kill loses the segment in
 work, and nobody ever reads half of one. A row's name is a hash of all that its features depend on
-(`mivhead.cache.keys`), so that nothing in a bank is ever stale.
+(`mivhead.extraction.cache`), so that nothing in a bank is ever stale.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from uuid import uuid4
 import numpy as np
 import torch
 
+from mivhead._schema import from_json, to_json
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.features import Features
-from mivhead.schema import from_json, to_json
 
 INDEX = "index.json"
 _NEW = "new-"  # how the folder of an unfinished segment begins

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from mivhead._schema import from_json, to_json
 from mivhead.backbones import DEFAULT_BACKBONE
 from mivhead.benchmark.samplers import Protocol as SamplingProtocol
 from mivhead.errors import InputError, check_one_of
 from mivhead.methods.registry import METHODS
-from mivhead.schema import from_json, to_json
 
 TABLES = Path(__file__).parent / "tables"  # ready-made configurations, one TOML file each
 

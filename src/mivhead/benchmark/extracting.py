@@ -13,13 +13,13 @@ from pathlib import Path
 from PIL import Image
 
 from mivhead.backbones.base import Backbone, extract_all
-from mivhead.backbones.images import ImageLike
+from mivhead.backbones.preprocessing import ImageLike
 from mivhead.benchmark.bank import Bank, write_segment
 from mivhead.benchmark.plan import Picture, PictureKeys, view_seed
 from mivhead.benchmark.source import Source
-from mivhead.data.augment import augment
 from mivhead.errors import NotAvailableError
 from mivhead.features import Features
+from mivhead.images.augmentation import augment
 
 SEGMENT = 512  # pictures; what a kill loses
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from mivhead.benchmark.config import MethodConfig
+from mivhead.benchmark.cost import BackboneWork
 from mivhead.benchmark.plan import Picture, PictureKeys, ViewRule
 from mivhead.benchmark.results import Result
 from mivhead.benchmark.source import Source
 from mivhead.benchmark.tasks import Task, TaskSet
 from mivhead.benchmark.trials import Given, Keys
 from mivhead.benchmark.units import TaskJob
-from mivhead.benchmark.work import BackboneWork
-from mivhead.head.config import DEFAULT_RECIPE, resolve_recipe
+from mivhead.head.recipe import DEFAULT_RECIPE, resolve_recipe
 from mivhead.preset import Preset
 
 NO_KEYS = Keys((), (), ())
@@ -25,7 +25,7 @@ NO_KEYS = Keys((), (), ())
 def view_rule(method: MethodConfig, preset: Preset, views: int) -> ViewRule:
     """Tell how many views a method gets, of at most `views` per image in the bank.
 
-    >>> from mivhead.backbones.presets import PRESETS
+    >>> from mivhead.backbones.efficientnet_lite import PRESETS
     >>> view_rule(MethodConfig("miv"), PRESETS["efficientnet_lite0"], 4)
     ViewRule(threshold=15, rule='ceil', cap=4)
     """

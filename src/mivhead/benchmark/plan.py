@@ -15,11 +15,11 @@ import numpy as np
 
 from mivhead.backbones.base import Backbone
 from mivhead.benchmark.tasks import Task
-from mivhead.cache.keys import Keys, content_hash
-from mivhead.data.augment import Augmentation, ViewsRule, views_per_image
-from mivhead.data.imageset import ImageSet
 from mivhead.errors import InputError
-from mivhead.extraction import read_content
+from mivhead.extraction.cache import Keys, content_hash
+from mivhead.extraction.pipeline import read_content
+from mivhead.images.augmentation import Augmentation, ViewsRule, views_per_image
+from mivhead.images.imageset import ImageSet
 
 
 class Picture(NamedTuple):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mivhead.benchmark.sets import declared
+from mivhead.datasets.sets import declared
 
 FILE = Path(__file__).with_name("published.csv")
 

@@ -14,24 +14,22 @@ from pathlib import Path
 from mivhead.backbones.base import Backbone
 from mivhead.benchmark.bank import Bank
 from mivhead.benchmark.config import BackboneConfig, MethodConfig, RunConfig
-from mivhead.benchmark.drawing import find_tasks
+from mivhead.benchmark.cost import measure_backbone
 from mivhead.benchmark.executors import Died, Executor
-from mivhead.benchmark.executors.inline import InlineExecutor
+from mivhead.benchmark.executors.local import InlineExecutor
 from mivhead.benchmark.extracting import ExtractJob, find_missing
 from mivhead.benchmark.failures import MEMORY
 from mivhead.benchmark.jobs import JobMaker, view_rule
-from mivhead.benchmark.journal import BANK, TASKS, Journal, Unit
 from mivhead.benchmark.live import LiveView
 from mivhead.benchmark.plan import PictureKeys, ViewRule, hash_images, needed_pictures
-from mivhead.benchmark.results import Result
-from mivhead.benchmark.samplers import LeftOut
+from mivhead.benchmark.results import BANK, TASKS, Journal, Result, Unit
+from mivhead.benchmark.samplers import LeftOut, find_tasks
 from mivhead.benchmark.source import Source
 from mivhead.benchmark.tasks import Task, TaskSet
 from mivhead.benchmark.units import TaskJob
-from mivhead.benchmark.work import measure_backbone
-from mivhead.cache import open_cache
-from mivhead.data.imageset import ImageSet
 from mivhead.errors import InputError, NotAvailableError
+from mivhead.extraction.cache import open_cache
+from mivhead.images.imageset import ImageSet
 
 BANK_GB = 50.0
 

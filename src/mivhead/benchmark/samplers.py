@@ -13,14 +13,15 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from mivhead.benchmark.sets import groups_of
 from mivhead.benchmark.tasks import Task, TaskSet
-from mivhead.data.imageset import ImageSet
+from mivhead.datasets.sets import groups_of
 from mivhead.errors import InputError
+from mivhead.images.imageset import ImageSet
 
 TASKS = 600  # of a set, as in the paper
 MIN_WAYS = 5
@@ -191,7 +192,7 @@ def sample_tasks(
 
     Examples
     --------
-    >>> from mivhead.data.imageset import from_images
+    >>> from mivhead.images.imageset import from_images
     >>> pictures = from_images([np.zeros((2, 2), np.uint8)] * 30)
     >>> images = ImageSet(pictures.sources, tuple("abcde") * 6)
     >>> tasks = sample_tasks(images, "letters", Protocol.parse("5-way 1-shot"), seed=0, count=2)
@@ -276,3 +277,27 @@ def _too_few_classes(name: str, pools: Mapping[str, list[str]], protocol: Protoc
         f"{protocol.least_ways}: add classes, or ask for fixed tasks of fewer ways, such as "
         "'2-way 1-shot'."
     )
+
+
+# The tasks of a run: drawn by its first command, read from its folder by all later ones.
+
+
+def find_tasks(
+    path: Path, images: ImageSet, name: str, protocol: str, seed: int, count: int
+) -> TaskSet | LeftOut:
+    """Read a task file, which must be of this set, protocol, seed and number; or draw and save."""
+    if not path.exists():
+        drawn = sample_tasks(images, name, Protocol.parse(protocol), seed, count)
+        if isinstance(drawn, TaskSet):
+            drawn.save(path)
+        return drawn
+    tasks = TaskSet.load(path)
+    expected = {"set": name, "protocol": protocol, "seed": seed, "number of tasks": count}
+    found = (tasks.set, tasks.protocol, tasks.seed, len(tasks.tasks))
+    for (what, wanted), there in zip(expected.items(), found, strict=True):
+        if there != wanted:
+            raise InputError(
+                f"The task file {path} belongs to another run: its {what} is {there!r}, not "
+                f"{wanted!r}; choose another results folder."
+            )
+    return tasks

@@ -9,8 +9,8 @@ from pathlib import Path
 from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone
 from mivhead.benchmark.config import BackboneConfig
-from mivhead.benchmark.sets import open_set
-from mivhead.data.imageset import ImageSet
+from mivhead.datasets.sets import open_set
+from mivhead.images.imageset import ImageSet
 
 
 @dataclass(frozen=True)

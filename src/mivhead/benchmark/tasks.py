@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mivhead.benchmark.files import write_text
+from mivhead._files import write_text
+from mivhead._schema import from_json, to_json
 from mivhead.errors import InputError
-from mivhead.schema import from_json, to_json
 
 FORMAT = 1
 

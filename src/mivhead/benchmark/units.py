@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mivhead.benchmark.config import MethodConfig
-from mivhead.benchmark.cost import count
+from mivhead.benchmark.cost import BackboneWork, Episode, count
 from mivhead.benchmark.failures import NotFiniteError, describe_failure
 from mivhead.benchmark.measuring import Clock, PeakMemory
 from mivhead.benchmark.plan import ViewRule
@@ -26,7 +26,6 @@ from mivhead.benchmark.trials import (
     Probabilities,
     Trial,
 )
-from mivhead.benchmark.work import BackboneWork, Episode
 
 BINS = 15  # of confidence, equally wide
 _warm: set[tuple[str, str]] = set()  # backbones and methods that this process has run before

@@ -6,8 +6,7 @@ import argparse
 from typing import Any
 
 from mivhead.cli import options
-from mivhead.cli.files import print_json
-from mivhead.cli.text import size
+from mivhead.cli.output import print_json, size
 
 EXAMPLES = """
 miv cache info
@@ -34,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    from mivhead.cache import open_cache
+    from mivhead.extraction.cache import open_cache
 
     cache = open_cache()
     if cache is None:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.files import check_folder, print_json
-from mivhead.cli.text import one_line, plural, table
+from mivhead.cli.output import check_folder, one_line, plural, print_json, table
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
-    from mivhead.benchmark.catalogue import DataSet
-    from mivhead.data.check import DataReport, Duplicate
+    from mivhead.datasets.catalogue import DataSet
+    from mivhead.images.check import DataReport, Duplicate
 
 MAX_LISTED = 20
 PROBLEMS = 1  # the exit code of a check that found some
@@ -104,9 +103,9 @@ def _add_prepare(actions: Any) -> None:
 
 def run_check(args: argparse.Namespace) -> int:
     """Run `miv data check`."""
-    from mivhead.data.check import check_set
-    from mivhead.data.folders import open_labelled
-    from mivhead.progress import progress_bar
+    from mivhead._progress import progress_bar
+    from mivhead.images.check import check_set
+    from mivhead.images.sources import open_labelled
 
     images = open_labelled(args.path, min_classes=1)
     with progress_bar("checking", len(images), show=not args.quiet) as advance:
@@ -162,8 +161,8 @@ def _duplicate(each: Duplicate) -> str:
 
 def run_list(args: argparse.Namespace) -> int:
     """Run `miv data list`."""
-    from mivhead.benchmark.catalogue import SETS
-    from mivhead.benchmark.sets import declared, find_sets
+    from mivhead.datasets.catalogue import SETS
+    from mivhead.datasets.sets import declared, find_sets
 
     data = args.data or os.environ.get("MIV_DATA")
     present: dict[str | None, list[str]] = {}
@@ -190,7 +189,7 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def _declared(name: str) -> DataSet:
-    from mivhead.benchmark.sets import declared
+    from mivhead.datasets.sets import declared
 
     info = declared(name)
     if info is None:
@@ -199,7 +198,7 @@ def _declared(name: str) -> DataSet:
 
 
 def _facts(each: DataSet) -> dict[str, Any]:
-    from mivhead.benchmark.prepare import PREPARATIONS
+    from mivhead.datasets.prepare import PREPARATIONS
 
     return {**asdict(each), "prepared_by_miv": each.name in PREPARATIONS}
 
@@ -226,8 +225,8 @@ def _describe_set(each: DataSet, found: list[str]) -> str:
 
 def run_prepare(args: argparse.Namespace) -> int:
     """Run `miv data prepare`."""
-    from mivhead.benchmark.prepare import prepare_set
-    from mivhead.progress import progress_bar
+    from mivhead._progress import progress_bar
+    from mivhead.datasets.prepare import prepare_set
 
     check_folder(Path(args.output).parent)
     with progress_bar("preparing", None, show=not args.quiet) as advance:

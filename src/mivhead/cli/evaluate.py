@@ -8,13 +8,24 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.files import check_output, is_features, print_json, report_skipped
 from mivhead.cli.inputs import Model, classify_images, classify_table, drop_bad, load_model
-from mivhead.cli.text import interval, one_line, percent, plural, shorten, table, width
+from mivhead.cli.output import (
+    check_output,
+    interval,
+    is_features,
+    one_line,
+    percent,
+    plural,
+    print_json,
+    report_skipped,
+    shorten,
+    table,
+    width,
+)
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
-    from mivhead.data.imageset import Skipped
+    from mivhead.images.imageset import Skipped
 
 MAX_MATRIX = 15  # classes of a matrix that is readable as text
 MAX_CONFUSIONS = 15
@@ -42,7 +53,7 @@ class Score:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % interval of the accuracy."""
-        from mivhead.diagnostics import wilson_interval
+        from mivhead.diagnostics.estimate import wilson_interval
 
         return wilson_interval(self.right, self.images)
 
@@ -112,7 +123,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.picture:
-        from mivhead.pictures.saving import check_format
+        from mivhead.diagnostics.pictures import check_format
 
         check_format(args.picture)
         check_output(args.picture)
@@ -121,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
     result, skipped = _evaluate(model, args)
     report_skipped(skipped)
     if args.picture:
-        from mivhead.pictures.confusion import draw_confusion
+        from mivhead.diagnostics.pictures import draw_confusion
 
         draw_confusion(result.matrix, result.names, args.picture)
     if args.json:
@@ -145,7 +156,7 @@ def _evaluate(model: Model, args: argparse.Namespace) -> tuple[Result, list[Skip
             raise InputError(f"{args.images} has no labels to compare with.")
         _check_labels(features.labels, model, args.images)
         return _count(features.labels, classify_table(model, features), model.names), []
-    from mivhead.data.folders import open_labelled
+    from mivhead.images.sources import open_labelled
 
     images = open_labelled(args.images, min_classes=1)
     _check_labels(images.labels or (), model, args.images)

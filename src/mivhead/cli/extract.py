@@ -7,8 +7,7 @@ import time
 from typing import Any
 
 from mivhead.cli import options
-from mivhead.cli.files import check_output, is_table, report_skipped
-from mivhead.cli.text import plural, seconds, size
+from mivhead.cli.output import check_output, is_table, plural, report_skipped, seconds, size
 from mivhead.errors import InputError
 
 EXAMPLES = """
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         )
     options.prepare(args)
     from mivhead import stores
-    from mivhead.data.folders import open_labelled, open_unlabelled
+    from mivhead.images.sources import open_labelled, open_unlabelled
 
     images = (
         open_unlabelled(args.images)

@@ -12,16 +12,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.files import check_output, is_features, is_table, print_json, report_skipped
-from mivhead.cli.text import interval, percent, plural, seconds, size, table
+from mivhead.cli.output import (
+    check_output,
+    interval,
+    is_features,
+    is_table,
+    percent,
+    plural,
+    print_json,
+    report_skipped,
+    seconds,
+    size,
+    table,
+)
 from mivhead.errors import InputError
 from mivhead.methods import METHODS
 
 if TYPE_CHECKING:
-    from mivhead.diagnostics import HeldOut
-    from mivhead.estimator import FeatureClassifier
+    from mivhead.classifier import FeatureClassifier
+    from mivhead.diagnostics.estimate import HeldOut
+    from mivhead.features import FeatureTable
     from mivhead.fewshot import FewShotClassifier
-    from mivhead.stores.table import FeatureTable
 
 MAX_CLASSES = 30  # listed one by one
 MAX_SUSPECTS = 10
@@ -77,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     _check_arguments(args)
     options.prepare(args)
-    from mivhead.persistence import save
+    from mivhead.model_file import save
 
     classifier = options.classifier_from(args)
     if classifier.tunes_backbone:
@@ -143,7 +154,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
 
 
 def _read_images(args: argparse.Namespace, classifier: FewShotClassifier) -> FeatureTable:
-    from mivhead.data.folders import open_labelled
+    from mivhead.images.sources import open_labelled
 
     return classifier.extract(open_labelled(args.shots), skip_bad=args.skip_bad)
 
@@ -199,7 +210,7 @@ def _train(
 def _check(
     model: FeatureClassifier, shots: FeatureTable, args: argparse.Namespace
 ) -> HeldOut | None:
-    from mivhead.diagnostics import held_out
+    from mivhead.diagnostics.estimate import held_out
 
     if args.no_check:
         return None

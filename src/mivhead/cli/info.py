@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mivhead.cli import options
-from mivhead.cli.files import kind_of, print_json
-from mivhead.cli.text import plural, size, table
+from mivhead.cli.output import kind_of, plural, print_json, size, table
 
 EXAMPLES = """
 miv info birds.miv
@@ -44,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model_facts(path: str) -> dict[str, Any]:
-    from mivhead.persistence import describe, load
+    from mivhead.model_file import describe, load
 
     load(path)  # checks every tensor
     description = describe(path)
@@ -64,7 +63,7 @@ def _model_facts(path: str) -> dict[str, Any]:
 
 
 def _features_facts(path: str) -> dict[str, Any]:
-    from mivhead.stores.table import FeatureTable
+    from mivhead.features import FeatureTable
 
     features = FeatureTable.load(path)
     labels = features.labels

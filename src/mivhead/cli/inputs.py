@@ -9,9 +9,9 @@ from mivhead.errors import InputError
 
 if TYPE_CHECKING:
     from mivhead.backbones.base import Identity
-    from mivhead.data.imageset import ImageSet, Skipped
+    from mivhead.features import FeatureTable
     from mivhead.fewshot import FewShotClassifier, Prediction
-    from mivhead.stores.table import FeatureTable
+    from mivhead.images.imageset import ImageSet, Skipped
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def load_model(
 ) -> Model:
     """Read a model file; the backbone is loaded with the first image."""
     from mivhead.fewshot import FewShotClassifier
-    from mivhead.persistence import load
+    from mivhead.model_file import load
 
     loaded = load(path, backbone=backbone, weights=weights, device=device)
     if isinstance(loaded, FewShotClassifier):
@@ -62,7 +62,7 @@ def classify_table(model: Model, table: FeatureTable) -> list[Prediction]:
 
 def classify_images(model: Model, images: ImageSet, *, verbose: bool) -> list[Prediction]:
     """Predict any number of images in little memory."""
-    from mivhead.progress import progress_bar
+    from mivhead._progress import progress_bar
 
     if model.identity is None:
         raise InputError(
@@ -80,7 +80,7 @@ def classify_images(model: Model, images: ImageSet, *, verbose: bool) -> list[Pr
 
 def drop_bad(images: ImageSet, skip_bad: bool) -> tuple[ImageSet, list[Skipped]]:
     """With `--skip-bad`, leave out what cannot be read; else the first such image is an error."""
-    from mivhead.data.imageset import check_images
+    from mivhead.images.imageset import check_images
 
     skipped = check_images(images) if skip_bad else []
     return images.without(skipped), skipped

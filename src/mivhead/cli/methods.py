@@ -6,8 +6,7 @@ import argparse
 from typing import Any
 
 from mivhead.cli import options
-from mivhead.cli.files import print_json
-from mivhead.cli.text import table
+from mivhead.cli.output import print_json, table
 from mivhead.errors import check_one_of
 from mivhead.methods import METHODS, Method, list_methods
 

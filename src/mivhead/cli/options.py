@@ -152,8 +152,8 @@ def add_training(parser: Parser) -> None:
 
 def classifier_from(args: argparse.Namespace) -> FewShotClassifier:
     """Make an unfitted classifier from the options of a command that takes labelled images."""
-    from mivhead.data.augment import Augmentation
     from mivhead.fewshot import FewShotClassifier
+    from mivhead.images.augmentation import Augmentation
 
     given = {name: getattr(args, name, None) for name in ("method", "recipe")}
     return FewShotClassifier(

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from mivhead.classifier import MIVClassifier
-    from mivhead.data.imageset import ImageSet
-    from mivhead.episode import Episode
+    from mivhead.diagnostics.tsne import Episode
     from mivhead.features import Features
     from mivhead.fewshot import Prediction
+    from mivhead.images.imageset import ImageSet
 
 TSNE_EXAMPLES = """
 miv plot tsne birds.miv new.jpg -o tsne.png
@@ -87,10 +87,10 @@ class _Case:
 
     def __init__(self, args: argparse.Namespace) -> None:
         from mivhead.classifier import MIVClassifier
-        from mivhead.cli.files import check_output
         from mivhead.cli.inputs import load_model
-        from mivhead.data.folders import open_unlabelled
-        from mivhead.pictures.saving import check_format
+        from mivhead.cli.output import check_output
+        from mivhead.diagnostics.pictures import check_format
+        from mivhead.images.sources import open_unlabelled
 
         options.prepare(args)
         check_format(args.output)
@@ -120,8 +120,7 @@ class _Case:
 def run_tsne(args: argparse.Namespace) -> int:
     """Run `miv plot tsne`."""
     case = _Case(args)
-    from mivhead.episode import centroid_episode, miv_episodes
-    from mivhead.pictures.tsne import draw_tsne
+    from mivhead.diagnostics.tsne import centroid_episode, draw_tsne, miv_episodes
 
     if args.truth is not None:
         check_one_of("--truth", args.truth, case.names)
@@ -139,8 +138,7 @@ def run_attention(args: argparse.Namespace) -> int:
     import numpy as np
 
     case = _Case(args)
-    from mivhead.explain import explain
-    from mivhead.pictures.attention_maps import draw_attention
+    from mivhead.diagnostics.attention import draw_attention, explain
 
     ends = np.cumsum(case.classifier.shots_)
     starts = ends - case.classifier.shots_
@@ -159,7 +157,7 @@ def run_attention(args: argparse.Namespace) -> int:
 
 def _tuned(args: argparse.Namespace, case: _Case) -> Episode:
     from mivhead.cli.inputs import load_model
-    from mivhead.episode import tuned_episode
+    from mivhead.diagnostics.tsne import tuned_episode
 
     if args.shots is None:
         raise InputError("--beside needs --shots: a tuned backbone has to see the shots again.")
@@ -177,7 +175,7 @@ def _pictures(folder: str, case: _Case) -> list[Image]:
 
 def _shots(folder: str, case: _Case) -> ImageSet:
     """Images of the shots, in the order that the model keeps them."""
-    from mivhead.data.folders import open_labelled
+    from mivhead.images.sources import open_labelled
 
     images = open_labelled(folder)
     labels = images.labels or ()

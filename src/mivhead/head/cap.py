@@ -3,13 +3,14 @@
 The support is never repeated per query: pooling of values is linear, and the gate depends on the
 query alone, so v^P = (A V) * gate + (A K), with A the attention of the query over a class's shots.
 The prototypes v^P, one per query, class and channel, are wanted for their cosines only: compiled
-code (`mivhead.kernels.cap`) makes them a few at a time and never writes them to memory.
+code (`mivhead.kernels.functions`) makes them a few at a time and never writes them to memory.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -17,12 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mivhead.head.bags import Bags
-from mivhead.head.config import BlockConfig, Recipe
 from mivhead.head.pooling import LN_EPS, NORM_EPS
-from mivhead.head.projection import project
-from mivhead.kernels import cap as cap_kernel
+from mivhead.head.recipe import BlockConfig, Recipe
+from mivhead.kernels import functions as cap_kernel
 from mivhead.kernels.library import serves
+from mivhead.kernels.projection import project
 
 SPREAD = math.sqrt(0.72676)  # of |x - y| for standard normal x and y, so s = SPREAD * sqrt(d)
 
@@ -216,3 +216,60 @@ def linear(channels: int, generator: torch.Generator | None) -> nn.Linear:
         values = torch.empty(shape).uniform_(-bound, bound, generator=generator)
         setattr(layer, name, nn.Parameter(values))  # `to_empty` would import sympy
     return layer
+
+
+# Bags: the shots of each class, as a padded table of support rows.
+
+
+@dataclass(frozen=True, eq=False)
+class Bags:
+    """Which support rows belong to which class."""
+
+    rows: Tensor  # (class, shot): support rows, padded with row 0
+    real: Tensor  # (class, shot): whether the entry is a shot, not padding
+    order: Tensor  # (shot,): support rows, class after class
+    starts: Tensor  # (class + 1,): where each class starts in `order`
+    even: bool  # whether all rows come in order and nothing is padded, as with equal shots
+
+    @classmethod
+    def from_labels(cls, labels: Tensor, classes: int) -> Bags:
+        """Make bags from class numbers 0 .. classes - 1, each of which occurs at least once.
+
+        >>> Bags.from_labels(torch.tensor([0, 1, 0]), 2).rows
+        tensor([[0, 2],
+                [1, 0]])
+        """
+        shots = torch.bincount(labels, minlength=classes)  # (class,)
+        place = torch.arange(int(shots.max()), device=labels.device)  # (shot,)
+        real = place < shots[:, None]
+        rows = torch.zeros(real.shape, dtype=torch.long, device=labels.device)
+        rows[real] = order = labels.argsort(stable=True)
+        even = bool(real.all()) and torch.equal(order, torch.arange(len(labels)).to(order))
+        starts = torch.cat([shots.new_zeros(1), shots.cumsum(0)])
+        return cls(rows, real, order, starts, even)
+
+    def own(self, sources: Tensor) -> Tensor:
+        """Find the shot that each query was made from, if its class has others.
+
+        `sources` holds the support row of every query; the answer is its place in `order`, or -1.
+
+        >>> Bags.from_labels(torch.tensor([0, 1, 0]), 2).own(torch.tensor([2, 1]))
+        tensor([ 1, -1])
+        """
+        place = self.order.argsort()  # (support row,)
+        alone = torch.repeat_interleave(self.shots == 1, self.shots)  # (shot,)
+        return torch.where(alone, -1, torch.arange(len(alone)).to(place))[place[sources]]
+
+    def table(self, hidden: Tensor) -> Tensor:
+        """Mark the shots that `own` found: (class, shot, query).
+
+        >>> Bags.from_labels(torch.tensor([0, 1, 0]), 2).table(torch.tensor([1, -1])).nonzero()
+        tensor([[0, 1, 0]])
+        """
+        place = self.starts[:-1, None] + torch.arange(self.real.shape[1]).to(self.starts)
+        return (place[:, :, None] == hidden) & self.real[:, :, None]
+
+    @property
+    def shots(self) -> Tensor:
+        """Number of shots per class."""
+        return self.real.sum(dim=1)

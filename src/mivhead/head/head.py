@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from mivhead.features import Features
-from mivhead.head.bags import Bags
-from mivhead.head.cap import CrossAttentionPooling, MeanPooling, Projected
-from mivhead.head.config import BlockConfig, Recipe
+from mivhead.head.cap import Bags, CrossAttentionPooling, MeanPooling, Projected
 from mivhead.head.logits import combine
 from mivhead.head.pooling import Candidates, PoolingByAttention, prepare
+from mivhead.head.recipe import BlockConfig, Recipe
 from mivhead.kernels.library import serves
 
 CHUNK_VALUES = 2**20  # attention weights, or numbers in prototypes, at once: 4 MB in float32

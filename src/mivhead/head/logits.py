@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mivhead.head.config import Recipe
+from mivhead.head.recipe import Recipe
 
 
 def combine(cosines: Tensor, recipe: Recipe) -> Tensor:

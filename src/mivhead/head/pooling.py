@@ -14,12 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mivhead.blocks import Block
-from mivhead.head.config import BlockConfig
-from mivhead.kernels import derive
-from mivhead.kernels.candidates import CandidatePooling
+from mivhead.features import Block
+from mivhead.head.recipe import BlockConfig
+from mivhead.kernels import functions as derive
+from mivhead.kernels.functions import CandidatePooling, PatchPooling
 from mivhead.kernels.library import serves
-from mivhead.kernels.pooling import PatchPooling
 
 NORM_EPS = 1e-12  # of L2 norms
 LN_EPS = 1e-5  # of LayerNorms

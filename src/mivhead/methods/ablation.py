@@ -10,13 +10,17 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from mivhead.classifier import MIVClassifier
+from mivhead.classifier import FeatureClassifier, MIVClassifier
 from mivhead.errors import InputError
-from mivhead.estimator import FeatureClassifier, SupportSet
-from mivhead.features import Features
-from mivhead.head.config import Recipe, derive_presets, resolve_recipe
-from mivhead.methods.base import check_count
-from mivhead.methods.state import layout_to_json, params_to_json, read_layout, restore_params
+from mivhead.features import Features, SupportSet
+from mivhead.head.recipe import Recipe, derive_presets, resolve_recipe
+from mivhead.methods.base import (
+    check_count,
+    layout_to_json,
+    params_to_json,
+    read_layout,
+    restore_params,
+)
 from mivhead.preset import BlockPreset, Preset
 
 

@@ -8,8 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mivhead.methods.base import PooledClassifier, Shots, check_count, check_positive
-from mivhead.methods.pooled import membership, unit
+from mivhead.methods.base import (
+    PooledClassifier,
+    Shots,
+    check_count,
+    check_positive,
+    membership,
+    unit,
+)
 
 LEAST_SHARE = 1e-6  # of the votes, for a class without a neighbour: logits stay finite
 

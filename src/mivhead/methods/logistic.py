@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mivhead.methods.base import PooledClassifier, Shots, check_count, check_positive
-from mivhead.methods.pooled import unit
+from mivhead.methods.base import PooledClassifier, Shots, check_count, check_positive, unit
 
 TOLERANCE = 1e-6  # of the gradient; the default of 1e-4 leaves log-odds off in the third digit
 

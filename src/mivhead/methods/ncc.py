@@ -7,8 +7,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from mivhead.methods.base import PooledClassifier, Shots, check_positive
-from mivhead.methods.pooled import class_means, unit
+from mivhead.methods.base import PooledClassifier, Shots, check_positive, class_means, unit
 
 
 class NearestCentroid(PooledClassifier):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mivhead.errors import InputError, check_one_of
 
 if TYPE_CHECKING:
-    from mivhead.estimator import FeatureClassifier
+    from mivhead.classifier import FeatureClassifier
     from mivhead.methods.tuning.base import TuningClassifier
 
 MIV_PAPER = "Few-shot Classification as Multi-instance Verification (the MIV-head)"
@@ -120,7 +120,7 @@ _ALL = (
     _head("fit-lda", "fit_head:FitLDA", FIT, "Gaussian classes with one covariance"),
     _head("fit-qda", "fit_head:FitQDA", FIT, "Gaussian classes, each with a covariance of its own"),
     _head(
-        "fit-protonets", "protonets:ProtoNets", FIT, "Euclidean distance to the class mean; closed"
+        "fit-protonets", "fit_head:ProtoNets", FIT, "Euclidean distance to the class mean; closed"
     ),
     _head(
         "logistic",

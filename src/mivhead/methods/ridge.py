@@ -7,9 +7,8 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from mivhead.experts.ridge import fit_ridge
-from mivhead.methods.base import PooledClassifier, Shots, check_positive
-from mivhead.methods.pooled import membership, unit
+from mivhead.ensemble.ridge import fit_ridge
+from mivhead.methods.base import PooledClassifier, Shots, check_positive, membership, unit
 
 
 class RidgeRegression(PooledClassifier):

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mivhead.methods.base import PooledClassifier, Shots, check_positive
-from mivhead.methods.pooled import counts, membership, unit
+from mivhead.methods.base import PooledClassifier, Shots, check_positive, counts, membership, unit
 
 
 class TipAdapter(PooledClassifier):

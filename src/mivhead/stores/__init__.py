@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mivhead.stores.store import Store
-from mivhead.stores.table import FeatureTable
+from mivhead.features import FeatureTable
+from mivhead.stores.base import Store
 from mivhead.stores.uri import is_store
 from mivhead.stores.uri import open_store as open  # noqa: A004  # read as `stores.open`
 

@@ -14,11 +14,21 @@ from typing import Any
 
 import numpy as np
 
+from mivhead._optional import need
 from mivhead.errors import InputError, MivError
-from mivhead.extras import need
-from mivhead.stores.columns import ID, LABEL, POSITION, VIEW_OF, Columns
-from mivhead.stores.database import DatabaseStore, Description
-from mivhead.stores.rows import Array, Rows, Stacker, texts
+from mivhead.stores.base import (
+    ID,
+    LABEL,
+    POSITION,
+    VIEW_OF,
+    Array,
+    Columns,
+    DatabaseStore,
+    Description,
+    Rows,
+    Stacker,
+    texts,
+)
 
 _METADATA = b"mivhead"
 

@@ -16,11 +16,21 @@ from uuid import NAMESPACE_URL, uuid5
 
 import numpy as np
 
+from mivhead._optional import need
 from mivhead.errors import InputError, MivError, NotAvailableError
-from mivhead.extras import need
-from mivhead.stores.columns import ID, LABEL, POSITION, VIEW_OF, Columns
-from mivhead.stores.database import DatabaseStore, Description
-from mivhead.stores.rows import Array, Rows, Stacker, texts
+from mivhead.stores.base import (
+    ID,
+    LABEL,
+    POSITION,
+    VIEW_OF,
+    Array,
+    Columns,
+    DatabaseStore,
+    Description,
+    Rows,
+    Stacker,
+    texts,
+)
 
 API_KEY = "QDRANT_API_KEY"
 UNNAMED = "vector"  # what the vectors of a collection without names are called here

@@ -7,8 +7,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
 from mivhead.errors import InputError, check_one_of
-from mivhead.stores.columns import Columns
-from mivhead.stores.store import FileStore, Store
+from mivhead.stores.base import Columns, FileStore, Store
 
 SCHEMES = ("lancedb", "postgresql", "qdrant")
 _OPTIONS = ("id", "label", "vectors", "where")

@@ -54,7 +54,7 @@ def make_executor(name: str, workers: int, address: str | None = None) -> Execut
     if address is not None:
         raise InputError("address is for the executor 'ray'; 'local' runs on this machine.")
     if workers == 0:
-        from mivhead.benchmark.executors.inline import InlineExecutor
+        from mivhead.benchmark.executors.local import InlineExecutor
 
         return InlineExecutor()
     from mivhead.benchmark.executors.local import LocalExecutor

@@ -11,11 +11,10 @@ from importlib.metadata import version
 from itertools import islice
 from typing import Any
 
+from mivhead._optional import need
 from mivhead.benchmark.executors import Died, Job, T, call
-from mivhead.benchmark.executors.inline import one_thread
-from mivhead.benchmark.executors.local import ONE_THREAD
+from mivhead.benchmark.executors.local import ONE_THREAD, one_thread
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.extras import need
 
 ANSWER = 5.0  # seconds that the address gets to take a call
 HEALTH = 45.0  # seconds for a sign of life; a busy machine takes long to import Ray

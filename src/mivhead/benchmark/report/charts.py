@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mivhead.benchmark.comparison import Comparison
-from mivhead.benchmark.report.ablations import Series
-from mivhead.benchmark.report.accuracy import reference, set_title
+from mivhead.benchmark.compare import Comparison, merge_bins
+from mivhead.benchmark.report.accuracy import Series, reference, set_title
 from mivhead.benchmark.report.costs import costliest, latency
 from mivhead.benchmark.report.model import Chart
-from mivhead.benchmark.statistics import merge_bins
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

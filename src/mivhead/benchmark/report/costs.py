@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mivhead.benchmark.comparison import Cell, Comparison
+from mivhead.benchmark.compare import Cell, Comparison
 from mivhead.benchmark.published import published
 from mivhead.benchmark.report.accuracy import reference, set_title
 from mivhead.benchmark.report.model import Table, number, plain_table, share

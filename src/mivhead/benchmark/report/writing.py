@@ -9,13 +9,11 @@ from io import StringIO
 from pathlib import Path
 from typing import TypeVar
 
-from mivhead.benchmark.comparison import Comparison, compare
-from mivhead.benchmark.files import write_text
+from mivhead._files import write_text
+from mivhead.benchmark.compare import Comparison, compare
 from mivhead.benchmark.report import accuracy, charts, costs
-from mivhead.benchmark.report.ablations import find_series, interaction_tables, series_table
-from mivhead.benchmark.report.html import write_html
-from mivhead.benchmark.report.latex import write_latex
-from mivhead.benchmark.report.markdown import write_markdown
+from mivhead.benchmark.report.accuracy import find_series, interaction_tables, series_table
+from mivhead.benchmark.report.formats import write_html, write_latex, write_markdown
 from mivhead.benchmark.report.model import Chart, Section, Table
 from mivhead.benchmark.results import Result
 

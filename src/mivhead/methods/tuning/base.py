@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -22,14 +22,17 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mivhead._progress import progress_bar
+from mivhead._schema import check_tensors, split_tensors
 from mivhead.errors import InputError
-from mivhead.methods.base import check_count, check_positive
-from mivhead.methods.pooled import class_means, unit
-from mivhead.methods.state import params_to_json, restore_params
-from mivhead.methods.tuning.network import Network, Pixels
-from mivhead.methods.tuning.training import chunk_size, embed, train
-from mivhead.progress import progress_bar
-from mivhead.schema import check_tensors, split_tensors
+from mivhead.methods.base import (
+    check_count,
+    check_positive,
+    class_means,
+    params_to_json,
+    restore_params,
+    unit,
+)
 
 TEMPERATURE = 0.1
 MEANS = "means"  # the class means of the tuned features, in a model file
@@ -92,7 +95,7 @@ class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         Parameters
         ----------
         network
-            A copy of the backbone's module (`mivhead.tunable.network_of`).
+            A copy of the backbone's module (`mivhead.fewshot.network_of`).
         X
             Images (image, R, R, 3) of the network's size.
         y
@@ -239,3 +242,164 @@ class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
 
 def _cosines(features: Tensor, means: Tensor) -> Tensor:
     return unit(features) @ unit(means).T / TEMPERATURE  # (image, class)
+
+
+# `Network`: a copy of a backbone's module that may be changed, one pooled vector per image.
+
+
+Pixels: TypeAlias = NDArray[np.uint8]  # (image, R, R, 3), resized already
+Tapped: TypeAlias = Callable[[Tensor], Sequence[Mapping[str, Tensor]]]
+
+
+class Network(nn.Module):
+    """A frozen module whose deepest tap gives one vector per image, with gradients.
+
+    Parameters
+    ----------
+    model
+        A copy that nobody else uses: methods change it.
+    tapped
+        Gives the parts (`map`, `token`) of the taps of that copy, the deepest last.
+    prepare
+        From pixels to the normalised batch `(n, 3, R, R)` that the model takes.
+    size
+        R, the side of its input.
+    name
+        What to call the backbone in errors.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tapped: Tapped,
+        prepare: Callable[[Pixels], Tensor],
+        size: int,
+        name: str,
+    ) -> None:
+        super().__init__()
+        self.model = model.eval().requires_grad_(False)
+        self.head: nn.Module = nn.Identity()  # on the pooled vector
+        self.size = size
+        self.name = name
+        self._tapped = tapped
+        self._prepare = prepare
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool a normalised batch (n, 3, R, R) to (n, channel)."""
+        parts = self._tapped(x)[-1]
+        pooled = parts["token"] if "token" in parts else parts["map"].mean(dim=(2, 3))
+        embedded: Tensor = self.head(pooled)
+        return embedded
+
+    def batch(self, pixels: Pixels) -> Tensor:
+        """Normalise pixels to the input (n, 3, R, R), where the module is."""
+        return self._prepare(pixels).to(self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module is."""
+        return next(self.model.parameters()).device
+
+    @property
+    def channels(self) -> int:
+        """Length of the pooled vector."""
+        with torch.no_grad():
+            return int(self(self.blank()).shape[1])
+
+    def map_features(self) -> nn.Parameter:
+        """Put a linear map behind the pooled vector, the identity at first; return its matrix."""
+        weight = nn.Parameter(torch.eye(self.channels, device=self.device))
+        self.head = nn.Linear(len(weight), len(weight), bias=False, device="meta")
+        self.head.weight = weight
+        return weight
+
+    def blank(self) -> Tensor:
+        """One image of zeros (1, 3, R, R)."""
+        return torch.zeros(1, 3, self.size, self.size, device=self.device)
+
+    def used(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """Leave out parameters that the pooled vector does not depend on, such as a classifier's.
+
+        >>> model = nn.ModuleDict({"a": nn.Linear(3, 2), "b": nn.Linear(3, 2)})
+        >>> run = lambda x: [{"token": model["a"](x.mean(dim=(2, 3)))}]
+        >>> network = Network(model, run, lambda pixels: pixels, 4, "two")
+        >>> list(network.used(dict(model.requires_grad_().named_parameters())))
+        ['a.weight', 'a.bias']
+        """
+        with torch.enable_grad():
+            total = self(self.blank()).sum()
+        found: Sequence[Any] = torch.autograd.grad(
+            total, list(parameters.values()), allow_unused=True
+        )
+        pairs = zip(parameters.items(), found, strict=True)
+        return {name: parameter for (name, parameter), grad in pairs if grad is not None}
+
+
+# The training loop of methods that tune the backbone: full batch, in memory that stays bounded.
+
+
+# Pixels whose activations are kept at once: 32 images at 224 px, about 3 GB with a ResNet-50.
+MAX_PIXELS = 32 * 224 * 224
+
+Loss = Callable[[Tensor], Tensor]  # features (image, channel) of the whole batch to a number
+
+
+def chunk_size(network: Network, images: int | None) -> int:
+    """Images whose activations are kept at once: as asked, or by the size of the input."""
+    return images or max(1, MAX_PIXELS // network.size**2)
+
+
+def train(
+    network: Network,
+    pixels: Pixels,
+    loss: Loss,
+    optimiser: Optimizer,
+    *,
+    steps: int,
+    chunk: int,
+    advance: Callable[[int], object],
+) -> list[float]:
+    """Change the optimiser's parameters so that the loss falls; return the loss before each step.
+
+    One pass of the network a step. If the images are more than a chunk, two: the first, without a
+    graph, gives all features and the gradient of the loss with respect to them; the second passes
+    that gradient on, chunk by chunk. The sum is the gradient of the whole batch, not an estimate.
+    """
+    losses: list[float] = []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        with torch.enable_grad():
+            value = _backward(network, pixels, loss, chunk)
+        if not torch.isfinite(value):
+            raise InputError(
+                f"Training diverged at step {len(losses)}: the loss is {value.item()}. "
+                "Lower learning_rate."
+            )
+        losses.append(value.item())
+        optimiser.step()
+        advance(1)
+    return losses
+
+
+def embed(network: Network, pixels: Pixels, chunk: int) -> Tensor:
+    """Features (image, channel) without gradients."""
+    with torch.no_grad():
+        return torch.cat([network(network.batch(part)) for part in _split(pixels, chunk)])
+
+
+def _backward(network: Network, pixels: Pixels, loss: Loss, chunk: int) -> Tensor:
+    if len(pixels) <= chunk:
+        value = loss(network(network.batch(pixels)))
+        value.backward()
+        return value.detach()
+    features = embed(network, pixels, chunk).requires_grad_()
+    value = loss(features)
+    value.backward()
+    gradient = torch.as_tensor(features.grad)  # (image, channel)
+    for part, flow in zip(_split(pixels, chunk), gradient.split(chunk), strict=True):
+        network(network.batch(part)).backward(flow)
+    return value.detach()
+
+
+def _split(pixels: Pixels, chunk: int) -> Sequence[Pixels]:
+    return [pixels[start : start + chunk] for start in range(0, len(pixels), chunk)]

@@ -9,8 +9,7 @@ import numpy as np
 from torch import nn
 from torch.optim import Adam, Optimizer
 
-from mivhead.methods.tuning.base import TuningClassifier
-from mivhead.methods.tuning.network import Network
+from mivhead.methods.tuning.base import Network, TuningClassifier
 
 
 class Finetune(TuningClassifier):

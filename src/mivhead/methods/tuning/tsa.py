@@ -21,8 +21,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.optim import Adadelta, Optimizer
 
 from mivhead.errors import InputError
-from mivhead.methods.tuning.base import TuningClassifier
-from mivhead.methods.tuning.network import Network
+from mivhead.methods.tuning.base import Network, TuningClassifier
 
 LAYERS = ("layer1", "layer2", "layer3", "layer4")
 START = 1e-4  # alpha is this times the identity

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from mivhead.errors import InputError
-from mivhead.methods.tuning.network import Network
+from mivhead.methods.tuning.base import Network
 
 _BLOCK = {"norm1", "attn", "norm2", "mlp"}
 _ATTENTION = {"qkv", "proj", "q_norm", "k_norm"}

@@ -1,0 +1,124 @@
+"""Safetensors files with one JSON document: written atomically, read without trust.
+
+Used for model files and features files. Reading runs no code: safetensors holds raw tensors, and
+the metadata key `mivhead` holds JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mivhead.errors import ModelFileError, NotAvailableError
+
+METADATA_KEY = "mivhead"
+MAX_BYTES = 16 * 2**30
+
+
+def write(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Write to a temporary file beside `path`, then rename: never half a file under `path`."""
+    path = Path(path)
+    text = json.dumps(meta, ensure_ascii=False, allow_nan=False)
+    handle = None
+    try:
+        descriptor, handle = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(descriptor)
+        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(contiguous, handle, metadata={METADATA_KEY: text})
+        with open(handle, "rb+") as file:  # noqa: PTH123  # the path is a plain string here
+            os.fsync(file.fileno())
+        os.chmod(handle, 0o666 & ~_umask())  # noqa: PTH101
+        os.replace(handle, path)  # noqa: PTH105
+    except (OSError, SafetensorError) as error:
+        raise NotAvailableError(
+            f"Cannot write {path}: {error}. Nothing was changed; "
+            "check that the folder exists, is writable and has space."
+        ) from error
+    finally:
+        if handle is not None:
+            Path(handle).unlink(missing_ok=True)
+
+
+def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read tensors and the JSON document of a file written by `write`."""
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        if not path.is_file():
+            raise ModelFileError(f"{path} is not a file.")
+        if size > MAX_BYTES:
+            raise ModelFileError(f"{path} is {size:,} bytes; at most {MAX_BYTES:,} are read.")
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if METADATA_KEY not in metadata:
+                raise ModelFileError(f"{path} was not written by mivhead.")
+            meta = json.loads(metadata[METADATA_KEY])
+            # Copies: mapped memory changes with the file, and its odd addresses change rounding.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise ModelFileError(f"{path} does not exist.") from None
+    except (OSError, SafetensorError, ValueError) as error:
+        if isinstance(error, ModelFileError):
+            raise
+        raise ModelFileError(f"{path} cannot be read: damaged or foreign ({error}).") from error
+    if not isinstance(meta, dict):
+        raise ModelFileError(f"{path} has no readable description.")
+    return tensors, meta
+
+
+def check_format(path: str | Path, meta: Mapping[str, Any], newest: int) -> None:
+    """Refuse a file of a format that this version does not know."""
+    version = meta.get("format")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ModelFileError(f"{path} has no valid format number.")
+    if version > newest:
+        raise ModelFileError(
+            f"{path} has format {version}, this mivhead reads up to {newest}: "
+            "update it with `pip install -U mivhead`."
+        )
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+# Small text files of a benchmark: written whole or not at all.
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write to a temporary file beside `path`, then rename; folders are made as needed.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_text(Path(folder, "tasks", "birds.json"), "{}")
+    ...     Path(folder, "tasks", "birds.json").read_text()
+    '{}'
+    """
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise NotAvailableError(
+            f"Cannot write {path}: {error.strerror or error}. Nothing was changed; "
+            "check that the folder is writable and has space."
+        ) from error
+    finally:
+        with suppress(OSError):  # it is there only if writing failed, and then may be out of reach
+            part.unlink()

@@ -1,0 +1,396 @@
+"""`miv bench`: backbones, methods and data sets compared; one module an action."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mivhead.cli import options
+from mivhead.cli.output import plural, print_json, table
+from mivhead.errors import InputError
+
+if TYPE_CHECKING:
+    from mivhead.benchmark.compare import Row, Side
+    from mivhead.benchmark.config import RunConfig
+    from mivhead.benchmark.results import Result
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command and its actions."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="compare methods on many few-shot tasks",
+        description="The benchmark: the same tasks for every method, with costs and intervals.",
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+    for add in (_add_run, _add_report, _add_compare):
+        add(actions)
+
+
+# `miv bench run`: run a benchmark, or go on with one.
+
+
+DATA = "MIV_DATA"
+RUN_EXAMPLES = """
+miv bench run small -o try                          # on images that pip carries
+miv bench run --data sets/ --methods miv,ncc --tasks 50 -o run
+miv bench run my.toml --data sets/ -o run           # again: goes on where it was
+miv bench run --data sets/ --protocol "5-way 1-shot" --views 15 -o one-shot
+miv bench run main --data /shared/sets --executor ray --address auto \\
+  --bank /shared/bank -o /shared/run
+"""
+
+
+def _add_run(subparsers: Any) -> None:
+    """Add the action."""
+    parser = options.new_command(
+        subparsers,
+        "run",
+        "run a benchmark, or go on with one",
+        "Draw tasks from data sets and run every method on every one of them. Features are "
+        "extracted once a set. Every finished task is written at once: a run that was stopped, "
+        "or killed, goes on where it was when the same command is given again.",
+        RUN_EXAMPLES,
+    )
+    parser.add_argument(
+        "config", nargs="?", metavar="CONFIG", help="a .toml file, or a ready-made one by its name"
+    )
+    parser.add_argument("-o", "--output", required=True, metavar="RUN", help="folder for results")
+    _add_what(parser.add_argument_group("what to compare (instead of the configuration's)"))
+    _add_how(parser.add_argument_group("where and how to run"))
+    options.add_device(parser)
+    options.add_json(parser)
+    parser.set_defaults(run=run_run)
+
+
+def _add_what(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--sets", type=_names, metavar="A,B", help="data sets (default: all found)")
+    group.add_argument(
+        "--methods",
+        type=_names,
+        metavar="A,B",
+        help="names of `miv methods`, or of the configuration",
+    )
+    group.add_argument(
+        "--backbone", action="append", metavar="NAME", help="what --backbone of `miv fit` takes"
+    )
+    group.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="checkpoint of the backbone, if there is one backbone only",
+    )
+    group.add_argument(
+        "--protocol",
+        action="append",
+        metavar="TEXT",
+        help="varying, or such as '5-way 1-shot'; may be given several times",
+    )
+    group.add_argument("--tasks", type=options.positive, metavar="N", help="tasks a set")
+    group.add_argument(
+        "--seed", type=options.not_negative, metavar="N", help="of all that is random"
+    )
+    group.add_argument(
+        "--views", type=options.not_negative, metavar="V", help="at most so many views of an image"
+    )
+
+
+def _add_how(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--data", metavar="DIR", help=f"folder of data sets (default: the variable {DATA})"
+    )
+    group.add_argument(
+        "--workers",
+        type=options.not_negative,
+        metavar="N",
+        help="processes of one thread each (default: one per core; 0: in this process)",
+    )
+    group.add_argument(
+        "--executor", choices=("local", "ray"), default="local", help="this machine, or a cluster"
+    )
+    group.add_argument(
+        "--address", metavar="HOST:PORT", help="of a Ray cluster; auto: the one of this machine"
+    )
+    group.add_argument(
+        "--bank", metavar="DIR", help="where features are kept (default: beside the feature cache)"
+    )
+    group.add_argument(
+        "--bank-gb", type=float, metavar="GB", help="most that the features of a set may take"
+    )
+    group.add_argument(
+        "--drop-bank", action="store_true", help="remove the features of a set when it is done"
+    )
+
+
+def run_run(args: argparse.Namespace) -> int:
+    """Run the action."""
+    options.prepare(args)
+    from mivhead.benchmark import runner
+    from mivhead.benchmark.executors import make_executor
+    from mivhead.benchmark.live import LiveView
+
+    config, data = _what(args)
+    place = runner.Place(
+        folder=Path(args.output),
+        data=data,
+        bank=None if args.bank is None else Path(args.bank),
+        bank_gb=runner.BANK_GB if args.bank_gb is None else args.bank_gb,
+        drop_bank=args.drop_bank,
+        device=args.device,
+    )
+    workers = runner.default_workers() if args.workers is None else args.workers
+    executor = make_executor(args.executor, workers, args.address)
+    try:
+        results = runner.run(config, place, executor, view=LiveView(quiet=args.quiet))
+    except KeyboardInterrupt:
+        print("Give the same command again to go on.", file=sys.stderr)
+        raise
+    finally:
+        executor.close()
+    if not results:
+        raise InputError(
+            f"No task could be drawn from {', '.join(config.sets)}: each is left out for the "
+            "reason above (not shown with --quiet)."
+        )
+    _report(args, config, results)
+    return 0
+
+
+def _what(args: argparse.Namespace) -> tuple[RunConfig, Path]:
+    """Find out what to compare, and where the data is."""
+    from mivhead.benchmark.results import IMAGES, check_run_folder
+    from mivhead.datasets.sets import CARRIED, find_sets, write_carried
+
+    config = _join(args)
+    data = args.data or os.environ.get(DATA)
+    wants_carried = bool(config.sets) and set(config.sets) <= set(CARRIED)
+    if args.data is None and (wants_carried or (data is None and not config.sets)):
+        folder = Path(args.output)
+        check_run_folder(folder)
+        return replace(config, sets=config.sets or CARRIED), write_carried(folder / IMAGES)
+    if data is None:
+        raise InputError(f"Give the folder of your data sets with --data, or in {DATA}.")
+    return replace(config, sets=config.sets or find_sets(data)), Path(data)
+
+
+def _join(args: argparse.Namespace) -> RunConfig:
+    """Join the configuration and the options, which count more."""
+    from mivhead.benchmark.config import RunConfig, load_config, read_config
+    from mivhead.benchmark.samplers import Protocol
+
+    document = (RunConfig() if args.config is None else load_config(args.config)).as_json()
+    given = {
+        "sets": args.sets,
+        "methods": _pick(args.methods, document["methods"]),
+        "backbones": _pick(args.backbone, document["backbones"]),
+    }
+    given |= {name: getattr(args, name) for name in ("tasks", "seed", "views")}
+    given["protocols"] = args.protocol and [Protocol.parse(each).name for each in args.protocol]
+    changes = {key: value for key, value in given.items() if value is not None}
+    config = read_config(document | changes)
+    if args.weights is None:
+        return config
+    if len(config.backbones) > 1:
+        names = ", ".join(backbone.name for backbone in config.backbones)
+        raise InputError(
+            f"--weights {args.weights} can belong to any of {names}: name one with --backbone."
+        )
+    return replace(config, backbones=(replace(config.backbones[0], weights=args.weights),))
+
+
+def _pick(names: list[str] | None, entries: list[dict[str, Any]]) -> list[Any] | None:
+    """Keep the settings of the configuration for names that it has."""
+    known = {entry["name"]: entry for entry in entries}
+    return names and [known.get(name, name) for name in names]
+
+
+def _report(args: argparse.Namespace, config: RunConfig, results: list[Result]) -> None:
+    rows = _summary(config, results)
+    if args.json:
+        names = ("backbone", "set", "protocol", "method", "tasks", "accuracy", "errors")
+        print_json(
+            {"run": args.output, "results": [dict(zip(names, r, strict=True)) for r in rows]}
+        )
+        return
+    if args.quiet:
+        return
+    cells = [(*r[:5], "-" if r[5] is None else f"{100 * r[5]:.1f} %", r[6]) for r in rows]
+    header = ["backbone", "set", "protocol", "method", "tasks", "accuracy", "errors"]
+    print(table(header, cells, right="tasks accuracy errors"))
+    failed = sum(row[6] for row in rows)
+    if failed:
+        print(f"{plural(failed, 'result')} failed; the same command tries them again.")
+
+
+def _summary(config: RunConfig, results: list[Result]) -> list[tuple[Any, ...]]:
+    """Mean accuracy and number of failures by backbone, set, protocol and method."""
+    groups: dict[tuple[str, ...], list[Result]] = {}
+    for r in results:
+        groups.setdefault((r.backbone, r.set, r.protocol, r.method), []).append(r)
+    rows: list[tuple[Any, ...]] = []
+    for backbone in config.backbones:
+        for name in config.sets:
+            for protocol in config.protocols:
+                for method in config.methods:
+                    key = (backbone.name, name, protocol, method.name)
+                    found = groups.get(key, [])
+                    right = [r.accuracy for r in found if r.accuracy is not None]
+                    mean = sum(right) / len(right) if right else None
+                    if found:
+                        rows.append((*key, len(right), mean, len(found) - len(right)))
+    return rows
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+# `miv bench report`: the tables and charts of a run.
+
+
+REPORT_EXAMPLES = """
+miv bench report run                  # writes run/report/report.html and others
+miv bench report run -o docs/results --title "Heads on Lite0"
+"""
+
+
+def _add_report(subparsers: Any) -> None:
+    """Add the action."""
+    parser = options.new_command(
+        subparsers,
+        "report",
+        "tables and charts of a run",
+        "Write report.html (one page that needs no network), report.md, tables.tex (the paper's "
+        "layout) and results.csv. A run may be reported while it goes on.",
+        REPORT_EXAMPLES,
+    )
+    parser.add_argument("folder", metavar="RUN", help="folder of `miv bench run`")
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", help="folder for the report (default: RUN/report)"
+    )
+    parser.add_argument("--title", help="of the report (default: the name of the run)")
+    options.add_json(parser)
+    parser.set_defaults(run=run_report)
+
+
+def run_report(args: argparse.Namespace) -> int:
+    """Run the action."""
+    from mivhead.benchmark.report.writing import write_report
+    from mivhead.benchmark.results import read_results
+
+    folder = Path(args.folder)
+    title = args.title or f"Benchmark: {folder.resolve().name}"
+    paths = write_report(read_results(folder), args.output or folder / "report", title)
+    if args.json:
+        print_json({"files": [str(path) for path in paths]})
+    elif not args.quiet:
+        print("Wrote " + ", ".join(str(path) for path in paths))
+    return 0
+
+
+# `miv bench compare`: two methods of a run, or of two runs, on the same tasks.
+
+
+COMPARE_EXAMPLES = """
+miv bench compare run:miv run:ncc        # two methods of a run
+miv bench compare before after           # all methods that two runs share
+miv bench compare before:miv after:miv
+"""
+
+
+def _add_compare(subparsers: Any) -> None:
+    """Add the action."""
+    parser = options.new_command(
+        subparsers,
+        "compare",
+        "paired comparison of two runs, or of two methods",
+        "Compare accuracies on the same tasks: mean difference with its interval, two-sided paired "
+        "t-test, the same corrected for the number of rows (Holm), and Wilcoxon's signed-rank "
+        "test. Results of different tasks are refused.",
+        COMPARE_EXAMPLES,
+    )
+    parser.add_argument("first", metavar="A", help="a run, or RUN:METHOD")
+    parser.add_argument("second", metavar="B", help="a run, or RUN:METHOD")
+    options.add_json(parser)
+    parser.set_defaults(run=run_compare)
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    """Run the action."""
+    from mivhead.benchmark.compare import pair
+
+    found = [(a, b, pair(a, b)) for a, b in _sides(args.first, args.second)]
+    if args.json:
+        print_json([_as_json(a, b, row) for a, b, rows in found for row in rows])
+    else:
+        print("\n\n".join(_as_text(a, b, rows) for a, b, rows in found))
+    return 0
+
+
+def _sides(first: str, second: str) -> list[tuple[Side, Side]]:
+    """Two named methods; or each method that two runs share."""
+    from mivhead.benchmark.compare import choose
+    from mivhead.benchmark.results import read_results
+
+    (folder_a, a), (folder_b, b) = map(_parse, (first, second))
+    results = [read_results(folder_a), read_results(folder_b)]
+    if a is None and b is None:
+        shared = sorted(set.intersection(*({r.method for r in side} for side in results)))
+        if Path(folder_a).resolve() == Path(folder_b).resolve():
+            raise InputError(f"Name two methods of {first}, such as {first}:miv {first}:ncc.")
+        if shared:
+            return [
+                (choose(results[0], m, folder_a), choose(results[1], m, folder_b)) for m in shared
+            ]
+    return [(choose(results[0], a, folder_a), choose(results[1], b, folder_b))]
+
+
+def _parse(text: str) -> tuple[str, str | None]:
+    """Split RUN:METHOD; a folder may have a colon in its name."""
+    folder, colon, method = text.rpartition(":")
+    if not colon or Path(text).is_dir():
+        return text, None
+    return folder, method
+
+
+def _as_text(first: Side, second: Side, rows: list[Row]) -> str:
+    from mivhead.benchmark.report.model import p_value
+
+    lines = [
+        (
+            row.backbone,
+            row.protocol,
+            row.set,
+            row.paired.difference.n,
+            row.first,
+            row.second,
+            row.paired.difference.signed,
+            p_value(row.paired.p),
+            p_value(row.holm),
+            p_value(row.paired.p_wilcoxon),
+        )
+        for row in rows
+    ]
+    header = ["backbone", "protocol", "set", "tasks", "A", "B", "A-B", "p", "Holm", "Wilcoxon"]
+    right = "tasks A B A-B p Holm Wilcoxon"
+    return f"A = {first.name}, B = {second.name}\n" + table(header, lines, right=right)
+
+
+def _as_json(first: Side, second: Side, row: Row) -> dict[str, Any]:
+    return {
+        "first": first.name,
+        "second": second.name,
+        "backbone": row.backbone,
+        "protocol": row.protocol,
+        "set": row.set,
+        "tasks": row.paired.difference.n,
+        "accuracies": [row.first.mean, row.second.mean],
+        "difference": row.paired.difference.mean,
+        "half_width": row.paired.difference.half_width,
+        "p": row.paired.p,
+        "p_holm": row.holm,
+        "p_wilcoxon": row.paired.p_wilcoxon,
+    }

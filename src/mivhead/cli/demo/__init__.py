@@ -1,1 +1,0 @@
-"""`miv demo`: the main job from end to end, on real images that pip carries."""

@@ -1,0 +1,229 @@
+"""Plain text for people: tables, shortened names, percentages, times, sizes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import tempfile
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mivhead.errors import InputError, NotAvailableError
+
+MAX_CELL = 48  # characters of a name in a table
+
+
+def one_line(text: str) -> str:
+    r"""Replace line breaks and control characters, which a file name may hold.
+
+    >>> one_line("a\nb")
+    'a b'
+    """
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
+def width(text: str) -> int:
+    """Columns that a text takes in a terminal.
+
+    >>> width("cat"), width("猫"), width("e\u0301")
+    (3, 2, 1)
+    """
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def shorten(text: str, limit: int = MAX_CELL) -> str:
+    """Cut the middle out of a long text, as names differ at their ends.
+
+    >>> shorten("photos/2024/birds/img_0001.jpg", 20)
+    'photos/2..._0001.jpg'
+    """
+    if width(text) <= limit:
+        return text
+    room = limit - 3
+    head, tail = text, text
+    while width(head) > room // 2:
+        head = head[:-1]
+    while width(tail) > room - room // 2:
+        tail = tail[1:]
+    return f"{head}...{tail}"
+
+
+def table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    right: str = "",
+    limit: int = MAX_CELL,
+) -> str:
+    """Align a table; columns named in `right` (separated by spaces) are right-aligned.
+
+    Cells longer than `limit` are cut in the middle.
+
+    >>> print(table(["class", "shots"], [["cat", 5], ["goldfinch", 12]], right="shots"))
+    class      shots
+    cat            5
+    goldfinch     12
+    """
+    cells = [[shorten(one_line(str(cell)), limit) for cell in row] for row in (header, *rows)]
+    widths = [max(map(width, column)) for column in zip(*cells, strict=True)]
+    to_right = [name in right.split() for name in header]
+    lines = []
+    for row in cells:
+        parts = []
+        for cell, size, flag in zip(row, widths, to_right, strict=True):
+            space = " " * (size - width(cell))
+            parts.append(space + cell if flag else cell + space)
+        lines.append("  ".join(parts).rstrip())
+    return "\n".join(lines)
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """Write a share as a percentage; never 100 % (or 0 %) for what is not quite.
+
+    >>> percent(0.947), percent(0.9999), percent(1.0), percent(float("nan"))
+    ('95 %', '>99 %', '100 %', '-')
+    """
+    if math.isnan(share):
+        return "-"
+    step = 10.0**-digits
+    if 100 - step / 2 <= 100 * share < 100:
+        return f">{100 - step:.{digits}f} %"
+    if 0 < 100 * share < step / 2:
+        return f"<{step:.{digits}f} %"
+    return f"{100 * share:.{digits}f} %"
+
+
+def interval(bounds: tuple[float, float]) -> str:
+    """Write a 95 % interval.
+
+    >>> interval((0.71, 0.92))
+    '71 % to 92 %'
+    """
+    return f"{percent(bounds[0])} to {percent(bounds[1])}"
+
+
+def seconds(value: float) -> str:
+    """Write a duration.
+
+    >>> seconds(3.21), seconds(75)
+    ('3.2 s', '1 min 15 s')
+    """
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest} s"
+
+
+def size(count: int) -> str:
+    """Write a number of bytes.
+
+    >>> size(532), size(5_600_000)
+    ('532 bytes', '5.6 MB')
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def plural(count: int, noun: str) -> str:
+    """Write a count with its noun.
+
+    >>> plural(1, "image"), plural(3, "class"), plural(1200, "image")
+    ('1 image', '3 classes', '1,200 images')
+    """
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+# Files a command reads and writes: what they hold, and whether writing will work.
+
+
+def kind_of(path: str | Path) -> str | None:
+    """Return `"model"` or `"features"` for a file that mivhead wrote, else None.
+
+    Only the header is read; the file is checked in full when it is loaded.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    from mivhead._files import METADATA_KEY
+
+    if not Path(path).is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            document = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
+    except (OSError, SafetensorError, ValueError):
+        return None
+    if not isinstance(document, dict):
+        return None
+    return "features" if document.get("kind") == "features" else "model"
+
+
+def is_features(path: str | Path) -> bool:
+    """Tell whether a path is meant to be a features file, damaged or not, or a table of them."""
+    return (
+        is_table(path) or Path(path).suffix.lower() == ".safetensors" or kind_of(path) == "features"
+    )
+
+
+def is_table(path: str | Path) -> bool:
+    """Tell whether a path is the address of a table in a database, such as `lancedb://...`."""
+    return "://" in str(path)
+
+
+def check_output(path: str | Path, *, replaces: str | None = None) -> None:
+    """Raise an error if a file cannot be written here; called before the expensive work.
+
+    Parameters
+    ----------
+    path
+        The file to be written.
+    replaces
+        The kind of file (`kind_of`) that may be overwritten; None: any.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"The output {path} is a folder; give the name of a file in it.")
+    if path.exists() and not path.is_file():
+        raise InputError(f"The output {path} is not a regular file.")
+    if replaces and path.exists() and kind_of(path) != replaces:
+        raise InputError(
+            f"The output {path} exists and is not a {replaces} file of mivhead; "
+            "it is left as it is: choose another name or remove it."
+        )
+    if path.exists() and not os.access(path, os.W_OK):
+        raise NotAvailableError(f"The output {path} is write-protected.")
+    check_folder(path.parent)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise an error if no file can be made in a folder."""
+    if not folder.is_dir():
+        raise InputError(f"The folder {folder} of the output does not exist; make it first.")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise NotAvailableError(f"Cannot write into {folder}: {error.strerror}.") from error
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document, readable for people where the terminal allows it."""
+    ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    print(json.dumps(document, indent=2, ensure_ascii=ascii_only, allow_nan=False))
+
+
+def report_skipped(skipped: list[Any]) -> None:
+    """List on stderr the images that `--skip-bad` left out."""
+    if skipped:
+        print(f"Skipped {plural(len(skipped), 'image')}:", file=sys.stderr)
+    for each in skipped:
+        print(f"  {one_line(each.reason)}", file=sys.stderr)

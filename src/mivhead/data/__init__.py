@@ -1,1 +1,0 @@
-"""Images on their way in: safe decoding, folders and zips, augmentation, prefetching."""

@@ -1,0 +1,1 @@
+"""The benchmark's image sets: catalogue and preparation."""

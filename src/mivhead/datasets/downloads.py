@@ -1,0 +1,439 @@
+"""What a preparation yields, and how it finds its way in a download."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from mivhead.errors import InputError
+from mivhead.images.decoding import load_image
+from mivhead.images.imageset import is_image_name, is_litter, natural_key
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image of the prepared set.
+
+    Parameters
+    ----------
+    label
+        Its class.
+    name
+        Of its file, without the ending.
+    content
+        A file to copy as it is, or a picture to save.
+    photograph
+        Whether a picture is saved as JPEG, like the photograph it was cut from; else as PNG.
+    """
+
+    label: str
+    name: str
+    content: Path | Image.Image
+    photograph: bool = False
+
+
+def find_file(raw: Path, *names: str) -> Path:
+    """Find the file of one of these names in a download, at any depth."""
+    for name in names:
+        found = sorted(path for path in raw.rglob(name) if path.is_file())
+        if found:
+            return found[0]
+    raise InputError(
+        f"{raw} holds no file {names[0]}: give the folder of the unpacked download of this set."
+    )
+
+
+def find_classes(raw: Path, known: str, within: Iterable[str] = ()) -> Path:
+    """Find the folder that holds class folders, by the name of one of them.
+
+    Parameters
+    ----------
+    raw
+        The download.
+    known
+        A class that is surely there.
+    within
+        Where there are several such folders, the one with this name is meant; the first that is
+        found counts.
+    """
+    found = sorted({path.parent for path in raw.rglob(known) if path.is_dir()})
+    if not found:
+        raise InputError(
+            f"{raw} holds no class folder {known}: give the folder of the unpacked download of "
+            "this set."
+        )
+    for name in within:
+        if named := [folder for folder in found if folder.name == name]:
+            return named[0]
+    if len(found) > 1:
+        raise InputError(
+            f"{raw} holds class folders in several places, such as {found[0]} and {found[1]}: "
+            "give the one that is meant."
+        )
+    return found[0]
+
+
+def list_images(folder: Path) -> list[Path]:
+    """Return the images in a folder, in the natural order of names."""
+    found = (path for path in folder.iterdir() if is_image_name(path.name))
+    return sorted((path for path in found if not is_litter(path.name)), key=_key)
+
+
+def list_folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder, in the natural order of names."""
+    found = (path for path in folder.iterdir() if path.is_dir() and not is_litter(path.name))
+    return sorted(found, key=_key)
+
+
+def _key(path: Path) -> tuple[object, ...]:
+    return natural_key(path.name)
+
+
+# Test classes of Meta-Dataset's split, for the sets that are prepared from their downloads.
+
+
+AIRCRAFT = (
+    *("737-400", "737-800", "757-200", "767-400", "ATR-42", "BAE-125", "Beechcraft 1900"),
+    *("Boeing 717", "CRJ-200", "CRJ-700", "E-170", "L-1011", "MD-90", "Saab 2000", "Spitfire"),
+)
+
+TEXTURES = ("banded", "bumpy", "crosshatched", "knitted", "sprinkled", "stratified", "woven")
+
+FLOWERS = {  # by their numbers in the labels of the download
+    5: "english marigold",
+    9: "monkshood",
+    15: "yellow iris",
+    19: "balloon flower",
+    35: "alpine sea holly",
+    40: "lenten rose",
+    41: "barbeton daisy",
+    42: "daffodil",
+    45: "bolero deep blue",
+    46: "wallflower",
+    65: "californian poppy",
+    85: "desert-rose",
+    89: "watercress",
+    94: "foxglove",
+    96: "camellia",
+    98: "mexican petunia",
+}
+
+DRAWINGS = (
+    *("angel", "animal migration", "axe", "bat", "beard", "bee", "bridge", "broom", "bucket"),
+    *("butterfly", "cactus", "campfire", "cookie", "couch", "cow", "diving board", "donut"),
+    *("drill", "eraser", "feather", "finger", "fire hydrant", "flashlight", "frying pan"),
+    *("giraffe", "goatee", "hammer", "helicopter", "helmet", "hockey stick", "hourglass"),
+    *("house", "kangaroo", "lantern", "mailbox", "mouse", "palm tree", "parrot", "rabbit"),
+    *("rollerskates", "saw", "saxophone", "snowman", "spider", "stitches", "streetlight"),
+    *("sweater", "table", "umbrella", "wheel", "wine bottle", "yoga"),
+)
+
+THINGS = (
+    *("bicycle", "car", "airplane", "bus", "truck", "boat", "stop sign", "bench", "bird", "horse"),
+    *("sheep", "cow", "giraffe", "tie", "frisbee", "skis", "baseball bat", "tennis racket"),
+    *("bottle", "wine glass", "cup", "fork", "spoon", "bowl", "banana", "apple", "orange"),
+    *("hot dog", "pizza", "chair", "couch", "potted plant", "bed", "mouse", "keyboard", "toaster"),
+    *("sink", "refrigerator", "vase", "scissors"),
+)
+
+BIRDS = (
+    *("008.Rhinoceros_Auklet", "009.Brewer_Blackbird", "015.Lazuli_Bunting"),
+    *("020.Yellow_breasted_Chat", "028.Brown_Creeper", "030.Fish_Crow", "035.Purple_Finch"),
+    *("039.Least_Flycatcher", "045.Northern_Fulmar", "046.Gadwall", "082.Ringed_Kingfisher"),
+    *("085.Horned_Lark", "094.White_breasted_Nuthatch", "101.White_Pelican", "103.Sayornis"),
+    *("112.Great_Grey_Shrike", "118.House_Sparrow", "122.Harris_Sparrow", "128.Seaside_Sparrow"),
+    *("133.White_throated_Sparrow", "134.Cape_Glossy_Starling", "137.Cliff_Swallow"),
+    *("147.Least_Tern", "148.Green_tailed_Towhee", "163.Cape_May_Warbler"),
+    *("168.Kentucky_Warbler", "169.Magnolia_Warbler", "170.Mourning_Warbler"),
+    *("193.Bewick_Wren", "194.Cactus_Wren"),
+)
+
+
+# Downloads that are class folders already: only the right ones are copied.
+
+
+def birds(raw: Path) -> Iterator[Item]:
+    """CUB-200-2011: whole photographs of the test classes."""
+    return _copy(find_classes(raw, BIRDS[0], ["images"]), BIRDS)
+
+
+def textures(raw: Path) -> Iterator[Item]:
+    """DTD: the test classes."""
+    return _copy(find_classes(raw, TEXTURES[0], ["images"]), TEXTURES)
+
+
+def traffic_signs(raw: Path) -> Iterator[Item]:
+    """GTSRB: all classes of the training images."""
+    return _copy(find_classes(raw, "00000", ["Images"]))
+
+
+def crop_disease(raw: Path) -> Iterator[Item]:
+    """PlantVillage: all classes, training images in colour."""
+    return _copy(find_classes(raw, "Apple___Apple_scab", ["train", "color"]))
+
+
+def eurosat(raw: Path) -> Iterator[Item]:
+    """EuroSAT in RGB: all classes."""
+    return _copy(find_classes(raw, "AnnualCrop", ["2750", "EuroSAT_RGB"]))
+
+
+def food(raw: Path) -> Iterator[Item]:
+    """Food-101: all classes."""
+    return _copy(find_classes(raw, "apple_pie", ["images"]))
+
+
+def omniglot(raw: Path) -> Iterator[Item]:
+    """Omniglot: the evaluation alphabets, white on black as in Meta-Dataset."""
+    found = sorted(path for path in raw.rglob("images_evaluation") if path.is_dir())
+    if not found:
+        raise InputError(f"{raw} holds no folder images_evaluation: unpack that zip into it.")
+    # The zip may unpack to a folder of its own name within a folder of its own name.
+    for alphabet in list_folders(found[-1]):
+        for character in list_folders(alphabet):
+            for file in list_images(character):
+                inverted = ImageOps.invert(load_image(file))
+                yield Item(f"{alphabet.name}.{character.name}", file.stem, inverted)
+
+
+def _copy(root: Path, classes: Iterable[str] | None = None) -> Iterator[Item]:
+    folders = list_folders(root) if classes is None else [root / name for name in classes]
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"{root} lacks the class folder {folder.name}: unpack it again.")
+        for file in list_images(folder):
+            yield Item(folder.name, file.stem, file)
+
+
+# Downloads that hold many images in one binary file: MNIST, CIFAR, Quick Draw.
+
+
+Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
+
+DRAWINGS_PER_CLASS = 1000  # of more than 100,000; a task takes hardly more than 100
+
+_SIDE = 32  # of CIFAR's images
+_UNSIGNED_BYTES = 8  # the type of values, in the head of an IDX file
+
+
+def mnist(raw: Path) -> Iterator[Item]:
+    """MNIST: the 10,000 test images, white on black."""
+    images = _read_idx(_find_idx(raw, "t10k-images", 3), 3)  # (image, row, column)
+    labels = _read_idx(_find_idx(raw, "t10k-labels", 1), 1)  # (image)
+    if len(images) != len(labels):
+        raise InputError(f"{raw} has {len(images)} test images, but {len(labels)} labels.")
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        yield Item(str(label), f"{number:05}", Image.fromarray(image))
+
+
+def cifar10(raw: Path) -> Iterator[Item]:
+    """CIFAR-10, binary version: the 10,000 test images."""
+    return _cifar(find_file(raw, "test_batch.bin"), find_file(raw, "batches.meta.txt"), 1)
+
+
+def cifar100(raw: Path) -> Iterator[Item]:
+    """CIFAR-100, binary version: the 10,000 test images by fine class."""
+    return _cifar(find_file(raw, "test.bin"), find_file(raw, "fine_label_names.txt"), 2)
+
+
+def quickdraw(raw: Path) -> Iterator[Item]:
+    """Quick, Draw! bitmaps: the first drawings of every test class, white on black."""
+    for label in DRAWINGS:
+        path = find_file(raw, f"{label}.npy")
+        try:
+            drawings = np.load(path, mmap_mode="r", allow_pickle=False)  # (drawing, pixel)
+        except (OSError, ValueError, EOFError) as error:
+            raise InputError(f"{path} cannot be read: {error}.") from error
+        if drawings.dtype != np.uint8 or drawings.shape[1:] != (28 * 28,):
+            raise InputError(
+                f"{path} holds {drawings.dtype} of shape {drawings.shape}; expected bitmaps, "
+                "uint8 of shape (n, 784)."
+            )
+        for number, pixels in enumerate(drawings[:DRAWINGS_PER_CLASS]):
+            yield Item(label, f"{number:05}", Image.fromarray(np.array(pixels).reshape(28, 28)))
+
+
+def _cifar(path: Path, names_path: Path, label_bytes: int) -> Iterator[Item]:
+    """Read rows of labels (the last one is meant) and the three colours, one after the other."""
+    names = names_path.read_text(encoding="utf-8", errors="replace").split()
+    length = label_bytes + 3 * _SIDE**2
+    data = np.frombuffer(path.read_bytes(), np.uint8)
+    if not len(data) or len(data) % length:
+        raise InputError(f"{path} is damaged: {len(data):,} bytes are not rows of {length:,}.")
+    for number, row in enumerate(data.reshape(-1, length)):
+        label = int(row[label_bytes - 1])
+        if label >= len(names):
+            raise InputError(f"{path} has the label {label}, {names_path} only {len(names)} names.")
+        colours = row[label_bytes:].reshape(3, _SIDE, _SIDE)  # (colour, row, column)
+        pixels = np.ascontiguousarray(colours.transpose(1, 2, 0))  # (row, column, colour)
+        yield Item(names[label], f"{number:05}", Image.fromarray(pixels))
+
+
+def _find_idx(raw: Path, name: str, dimensions: int) -> Path:
+    both = (f"{name}-idx{dimensions}-ubyte", f"{name}.idx{dimensions}-ubyte")
+    return find_file(raw, *both, *(f"{each}.gz" for each in both))
+
+
+def _read_idx(path: Path, dimensions: int) -> Bytes:
+    """Read an IDX file: two zeros, type, dimensions, big-endian lengths, values."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} cannot be read: {error}.") from error
+    head = 4 + 4 * dimensions
+    shape = np.frombuffer(data[4:head], ">u4").astype(int) if len(data) >= head else np.zeros(1)
+    if data[:4] != bytes([0, 0, _UNSIGNED_BYTES, dimensions]) or len(data) != head + shape.prod():
+        raise InputError(f"{path} is not an IDX file of {dimensions} dimensions, or is damaged.")
+    return np.frombuffer(data, np.uint8, offset=head).reshape(shape)
+
+
+# Downloads of photographs with boxes around things: the boxes are cut out.
+
+
+ENLARGED = 1.2
+
+
+def aircraft(raw: Path) -> Iterator[Item]:
+    """FGVC-Aircraft: the test variants, cut to the box; that also cuts off the copyright line."""
+    boxes_file = find_file(raw, "images_box.txt")
+    boxes = dict(_pairs(boxes_file))
+    for part in ("trainval", "test"):
+        for name, variant in _pairs(boxes_file.with_name(f"images_variant_{part}.txt")):
+            if variant in AIRCRAFT:
+                try:
+                    left, top, right, bottom = map(int, boxes[name].split())
+                except (KeyError, ValueError):
+                    raise InputError(f"{boxes_file} has no box of the image {name}.") from None
+                photograph = load_image(boxes_file.with_name("images") / f"{name}.jpg")
+                picture = photograph.crop((left, top, right, bottom))
+                yield Item(variant, name, picture, photograph=True)
+
+
+def mscoco(raw: Path) -> Iterator[Item]:
+    """COCO, train2017: boxes of the test classes, enlarged 1.2 times about their centres."""
+    path = find_file(raw, "instances_train2017.json")
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        names = {each["id"]: each["name"] for each in document["categories"]}
+        files = {each["id"]: Path(each["file_name"]).name for each in document["images"]}
+        boxes: defaultdict[Any, list[tuple[Any, str, list[float]]]] = defaultdict(list)
+        for each in document["annotations"]:
+            label = names[each["category_id"]]
+            if label in THINGS:
+                boxes[each["image_id"]].append((each["id"], label, each["bbox"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not an annotation file of COCO: {error!r}.") from error
+    folder = find_file(raw, files[next(iter(boxes))]).parent if boxes else raw
+    for image in sorted(boxes):  # each photograph is decoded once, whatever its number of boxes
+        photograph = load_image(folder / files[image])
+        for number, label, box in boxes[image]:
+            left, top, right, bottom = enlarge(box, photograph.size)
+            if left < right and top < bottom:
+                picture = photograph.crop((left, top, right, bottom))
+                yield Item(label, f"{Path(files[image]).stem}_{number}", picture, photograph=True)
+
+
+def enlarge(box: list[float], size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Enlarge a box (left, top, width, height) about its centre, within an image of this size.
+
+    COCO's whole numbers are the middles of pixels: half a pixel is taken off for Pillow's corners.
+
+    >>> enlarge([10, 20, 10, 20], (100, 38))
+    (8, 18, 21, 38)
+    """
+    edges = []
+    for start, length, most in zip(box[:2], box[2:], size, strict=True):
+        middle, half = start + length / 2, ENLARGED * length / 2
+        first = max(round(middle - half - 0.5), 0)
+        edges.append((first, min(round(middle + half - 0.5) + 1, most)))
+    (left, right), (top, bottom) = edges
+    return left, top, right, bottom
+
+
+def _pairs(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the first word of each line, and the rest."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+    for line in lines:
+        name, _, rest = line.strip().partition(" ")
+        yield name, rest
+
+
+# Downloads of images and a table of their classes.
+
+
+FINDINGS = (
+    *("Atelectasis", "Cardiomegaly", "Effusion", "Infiltration"),
+    *("Mass", "Nodule", "Pneumothorax"),
+)
+
+
+def isic(raw: Path) -> Iterator[Item]:
+    """ISIC 2018, task 3: the class is the column of the ground truth that is 1."""
+    table = find_file(raw, "ISIC2018_Task3_Training_GroundTruth.csv")
+    files = _by_stem(raw)
+    for row in _rows(table, "image"):
+        name = row.pop("image")
+        chosen = [column for column, value in row.items() if value in ("1", "1.0")]
+        if len(chosen) != 1:
+            raise InputError(f"{table} gives {name} {len(chosen)} classes, expected 1.")
+        yield Item(chosen[0], name, _file(files, name, table))
+
+
+def chest(raw: Path) -> Iterator[Item]:
+    """ChestX-ray14: images with exactly one finding, out of seven."""
+    table = find_file(raw, "Data_Entry_2017*.csv")
+    files = _by_stem(raw)
+    for row in _rows(table, "Image Index", "Finding Labels"):
+        if row["Finding Labels"] in FINDINGS:
+            name = Path(row["Image Index"]).stem
+            yield Item(row["Finding Labels"], name, _file(files, name, table))
+
+
+def flowers(raw: Path) -> Iterator[Item]:
+    """102 Category Flower Dataset: the test classes; image 1 has the first label, and so on."""
+    from scipy.io import loadmat
+
+    table = find_file(raw, "imagelabels.mat")
+    try:
+        labels = [int(label) for label in loadmat(table)["labels"].ravel()]
+    # Damaged files make scipy's reader raise almost anything, and only it runs in this block.
+    except Exception as error:
+        raise InputError(f"{table} cannot be read: {error!r}.") from error
+    files = _by_stem(raw)
+    for number, label in enumerate(labels, start=1):
+        if label in FLOWERS:
+            name = f"image_{number:05}"
+            yield Item(f"{label:03}.{FLOWERS[label]}", name, _file(files, name, table))
+
+
+def _rows(table: Path, *columns: str) -> Iterator[dict[str, str]]:
+    try:
+        with table.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            if missing := sorted(set(columns) - set(reader.fieldnames or ())):
+                raise InputError(f"{table} has no column {missing[0]!r}.")
+            yield from reader
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{table} cannot be read: {error}.") from error
+
+
+def _by_stem(raw: Path) -> dict[str, Path]:
+    return {path.stem: path for path in sorted(raw.rglob("*")) if is_image_name(path.name)}
+
+
+def _file(files: dict[str, Path], name: str, table: Path) -> Path:
+    if name not in files:
+        raise InputError(f"The image {name} of {table} is missing: unpack all images beside it.")
+    return files[name]

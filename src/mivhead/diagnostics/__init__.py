@@ -1,0 +1,1 @@
+"""Accuracy estimate, suspicious shots, attention, pictures."""

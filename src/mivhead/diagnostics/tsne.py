@@ -1,0 +1,262 @@
+"""The vectors of one episode, as the head compares them: shots, prototypes and the query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mivhead.classifier import MIVClassifier
+from mivhead.diagnostics.pictures import save_figure
+from mivhead.errors import InputError
+from mivhead.features import Features
+from mivhead.fewshot import FewShotClassifier, load_pixels
+from mivhead.head.cap import CrossAttentionPooling, Projected
+from mivhead.images.imageset import ImageSet
+from mivhead.methods import method_name
+from mivhead.methods.base import class_means, pooled
+from mivhead.methods.tuning.base import PREDICTED, TuningClassifier, embed
+
+Vectors = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Episode:
+    """A query and what it is compared with, in one space.
+
+    Parameters
+    ----------
+    title
+        Which vectors they are, such as `block 2 of 4`.
+    shots
+        (shot, channel), ordered by class.
+    labels
+        (shot,): class numbers.
+    prototypes
+        (class, channel).
+    query
+        (channel,).
+    """
+
+    title: str
+    shots: Vectors
+    labels: NDArray[np.integer[Any]]
+    prototypes: Vectors
+    query: Vectors
+
+
+def miv_episodes(classifier: MIVClassifier, X: Any) -> list[Episode]:
+    """Vectors of the MIV-head for one image, block by block, shallow to deep.
+
+    All of them stand under the query's gate g: v^Q = V g + K of the query, V g + K of every shot,
+    and v^P of every class, the mean of its shots weighted by attention.
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
+    >>> classifier = MIVClassifier(random_state=0).fit(X, [0, 0, 0, 1, 1, 1])
+    >>> [(e.shots.shape, e.prototypes.shape) for e in miv_episodes(classifier, X[:1])]
+    [((6, 8), (2, 8))]
+    """
+    if not isinstance(classifier, MIVClassifier):
+        raise InputError("Only the MIV-head has prototypes that depend on the query.")
+    features = _one(classifier._as_features(X, reset=False))
+    head, bags = classifier.head_, classifier.bags_
+    labels = np.repeat(np.arange(len(classifier.shots_)), classifier.shots_)
+    found = []
+    with torch.inference_mode():
+        embedded = head.embed(head.prepare(features))
+        for i, layer in enumerate(head.layers):
+            query, support = embedded[i], classifier.embedded_[i]
+            gated = _gated(layer.cap, support, query)  # (shot, head, d)
+            if isinstance(layer.cap, CrossAttentionPooling):
+                weights = layer.cap.attention(query, support, bags)  # (head or 1, class, 1, shot)
+                weights = weights.expand(gated.shape[1], -1, -1, -1)
+            else:
+                weights = (bags.real / bags.shots[:, None]).to(gated.dtype)[None, :, None]
+            bagged = gated[bags.rows].permute(2, 0, 1, 3)  # (head, class, shot, d)
+            prototypes = (weights @ bagged).squeeze(2).transpose(0, 1)  # (class, head, d)
+            found.append(
+                Episode(
+                    f"block {i + 1} of {len(head.layers)}",
+                    gated.flatten(1).numpy(force=True),
+                    labels,
+                    prototypes.flatten(1).numpy(force=True),
+                    _gated(layer.cap, query, query).flatten().numpy(force=True),
+                )
+            )
+    return found
+
+
+def centroid_episode(classifier: MIVClassifier, X: Any) -> Episode:
+    """Vectors of nearest centroids for one image, from the support of a fitted MIV-head."""
+    features = _one(classifier._as_features(X, reset=False))
+    labels = np.repeat(np.arange(len(classifier.shots_)), classifier.shots_)
+    shots = pooled(classifier.support_)
+    means = class_means(shots, torch.as_tensor(labels), len(classifier.shots_))
+    return Episode(
+        "nearest centroids",
+        shots.numpy(force=True),
+        labels,
+        means.numpy(force=True),
+        pooled(features)[0].numpy(force=True),
+    )
+
+
+def tuned_episode(model: FewShotClassifier, shots: ImageSet, image: ImageSet) -> Episode:
+    """Vectors of a method that tunes the backbone, such as TSA, for one image.
+
+    Parameters
+    ----------
+    model
+        Fitted with such a method.
+    shots
+        The images it was trained on, with their labels, ordered by class.
+    image
+        One image.
+    """
+    tuner = model.classifier_
+    if not isinstance(tuner, TuningClassifier):
+        raise InputError("The model does not tune its backbone; its vectors are the features.")
+    model.predict_proba(image)  # a loaded model makes its network with the first image
+    network = tuner.network_
+    vectors, query = (
+        embed(network, load_pixels(images, network.size, verbose=False)[0], PREDICTED)
+        for images in (shots, image)
+    )
+    names = [str(name) for name in tuner.classes_]
+    return Episode(
+        method_name(tuner),
+        vectors.numpy(force=True),
+        np.array([names.index(label) for label in shots.labels or ()]),
+        tuner.means_.numpy(force=True),
+        query[0].numpy(force=True),
+    )
+
+
+def _gated(cap: torch.nn.Module, images: Projected, query: Projected) -> torch.Tensor:
+    """V g + K of images under the gate g of one query: (image, head, d)."""
+    if isinstance(cap, CrossAttentionPooling) and cap.recipe.skip:
+        return images.value * query.gate + images.key
+    return images.value * query.gate
+
+
+def _one(features: Features) -> Features:
+    if len(features) != 1:
+        raise InputError(f"An episode has one query, got {len(features)} images.")
+    return features
+
+
+# t-SNE pictures of an episode: shots are circles, prototypes squares, the query a star.
+
+
+INK, PALE = "#22303c", "#8a97a3"
+MAX_LEGEND = 24  # classes that are named
+PERPLEXITY = 30.0
+
+
+def place(episode: Episode, seed: int) -> NDArray[np.floating[Any]]:
+    """Lay all vectors of an episode out on a plane: shots, prototypes, query, (vector, 2)."""
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    stacked = np.concatenate([episode.shots, episode.prototypes, episode.query[None]])
+    perplexity = max(1.0, min(PERPLEXITY, (len(stacked) - 1) / 3))
+    # Its threads wait for each other at every step: with fewer cores than threads it stalls.
+    with threadpool_limits(1):
+        plane: NDArray[np.floating[Any]] = TSNE(
+            init="pca" if len(stacked) > 2 else "random",
+            perplexity=perplexity,
+            random_state=seed,
+            learning_rate="auto",
+        ).fit_transform(stacked.astype(np.float32))
+    return plane
+
+
+def draw_tsne(
+    episodes: Sequence[Episode],
+    names: Sequence[str],
+    path: str | Path,
+    *,
+    title: str,
+    truth: str | None = None,
+    seed: int = 0,
+) -> None:
+    """Draw one panel for each set of vectors, side by side.
+
+    Parameters
+    ----------
+    episodes
+        Vectors, each with a title (`mivhead.diagnostics.tsne`).
+    names
+        The classes.
+    path
+        A .png, .svg or .pdf.
+    title
+        Of the whole picture.
+    truth
+        Class of the query, whose colour the star has; None: the star is black.
+    seed
+        Of t-SNE.
+    """
+    from matplotlib.figure import Figure
+
+    colours = _colours(len(names))
+    width = 3.9 * len(episodes) + 2.2
+    figure = Figure(figsize=(width, 4.6), layout="constrained")
+    figure.suptitle(title, color=INK, fontsize=12, parse_math=False)
+    for column, episode in enumerate(episodes):
+        axes = figure.add_subplot(1, len(episodes), column + 1, xticks=[], yticks=[])
+        axes.set_title(episode.title, fontsize=10, color=INK)
+        axes.spines[:].set_color(PALE)
+        axes.margins(0.08)
+        points = place(episode, seed)
+        shots, rest = np.split(points, [len(episode.shots)])
+        for number, (name, colour) in enumerate(zip(names, colours, strict=True)):
+            own = shots[episode.labels == number]
+            axes.scatter(
+                own[:, 0], own[:, 1], s=34, color=colour, alpha=0.75, linewidth=0, label=name
+            )
+            x, y = rest[number]
+            axes.scatter(x, y, s=95, color=colour, marker="s", edgecolor=INK, linewidth=1)
+        star = "black" if truth is None else colours[list(names).index(truth)]
+        x, y = rest[-1]
+        axes.scatter(x, y, s=330, color=star, marker="*", edgecolor="black", linewidth=1.1)
+    _legend(figure, axes, len(names))
+    save_figure(figure, path)
+
+
+def _legend(figure: Any, axes: Any, classes: int) -> None:
+    """Name the classes, as many as fit, and the three shapes."""
+    from matplotlib.lines import Line2D
+
+    handles, labels = axes.get_legend_handles_labels()
+    style: dict[str, Any] = {"color": PALE, "linestyle": "", "markeredgecolor": INK}
+    shapes = {"shot": ("o", 6), "prototype": ("s", 8), "query": ("*", 13)}
+    marks = [Line2D([], [], marker=m, markersize=size, **style) for m, size in shapes.values()]
+    shown = min(classes, MAX_LEGEND)
+    more = [] if shown == classes else [f"and {classes - shown} more"]
+    blank = [Line2D([], [], linestyle="")] * len(more)
+    legend = figure.legend(
+        marks + handles[:shown] + blank,
+        [*shapes, *labels[:shown], *more],
+        loc="outside right center",
+        fontsize=8,
+        frameon=False,
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a $ in a class name is a dollar
+
+
+def _colours(count: int) -> list[Any]:
+    from matplotlib import colormaps
+
+    if count <= 20:
+        palette = colormaps["tab10" if count <= 10 else "tab20"]
+        return [palette(i) for i in range(count)]
+    return [colormaps["hsv"](i / count) for i in range(count)]

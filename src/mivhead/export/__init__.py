@@ -1,0 +1,1 @@
+"""Backbones and models in formats that need no PyTorch."""

@@ -1,0 +1,133 @@
+"""Writing backbones as ONNX files that need no options to be loaded."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mivhead._optional import need
+from mivhead.backbones import load_backbone
+from mivhead.backbones.base import Backbone, LazyBackbone
+from mivhead.backbones.module import ModuleBackbone
+from mivhead.backbones.onnx_model import EXTRA, add_outputs, describe, read_graph, write_graph
+from mivhead.errors import InputError
+from mivhead.features import Features
+from mivhead.preset import Preprocessing, Preset
+
+OPSET = 18
+
+
+def export_onnx(
+    spec: str,
+    path: str | Path,
+    *,
+    weights: str | Path | None = None,
+    preset: Preset | None = None,
+) -> float:
+    """Write a PyTorch backbone as an ONNX file with its taps as outputs.
+
+    Preprocessing, preset and the hash of the weights go into the file's metadata, so that
+    `load_backbone(path)` needs no options. The number of images per batch is free.
+
+    Parameters
+    ----------
+    spec, weights, preset
+        As for `mivhead.backbones.load_backbone`.
+    path
+        The file to write.
+
+    Returns
+    -------
+    The largest difference between the features of both on random images, relative to the largest
+    feature (or to 1, if that is less).
+    """
+    for package in ("onnx", "onnxscript", "onnxruntime"):  # before the work, not after it
+        need(package, EXTRA)
+    backbone = load_backbone(spec, weights=weights, preset=preset, device="cpu", dtype="float32")
+    if isinstance(backbone, LazyBackbone):
+        backbone = backbone.loaded()
+    if not isinstance(backbone, ModuleBackbone):
+        raise InputError(f"{spec} is not a PyTorch model, so it cannot be exported.")
+    size = backbone.preset.preprocessing.size
+    x = torch.zeros(2, 3, size, size)
+    network = _Flat(backbone)
+    with torch.no_grad():
+        names = [f"block{i}.{part}" for i, parts in enumerate(backbone.run(x)) for part in parts]
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter about itself
+        file = Path(folder, "model.onnx")
+        torch.onnx.export(
+            network,
+            (x,),
+            file,
+            input_names=["images"],
+            output_names=names,
+            opset_version=OPSET,
+            dynamo=True,
+            dynamic_shapes=({0: torch.export.Dim("n", min=1, max=2**16)},),
+            external_data=False,
+            verbose=False,
+        )
+        model, _ = read_graph(file)
+    describe(model, backbone.preset, backbone.identity.name, backbone.identity.weights)
+    write_graph(model, path)
+    return _difference(backbone, load_backbone(path, device="cpu", dtype="float32"))
+
+
+def tap_onnx(
+    source: str | Path,
+    path: str | Path,
+    outputs: Sequence[str],
+    *,
+    preprocessing: Preprocessing | None = None,
+) -> Backbone:
+    """Write a copy of an ONNX file that names its taps and preprocessing itself.
+
+    Parameters
+    ----------
+    source
+        Any ONNX image model.
+    path
+        The file to write.
+    outputs
+        Tensors to tap, shallow to deep, as `miv backbones inspect` lists them.
+    preprocessing
+        Size, mean and standard deviation; None for the file's own, or ImageNet's.
+    """
+    backbone = load_backbone(source, outputs=outputs, preprocessing=preprocessing, device="cpu")
+    model, _ = read_graph(source)
+    add_outputs(model, outputs, source)
+    describe(model, backbone.preset, backbone.identity.name, backbone.identity.weights)
+    write_graph(model, path)
+    return load_backbone(path, device="cpu")
+
+
+class _Flat(nn.Module):
+    """The parts of all blocks one after the other."""
+
+    def __init__(self, backbone: ModuleBackbone) -> None:
+        super().__init__()
+        self.model = backbone.model
+        self._run = backbone.run
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Give every part for a batch `(n, 3, R, R)`."""
+        return tuple(part for parts in self._run(images) for part in parts.values())
+
+
+def _difference(first: Backbone, second: Backbone) -> float:
+    rng = np.random.default_rng(0)
+    images = list(rng.integers(0, 256, (3, 64, 64, 3), dtype=np.uint8))
+    mine, theirs = first.extract(images), second.extract(images)
+    return max(_relative(mine, theirs))
+
+
+def _relative(mine: Features, theirs: Features) -> list[float]:
+    pairs = zip(mine.tensors.values(), theirs.tensors.values(), strict=True)
+    return [float((a - b).abs().max() / a.abs().max().clamp_min(1)) for a, b in pairs]

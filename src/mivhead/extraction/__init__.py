@@ -1,0 +1,1 @@
+"""Images to features, once each: the pipeline and the cache."""

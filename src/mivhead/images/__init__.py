@@ -1,0 +1,1 @@
+"""Images: safe decoding, folders, zips and tables as an `ImageSet`, augmentation."""

@@ -1,0 +1,213 @@
+"""`ImageSet`: images by name, decoded one at a time when they are asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Any
+
+from PIL import Image
+
+from mivhead.errors import ImageError, InputError
+from mivhead.images.decoding import ImageLike, load_image
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """Where one image comes from.
+
+    Parameters
+    ----------
+    id
+        Relative path with `/`, the same on every machine.
+    get
+        Returns what `load_image` takes: a path, or the bytes of a zip member, or an array.
+    name
+        What to call the image in errors, so that a person finds it.
+    """
+
+    id: str
+    get: Callable[[], ImageLike]
+    name: str
+
+    def load(self) -> Image.Image:
+        """Decode the image."""
+        return load_image(self.get(), name=self.name)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An image that could not be read, and why."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images in a fixed order, with labels or without; nothing is decoded until it is loaded.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> pictures = from_images([np.zeros((2, 2), np.uint8)] * 3)
+    >>> images = ImageSet(pictures.sources, ("cat", "dog", "cat"))
+    >>> len(images), images.ids[0], images.classes, images.load(1).size
+    (3, 'image 0', ('cat', 'dog'), (2, 2))
+    """
+
+    sources: tuple[ImageSource, ...]
+    labels: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The images' relative paths."""
+        return tuple(source.id for source in self.sources)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The distinct labels, sorted."""
+        return tuple(sorted(set(self.labels or ())))
+
+    def load(self, row: int) -> Image.Image:
+        """Decode one image."""
+        return self.sources[row].load()
+
+    def take(self, rows: Iterable[int]) -> ImageSet:
+        """Return the images of these rows, in this order."""
+        rows = list(rows)
+        labels = None if self.labels is None else tuple(self.labels[row] for row in rows)
+        return ImageSet(tuple(self.sources[row] for row in rows), labels)
+
+    def without(self, skipped: Iterable[Skipped]) -> ImageSet:
+        """Leave out what could not be read; an error if a class, or everything, is lost by it."""
+        reasons = {each.id: each.reason for each in skipped}
+        kept = self.take(row for row, each in enumerate(self.ids) if each not in reasons)
+        if reasons and not kept.sources:
+            raise InputError(f"None of the images can be read: {next(iter(reasons.values()))}")
+        if lost := sorted(set(self.classes) - set(kept.classes)):
+            reason = next(
+                reasons[each.id]
+                for each, label in zip(self.sources, self.labels or (), strict=True)
+                if label == lost[0]
+            )
+            raise InputError(f"The class {lost[0]!r} has no readable images: {reason}")
+        return kept
+
+
+def given(image: ImageLike) -> Callable[[], ImageLike]:
+    """Make the `get` of a source whose image is already at hand, or a path."""
+    return lambda: image
+
+
+def from_images(images: Iterable[ImageLike]) -> ImageSet:
+    """Make a set of images that are in memory, or of paths."""
+    sources = []
+    for row, image in enumerate(images):
+        name = os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {row}"
+        sources.append(ImageSource(name, given(image), name))
+    return ImageSet(tuple(sources))
+
+
+def label_images(images: ImageSet, labels: Sequence[Any]) -> ImageSet:
+    """Give images their labels; an error if there is nothing to tell apart."""
+    if len(images) != len(labels):
+        raise InputError(f"{len(images)} images, but {len(labels)} labels.")
+    if not len(images):
+        raise InputError("There are no images: give some of at least 2 classes.")
+    named = replace(images, labels=tuple(map(str, labels)))
+    if len(named.classes) < 2:
+        raise InputError(
+            f"All images have the label {named.classes[0]!r}; a classifier needs at least "
+            "2 classes."
+        )
+    return named
+
+
+def iter_images(
+    images: ImageSet, skipped: list[Skipped] | None = None
+) -> Iterator[tuple[int, Image.Image]]:
+    """Decode one image after the other and yield it with its row.
+
+    An unreadable image is an error that names it; if a list `skipped` is given, it is noted there
+    and left out instead.
+    """
+    for row, source in enumerate(images.sources):
+        try:
+            image = source.load()
+        except ImageError as error:
+            if skipped is None:
+                raise
+            skipped.append(Skipped(source.id, str(error)))
+        else:
+            yield row, image
+
+
+def check_images(images: ImageSet) -> list[Skipped]:
+    """Decode everything once and return what cannot be read."""
+    skipped: list[Skipped] = []
+    for _ in iter_images(images, skipped):
+        pass
+    return skipped
+
+
+# Which files are images, which are litter, and in what order names come.
+
+
+# The last line cannot be decoded here, but leaving such photos out silently would lose images.
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pnm"),
+    *(".heic", ".heif", ".avif", ".jxl", ".jp2"),
+)
+_LITTER = ("thumbs.db", "desktop.ini", "__macosx")
+
+
+def is_image_name(name: str) -> bool:
+    """Tell by its suffix whether a file is meant to be an image.
+
+    >>> is_image_name("a.JPG"), is_image_name("SOURCE.txt")
+    (True, False)
+    """
+    return PurePath(name).suffix.lower() in IMAGE_SUFFIXES
+
+
+def is_litter(name: str) -> bool:
+    """Tell whether a file or folder is hidden or was left behind by an operating system.
+
+    >>> is_litter(".DS_Store"), is_litter("Thumbs.db"), is_litter("cat.jpg")
+    (True, True, False)
+    """
+    return name.startswith(".") or name.lower() in _LITTER
+
+
+def normal(name: str) -> str:
+    """Write a name in Unicode's composed form, in which equal names are equal strings."""
+    return unicodedata.normalize("NFC", name)
+
+
+def natural_key(path: str) -> tuple[object, ...]:
+    """Sort key by path component, with numbers in a name compared as numbers.
+
+    >>> sorted(["b/1.png", "a/10.png", "a/9.png"], key=natural_key)
+    ['a/9.png', 'a/10.png', 'b/1.png']
+    """
+    parts = [re.split("([0-9]+)", part.casefold()) for part in path.split("/")]
+    # Odd places hold the digits. The path itself decides between 1.png and 01.png.
+    numbered = tuple(
+        tuple(_number_key(text) if place % 2 else text for place, text in enumerate(part))
+        for part in parts
+    )
+    return (numbered, path)
+
+
+def _number_key(digits: str) -> tuple[int, str]:
+    digits = digits.lstrip("0")  # the longer number is the larger one, however many digits it has
+    return len(digits), digits

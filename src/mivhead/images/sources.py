@@ -1,0 +1,344 @@
+"""Open a folder of class folders, a zip of one, a CSV, or records; or any images to predict."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import io
+import os
+import stat
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from PIL import Image
+
+from mivhead.errors import ImageError, InputError
+from mivhead.images.decoding import read_capped
+from mivhead.images.imageset import (
+    ImageSet,
+    ImageSource,
+    from_images,
+    given,
+    is_image_name,
+    is_litter,
+    natural_key,
+    normal,
+)
+from mivhead.images.records import is_records, open_records
+
+_TABLES = (".csv", ".tsv")
+
+
+def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> ImageSet:
+    """Open labelled images; nothing is decoded yet.
+
+    Parameters
+    ----------
+    path
+        A folder that holds one folder per class (deeper folders belong to the class they are in),
+        a zip of such a folder, or a CSV with a path and a label column. Hidden files, other files
+        than images, and files beside the class folders are left out. Or a folder of Meta-Dataset's
+        records, of which the test split is taken.
+    min_classes
+        The fewest classes that make sense: two for training, one for evaluation.
+
+    Returns
+    -------
+    ImageSet
+        In the natural order of names for folders and zips, in the order of rows for a CSV. The
+        ids of a folder and of its zip are the same.
+    """
+    path = Path(path)
+    if is_records(path):
+        images = open_records(path)
+    elif path.is_dir():
+        images = _label_by_folder(path, *_unwrap(*_list_folder(path)))
+    elif not path.exists():
+        raise InputError(f"{path} does not exist.")
+    elif path.suffix.lower() in _TABLES:
+        images = open_table(path)
+    elif path.suffix.lower() == ".zip":
+        images = _label_by_folder(path, *_unwrap(*list_zip(path)))
+    else:
+        raise InputError(f"{path} is neither a folder of class folders, nor a .zip, nor a .csv.")
+    if len(images.classes) < min_classes:
+        only = ", ".join(map(repr, images.classes))
+        raise InputError(
+            f"{path} has only the class {only}; at least {min_classes} classes are needed, "
+            "each in a folder of its own."
+        )
+    return images
+
+
+def open_unlabelled(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> ImageSet:
+    """Open images to predict; nothing is decoded yet.
+
+    Parameters
+    ----------
+    paths
+        Images, folders (searched to any depth), zips, patterns such as `new/*.jpg`, or several of
+        these. They are taken in the given order; what a folder, zip or pattern holds, in the
+        natural order of names.
+
+    Returns
+    -------
+    ImageSet
+        Without labels. An id is the path as it was given, plus the path inside a folder or zip.
+    """
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    sources = [source for path in paths for source in _find(Path(path))]
+    if not sources:
+        raise InputError("No images were given.")
+    return ImageSet(tuple(sources))
+
+
+def _find(path: Path) -> Iterator[ImageSource]:
+    if path.is_dir() or (path.suffix.lower() == ".zip" and path.is_file()):
+        _, found = _list_folder(path) if path.is_dir() else list_zip(path)
+        if not found:
+            raise InputError(f"{path} holds no images.")
+        for source in _sorted(found):
+            yield replace(source, id=f"{path.as_posix()}/{source.id}")
+    elif path.exists():
+        if is_image_name(path.name) or not is_litter(path.name):  # `new/*` may name a Thumbs.db
+            yield ImageSource(path.as_posix(), given(path), str(path))
+    else:
+        # Some shells, and Python, pass patterns on as they are.
+        matches = glob.glob(str(path), recursive=True)  # noqa: PTH207  # Path's are relative only
+        if not matches:
+            raise InputError(f"{path} does not exist.")
+        for match in sorted(matches, key=natural_key):
+            yield from _find(Path(match))
+
+
+def _list_folder(root: Path) -> tuple[set[str], list[ImageSource]]:
+    """Return the folders below `root`, and the images; their ids are the paths inside."""
+    folders, sources = set(), []
+    for entry in _walk(root, ()):
+        inside = normal(entry.relative_to(root).as_posix())
+        if entry.is_dir():
+            folders.add(inside)
+        elif is_image_name(entry.name):
+            sources.append(ImageSource(inside, given(entry), str(entry)))
+    return folders, sources
+
+
+def _walk(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
+    """Yield all that is below a folder; links are followed, but not in circles."""
+    here = folder.resolve()
+    if here in above:
+        return
+    try:
+        entries = [entry for entry in folder.iterdir() if not is_litter(entry.name)]
+    except OSError as error:
+        raise InputError(f"The folder {folder} cannot be read: {error.strerror}.") from error
+    for entry in entries:
+        yield entry
+        if entry.is_dir():
+            yield from _walk(entry, (*above, here))
+
+
+def _unwrap(folders: set[str], sources: list[ImageSource]) -> tuple[set[str], list[ImageSource]]:
+    """Step into the one folder that zip programs often put around the class folders."""
+    inner = {_below(folder) for folder in folders if "/" in folder}
+    wrapped = len(_tops(folders)) == 1 and len(_tops(inner)) > 1
+    if not wrapped or any(source.id.count("/") < 2 for source in sources):
+        return folders, sources
+    return inner, [replace(source, id=_below(source.id)) for source in sources]
+
+
+def _below(path: str) -> str:
+    return path.partition("/")[2]
+
+
+def _tops(folders: Iterable[str]) -> set[str]:
+    return {folder.partition("/")[0] for folder in folders}
+
+
+def _label_by_folder(path: Path, folders: set[str], sources: list[ImageSource]) -> ImageSet:
+    inside = _sorted(source for source in sources if "/" in source.id)
+    labels = tuple(source.id.partition("/")[0] for source in inside)
+    layout = (
+        "put each class's images into a folder named after it, "
+        f"such as {path}/cat/1.jpg and {path}/dog/1.jpg."
+    )
+    if not sources:
+        raise InputError(f"{path} holds no images; {layout}")
+    if not inside:
+        raise InputError(f"{path} holds images but no class folders; {layout}")
+    if empty := sorted(_tops(folders) - set(labels)):
+        raise InputError(
+            f"The class folder {empty[0]!r} in {path} holds no images; add some or remove it."
+        )
+    return ImageSet(tuple(inside), labels)
+
+
+def _sorted(sources: Iterable[ImageSource]) -> list[ImageSource]:
+    return sorted(sources, key=lambda source: natural_key(source.id))
+
+
+# Images in a zip, read one at a time and never unpacked to disk.
+#
+# A zip may come from anywhere. One with absolute or `..` paths, links, passwords, or a content
+# out of all proportion to its size is refused as a whole; a member is read up to a limit,
+# whatever its header says.
+
+
+MAX_MEMBERS = 100_000
+MAX_TOTAL_BYTES = 16 * 2**30
+MAX_RATIO = 200  # checked above 1 GiB only: a zip of a few plain bitmaps may shrink this much
+_RATIO_FROM = 2**30
+# The others (bzip2, LZMA) can expand a few bytes to gigabytes before Python looks at the size.
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+def list_zip(path: Path) -> tuple[set[str], list[ImageSource]]:
+    """Return the folders in a zip, and its images; their ids are the paths inside."""
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise InputError(f"{path} cannot be read as a zip: {error}.") from error
+    infos = archive.infolist()
+    _check_size(path, infos)
+    folders: set[str] = set()
+    sources = []
+    for info in infos:
+        member = normal(info.filename.replace("\\", "/"))
+        _check_member(path, member, info)
+        parts = [part for part in member.split("/") if part not in ("", ".")]
+        if any(map(is_litter, parts)):
+            continue
+        is_folder = member.endswith("/")
+        depth = len(parts) if is_folder else len(parts) - 1
+        folders.update("/".join(parts[: end + 1]) for end in range(depth))
+        if not is_folder and is_image_name(member):
+            get = partial(_read_member, archive, info, f"{path}/{member}")
+            sources.append(ImageSource("/".join(parts), get, f"{path}/{member}"))
+    return folders, sources
+
+
+def _check_size(path: Path, infos: list[zipfile.ZipInfo]) -> None:
+    if len(infos) > MAX_MEMBERS:
+        raise InputError(f"{path} has {len(infos):,} members; at most {MAX_MEMBERS:,} are read.")
+    total = sum(info.file_size for info in infos)
+    ratio = total / max(1, path.stat().st_size)
+    if total > MAX_TOTAL_BYTES or (total > _RATIO_FROM and ratio > MAX_RATIO):
+        raise InputError(
+            f"{path} would unpack to {total / 2**30:.1f} GiB, {ratio:,.0f} times its size; "
+            f"at most {MAX_TOTAL_BYTES // 2**30} GiB and {MAX_RATIO} times are read."
+        )
+
+
+def _check_member(path: Path, member: str, info: zipfile.ZipInfo) -> None:
+    """Refuse what no honest zip of images holds; `member` has forward slashes only."""
+    if member.startswith("/") or member[1:2] == ":" or ".." in member.split("/"):
+        raise InputError(
+            f"{path} holds {info.filename!r}, a path that leads out of the zip; pack it anew."
+        )
+    if stat.S_ISLNK(info.external_attr >> 16):
+        raise InputError(f"{path} holds the link {member!r}; pack the files themselves.")
+    if info.flag_bits & 0x1:
+        raise InputError(f"{path} is encrypted ({member!r}); pack it without a password.")
+    if info.compress_type not in _METHODS:
+        raise InputError(
+            f"{path} holds {member!r} in an unusual compression; pack it as a plain zip (deflate)."
+        )
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> bytes:
+    try:
+        with archive.open(info) as file:
+            return read_capped(file, name)
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
+        raise ImageError(f"{name} is damaged: {error or type(error).__name__}.") from error
+
+
+# A CSV of image paths and labels.
+
+
+PATH_NAMES = ("path", "file", "image", "filename")
+LABEL_NAMES = ("label", "class")
+MAX_TABLE_BYTES = 64 * 2**20
+
+
+def open_table(path: Path) -> ImageSet:
+    """Read a table with one row per image: its path and its label.
+
+    The columns are found by a header (`path`, `file`, `image` or `filename`; `label` or `class`);
+    without one they are the first two. Comma, semicolon or tab separates them. Paths are relative
+    to the table's folder; absolute ones are allowed too. Rows keep their order.
+    """
+    rows = _read_rows(path)
+    if not rows:
+        raise InputError(f"{path} is empty; expected a row with a path and a label per image.")
+    path_at, label_at, rows = _find_columns(path, rows)
+    sources, labels, seen = [], [], set()
+    for line, row in rows:
+        if len(row) <= max(path_at, label_at) or not row[path_at] or not row[label_at]:
+            raise InputError(f"{path}, line {line}: expected a path and a label, found {row}.")
+        relative = PurePosixPath(row[path_at].replace("\\", "/"))
+        if relative in seen:
+            raise InputError(f"{path}, line {line}: {relative} is listed twice.")
+        seen.add(relative)
+        file = path.parent / relative
+        name = f"{file} ({path.name}, line {line})"
+        sources.append(ImageSource(normal(str(relative)), given(file), name))
+        labels.append(normal(row[label_at]))
+    if not sources:
+        raise InputError(f"{path} has a header but no rows.")
+    return ImageSet(tuple(sources), tuple(labels))
+
+
+def _read_rows(path: Path) -> list[tuple[int, list[str]]]:
+    """Return the rows that are not blank, with their line numbers."""
+    try:
+        if path.stat().st_size > MAX_TABLE_BYTES:
+            raise InputError(f"{path} is larger than {MAX_TABLE_BYTES // 2**20} MiB.")
+        text = path.read_text(encoding="utf-8-sig")
+        delimiter = max(",;\t", key=text.partition("\n")[0].count)
+        reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
+        rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text; save it as CSV in UTF-8.") from None
+    except (OSError, csv.Error) as error:
+        raise InputError(f"{path} cannot be read: {error}.") from error
+    return [(line, row) for line, row in rows if any(row)]
+
+
+def _find_columns(
+    path: Path, rows: list[tuple[int, list[str]]]
+) -> tuple[int, int, list[tuple[int, list[str]]]]:
+    first = [cell.casefold() for cell in rows[0][1]]
+    path_at = next((i for i, cell in enumerate(first) if cell in PATH_NAMES), None)
+    label_at = next((i for i, cell in enumerate(first) if cell in LABEL_NAMES), None)
+    if path_at is not None and label_at is not None:
+        return path_at, label_at, rows[1:]
+    if is_image_name(first[0]):
+        return 0, 1, rows
+    raise InputError(
+        f"{path} needs a header with a path column ({', '.join(PATH_NAMES)}) and a label column "
+        f"({', '.join(LABEL_NAMES)}); found {', '.join(rows[0][1])}."
+    )
+
+
+# Whatever holds images to predict, as an `ImageSet`.
+
+
+def as_image_set(images: Any) -> ImageSet:
+    """Read anything that holds images to predict: paths, folders, zips, pictures, arrays."""
+    if isinstance(images, ImageSet):
+        return images
+    if isinstance(images, str | os.PathLike):
+        return open_unlabelled([images])
+    if isinstance(images, Image.Image | bytes) or getattr(images, "ndim", 4) in (2, 3):
+        return from_images([images])
+    listed = list(images)
+    if listed and all(isinstance(each, str | os.PathLike) for each in listed):
+        return open_unlabelled(listed)
+    return from_images(listed)

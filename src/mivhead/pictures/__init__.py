@@ -1,1 +1,0 @@
-"""Pictures for people, drawn with matplotlib, which is imported only when one is drawn."""

@@ -1,0 +1,150 @@
+"""`miv bench run` from end to end: killed, resumed, with workers and without, all the same."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mivhead.benchmark.results import RESULTS, read_results
+from mivhead.cli.bench import _join
+from mivhead.cli.main import build_parser, main
+from mivhead.errors import InputError
+from tests.helpers.bench_data import numbers, write_sets
+
+MIV = "import sys; from mivhead.cli.main import main; sys.exit(main())"
+WHAT = ["--sets", "dots", "--protocol", "5-way 1-shot", "--views", "1", "--tasks", "6"]
+WHAT += ["--seed", "3"]
+CONFIG = 'methods = [{name = "miv", params = {steps = 4}}, "ncc"]'
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """One set of six classes of four images; do not change it."""
+    return write_sets(tmp_path_factory.mktemp("data"), names=("dots",), images=4)
+
+
+@pytest.fixture(scope="module")
+def what(data, tmp_path_factory):
+    """What to run, as arguments."""
+    path = tmp_path_factory.mktemp("config") / "quick.toml"
+    path.write_text(CONFIG)
+    return ["bench", "run", str(path), *WHAT, "--data", str(data)]
+
+
+@pytest.fixture(scope="module")
+def expected(what, tmp_path_factory):
+    """A run in this process, never stopped, and its bank."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    assert main([*what, "-o", str(folder), "--workers", "0", "--quiet"]) == 0
+    return folder
+
+
+def test_killed_and_resumed_with_workers_equals_a_run_in_one_process(what, expected, tmp_path):
+    run = tmp_path / "run"
+    command = [sys.executable, "-c", MIV, *what, "-o", str(run), "--workers", "2", "--debug"]
+    command += ["--bank", str(tmp_path / "bank")]  # a bank of its own, made by the workers
+    environment = os.environ | {"MIV_CACHE": "off"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment)
+    end = time.monotonic() + 300
+    while not (run / RESULTS).exists() or not (run / RESULTS).read_bytes().count(b"\n"):
+        assert process.poll() is None, process.stderr.read().decode()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.stderr.read()  # ends when the workers, who write there too, are gone as well
+    assert process.wait() == -signal.SIGKILL
+    process.stderr.close()
+    before = (run / RESULTS).read_bytes()
+    kept = before[: before.rfind(b"\n") + 1]
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert (run / RESULTS).read_bytes().startswith(kept)
+    assert len((run / RESULTS).read_bytes().splitlines()) == 12  # nothing was done twice
+    assert numbers(read_results(run)) == numbers(read_results(expected))
+    assert b"ncc" in done.stdout
+
+
+def test_answers_for_people_and_programs(what, expected, capsys):
+    command = [*what, "-o", str(expected), "--workers", "0"]
+    assert main([*command, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [row["method"] for row in document["results"]] == ["miv", "ncc"]
+    assert [row["tasks"] for row in document["results"]] == [6, 6]
+    assert main(command) == 0
+    assert "5-way 1-shot" in capsys.readouterr().out
+
+
+def join(*arguments):
+    return _join(build_parser().parse_args(["bench", "run", *arguments, "-o", "run"]))
+
+
+def test_weights_belong_to_one_backbone():
+    (backbone,) = join("main", "--backbone", "dino_resnet50", "--weights", "my.pth").backbones
+    assert (backbone.name, backbone.weights) == ("dino_resnet50", "my.pth")
+    with pytest.raises(InputError, match="any of resnet50, dino_resnet50: name one"):
+        join("main", "--weights", "my.pth")
+
+
+def test_options_keep_the_settings_of_names_that_the_configuration_has(tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_text(
+        'sets = ["birds"]\n'
+        'backbones = [{name = "mine", spec = "efficientnet_lite0"}]\n'
+        'methods = ["ridge", {name = "knn", params = {neighbours = 3}}]\n'
+    )
+    options = ["--methods", "knn,ncc", "--backbone", "mine", "--data", "sets"]
+    config = join(str(path), *options)
+    assert [(m.name, m.params) for m in config.methods] == [("knn", {"neighbours": 3}), ("ncc", {})]
+    assert [b.source for b in config.backbones] == ["efficientnet_lite0"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["--sets", "dotz"], "Did you mean 'dots'?"),
+        (["--methods", "mvi"], "Did you mean 'miv'?"),
+        (["--protocol", "many"], "The protocol 'many' is not known"),
+        (["--tasks", "7"], "tasks is 6 there and 7 here"),
+        (["--seed", "4"], "seed is 3 there and 4 here"),
+        (["--backbone", "resnet51"], "did you mean 'resnet50'?"),
+    ],
+)
+def test_bad_requests_are_one_sentence(what, expected, changes, words, capsys):
+    command = [*what, "-o", str(expected), "--workers", "0"]
+    assert main(command + changes) == 2
+    answer = capsys.readouterr()
+    assert answer.err.count("\n") == 1
+    assert words in answer.err
+
+
+def test_bad_configurations_and_no_data(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("MIV_DATA", raising=False)
+    path = tmp_path / "my.toml"
+    path.write_text("taks = 3")
+    assert main(["bench", "run", str(path), "-o", str(tmp_path / "run")]) == 2
+    assert "Did you mean 'tasks'?" in capsys.readouterr().err
+    assert main(["bench", "run", "--sets", "birds", "-o", str(tmp_path / "run")]) == 2
+    assert "--data" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_only_sets_that_give_no_tasks(tmp_path, capsys):
+    data = write_sets(tmp_path / "data", names=("dots",), classes=4, images=1)
+    command = ["bench", "run", "--data", str(data), "--workers", "0", "-o", str(tmp_path / "run")]
+    assert main(command) == 2
+    answer = capsys.readouterr()
+    assert "dots has only 1 of the 2 images" in answer.err
+    assert "No task could be drawn from dots" in answer.err
+    assert answer.out == ""
+
+
+def test_images_that_pip_carries(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("MIV_DATA", raising=False)
+    command = ["bench", "run", "--methods", "ncc", "--protocol", "5-way 1-shot, max_queries 1"]
+    command += ["--sets", "photographs", "--tasks", "2", "--workers", "0", "--quiet"]
+    assert main([*command, "-o", str(tmp_path / "run")]) == 0
+    assert len(read_results(tmp_path / "run")) == 2

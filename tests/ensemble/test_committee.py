@@ -1,0 +1,121 @@
+"""The committee: which experts there are, what they say, and where their weights come from."""
+
+import numpy as np
+import pytest
+import torch
+
+from mivhead import Features
+from mivhead.ensemble.descriptors import describe
+from mivhead.ensemble.ridge import Experts, choose_experts, expected_shapes, fit_ridge
+from mivhead.ensemble.stacking import Committee
+
+LABELS = torch.tensor([0, 0, 0, 1, 1, 2])
+
+LAYOUTS = {
+    "two maps": [(6, 5, 4), (9, 3, 3)],
+    "three maps": [(4, 15, 9), (6, 5, 4), (9, 3, 3)],
+    "wide": [(150, 3, 8)],
+    "one patch": [(5, 1, 1)],
+    "map, then token": [(6, 4, 4), (8,)],
+    "tokens only": [(7,), (8,)],
+    "map and token": [{"map": (6, 3, 3), "token": (6,)}] * 2,
+}
+
+
+def features(name: str, images: int = 6, seed: int = 0) -> Features:
+    rng = np.random.default_rng(seed)
+
+    def normal(shape: tuple[int, ...]) -> np.ndarray:
+        return rng.normal(size=(images, *shape)).astype(np.float32)
+
+    return Features(
+        [
+            {k: normal(s) for k, s in block.items()} if isinstance(block, dict) else normal(block)
+            for block in LAYOUTS[name]
+        ]
+    )
+
+
+CHOSEN = {
+    "two maps": "0 second_order, 1 second_order, 0 layout, 1 layout, 1 mean",
+    "three maps": "0 second_order, 1 second_order, 2 second_order, 1 layout, 2 layout, 2 mean",
+    "wide": "0 second_order, 0 layout, 0 mean",
+    "one patch": "0 second_order, 0 layout, 0 mean",
+    "map, then token": "0 second_order, 0 layout, 1 mean",
+    "tokens only": "1 mean",
+    "map and token": "0 second_order, 1 second_order, 0 layout, 1 layout, 1 mean",
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_which_experts_there_are(name: str) -> None:
+    found = [f"{e.block} {e.kind}" for e in choose_experts(features(name).blocks)]
+    assert ", ".join(found) == CHOSEN[name]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_votes_are_those_of_each_ridge_and_come_back_from_tensors(name: str) -> None:
+    support, queries = features(name), features(name, 4, seed=1)
+    experts, held_out = Experts.fit(support, LABELS, 3)
+    votes = experts(queries)
+    assert votes.isfinite().all()
+    assert held_out.isfinite().all()
+    for i, expert in enumerate(choose_experts(support.blocks)):
+        space = experts.spaces.get(expert.block)
+        x, new = (
+            dict(describe(each.blocks[expert.block], space, [expert.kind]))[expert.kind]
+            for each in (support, queries)
+        )
+        ridge, unseen = fit_ridge(x, torch.eye(3)[LABELS], 0.1)
+        torch.testing.assert_close(votes[i], ridge(new))
+        torch.testing.assert_close(held_out[i], unseen)
+    tensors = experts.tensors()
+    assert {k: tuple(v.shape) for k, v in tensors.items()} == expected_shapes(support.blocks, 3)
+    again = Experts.from_tensors(tensors, support.blocks)
+    assert torch.equal(again(queries), votes)
+
+
+def test_without_held_out_images_the_weights_are_the_start() -> None:
+    committee = Committee.fit(features("three maps"), LABELS, 3, None)
+    blocks, second_order, layouts, mean = [0.5, 0.5, 1.0], [1.0, 2.0, 3.0], [1.0, 1.0], [3.0]
+    assert committee.weights.tolist() == blocks + second_order + layouts + mean
+
+
+def test_weights_come_from_held_out_images_only() -> None:
+    """What the head says of others may be anything; what it says of these counts."""
+    support = features("two maps")
+    held_out = np.array([True, True, True, True, True, False])  # the last is alone in its class
+    cosines = torch.rand(2, 6, 3, generator=torch.Generator().manual_seed(0))
+    weights = Committee.fit(support, LABELS, 2, (cosines, held_out)).weights
+    assert len(weights) == 2 + 5
+    elsewhere = cosines.clone()
+    elsewhere[:, 5] = 100.0
+    again = Committee.fit(support, LABELS, 2, (elsewhere, held_out)).weights
+    assert torch.equal(again, weights)
+    telling = cosines.clone()
+    telling[1, :5] = 3 * torch.eye(3)[LABELS[:5]]
+    louder = Committee.fit(support, LABELS, 2, (telling, held_out)).weights
+    assert louder[1] > weights[1] + 0.1
+
+
+def test_a_vote_is_the_weighted_sum_of_all_voices() -> None:
+    support, queries = features("map, then token"), features("map, then token", 4, seed=1)
+    committee = Committee.fit(support, LABELS, 2, None)
+    cosines = torch.rand(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    found = committee.vote(cosines, queries)
+    votes = torch.cat([cosines, committee.experts(queries)]).tolist()
+    weights = [0.5, 1.0, 2.0, 1.0, 3.0]  # blocks; block 0 second order and layout; block 1 mean
+    for i in range(4):
+        for c in range(3):
+            expected = sum(w * votes[v][i][c] for v, w in enumerate(weights))
+            assert float(found[i, c]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_tensors_of_a_committee_are_those_expected() -> None:
+    support = features("two maps")
+    committee = Committee.fit(support, LABELS, 2, None)
+    shapes = Committee.expected_shapes(support.blocks, 2, 3)
+    assert {k: tuple(v.shape) for k, v in committee.tensors().items()} == shapes
+    again = Committee.from_tensors(committee.tensors(), support.blocks)
+    cosines = torch.rand(2, 6, 3)
+    assert torch.equal(again.vote(cosines, support), committee.vote(cosines, support))

@@ -1,0 +1,66 @@
+"""Ridge regression: against explicit refits without each image, and against scikit-learn."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Ridge as SklearnRidge
+
+from mivhead.ensemble.ridge import fit_ridge
+
+SHAPES = [(4, 9), (7, 7), (12, 3)]  # fewer images than dimensions, as many, more
+
+
+def drawn(images: int, dimensions: int, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(images)
+    labels = np.arange(images) % classes
+    return rng.normal(size=(images, dimensions)) + 2, np.eye(classes)[labels]
+
+
+def solve(x: np.ndarray, targets: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray]:
+    """Normal equations with a column of ones, whose coefficient is not penalised."""
+    wide = np.column_stack([x, np.ones(len(x))])
+    penalty = np.diag([alpha] * x.shape[1] + [0.0])
+    found = np.linalg.solve(wide.T @ wide + penalty, wide.T @ targets)
+    return found[:-1], found[-1]
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.1, 10.0])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_fit_is_that_of_the_normal_equations_and_of_scikit_learn(shape, alpha) -> None:
+    x, targets = drawn(*shape)
+    ridge, _ = fit_ridge(torch.tensor(x), torch.tensor(targets), alpha)
+    coefficients, intercepts = solve(x, targets, alpha)
+    np.testing.assert_allclose(ridge.coefficients, coefficients, atol=1e-8)
+    np.testing.assert_allclose(ridge.intercepts, intercepts, atol=1e-8)
+    theirs = SklearnRidge(alpha=alpha).fit(x, targets)
+    np.testing.assert_allclose(ridge(torch.tensor(x)), theirs.predict(x), atol=1e-8)
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.1, 10.0])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_held_out_answers_are_those_of_refits_without_the_image(shape, alpha) -> None:
+    x, targets = drawn(*shape)
+    _, held_out = fit_ridge(torch.tensor(x), torch.tensor(targets), alpha)
+    for i in range(len(x)):
+        others = np.arange(len(x)) != i
+        coefficients, intercepts = solve(x[others], targets[others], alpha)
+        np.testing.assert_allclose(held_out[i], x[i] @ coefficients + intercepts, atol=1e-8)
+
+
+def test_what_an_image_is_labelled_does_not_change_its_held_out_answer() -> None:
+    x, targets = (torch.tensor(each) for each in drawn(6, 8))
+    before = fit_ridge(x, targets, 0.1)[1]
+    targets[2] = targets[2].roll(1)
+    after = fit_ridge(x, targets, 0.1)[1]
+    torch.testing.assert_close(after[2], before[2])
+    assert not torch.allclose(after[5], before[5])
+
+
+def test_identical_images_and_single_precision() -> None:
+    """The same image everywhere: nothing but the rates of the classes is left."""
+    targets = torch.eye(2)[[0, 0, 1]]
+    ridge, held_out = fit_ridge(torch.ones(3, 5), targets, 0.1)
+    assert ridge.coefficients.dtype == held_out.dtype == torch.float32
+    torch.testing.assert_close(ridge(torch.ones(1, 5)), torch.tensor([[2 / 3, 1 / 3]]))
+    expected = torch.tensor([[0.5, 0.5], [0.5, 0.5], [1.0, 0.0]])  # rates among the others
+    torch.testing.assert_close(held_out, expected)

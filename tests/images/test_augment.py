@@ -1,0 +1,150 @@
+"""Views: how many, with which seeds, and what is done to them."""
+
+import math
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mivhead.errors import InputError
+from mivhead.images.augmentation import Augmentation, augment, plan_views, views_per_image
+
+NOTHING = Augmentation(flip=0, grayscale=0, randaugment=False)
+
+
+def photo(seed=0, size=(50, 30)):
+    pixels = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), np.uint8)
+    return Image.fromarray(pixels).resize(size)
+
+
+@given(shots=st.integers(1, 200), threshold=st.integers(0, 100))
+def test_views_per_image(shots, threshold):
+    ceil = views_per_image(shots, threshold)
+    floor = views_per_image(shots, threshold, "floor")
+    if shots > threshold:
+        assert ceil == floor == 0
+    else:
+        assert ceil == math.ceil(threshold / shots)
+        assert floor == max(1, math.floor(threshold / shots))
+        assert shots * ceil >= threshold
+
+
+@pytest.mark.parametrize("arguments", [(0, 15), (1, -1), (1, 15, "round")])
+def test_views_per_image_rejects(arguments):
+    with pytest.raises(InputError, match="expected"):
+        views_per_image(*arguments)
+
+
+@given(
+    labels=st.lists(st.sampled_from("abc"), max_size=20),
+    threshold=st.integers(0, 12),
+    rule=st.sampled_from(["ceil", "floor"]),
+)
+def test_plan_views_counts(labels, threshold, rule):
+    view_of, seeds = plan_views(labels, threshold, rule, seed=7)
+    expected = [views_per_image(labels.count(label), threshold, rule) for label in labels]
+    assert np.bincount(view_of, minlength=len(labels)).tolist() == expected
+    assert len(set(seeds.tolist())) == len(seeds) == len(view_of)
+    assert view_of.dtype == seeds.dtype == np.int64
+    assert (seeds >= 0).all()
+
+
+def test_plan_views_depends_on_seed_and_row_only():
+    _, first = plan_views(["a", "b", "b"], 4, seed=1)
+    _, again = plan_views(np.array([0, 5, 5]), 4, seed=1)
+    _, other = plan_views(["a", "b", "b"], 4, seed=2)
+    assert first.tolist() == again.tolist()
+    assert not set(first.tolist()) & set(other.tolist())
+    view_of, longer = plan_views(["a", "b", "b", "c", "c", "c"], 4, seed=1)
+    assert longer[view_of < 3].tolist() == first.tolist()
+
+
+@given(seed=st.integers(0, 2**63 - 1), size=st.integers(8, 40))
+@settings(max_examples=60, deadline=None)
+def test_augment_is_deterministic_and_leaves_input_and_generator_alone(seed, size):
+    image = photo()
+    before, state = image.tobytes(), torch.get_rng_state()
+    view, again = augment(image, size, seed), augment(image, size, seed)
+    assert view.size == (size, size)
+    assert view.mode == "RGB"
+    assert view.tobytes() == again.tobytes()
+    assert image.tobytes() == before
+    assert torch.equal(torch.get_rng_state(), state)
+    same_size = photo(size=(size, size))
+    before = same_size.tobytes()
+    augment(same_size, size, seed).putpixel((0, 0), (1, 2, 3))
+    assert same_size.tobytes() == before
+
+
+def test_augment_varies_with_the_seed():
+    views = {augment(photo(), 24, seed).tobytes() for seed in range(40)}
+    assert len(views) > 30
+
+
+def test_without_transforms_only_the_resize_is_left():
+    image = photo()
+    plain = image.resize((24, 24), Image.Resampling.BICUBIC)
+    assert augment(image, 24, 5, NOTHING).tobytes() == plain.tobytes()
+
+
+def test_each_transform_can_be_chosen():
+    image = photo()
+    plain = np.asarray(image.resize((24, 24), Image.Resampling.BICUBIC))
+    flipped = augment(image, 24, 5, Augmentation(1, 0, False))
+    np.testing.assert_array_equal(np.asarray(flipped), plain[:, ::-1])
+    grey = np.asarray(augment(image, 24, 5, Augmentation(0, 1, False)))
+    assert (grey == grey[..., :1]).all()
+    # Default probabilities, over many seeds: 0.5 and 0.2 within four standard errors.
+    views = [
+        np.asarray(augment(image, 8, seed, Augmentation(randaugment=False))) for seed in range(400)
+    ]
+    small = np.asarray(image.resize((8, 8), Image.Resampling.BICUBIC))
+    greys = [(view == view[..., :1]).all() for view in views]
+    flips = [
+        (view == small[:, ::-1]).all()
+        for view, is_grey in zip(views, greys, strict=True)
+        if not is_grey
+    ]
+    assert abs(np.mean(greys) - 0.2) < 4 * 0.02
+    assert abs(np.mean(flips) - 0.5) < 4 * 0.028
+
+
+@pytest.mark.parametrize("how", [Augmentation(), Augmentation(0.3, 0.6), Augmentation(1, 0, False)])
+def test_views_are_torchvision_s(how):
+    from torchvision.transforms import v2
+
+    steps = [v2.RandomHorizontalFlip(how.flip), v2.RandomGrayscale(how.grayscale)]
+    if how.randaugment:
+        steps.append(v2.RandAugment(interpolation=v2.InterpolationMode.BICUBIC))
+    theirs = v2.Compose(steps)
+    for seed in range(300):  # each of the 14 operations, forth and back, many times
+        image, size = photo(seed), 20 + seed % 40
+        torch.manual_seed(seed)
+        expected = theirs(image.resize((size, size), Image.Resampling.BICUBIC))
+        assert augment(image, size, seed, how).tobytes() == expected.tobytes()
+
+
+def test_threads_do_not_disturb_each_other():
+    image = photo()
+    expected = [augment(image, 16, seed).tobytes() for seed in range(40)]
+    results = {}
+
+    def work(seeds):
+        for seed in seeds:
+            results[seed] = augment(image, 16, seed).tobytes()
+
+    threads = [threading.Thread(target=work, args=(range(start, 40, 4),)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [results[seed] for seed in range(40)] == expected
+
+
+def test_probabilities_are_checked():
+    with pytest.raises(InputError, match="flip is 2"):
+        Augmentation(flip=2)

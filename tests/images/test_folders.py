@@ -1,0 +1,236 @@
+"""Folders and zips: what is found, in what order, and what is said when it is not."""
+
+import os
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from mivhead.errors import ImageError, InputError
+from mivhead.images.imageset import (
+    ImageSet,
+    Skipped,
+    check_images,
+    from_images,
+    iter_images,
+    natural_key,
+)
+from mivhead.images.sources import open_labelled, open_unlabelled
+from tests.helpers.sample_files import TWO, make_folder, make_zip, png
+
+LITTER = {
+    "SOURCE.txt": b"where it is from",
+    "preview.png": b"not even an image",
+    ".DS_Store": b"x",
+    "__MACOSX/cat/._1.png": b"x",
+    ".git/images/a.png": b"x",
+    "Thumbs.db": b"x",
+    "cat/Thumbs.db": b"x",
+    "cat/desktop.ini": b"x",
+    "cat/.hidden.png": b"x",
+    "cat/notes.txt": b"x",
+}
+
+
+@pytest.fixture(params=["folder", "zip", "wrapped zip", "wrapped folder"])
+def build(request, tmp_path):
+    """Make the same set in each of the shapes it may come in."""
+
+    def make(files):
+        if request.param == "folder":
+            return make_folder(tmp_path / "set", files)
+        if request.param == "zip":
+            return make_zip(tmp_path / "set.zip", files)
+        wrapped = {name if "MACOSX" in name else f"my set/{name}": files[name] for name in files}
+        wrapped.pop("my set/preview.png", None)  # beside class folders, it would be a class's image
+        if request.param == "wrapped zip":
+            return make_zip(tmp_path / "set.zip", wrapped)
+        return make_folder(tmp_path / "set", wrapped)
+
+    return make
+
+
+def test_order_ids_and_labels_are_the_same_for_folder_and_zip(build):
+    images = open_labelled(build({**LITTER, **dict(reversed(TWO.items()))}))
+    assert images.ids == tuple(TWO)
+    assert images.labels == ("cat", "cat", "cat", "dog")
+    assert images.classes == ("cat", "dog")
+    reds = [image.getpixel((0, 0))[0] for _, image in iter_images(images)]
+    assert reds == [1, 2, 10, 20]
+    assert images.load(3).getpixel((0, 0))[0] == 20
+
+
+def test_folders_inside_a_class_belong_to_it(build):
+    files = {**TWO, "dog/old/deep/b.png": png(3)}
+    images = open_labelled(build(files))
+    assert images.ids[-1] == "dog/old/deep/b.png"
+    assert images.labels[-1] == "dog"
+
+
+def test_class_names_with_spaces_and_unicode(build):
+    decomposed = unicodedata.normalize("NFD", "Käfer älter")
+    files = {f"{decomposed}/1.png": png(), "白い 猫/1.png": png(), "a.b c/1.PNG": png()}
+    images = open_labelled(build(files))
+    assert set(images.classes) == {"Käfer älter", "白い 猫", "a.b c"}
+    assert check_images(images) == []
+
+
+def test_missing_path(tmp_path):
+    for open_it in (open_labelled, open_unlabelled):
+        with pytest.raises(InputError, match="nowhere does not exist"):
+            open_it(tmp_path / "nowhere")
+
+
+def test_empty_folder(tmp_path):
+    with pytest.raises(InputError, match=r"holds no images; put each class.*/cat/1\.jpg"):
+        open_labelled(tmp_path)
+    with pytest.raises(InputError, match="holds no images"):
+        open_unlabelled(tmp_path)
+    with pytest.raises(InputError, match="No images"):
+        open_unlabelled([])
+
+
+def test_images_without_class_folders(tmp_path):
+    make_folder(tmp_path, {"1.png": png()})
+    with pytest.raises(InputError, match=r"no class folders; put each class.*/dog/1\.jpg"):
+        open_labelled(tmp_path)
+
+
+def test_one_class_only(tmp_path):
+    make_folder(tmp_path, {"cat/1.png": png()})
+    with pytest.raises(InputError, match="only the class 'cat'; at least 2"):
+        open_labelled(tmp_path)
+    assert open_labelled(tmp_path, min_classes=1).labels == ("cat",)
+
+
+def test_class_folder_without_images(build):
+    with pytest.raises(InputError, match=r"class folder 'bird' .*holds no images"):
+        open_labelled(build({**TWO, "bird/readme.txt": b"soon"}))
+
+
+def test_wrong_kind_of_file(tmp_path):
+    make_folder(tmp_path, {"a.bin": b"x"})
+    with pytest.raises(InputError, match=r"neither a folder .* nor a \.zip, nor a \.csv"):
+        open_labelled(tmp_path / "a.bin")
+
+
+def test_unreadable_folder(tmp_path, monkeypatch):
+    make_folder(tmp_path, TWO)
+    original = Path.iterdir
+
+    def refuse(self):
+        if self.name == "dog":
+            raise PermissionError(13, "Permission denied")
+        return original(self)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(InputError, match="dog cannot be read: Permission denied"):
+        open_labelled(tmp_path)
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path):
+    make_folder(tmp_path / "store", {"dog/a.png": png(20)})
+    root = make_folder(tmp_path / "set", {"cat/1.png": png(1)})
+    (root / "dog").symlink_to(tmp_path / "store" / "dog")
+    (root / "cat" / "again").symlink_to(root)
+    images = open_labelled(root)
+    assert {"cat/1.png", "dog/a.png"} <= set(images.ids)
+
+
+# One bad image among many.
+
+
+def test_bad_image_is_an_error_that_names_it(build):
+    images = open_labelled(build({**TWO, "dog/b.jpg": b"text"}))
+    with pytest.raises(ImageError, match=r"dog/b\.jpg is not a JPEG"):
+        list(iter_images(images))
+
+
+def test_bad_image_can_be_skipped_and_is_reported(build):
+    images = open_labelled(build({**TWO, "dog/b.jpg": b"", "cat/0.heic": b"ftypheic"}))
+    skipped = []
+    rows = [row for row, _ in iter_images(images, skipped)]
+    assert rows == [1, 2, 3, 4]
+    assert [each.id for each in skipped] == ["cat/0.heic", "dog/b.jpg"]
+    assert "empty" in skipped[1].reason
+    assert check_images(images) == skipped
+    kept = images.without(skipped)
+    assert kept.ids == tuple(TWO)
+    assert kept.labels == ("cat", "cat", "cat", "dog")
+
+
+def test_class_without_readable_images(build):
+    images = open_labelled(build({**TWO, "bird/1.jpg": b"text", "bird/2.jpg": b""}))
+    with pytest.raises(InputError, match=r"class 'bird' has no readable images: .*1\.jpg is not"):
+        images.without(check_images(images))
+
+
+def test_nothing_readable():
+    images = from_images([b"", b"text"])
+    with pytest.raises(InputError, match="None of the images can be read: image 0 is empty"):
+        images.without(check_images(images))
+
+
+# Prediction.
+
+
+def test_unlabelled_from_everything_at_once(tmp_path, monkeypatch):
+    make_folder(tmp_path, {f"new/{name}": content for name, content in {**LITTER, **TWO}.items()})
+    (tmp_path / "new/preview.png").unlink()
+    make_zip(tmp_path / "more.zip", {"x/2.png": png(), "x/1.png": png(), "SOURCE.txt": b""})
+    make_folder(tmp_path, {"photo": png(7), ".me.png": png(8)})
+    monkeypatch.chdir(tmp_path)
+    images = open_unlabelled(["more.zip", "photo", "new", ".me.png", "new/Thumbs.db"])
+    assert images.labels is None
+    assert images.ids == (
+        *("more.zip/x/1.png", "more.zip/x/2.png", "photo"),
+        *("new/cat/1.png", "new/cat/2.png", "new/cat/10.png", "new/dog/a.png", ".me.png"),
+    )
+    assert check_images(images) == []
+
+
+def test_patterns(tmp_path):
+    make_folder(tmp_path, TWO)
+    images = open_unlabelled(str(tmp_path / "cat" / "*.png"))
+    assert [each.rpartition("/")[2] for each in images.ids] == ["1.png", "2.png", "10.png"]
+    assert len(open_unlabelled(tmp_path / "**" / "?.png")) == 3
+    odd = make_folder(tmp_path / "odd", {"a[1].png": png()})
+    assert len(open_unlabelled(odd / "a[1].png")) == 1
+    with pytest.raises(InputError, match="does not exist"):
+        open_unlabelled(tmp_path / "*.gif")
+
+
+def test_from_images_and_take(tmp_path):
+    make_folder(tmp_path, {"a.png": png(5)})
+    images = from_images([tmp_path / "a.png", np.zeros((2, 2), np.uint8), Image.new("L", (1, 1))])
+    assert images.ids == (str(tmp_path / "a.png"), "image 1", "image 2")
+    assert [image.size for _, image in iter_images(images)] == [(3, 2), (2, 2), (1, 1)]
+    labelled = ImageSet(images.sources, ("x", "y", "x")).take([2, 0])
+    assert labelled.ids == ("image 2", str(tmp_path / "a.png"))
+    assert labelled.labels == ("x", "x")
+    assert labelled.without([Skipped("image 2", "bad")]).labels == ("x",)
+
+
+@given(names=st.lists(st.text("ab019/é", min_size=1, max_size=8), max_size=8))
+def test_order_is_total_and_does_not_depend_on_where_it_started(names):
+    backwards = names[::-1]
+    assert sorted(names, key=natural_key) == sorted(backwards, key=natural_key)
+
+
+def test_numbers_of_any_length_are_ordered():
+    longest = "a" + "1" * 5000
+    assert sorted([longest, "a10", "a9"], key=natural_key) == ["a9", "a10", longest]
+
+
+@pytest.mark.skipif("MIV_DATA" not in os.environ, reason="MIV_DATA names no folder of image sets")
+def test_real_sets_open():
+    roots = [each for each in Path(os.environ["MIV_DATA"]).iterdir() if each.is_dir()]
+    assert roots
+    for root in roots:
+        images = open_labelled(root)
+        assert len(images.classes) >= 2
+        assert images.load(0).mode == "RGB"

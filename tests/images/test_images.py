@@ -1,0 +1,287 @@
+"""Decoding: every kind of file a person may hand over, good or bad."""
+
+import io
+import struct
+import time
+import tracemalloc
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngImageFile
+
+from mivhead.errors import ImageError
+from mivhead.images import decoding as images
+from mivhead.images.decoding import load_image
+
+FORMATS = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"]
+
+
+def picture(width=48, height=32):
+    """Smooth, asymmetric and coloured, so that flips, turns and channel swaps show."""
+    x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
+    return np.stack([x, y, 255 - x / 2], axis=2).astype(np.uint8)
+
+
+def encode(image, kind, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, format=kind, **options)
+    return buffer.getvalue()
+
+
+def png(width, height, idat, depth=8, color=2):
+    def chunk(tag, data):
+        crc = struct.pack(">I", zlib.crc32(tag + data))
+        return struct.pack(">I", len(data)) + tag + data + crc
+
+    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
+    end = chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", idat) + end
+
+
+def close(image, expected, by):
+    assert image.mode == "RGB"
+    assert np.abs(np.asarray(image).astype(int) - expected.astype(int)).mean() <= by
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_is_read(kind, tmp_path):
+    path = tmp_path / f"a.{kind.lower()}"
+    path.write_bytes(encode(Image.fromarray(picture()), kind))
+    for source in (path, str(path), path.read_bytes(), io.BytesIO(path.read_bytes())):
+        close(load_image(source), picture(), by=0 if kind in ("PNG", "BMP", "TIFF", "PPM") else 8)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_truncated_file_is_named(kind, tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    data = encode(Image.fromarray(noise), kind)
+    path = tmp_path / "broken.jpg"
+    for part in (0.02, 0.5, 0.9):
+        path.write_bytes(data[: int(len(data) * part)])
+        with pytest.raises(ImageError, match=r"broken\.jpg is (damaged: .+|not a JPEG.+)"):
+            load_image(path)
+
+
+@given(position=st.floats(0, 1), byte=st.integers(0, 255), kind=st.sampled_from(FORMATS))
+@settings(max_examples=150, deadline=None)
+def test_damaged_bytes_give_an_image_or_an_image_error(position, byte, kind):
+    data = bytearray(encode(Image.fromarray(picture(16, 16)), kind))
+    data[int(position * (len(data) - 1))] = byte
+    try:
+        image = load_image(bytes(data))
+    except ImageError:
+        return
+    assert image.mode == "RGB"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is empty"),
+        (b"just some text\n" * 50, "is not a JPEG, PNG"),
+        (b"<html><body>404</body></html>", "is not a JPEG, PNG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "is not a JPEG, PNG"),
+    ],
+)
+def test_not_an_image(content, reason, tmp_path):
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(content)
+    with pytest.raises(ImageError, match=reason) as caught:
+        load_image(path)
+    assert str(path) in str(caught.value)
+
+
+def test_missing_file_and_folder(tmp_path):
+    with pytest.raises(ImageError, match=r"nowhere\.jpg does not exist"):
+        load_image(tmp_path / "nowhere.jpg")
+    with pytest.raises(ImageError, match="is a folder"):
+        load_image(tmp_path)
+    with pytest.raises(ImageError, match="cannot be read"):
+        load_image("a\0b.jpg")
+
+
+@pytest.mark.parametrize("side", [30_000, 10_000])  # above and below where Pillow itself stops
+def test_bomb_is_refused_from_its_header(side, tmp_path, monkeypatch):
+    monkeypatch.setattr(PngImageFile, "load", lambda self: pytest.fail("decoding was started"))
+    row = b"\0" * (side * 3 + 1)
+    squeeze = zlib.compressobj(9)
+    idat = b"".join(squeeze.compress(row) for _ in range(200)) + squeeze.flush()
+    path = tmp_path / "bomb.png"
+    path.write_bytes(png(side, side, idat))
+    limit = Image.MAX_IMAGE_PIXELS
+    tracemalloc.start()
+    began = time.perf_counter()
+    with pytest.raises(ImageError, match=r"bomb\.png has more than 64 megapixels"):
+        load_image(path)
+    assert time.perf_counter() - began < 1
+    assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
+    tracemalloc.stop()
+    assert limit == Image.MAX_IMAGE_PIXELS
+
+
+def test_large_file_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "MAX_FILE_BYTES", 2**20)
+    path = tmp_path / "big.bmp"
+    path.write_bytes(b"BM" + bytes(2**20))
+    with pytest.raises(ImageError, match=r"big\.bmp is larger than 1 MiB"):
+        load_image(path)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
+def test_animation_gives_its_first_frame(kind):
+    first, second = Image.new("RGB", (8, 8), (250, 0, 0)), Image.new("RGB", (8, 8), (0, 0, 250))
+    data = encode(first, kind, save_all=True, append_images=[second])
+    close(load_image(data), np.asarray(first), by=4)
+
+
+def test_cmyk():
+    image = Image.fromarray(picture()).convert("CMYK")
+    close(load_image(encode(image, "JPEG")), picture(), by=8)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_16_bit_grey_is_scaled(kind):
+    values = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    image = load_image(encode(Image.fromarray(values), kind))
+    expected = np.round(values / 257)[..., None].repeat(3, axis=2)
+    np.testing.assert_array_equal(np.asarray(image), expected)
+
+
+def test_16_bit_big_endian_tiff():
+    image = Image.frombytes("I;16B", (2, 1), b"\xff\xff\x80\x80")
+    assert np.asarray(load_image(encode(image, "TIFF")))[..., 0].tolist() == [[255, 128]]
+
+
+def test_16_bit_rgb_png():
+    line = b"\0" + struct.pack(">3H", 65535, 32896, 0)
+    image = load_image(png(1, 1, zlib.compress(line), depth=16))
+    assert image.getpixel((0, 0)) == (255, 128, 0)
+
+
+def test_32_bit_values_are_refused():
+    for values in (np.ones((4, 4), np.float32), np.ones((4, 4), np.int32)):
+        with pytest.raises(ImageError, match=r"m\.tiff holds 32-bit values.*8 or 16 bits"):
+            load_image(encode(Image.fromarray(values), "TIFF"), name="m.tiff")
+
+
+def test_transparency_becomes_white():
+    rgba = Image.new("RGBA", (2, 1), (0, 200, 0, 255))
+    rgba.putpixel((1, 0), (10, 10, 10, 0))
+    half = Image.new("RGBA", (1, 1), (0, 0, 0, 51))
+    la = Image.new("LA", (1, 1), (0, 0))
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([0, 200, 0, 10, 10, 10])
+    palette.putpixel((1, 0), 1)
+    for data in (
+        encode(rgba, "PNG"),
+        encode(palette, "PNG", transparency=b"\xff\x00"),
+        encode(palette, "PNG", transparency=1),
+        encode(palette, "GIF", transparency=1),
+    ):
+        image = load_image(data)
+        assert [image.getpixel((x, 0)) for x in (0, 1)] == [(0, 200, 0), (255, 255, 255)]
+    assert load_image(encode(half, "PNG")).getpixel((0, 0)) == (204, 204, 204)
+    assert load_image(encode(la, "PNG")).getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_one_bit_and_grey():
+    bits = Image.fromarray(np.array([[0, 255]], np.uint8)).convert("1")
+    for kind in ("PNG", "PPM", "TIFF"):
+        assert np.asarray(load_image(encode(bits, kind)))[0, :, 1].tolist() == [0, 255]
+    grey = Image.fromarray(picture()[..., 0])
+    close(load_image(encode(grey, "PNG")), picture()[..., [0, 0, 0]], by=0)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_exif_orientation_is_applied(orientation, kind):
+    # Where pixel (row, column) of the stored picture belongs, by the EXIF standard's wording.
+    stored = picture()
+    upright = {
+        1: stored,
+        2: stored[:, ::-1],
+        3: stored[::-1, ::-1],
+        4: stored[::-1],
+        5: stored.transpose(1, 0, 2),
+        6: stored.transpose(1, 0, 2)[:, ::-1],
+        7: stored[::-1, ::-1].transpose(1, 0, 2),
+        8: stored.transpose(1, 0, 2)[::-1],
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = Image.fromarray(stored)
+    options = {"exif": exif} if kind != "TIFF" else {"tiffinfo": {0x0112: orientation}}
+    loaded = load_image(encode(image, kind, **options))
+    assert loaded.size == upright.shape[1::-1]
+    close(loaded, upright, by=8)
+
+
+def test_orientation_is_applied_once_to_pil_images():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    opened = Image.open(io.BytesIO(encode(Image.fromarray(picture()), "JPEG", exif=exif)))
+    turned = ImageOps.exif_transpose(opened)
+    assert load_image(opened).size == load_image(turned).size == (32, 48)
+    assert opened.size == (48, 32)
+
+
+def test_damaged_metadata_does_not_spoil_a_picture():
+    data = encode(Image.fromarray(picture()), "JPEG", exif=b"Exif\0\0" + b"\xff" * 20)
+    close(load_image(data), picture(), by=8)
+
+
+def test_no_warning_reaches_the_user():
+    palette = Image.new("P", (2, 1))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load_image(encode(palette, "PNG", transparency=b"\xff\x00"))
+        with pytest.raises(ImageError, match="megapixels"):
+            load_image(png(10_000, 10_000, b""))
+        bad_exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x00\x01\x02\0\xff\xff\0\0\xff\0\0\0\0\0\0\0"
+        load_image(encode(Image.fromarray(picture()), "JPEG", exif=bad_exif))
+    assert caught == []
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (5, 7, 3), (5, 7, 4)])
+def test_arrays(shape):
+    array = np.full(shape, 255, np.uint8)
+    array[0, 0, ...] = 9
+    if len(shape) == 3 and shape[2] == 4:
+        array[0, 0, 3] = 255
+    image = load_image(array[::-1])  # also with negative strides
+    assert image.size == (7, 5)
+    assert image.getpixel((0, 4)) == (9, 9, 9)
+
+
+@pytest.mark.parametrize(
+    ("array", "reason"),
+    [
+        (np.zeros((4, 4, 3)), "dtype float64 and shape"),
+        (np.zeros((4, 4, 2), np.uint8), r"shape \(4, 4, 2\)"),
+        (np.zeros(4, np.uint8), r"shape \(4,\)"),
+        (np.zeros((0, 4), np.uint8), "no pixels"),
+        ([[1, 2]], "type list"),
+        (io.StringIO("text"), "binary mode"),
+    ],
+)
+def test_wrong_objects(array, reason):
+    with pytest.raises(ImageError, match=rf"image 3 (has|is).*{reason}"):
+        load_image(array, name="image 3")
+
+
+def test_the_input_image_is_not_changed():
+    given_image = Image.fromarray(picture())
+    loaded = load_image(given_image)
+    loaded.putpixel((0, 0), (1, 2, 3))
+    np.testing.assert_array_equal(np.asarray(given_image), picture())
+
+
+def test_lazily_opened_damaged_pil_image():
+    data = encode(Image.fromarray(picture(200, 200)), "JPEG")
+    with pytest.raises(ImageError, match="image 0 is damaged"):
+        load_image(Image.open(io.BytesIO(data[: len(data) // 2])), name="image 0")

@@ -1,0 +1,290 @@
+"""Model files: what is saved comes back, and nothing else gets in."""
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import mivhead
+from mivhead import Features, MIVClassifier
+from mivhead import model_file as persistence
+from mivhead.errors import InputError, ModelFileError, NotAvailableError
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def fitted(**params: Any) -> MIVClassifier:
+    rng = np.random.default_rng(0)
+    blocks = [
+        rng.normal(size=(6, 4, 3, 3)).astype(np.float16),
+        {"token": rng.normal(size=(6, 8)).astype(np.float16)},
+    ]
+    labels = np.array(["a", "b", "b", "c c", "ü", "ü"])
+    return MIVClassifier(steps=3, random_state=7, **params).fit(Features(blocks), labels)
+
+
+def queries() -> Features:
+    rng = np.random.default_rng(1)
+    return Features([rng.normal(size=(9, 4, 3, 3)), {"token": rng.normal(size=(9, 8))}])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    mivhead.save(fitted(), tmp_path / "model.miv")
+    return tmp_path / "model.miv"
+
+
+def change(path: Path, meta: dict | None = None, tensors: dict | None = None, **drop: Any) -> None:
+    """Write the file again with other contents."""
+    with safe_open(path, "pt") as file:
+        document = json.loads(file.metadata()["mivhead"])
+        values = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    document.update(meta or {})
+    values.update(tensors or {})
+    for name in drop.get("without", []):
+        values.pop(name)
+    save_file(values, path, metadata={"mivhead": json.dumps(document)})
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"recipe": mivhead.Recipe(prototype="mean")},
+        {"recipe": mivhead.Recipe(cross_attention=False, co_excitation=False)},
+        {"temperature_order": "inside", "attention": "dot"},
+        {"recipe": "paper"},
+        {"vote": "prior"},
+        {"vote": "logsumexp"},
+    ],
+)
+def test_what_is_saved_comes_back(params: dict, tmp_path: Path) -> None:
+    classifier = fitted(**params)
+    mivhead.save(classifier, tmp_path / "m.miv")
+    again = mivhead.load(tmp_path / "m.miv")
+    assert torch.equal(again.logits(queries()), classifier.logits(queries()))
+    assert again.classes_.tolist() == ["a", "b", "c c", "ü"]
+    assert again.support_ == classifier.support_
+    assert again.seed_ == classifier.seed_
+
+
+def test_the_description_has_the_agreed_keys(path: Path) -> None:
+    with safe_open(path, "pt") as file:
+        assert set(file.metadata()) == {"mivhead"}
+        document = json.loads(file.metadata()["mivhead"])
+        names = set(file.keys())
+    assert set(document) == {
+        "format", "method", "recipe", "config", "classes", "backbone", "seed", "library",
+    }  # fmt: skip
+    assert document["format"] == 1
+    assert document["method"] == "miv"
+    assert {"support.block0.map", "support.block1.token"} <= names
+    assert all(name.startswith(("support.block", "params.", "experts.")) for name in names)
+
+
+def test_whole_numbers_are_classes_too(tmp_path: Path) -> None:
+    classifier = MIVClassifier(steps=1).fit(np.eye(4, 8), [3, 3, 10, 10])
+    mivhead.save(classifier, tmp_path / "m.miv")
+    assert mivhead.load(tmp_path / "m.miv").classes_.tolist() == [3, 10]
+
+
+def test_other_classes_are_refused_with_advice(tmp_path: Path) -> None:
+    classifier = MIVClassifier(steps=1).fit(np.eye(4, 8), np.array(0.5) != [0.5, 0.5, 1.0, 1.0])
+    with pytest.raises(InputError, match="convert the labels to texts"):
+        mivhead.save(classifier, tmp_path / "m.miv")
+
+
+@pytest.mark.parametrize("name", ["model-0.1.0.miv"])
+def test_golden_files_of_every_release_load_for_ever(name: str) -> None:
+    classifier = mivhead.load(GOLDEN / name)
+    with safe_open(GOLDEN / f"{name}.expected.safetensors", "pt") as file:
+        features = Features.from_tensors(
+            {k: file.get_tensor(k) for k in file.keys() if k.startswith("block")}  # noqa: SIM118
+        )
+        expected = file.get_tensor("logits")
+    torch.testing.assert_close(classifier.logits(features), expected, atol=1e-4, rtol=0)
+
+
+def test_loading_needs_no_backbone_and_no_timm(path: Path) -> None:
+    code = (
+        "import sys, mivhead; mivhead.load(sys.argv[1]);"
+        "print([m for m in ('timm', 'torchvision') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+TOKEN = "support.block1.token"
+EXPERTS = ["experts.weights", "experts.block0.middle", "experts.block0.directions"] + [
+    f"experts.{expert}.{part}"
+    for expert in ("block0.second_order", "block0.layout", "block1.mean")
+    for part in ("coefficients", "intercepts")
+]
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "newer format": ({"meta": {"format": 2}}, "pip install -U mivhead"),
+    "no format": ({"meta": {"format": None}}, "format number"),
+    "format is a bool": ({"meta": {"format": True}}, "format number"),
+    "other method": ({"meta": {"method": "magic"}}, "magic"),
+    "unknown key": ({"meta": {"extra": 1}}, "unknown key 'extra'"),
+    "missing recipe": ({"meta": {"recipe": None}}, "recipe"),
+    "unknown recipe key": ({"meta": {"recipe": {"depth": 3}}}, "unknown key 'depth'"),
+    "recipe of a wrong type": ({"meta": {"recipe": {"eta": "0.1"}}}, "recipe.eta"),
+    "seed of a wrong type": ({"meta": {"seed": "7"}}, "seed"),
+    "too few classes": ({"meta": {"classes": ["a"]}}, "1 classes"),
+    "wrong number of classes": ({"meta": {"classes": ["a", "b", "c"]}}, "3 classes"),
+    "twice the same class": ({"meta": {"classes": ["a", "a", "b", "c"]}}, "distinct"),
+    "classes of mixed types": ({"meta": {"classes": ["a", 1, "b", "c"]}}, "all texts"),
+    "classes are no list": ({"meta": {"classes": "abcd"}}, "classes"),
+    "backbone is no identity": ({"meta": {"backbone": {"name": "x"}}}, "backbone"),
+    "missing tensor": ({"without": ["params.blocks.0.cap.key.weight"]}, "missing"),
+    "unexpected tensor": ({"tensors": {"params.x": torch.ones(1)}}, "unexpected"),
+    "foreign tensor": ({"tensors": {"other": torch.ones(1)}}, "other"),
+    "wrong shape": ({"tensors": {"params.blocks.0.pooling.theta": torch.ones(5)}}, "shape"),
+    "wrong type": (
+        {"tensors": {"params.blocks.0.pooling.theta": torch.ones(4, dtype=torch.float64)}},
+        "float64",
+    ),
+    "NaN": ({"tensors": {"params.blocks.0.pooling.theta": torch.full((4,), torch.nan)}}, "NaN"),
+    "missing expert": ({"without": ["experts.block1.mean.intercepts"]}, "missing"),
+    "no experts": ({"without": EXPERTS}, "missing"),
+    "no weights": ({"without": ["experts.weights"]}, "missing"),
+    "weights of a voice too many": ({"tensors": {"experts.weights": torch.ones(6)}}, "shape"),
+    "NaN weights": ({"tensors": {"experts.weights": torch.full((5,), torch.nan)}}, "NaN"),
+    "expert of a block that is not there": (
+        {"tensors": {"experts.block2.mean.intercepts": torch.ones(4)}},
+        "unexpected",
+    ),
+    "expert for other classes": (
+        {"tensors": {"experts.block1.mean.coefficients": torch.ones(8, 5)}},
+        "shape",
+    ),
+    "expert of a wrong type": (
+        {"tensors": {"experts.block0.directions": torch.eye(4, dtype=torch.float64)}},
+        "float64",
+    ),
+    "experts in a recipe without": ({"meta": {"recipe": {}}}, "unexpected"),
+    "infinite support": ({"tensors": {TOKEN: torch.full((6, 8), torch.inf)}}, "infinity"),
+    "support of other channels": ({"tensors": {TOKEN: torch.ones(6, 9)}}, "support"),
+    "one shot too few": ({"tensors": {TOKEN: torch.ones(5, 8)}}, "same number"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_file_is_refused(name: str, path: Path) -> None:
+    changes, words = CHANGES[name]
+    change(path, **changes)
+    with pytest.raises(ModelFileError, match=words):
+        mivhead.load(path)
+
+
+def test_a_paper_model_has_no_experts_and_takes_none(tmp_path: Path) -> None:
+    path = tmp_path / "model.miv"
+    mivhead.save(fitted(recipe="paper"), path)
+    assert not [name for name in load_file(path) if name.startswith("experts.")]
+    change(path, tensors={"experts.weights": torch.ones(5)})
+    with pytest.raises(ModelFileError, match="unexpected"):
+        mivhead.load(path)
+
+
+def test_a_forged_size_of_experts_costs_no_memory(path: Path) -> None:
+    """A map of many patches would need large layouts; the tensors say what is there."""
+    with safe_open(path, "pt") as file:
+        config = json.loads(file.metadata()["mivhead"])["config"]
+    config["blocks"][0] |= {"channels": 100_000, "heads": 1, "pool_sizes": []}
+    wide = torch.zeros(6, 100_000, 3, 3, dtype=torch.float16)
+    change(path, {"config": config}, {"support.block0.map": wide})
+    with pytest.raises(ModelFileError, match=r"expected torch\.float32 of shape"):
+        mivhead.load(path)  # 128 directions for each channel, and a layout of them
+
+
+def test_a_forged_size_costs_no_memory(path: Path) -> None:
+    with safe_open(path, "pt") as file:
+        config = json.loads(file.metadata()["mivhead"])["config"]
+    config["blocks"][1]["channels"] = 1_000_000
+    config["blocks"][1]["heads"] = 1
+    wide = torch.zeros(6, 1_000_000, dtype=torch.float16)
+    change(path, {"config": config}, {"support.block1.token": wide})
+    with pytest.raises(ModelFileError, match=r"expected torch\.float32 of shape"):
+        mivhead.load(path)  # 3 x 10^12 values would not fit anywhere
+
+
+@pytest.mark.parametrize("keep", [0, 4, 9, 300, -1])
+def test_a_truncated_file_is_refused(keep: int, path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        mivhead.load(path)
+
+
+def test_foreign_files_are_refused(tmp_path: Path) -> None:
+    for content in (b"\x80\x04pickle", b"PK\x03\x04zip", b"hello", struct.pack("<Q", 2**60)):
+        (tmp_path / "m.miv").write_bytes(content)
+        with pytest.raises(ModelFileError, match="cannot be read"):
+            mivhead.load(tmp_path / "m.miv")
+    save_file({"x": torch.ones(1)}, tmp_path / "m.miv", metadata={"mivhead": "[1]"})
+    with pytest.raises(ModelFileError, match="description"):
+        mivhead.load(tmp_path / "m.miv")
+    with pytest.raises(ModelFileError, match="does not exist"):
+        mivhead.load(tmp_path / "none.miv")
+    with pytest.raises(ModelFileError, match="not a file"):
+        mivhead.load(tmp_path)
+
+
+def test_an_oversized_file_is_refused_unread(path: Path, monkeypatch) -> None:
+    from mivhead import _files as safefile
+
+    monkeypatch.setattr(safefile, "MAX_BYTES", 100)
+    with pytest.raises(ModelFileError, match="at most 100"):
+        mivhead.load(path)
+
+
+def test_random_damage_never_escapes(path: Path) -> None:
+    """Flip bytes anywhere: the file loads or is refused, and nothing else happens."""
+    original = path.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(150):
+        data = bytearray(original)
+        for position in rng.integers(0, min(len(data), 4000), 3):
+            data[position] = rng.integers(256)
+        path.write_bytes(data)
+        try:
+            mivhead.load(path)
+        except ModelFileError:
+            refused += 1
+    assert refused > 50
+
+
+def test_a_full_disk_leaves_the_old_model(path: Path, monkeypatch) -> None:
+    from mivhead import _files as safefile
+
+    before = path.read_bytes()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(safefile, "save_file", full)
+    with pytest.raises(NotAvailableError, match="No space left"):
+        mivhead.save(fitted(), path)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(NotAvailableError, match="folder exists"):
+        mivhead.save(fitted(), tmp_path / "none" / "m.miv")
+
+
+def test_describe(path: Path) -> None:
+    description = persistence.describe(path)
+    assert description.method == "miv"
+    assert description.config["shots"] == [1, 2, 1, 2]
+    assert description.library == mivhead.__version__
