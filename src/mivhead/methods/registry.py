@@ -349,8 +349,9 @@ def method_name(classifier: Any) -> str:
             names[name] = len(settings)
     if names:
         return max(names, key=lambda name: names[name])
-    if hasattr(classifier, "home"):
-        return home
+    own = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
+    if own or hasattr(classifier, "home"):
+        return home  # a class of the user's, as `module:Class`
     raise InputError(f"{kind.__name__} is not a registered method.")
 
 
