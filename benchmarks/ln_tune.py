@@ -26,7 +26,7 @@ from mivhead.backbones import from_module
 from mivhead.fewshot import load_pixels, network_of
 from mivhead.images.augmentation import augment, plan_views
 from mivhead.images.sources import open_labelled
-from mivhead.methods import make_tuner
+from mivhead.methods import make_method
 
 BASE = ("plantvillage_cropdisease", "cifar10", "dtd_textures10")
 VALIDATION = ("eurosat", "gtsrb_traffic_signs", "omniglot")
@@ -111,8 +111,8 @@ def accuracy(backbone: Any, task: tuple[Arrays, Arrays, Arrays, Arrays], **param
         pictures = [Image.fromarray(x) for x in X]
         made = [augment(pictures[r], SIZE, int(s)) for r, s in zip(rows, seeds, strict=True)]
         views = np.stack([np.asarray(view) for view in made])
-    tuner = make_tuner("ln-tune", verbose=False, **params)
-    tuner.fit(network_of(backbone, "ln-tune"), X, y, views=views, view_of=rows)
+    tuner = make_method("ln-tune", verbose=False, **params)
+    tuner.attach(network_of(backbone, "ln-tune")).fit(X, y, views=views, view_of=rows)
     return float((tuner.predict(Q) == truth).mean())
 
 

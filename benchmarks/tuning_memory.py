@@ -19,7 +19,7 @@ from torchvision.models import resnet18
 from mivhead import Preprocessing
 from mivhead.backbones import from_module
 from mivhead.fewshot import network_of
-from mivhead.methods import make_tuner
+from mivhead.methods import make_method
 
 SIZE, CLASSES, SHOTS, STEPS = 84, 50, 10, 2
 
@@ -40,8 +40,8 @@ def main() -> None:
     labels = np.repeat(np.arange(CLASSES), SHOTS)
     times = [time.process_time()]
     for steps in (0, STEPS):
-        tuner = make_tuner(args.method, steps=steps, images_at_once=args.images_at_once)
-        tuner.fit(network_of(backbone, args.method), images, labels)
+        tuner = make_method(args.method, steps=steps, images_at_once=args.images_at_once)
+        tuner.attach(network_of(backbone, args.method)).fit(images, labels)
         times.append(time.process_time())
     fixed, whole = np.diff(times)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # kB on Linux

@@ -1,6 +1,7 @@
 """`FewShotClassifier`: images in, names out."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,77 @@ def test_features_of_another_backbone_are_refused(shots: Path) -> None:
     table = FewShotClassifier(TinyBackbone("other")).extract(open_labelled(shots))
     with pytest.raises(InputError, match="'other'"):
         FewShotClassifier(TinyBackbone()).fit_table(table)
+
+
+def test_features_are_predicted_without_a_backbone(
+    shots: Path, queries: Path, tmp_path: Path
+) -> None:
+    classifier = FewShotClassifier(TinyBackbone()).fit_folder(shots)
+    table = classifier.extract(open_labelled(queries))
+    classifier.save(tmp_path / "m.miv")
+    model = mivhead.load(tmp_path / "m.miv")  # its backbone is not one that can be loaded by name
+    expected = classifier.predict_proba(queries)
+    for features in (table, table.features):
+        np.testing.assert_array_equal(model.predict_proba(features), expected)
+    assert [p.id for p in model.classify(table)] == list(table.ids)
+    assert [p.id for p in model.classify(table.features)][:2] == ["0", "1"]
+    other = replace(table, backbone=TinyBackbone("other").identity.as_json())
+    with pytest.raises(InputError, match="The features come from the backbone 'other'"):
+        model.predict(other)
+
+
+def test_features_of_unknown_origin(shots: Path, queries: Path, tmp_path: Path) -> None:
+    known = FewShotClassifier(TinyBackbone()).extract(open_labelled(shots))
+    table = replace(known, backbone=None)
+    model = FewShotClassifier(None).fit_table(table)
+    assert model.identity_ is None
+    model.save(tmp_path / "m.miv")
+    loaded = mivhead.load(tmp_path / "m.miv")
+    assert loaded.predict(table).tolist() == model.predict(table).tolist()
+    with pytest.raises(InputError, match="trained on features of unknown origin: give it features"):
+        loaded.predict(queries)
+    with_backbone = mivhead.load(tmp_path / "m.miv", backbone=TinyBackbone())
+    assert len(with_backbone.predict(queries)) == 15
+
+
+def test_a_table_may_name_the_backbone(shots: Path) -> None:
+    table = FewShotClassifier(threshold=0).extract(open_labelled(shots))
+    model = FewShotClassifier(None).fit_table(table)
+    assert model.identity_ is not None
+    assert model.identity_.name == "efficientnet_lite0"
+    image = next((shots / "red").iterdir())
+    expected = FewShotClassifier(threshold=0).fit_table(table).predict_proba(image)
+    np.testing.assert_array_equal(model.predict_proba(image), expected)
+
+
+def test_a_method_that_tunes_the_backbone_refuses_a_table(shots: Path) -> None:
+    table = FewShotClassifier(TinyBackbone()).extract(open_labelled(shots))
+    with pytest.raises(InputError, match="finetune tunes the backbone: it needs images"):
+        FewShotClassifier(TinyBackbone(), method="finetune").fit_table(table)
+
+
+def test_parameters_are_checked_before_the_backbone_is_loaded() -> None:
+    wrong: list[dict[str, object]] = [
+        {"method_params": {"eta": -1.0}},
+        {"method": "knn", "method_params": {"neighbours": 0}},
+        {"method": "finetune", "method_params": {"steps": -1}},
+        {"recipe": "papr"},
+        {"views_rule": "round"},
+    ]
+    for params in wrong:
+        classifier = FewShotClassifier("no such backbone", **params)
+        with pytest.raises(InputError) as caught:
+            classifier.fit(["missing.png", "nowhere.png"], ["a", "b"])
+        assert "no such backbone" not in str(caught.value)
+
+
+def test_a_loaded_model_keeps_its_method_and_recipe(shots: Path, tmp_path: Path) -> None:
+    for params in ({"method": "ncc", "method_params": {"centred": True}}, {"recipe": "paper"}):
+        classifier = FewShotClassifier(TinyBackbone(), **params).fit_folder(shots)
+        classifier.save(tmp_path / "m.miv")
+        again = mivhead.load(tmp_path / "m.miv", backbone=TinyBackbone()).fit_folder(shots)
+        again.save(tmp_path / "again.miv")
+        assert (tmp_path / "again.miv").read_bytes() == (tmp_path / "m.miv").read_bytes()
 
 
 def test_a_saved_model_needs_its_own_backbone(shots: Path, queries: Path, tmp_path: Path) -> None:

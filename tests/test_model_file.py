@@ -70,10 +70,10 @@ def test_what_is_saved_comes_back(params: dict, tmp_path: Path) -> None:
     classifier = fitted(**params)
     mivhead.save(classifier, tmp_path / "m.miv")
     again = mivhead.load(tmp_path / "m.miv")
-    assert torch.equal(again.logits(queries()), classifier.logits(queries()))
+    assert torch.equal(again.classifier_.logits(queries()), classifier.logits(queries()))
     assert again.classes_.tolist() == ["a", "b", "c c", "ü"]
-    assert again.support_ == classifier.support_
-    assert again.seed_ == classifier.seed_
+    assert again.classifier_.support_ == classifier.support_
+    assert again.classifier_.seed_ == classifier.seed_
 
 
 def test_the_description_has_the_agreed_keys(path: Path) -> None:
@@ -98,19 +98,19 @@ def test_whole_numbers_are_classes_too(tmp_path: Path) -> None:
 
 def test_other_classes_are_refused_with_advice(tmp_path: Path) -> None:
     classifier = MIVClassifier(steps=1).fit(np.eye(4, 8), np.array(0.5) != [0.5, 0.5, 1.0, 1.0])
-    with pytest.raises(InputError, match="convert the labels to texts"):
+    with pytest.raises(InputError, match="convert the labels to strings"):
         mivhead.save(classifier, tmp_path / "m.miv")
 
 
 @pytest.mark.parametrize("name", ["model-0.1.0.miv"])
-def test_golden_files_of_every_release_load_for_ever(name: str) -> None:
+def test_golden_files_of_every_release_keep_loading(name: str) -> None:
     classifier = mivhead.load(GOLDEN / name)
     with safe_open(GOLDEN / f"{name}.expected.safetensors", "pt") as file:
         features = Features.from_tensors(
             {k: file.get_tensor(k) for k in file.keys() if k.startswith("block")}  # noqa: SIM118
         )
         expected = file.get_tensor("logits")
-    torch.testing.assert_close(classifier.logits(features), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(classifier.classifier_.logits(features), expected, atol=1e-4, rtol=0)
 
 
 def test_loading_needs_no_backbone_and_no_timm(path: Path) -> None:
@@ -142,7 +142,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "too few classes": ({"meta": {"classes": ["a"]}}, "1 classes"),
     "wrong number of classes": ({"meta": {"classes": ["a", "b", "c"]}}, "3 classes"),
     "twice the same class": ({"meta": {"classes": ["a", "a", "b", "c"]}}, "distinct"),
-    "classes of mixed types": ({"meta": {"classes": ["a", 1, "b", "c"]}}, "all texts"),
+    "classes of mixed types": ({"meta": {"classes": ["a", 1, "b", "c"]}}, "all strings"),
     "classes are no list": ({"meta": {"classes": "abcd"}}, "classes"),
     "backbone is no identity": ({"meta": {"backbone": {"name": "x"}}}, "backbone"),
     "missing tensor": ({"without": ["params.blocks.0.cap.key.weight"]}, "missing"),

@@ -260,6 +260,9 @@ class MIVClassifier(FeatureClassifier):
         self.device = device
         self.verbose = verbose
 
+    def _check_params(self) -> None:
+        self._recipe()
+
     def _fit(self, support: SupportSet, seed: int) -> None:
         recipe = self._recipe()
         preset = self.preset.blocks if isinstance(self.preset, Preset) else self.preset

@@ -1,4 +1,9 @@
-"""`FewShotClassifier`: a few labelled images in, a classifier out."""
+"""`FewShotClassifier`: images in, names out; everything that a fitted model can do.
+
+A method sees images in one of two ways, which the two readers at the end of this module provide:
+as features of a frozen backbone, or, if it tunes the backbone, as pixels for a copy of its network.
+Everything else is the same for all methods.
+"""
 
 from __future__ import annotations
 
@@ -7,80 +12,107 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
 
 from mivhead._progress import progress_bar
 from mivhead.backbones import DEFAULT_BACKBONE, named
 from mivhead.backbones.base import Backbone, Identity, LazyBackbone
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.preprocessing import preprocess, to_pixels
-from mivhead.classifier import FeatureClassifier
-from mivhead.errors import InputError, check_one_of
+from mivhead.errors import InputError
 from mivhead.extraction.cache import FeatureCache, open_cache
 from mivhead.extraction.pipeline import NO_VIEWS, PART, ViewPlan, extract_table, iter_features
-from mivhead.features import FeatureTable
+from mivhead.features import Features, FeatureTable
 from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
 from mivhead.images.augmentation import Augmentation, augment, plan_views
 from mivhead.images.decoding import ImageLike
 from mivhead.images.imageset import ImageSet, Skipped, check_images, from_images, label_images
 from mivhead.images.sources import as_image_set, open_labelled
-from mivhead.methods import METHODS, make_method, make_tuner, method_name
-from mivhead.methods.tuning.base import Network, Pixels, TuningClassifier
+from mivhead.methods.registry import Classifier, get_method, make_method, method_name
+from mivhead.methods.tuning.base import Network, Pixels
 from mivhead.preset import Preset
 
 __all__ = ["FewShotClassifier", "Prediction"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction for one image.
+
+    Parameters
+    ----------
+    id : str
+        Name of the image, such as its path.
+    label : object
+        The most probable class.
+    probability : float
+        Its probability.
+    probabilities : dict
+        Probabilities of all classes, in descending order.
+    """
+
+    id: str
+    label: Any
+    probability: float
+    probabilities: dict[Any, float]
 
 
 class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn: untyped
     """Few-shot image classifier on a frozen backbone.
 
     Images may be paths, PIL images or uint8 arrays; where many are expected, a folder, a zip or a
-    single image will do as well.
+    single image will do as well. A fitted model also predicts on features, without its backbone:
+    a `FeatureTable`, `Features`, or a two-dimensional array of floats.
 
     Parameters
     ----------
-    backbone
+    backbone : str, Backbone or None, default="efficientnet_lite0"
         What `mivhead.backbones.load_backbone` takes, such as a name of
-        `mivhead.backbones.list_backbones()`, or a `Backbone` of your own.
-    weights
-        A checkpoint for a backbone by name.
-    method
-        `"miv"`, or the name of a rival or ablation (`mivhead.methods.list_methods()`).
-    method_params
+        `mivhead.backbones.list_backbones()`, or a `Backbone` of your own. None: for images the
+        default backbone, for a table of features the backbone that the table names.
+    weights : str, Path or None, default=None
+        A checkpoint for a backbone given by name.
+    method : str, default="miv"
+        The name of a method (`mivhead.methods.list_methods()`), or a class of your own as
+        `module:Class`.
+    method_params : Mapping or None, default=None
         Hyperparameters of the method, by name.
-    recipe
-        How the MIV-head is trained: `"mivhead"`, `"paper"`, a `Recipe`, or None: as the method is.
-    threshold
-        T: classes with at most T shots get augmented views; 0 switches augmentation off; None
-        takes the backbone's preset.
-    augmentation
-        How views are made; None: flip, grayscale and RandAugment, as in the paper.
-    views_rule
-        Views per image: `"ceil"` (T / S rounded up), `"floor"`, or None for the recipe's.
-    random_state
-        Seed of the views and of the initial weights.
-    device
+    recipe : str, Recipe or None, default=None
+        How the MIV-head is trained: `"mivhead"`, `"paper"`, or a `Recipe`. None: the method's own.
+    threshold : int or None, default=None
+        T: classes with at most T shots get augmented views; 0 switches augmentation off. None: the
+        threshold of the backbone's preset.
+    augmentation : Augmentation or None, default=None
+        How views are made. None: flip, grayscale and RandAugment, as in the paper.
+    views_rule : {"ceil", "floor"} or None, default=None
+        Views per image: T / S rounded up or down. None: as the recipe says.
+    random_state : int, default=0
+        Random seed of the views and of the initial weights.
+    device : str or None, default=None
         Where to run, such as `"cpu"` or `"cuda"`.
-    cache
-        Folder in which the features of every image are kept, so that the backbone sees it once;
-        True for the usual folder, False for none. None means True for backbones by name, and False
-        for one of your own, whose identity may not tell when it has changed.
-    verbose
-        Show progress bars for what takes more than two seconds, if a person is watching.
+    cache : bool, str, Path or None, default=None
+        Folder of the feature cache, so that the backbone sees every image once. True: the default
+        folder. False: no cache. None: True for a backbone given by name, and False for one of your
+        own, whose identity may not tell when it has changed.
+    verbose : bool, default=True
+        Show progress bars for what takes more than two seconds, in a terminal.
 
     Attributes
     ----------
-    classes_
+    classes_ : ndarray of shape (n_classes,)
         The labels, sorted.
-    classifier_
-        The trained classifier on features.
-    identity_
-        Which backbone the features come from.
+    classifier_ : Classifier
+        The fitted estimator of the method, such as a `MIVClassifier`.
+    identity_ : Identity or None
+        The backbone that the features come from; None if it is not known.
+    skipped_ : list of Skipped
+        Images that the last call with `skip_bad` left out.
 
     Examples
     --------
@@ -92,11 +124,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     ['day']
     """
 
-    classifier_: FeatureClassifier | TuningClassifier
+    classifier_: Any  # a Classifier, with further attributes of its method
+    classes_: NDArray[Any]
+    identity_: Identity | None
 
     def __init__(
         self,
-        backbone: str | Backbone = DEFAULT_BACKBONE,
+        backbone: str | Backbone | None = DEFAULT_BACKBONE,
         *,
         weights: str | Path | None = None,
         method: str = "miv",
@@ -124,199 +158,287 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self.verbose = verbose
 
     def fit(self, images: Iterable[ImageLike], labels: Sequence[Any]) -> Self:
-        """Train on images and their labels."""
-        self._forget()
+        """Train on images and their labels.
+
+        Parameters
+        ----------
+        images : iterable of paths, PIL images or uint8 arrays
+            The shots.
+        labels : sequence
+            A label per image.
+
+        Returns
+        -------
+        FewShotClassifier
+            Itself.
+        """
         return self._fit_images(label_images(from_images(images), labels), labels)
 
     def fit_folder(self, path: str | Path, *, skip_bad: bool = False) -> Self:
         """Train on a folder of class folders, a zip of one, or a CSV of paths and labels.
 
-        With `skip_bad`, images that cannot be read are left out and listed in `skipped_`.
+        Parameters
+        ----------
+        path : str or Path
+            The folder, zip or CSV.
+        skip_bad : bool, default=False
+            Leave out images that cannot be read, and list them in `skipped_`.
+
+        Returns
+        -------
+        FewShotClassifier
+            Itself.
         """
-        self._forget()
         return self._fit_images(open_labelled(path), skip_bad=skip_bad)
 
-    def _fit_images(
-        self, images: ImageSet, labels: Sequence[Any] | None = None, *, skip_bad: bool = False
-    ) -> Self:
-        if not self.tunes_backbone:
-            return self.fit_table(self.extract(images, skip_bad=skip_bad), labels)
-        params = {"verbose": self.verbose, **(self.method_params or {})}
-        tuner = make_tuner(self.method, random_state=self.random_state, **params)
-        tuner._check_params()
-        backbone = self._load_backbone()
-        network = network_of(backbone, self.method)
-        tuner.check(network)  # before the images are read
-        images = self._readable(images, skip_bad)
-        plan = self._plan(images, backbone.preset)
-        pixels, views = load_pixels(images, network.size, plan, self.augmentation, self.verbose)
-        given = images.labels if labels is None else labels
-        tuner.fit(network, pixels, np.asarray(given), views=views, view_of=plan[0])
-        self.classifier_, self.classes_, self.identity_ = tuner, tuner.classes_, backbone.identity
-        return self
-
-    @property
-    def tunes_backbone(self) -> bool:
-        """Whether the method tunes a copy of the backbone: it needs images, not features."""
-        check_one_of("method", self.method, METHODS)
-        return METHODS[self.method].needs == "images"
-
     def fit_table(self, table: FeatureTable, labels: Sequence[Any] | None = None) -> Self:
-        """Train on features that were extracted before, such as `extract` or a file gives."""
+        """Train on features that were extracted before, by `extract` or elsewhere.
+
+        Parameters
+        ----------
+        table : FeatureTable
+            Features, and perhaps labels, views and the identity of the backbone.
+        labels : sequence or None, default=None
+            A label per image, instead of the table's.
+
+        Returns
+        -------
+        FewShotClassifier
+            Itself.
+        """
+        if self.needs_images:
+            raise InputError(
+                f"{self.method} tunes the backbone: it needs images, and features of a frozen "
+                "backbone are not enough."
+            )
         labels = table.labels if labels is None else labels
         if labels is None:
             raise InputError("The table has no labels to learn from.")
-        backbone = self._load_backbone()
-        identity = backbone.identity
-        named.check_origin(table.backbone, identity)
-        fitted = self.make_classifier(backbone.preset).fit(
-            table.features, np.asarray(labels), views=table.views, view_of=table.view_of
-        )
-        self.classifier_, self.classes_, self.identity_ = fitted, fitted.classes_, identity
-        return self
+        self._check_params()
+        self.__dict__.pop("identity_", None)
+        preset, identity = self._origin(table)
+        classifier = self.make_classifier(preset)
+        classifier.fit(table.features, np.asarray(labels), views=table.views, view_of=table.view_of)
+        return self._set_fitted(classifier, identity)
 
-    def make_classifier(self, preset: Preset) -> FeatureClassifier:
-        """Make the classifier on features that `fit` trains, not fitted yet."""
-        has_recipe = self.method in METHODS and METHODS[self.method].configurable
-        return make_method(
-            self.method,
-            preset=preset,
-            recipe=self.recipe if has_recipe else None,
-            random_state=self.random_state,
-            device=self.device,
-            **(self.method_params or {}),
-        )
+    def extract(self, images: Any, *, skip_bad: bool = False) -> FeatureTable:
+        """Pass images, and the augmented views of labelled ones, through the frozen backbone.
 
-    def extract(self, images: ImageSet, *, skip_bad: bool = False) -> FeatureTable:
-        """Pass images, and for labelled ones their augmented views, through the backbone once.
+        Parameters
+        ----------
+        images : ImageSet, or what `predict` takes
+            Labelled images (`mivhead.images.sources.open_labelled`) get views if the method uses
+            them.
+        skip_bad : bool, default=False
+            Leave out images that cannot be read, and list them in `skipped_`.
 
-        With `skip_bad`, images that cannot be read are left out and listed in `skipped_`.
+        Returns
+        -------
+        FeatureTable
+            Features, ids, labels and views, for `fit_table`, `predict` or a file.
         """
+        images = as_image_set(images)
+        if images.labels is not None:
+            self._check_params()
         backbone = self._load_backbone()
-        if images.labels is not None and not self.tunes_backbone:
-            self.make_classifier(backbone.preset)._check_params()  # before any work
         images = self._readable(images, skip_bad)
         plan = self._plan(images, backbone.preset)
-        how = self.augmentation or Augmentation()
-        return extract_table(backbone, images, plan, how, cache=self._cache(), verbose=self.verbose)
-
-    def _readable(self, images: ImageSet, skip_bad: bool) -> ImageSet:
-        self.skipped_: list[Skipped] = check_images(images) if skip_bad else []
-        return images.without(self.skipped_)
-
-    def _plan(self, images: ImageSet, preset: Preset) -> ViewPlan:
-        """Plan the augmented views of labelled images, if the method uses them."""
-        check_one_of("method", self.method, METHODS)
-        default = METHODS[self.method].uses_views
-        if images.labels is None or not (self.method_params or {}).get("use_views", default):
-            return NO_VIEWS
-        threshold = preset.threshold if self.threshold is None else self.threshold
-        rule = resolve_recipe(self.recipe or DEFAULT_RECIPE, views_rule=self.views_rule).views_rule
-        return plan_views(images.labels, threshold, rule, self.random_state)
+        return _FeatureReader(backbone, self).table(images, plan)
 
     def classify(self, images: Any, *, skip_bad: bool = False) -> list[Prediction]:
-        """Names and probabilities of images, a folder, a zip or a single image."""
+        """Predict names and probabilities.
+
+        Parameters
+        ----------
+        images : images or features
+            Images, a folder, a zip or a single image; or features, as for `predict`.
+        skip_bad : bool, default=False
+            Leave out images that cannot be read, and list them in `skipped_`.
+
+        Returns
+        -------
+        list of Prediction
+            One per image, in their order.
+        """
         check_is_fitted(self, "classifier_")
+        if (features := self._given_features(images)) is not None:
+            ids = images.ids if isinstance(images, FeatureTable) else map(str, range(len(images)))
+            return predictions(list(ids), self.classes_, self.classifier_.predict_proba(features))
         readable = self._readable(as_image_set(images), skip_bad)
         return [each for part in self.classify_parts(readable) for each in part]
 
-    def classify_parts(self, images: ImageSet) -> Iterator[list[Prediction]]:
-        """Yield names and probabilities of any number of images, part by part."""
-        ids = iter(images.ids)
-        for found in self._probabilities(images):
+    def classify_parts(self, images: Any) -> Iterator[list[Prediction]]:
+        """Predict any number of images in bounded memory, one list of predictions after another."""
+        check_is_fitted(self, "classifier_")
+        image_set = as_image_set(images)
+        ids = iter(image_set.ids)
+        for found in self._probabilities(image_set):
             yield predictions(list(islice(ids, len(found))), self.classes_, found)
 
-    def classify_table(self, table: FeatureTable) -> list[Prediction]:
-        """Names and probabilities of images whose features were extracted before."""
-        if isinstance(self.classifier_, TuningClassifier):
-            raise InputError("The model has a tuned backbone: it needs images, not features.")
-        found = self.classifier_.predict_proba(table.features)
-        return predictions(table.ids, self.classes_, found)
-
-    def _probabilities(self, images: ImageSet) -> Iterator[NDArray[np.floating[Any]]]:
-        """Probabilities (image, class) of one part of the images after the other."""
-        unlabelled = replace(images, labels=None)  # labelled ones would get augmented views
-        backbone = self._load_backbone()
-        if isinstance(self.classifier_, TuningClassifier):
-            return tuned_probabilities(self.classifier_, backbone, unlabelled, self.verbose)
-        parts = iter_features(backbone, unlabelled, cache=self._cache(), verbose=self.verbose)
-        return map(self.classifier_.predict_proba, parts)
-
     def predict_proba(self, images: Any) -> NDArray[np.floating[Any]]:
-        """Probabilities (image, class), in the order of `classes_`."""
+        """Predict probabilities.
+
+        Parameters
+        ----------
+        images : images or features
+            Images, a folder, a zip or a single image; or a `FeatureTable`, `Features`, or a
+            two-dimensional array of floats.
+
+        Returns
+        -------
+        ndarray of shape (n_images, n_classes)
+            In the order of `classes_`.
+        """
         check_is_fitted(self, "classifier_")
+        if (features := self._given_features(images)) is not None:
+            found: NDArray[np.floating[Any]] = self.classifier_.predict_proba(features)
+            return found
         return np.concatenate(list(self._probabilities(as_image_set(images))))
 
     def predict(self, images: Any) -> NDArray[Any]:
-        """Labels of the most probable classes, one per image."""
+        """Predict the most probable class of each image; see `predict_proba`."""
         chosen: NDArray[Any] = self.classes_[self.predict_proba(images).argmax(axis=1)]
         return chosen
 
     def save(self, path: str | Path) -> None:
-        """Write the model to one file; `mivhead.load` reads it. It holds the support features."""
+        """Write the model to one file, which `mivhead.load` reads.
+
+        The file contains features of the support images: treat it like the images themselves.
+        """
         from mivhead.model_file import save
 
         check_is_fitted(self, "classifier_")
         save(self, path)
 
-    @classmethod
-    def _restored(
-        cls,
-        classifier: FeatureClassifier | TuningClassifier,
-        identity: Identity,
-        backbone: str | Backbone | None,
-        weights: str | Path | None,
-        device: str | None,
+    @property
+    def needs_images(self) -> bool:
+        """Whether the method tunes a copy of the backbone, so that features are not enough."""
+        return get_method(self.method).needs == "images"
+
+    def make_classifier(self, preset: Preset | None = None) -> Classifier:
+        """Make the estimator that `fit` trains, not fitted yet."""
+        method = get_method(self.method)
+        shown = {"verbose": self.verbose} if method.needs == "images" else {}
+        classifier: Classifier = make_method(
+            self.method,
+            preset=preset,
+            recipe=self.recipe if method.has_recipe else None,
+            random_state=self.random_state,
+            device=self.device,
+            **shown | dict(self.method_params or {}),
+        )
+        return classifier
+
+    def _fit_images(
+        self, images: ImageSet, labels: Sequence[Any] | None = None, *, skip_bad: bool = False
     ) -> Self:
-        """Make a fitted classifier from the parts of a model file."""
-        chosen = named.named_by_file(identity) if backbone is None else backbone
-        new = cls(chosen, weights=weights, device=device)
-        new.classifier_, new.classes_, new.identity_ = classifier, classifier.classes_, identity
-        return new
-
-    def _forget(self) -> None:
-        """Drop what belongs to an earlier fit, perhaps with other parameters."""
-        for name in ("identity_", "_loaded"):
+        self._check_params()  # before the backbone is loaded
+        for name in ("identity_", "_loaded"):  # of an earlier fit, perhaps with other parameters
             self.__dict__.pop(name, None)
+        backbone = self._load_backbone()
+        classifier = self.make_classifier(backbone.preset)
+        reader = self._reader(backbone, classifier)
+        reader.attach(classifier)  # refuses a network that does not suit, before images are read
+        images = self._readable(images, skip_bad)
+        read = reader.read(images, self._plan(images, backbone.preset))
+        given = images.labels if labels is None else labels
+        classifier.fit(read.X, np.asarray(given), views=read.views, view_of=read.view_of)
+        return self._set_fitted(classifier, backbone.identity)
 
-    def _cache(self) -> FeatureCache | None:
-        wanted = isinstance(self.backbone, str) if self.cache is None else self.cache
-        return open_cache(None if wanted is True else wanted) if wanted else None
+    def _check_params(self) -> None:
+        """Check all parameters that can be checked without a backbone and without images."""
+        self.make_classifier()._check_params()
+        self._views_rule()
+
+    def _views_rule(self) -> Literal["ceil", "floor"]:
+        return resolve_recipe(self.recipe or DEFAULT_RECIPE, views_rule=self.views_rule).views_rule
+
+    def _plan(self, images: ImageSet, preset: Preset) -> ViewPlan:
+        """Plan the augmented views of labelled images, if the method uses them."""
+        default = get_method(self.method).uses_views
+        if images.labels is None or not (self.method_params or {}).get("use_views", default):
+            return NO_VIEWS
+        threshold = preset.threshold if self.threshold is None else self.threshold
+        return plan_views(images.labels, threshold, self._views_rule(), self.random_state)
+
+    def _readable(self, images: ImageSet, skip_bad: bool) -> ImageSet:
+        self.skipped_: list[Skipped] = check_images(images) if skip_bad else []
+        return images.without(self.skipped_)
+
+    def _given_features(self, X: Any) -> Any | None:
+        """Return the features in X, or None if it holds images."""
+        table = isinstance(X, np.ndarray | Tensor) and X.ndim == 2
+        if not isinstance(X, FeatureTable | Features) and not (table and "float" in str(X.dtype)):
+            return None
+        if _tunes(self.classifier_):
+            raise InputError("The model has a tuned backbone: it needs images, not features.")
+        if isinstance(X, FeatureTable):
+            if self.identity_ is not None:
+                named.check_origin(X.backbone, self.identity_)
+            return X.features
+        return X
+
+    def _probabilities(self, images: ImageSet) -> Iterator[NDArray[np.floating[Any]]]:
+        """Yield probabilities (image, class) of one part of the images after another."""
+        if self.identity_ is None and self.backbone is None:
+            raise InputError(
+                "The model was trained on features of unknown origin: give it features, or the "
+                "backbone they came from with `mivhead.load(path, backbone=...)`."
+            )
+        reader = self._reader(self._load_backbone(), self.classifier_)
+        reader.attach(self.classifier_)
+        unlabelled = replace(images, labels=None)  # labelled ones would get augmented views
+        return map(self.classifier_.predict_proba, reader.parts(unlabelled))
+
+    def _reader(self, backbone: Backbone, classifier: Classifier) -> _Reader:
+        return (_PixelReader if _tunes(classifier) else _FeatureReader)(backbone, self)
+
+    def _set_fitted(self, classifier: Classifier, identity: Identity | None) -> Self:
+        self.classifier_, self.classes_, self.identity_ = classifier, classifier.classes_, identity
+        return self
+
+    def _origin(self, table: FeatureTable) -> tuple[Preset | None, Identity | None]:
+        """Find the settings and the identity of the backbone that features come from, if known."""
+        if self.backbone is None:
+            if table.backbone is None:
+                return None, None  # the settings follow from the shapes
+            given = named.named_by_file(Identity.from_json(table.backbone))
+            self._loaded = named.backbone_of(given, self.weights, None, self.device)
+        backbone = self._load_backbone()
+        named.check_origin(table.backbone, backbone.identity)
+        return backbone.preset, backbone.identity
 
     def _load_backbone(self) -> Backbone:
         """Load the backbone on first use; a fitted classifier needs the one it was fitted with."""
         identity: Identity | None = getattr(self, "identity_", None)
         loaded: Backbone | None = getattr(self, "_loaded", None)
         if loaded is None:
-            preset = None if identity is None else named.expected_preset(identity)
-            loaded = named.backbone_of(self.backbone, self.weights, preset, self.device)
+            given, preset = self.backbone, None
+            if identity is not None:
+                given = named.named_by_file(identity) if given is None else given
+                preset = named.expected_preset(identity)
+            loaded = named.backbone_of(
+                DEFAULT_BACKBONE if given is None else given, self.weights, preset, self.device
+            )
             self._loaded = loaded
         if identity is not None:
             named.check_same(loaded.identity, identity)
         return loaded
 
+    def _cache(self) -> FeatureCache | None:
+        by_name = self.backbone is None or isinstance(self.backbone, str)
+        wanted = by_name if self.cache is None else self.cache
+        return open_cache(None if wanted is True else wanted) if wanted else None
+
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the backbone out of copies that go to other processes; it is loaded again there."""
+        """Leave the backbone out of pickles; it is loaded again where it is needed."""
         return {key: value for key, value in super().__getstate__().items() if key != "_loaded"}
-
-
-# What a classifier says of images: names and probabilities.
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the classifier says of one image."""
-
-    id: str
-    label: Any
-    probability: float
-    probabilities: dict[Any, float]  # by falling probability
 
 
 def predictions(
     ids: Sequence[str], classes: NDArray[Any], probabilities: NDArray[np.floating[Any]]
 ) -> list[Prediction]:
-    """Name images from their probabilities (image, class).
+    """Turn probabilities (image, class) into predictions.
 
     >>> predictions(["a.jpg"], np.array(["cat", "dog"]), np.array([[0.25, 0.75]]))[0].label
     'dog'
@@ -330,7 +452,78 @@ def predictions(
     return found
 
 
-# From a backbone to a network that a method may tune, and from images to its pixels.
+# How a method sees images.
+
+
+class _Read(NamedTuple):
+    """Images as a method takes them in `fit`, and their views."""
+
+    X: Any
+    views: Any
+    view_of: NDArray[np.int64] | None
+
+
+class _Reader(Protocol):
+    """Reads images for a method."""
+
+    def attach(self, classifier: Any) -> None:
+        """Give the method what it needs of the backbone; refuse a backbone that does not suit."""
+
+    def read(self, images: ImageSet, plan: ViewPlan) -> _Read:
+        """Read labelled images and their planned views."""
+        ...
+
+    def parts(self, images: ImageSet) -> Iterator[Any]:
+        """Yield any number of images, `PART` at a time."""
+        ...
+
+
+class _FeatureReader:
+    """Features of a frozen backbone, through the extraction pipeline and its cache."""
+
+    def __init__(self, backbone: Backbone, model: FewShotClassifier) -> None:
+        self._backbone, self._model = backbone, model
+        self._how: dict[str, Any] = {"cache": model._cache(), "verbose": model.verbose}
+
+    def attach(self, classifier: Any) -> None:
+        """Accept every backbone: features are all that is needed."""
+
+    def table(self, images: ImageSet, plan: ViewPlan) -> FeatureTable:
+        augmentation = self._model.augmentation or Augmentation()
+        return extract_table(self._backbone, images, plan, augmentation, **self._how)
+
+    def read(self, images: ImageSet, plan: ViewPlan) -> _Read:
+        table = self.table(images, plan)
+        return _Read(table.features, table.views, table.view_of)
+
+    def parts(self, images: ImageSet) -> Iterator[Features]:
+        return iter_features(self._backbone, images, **self._how)
+
+
+class _PixelReader:
+    """Pixels for a copy of the backbone's network, which the method tunes."""
+
+    def __init__(self, backbone: Backbone, model: FewShotClassifier) -> None:
+        self._backbone, self._model = backbone, model
+        self._size = backbone.preset.preprocessing.size
+
+    def attach(self, classifier: Any) -> None:
+        if not classifier.attached:
+            classifier.attach(network_of(self._backbone, method_name(classifier)))
+
+    def read(self, images: ImageSet, plan: ViewPlan) -> _Read:
+        how, verbose = self._model.augmentation, self._model.verbose
+        pixels, views = load_pixels(images, self._size, plan, how, verbose)
+        return _Read(pixels, views, plan[0])
+
+    def parts(self, images: ImageSet) -> Iterator[Pixels]:
+        for start in range(0, max(1, len(images)), PART):
+            part = images.take(range(start, min(start + PART, len(images))))
+            yield load_pixels(part, self._size, verbose=self._model.verbose)[0]
+
+
+def _tunes(classifier: Any) -> bool:
+    return getattr(classifier, "needs", "features") == "images"
 
 
 def network_of(backbone: Backbone, method: str) -> Network:
@@ -341,7 +534,7 @@ def network_of(backbone: Backbone, method: str) -> Network:
         raise InputError(
             f"{method} tunes the backbone, so it needs a torch module that gradients can flow "
             f"through; {name} only gives features, as an ONNX file, a service or a function does: "
-            "take a backbone of timm or `from_module`, or a method on features, such as miv."
+            "choose a backbone of timm or `from_module`, or a method on features, such as miv."
         )
     preprocessing = loaded.preset.preprocessing
     model, tapped = loaded.copy_to_tune()
@@ -370,18 +563,3 @@ def load_pixels(
                 views[view] = np.asarray(augment(picture, size, int(seeds[view]), how))
             advance(1)
     return pixels, views
-
-
-def tuned_probabilities(
-    tuner: TuningClassifier, backbone: Backbone, images: ImageSet, verbose: bool
-) -> Iterator[NDArray[np.floating[Any]]]:
-    """Yield probabilities (image, class), `PART` images at a time, from a tuned copy.
-
-    The copy of the backbone is made anew after loading.
-    """
-    if not tuner.attached:
-        tuner.attach(network_of(backbone, method_name(tuner)))
-    for start in range(0, max(1, len(images)), PART):
-        part = images.take(range(start, min(start + PART, len(images))))
-        pixels, _ = load_pixels(part, tuner.network_.size, verbose=verbose)
-        yield tuner.predict_proba(pixels)

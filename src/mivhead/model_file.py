@@ -2,12 +2,13 @@
 
 Its metadata key `mivhead` holds a JSON document: `format`, `method`, `recipe`, `config`, `classes`,
 `backbone`, `seed` and `library`. Its tensors are the trained parameters (`params.*`) and the
-features of the support images (`support.*`), which are part of the model. Loading runs no code,
-needs no backbone, and checks every name, type, shape and value.
+features of the support images (`support.*`), which are part of the model. Loading runs no code from
+the file, needs no backbone, and checks every name, type, shape and value.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,37 +20,37 @@ from mivhead import _files as safefile
 from mivhead._schema import from_json
 from mivhead._version import __version__
 from mivhead.backbones.base import Backbone, Identity
-from mivhead.classifier import FeatureClassifier
+from mivhead.backbones.named import named_by_file
 from mivhead.errors import InputError, ModelFileError
 from mivhead.fewshot import FewShotClassifier
-from mivhead.methods import METHODS, make_method, make_tuner, method_name
-from mivhead.methods.tuning.base import TuningClassifier
+from mivhead.head.recipe import Recipe
+from mivhead.methods.registry import Classifier, make_method, method_name
 
 FORMAT = 1
 MAX_CLASSES = 100_000
 
 
 @dataclass(frozen=True)
-class Description:
-    """The JSON document of a model file.
+class ModelInfo:
+    """What a model file says about itself: its JSON document.
 
     Parameters
     ----------
-    format
+    format : int
         Version of the file format.
-    method
+    method : str
         Name of the method, such as `miv`.
-    recipe
+    recipe : dict or None
         How the head was trained and combined; None for a method that has no recipe.
-    config
+    config : dict
         What else the method needs to be rebuilt: blocks, shots per class.
-    classes
-        The labels: all texts, or all whole numbers.
-    backbone
+    classes : list
+        The labels: all strings, or all integers.
+    backbone : dict or None
         Identity of the backbone; None if the model was trained on features of unknown origin.
-    seed
-        Seed of the initial weights.
-    library
+    seed : int
+        Random seed of the initial weights.
+    library : str
         Version of mivhead that wrote the file.
     """
 
@@ -63,10 +64,17 @@ class Description:
     library: str
 
 
-def save(classifier: FewShotClassifier | FeatureClassifier, path: str | Path) -> None:
-    """Write a fitted classifier to one file, atomically.
+def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
+    """Write a fitted model to one file, atomically.
 
     The file contains features of the support images: treat it like the images themselves.
+
+    Parameters
+    ----------
+    model : FewShotClassifier, or an estimator on features such as MIVClassifier
+        The fitted model.
+    path : str or Path
+        The file to write.
 
     Examples
     --------
@@ -78,13 +86,9 @@ def save(classifier: FewShotClassifier | FeatureClassifier, path: str | Path) ->
     ...     mivhead.load(f"{folder}/model.miv").predict(X).tolist()
     ['a', 'a', 'b', 'b']
     """
-    identity = None
-    trained: FeatureClassifier | TuningClassifier
-    if isinstance(classifier, FewShotClassifier):
-        identity = classifier.identity_.as_json()
-        trained = classifier.classifier_
-    else:
-        trained = classifier
+    identity, trained = None, model
+    if isinstance(model, FewShotClassifier):
+        identity, trained = model.identity_, model.classifier_
     config, tensors = trained._state()
     document = {
         "format": FORMAT,
@@ -92,7 +96,7 @@ def save(classifier: FewShotClassifier | FeatureClassifier, path: str | Path) ->
         "recipe": config.pop("recipe", None),
         "config": config,
         "classes": _plain_classes(trained.classes_),
-        "backbone": identity,
+        "backbone": None if identity is None else identity.as_json(),
         "seed": trained.seed_,
         "library": __version__,
     }
@@ -105,68 +109,83 @@ def load(
     backbone: str | Backbone | None = None,
     weights: str | Path | None = None,
     device: str | None = None,
-) -> FewShotClassifier | FeatureClassifier:
+) -> FewShotClassifier:
     """Read a model file.
 
     Parameters
     ----------
-    path
+    path : str or Path
         The file.
-    backbone
-        For a model that was trained on a backbone of your own: that backbone. One that mivhead
-        knows by name is loaded when the first image comes. A service's address is never taken
-        from the file: give it here.
-    weights
-        For a model that was trained with a checkpoint of your own: that checkpoint.
-    device
+    backbone : str, Backbone or None, default=None
+        The backbone of a model that was trained on one of your own. A backbone that mivhead knows
+        by name is loaded with the first image. The address of a service is never taken from the
+        file: give it here.
+    weights : str, Path or None, default=None
+        The checkpoint of a model that was trained with a checkpoint of your own.
+    device : str or None, default=None
         Where to predict.
 
     Returns
     -------
-    A `FewShotClassifier` (images in) if the file names a backbone, else a classifier on features.
+    FewShotClassifier
+        It predicts on features without a backbone. On images it predicts if the file names a
+        backbone, or one is given.
     """
     tensors, document = safefile.read(path)
     safefile.check_format(path, document, FORMAT)
     try:
-        description = from_json(Description, document, "the description")
-        classifier = _unfitted(description.method, device)
-        classifier.classes_ = _read_classes(description.classes)
-        classifier.seed_ = description.seed
-        classifier._restore({**description.config, "recipe": description.recipe}, tensors)
-        identity = None
-        if description.backbone is not None:
-            identity = Identity.from_json(description.backbone)
+        info = from_json(ModelInfo, document, "the description")
+        classifier = _unfitted(info.method, device)
+        classifier.classes_ = _read_classes(info.classes)
+        classifier.seed_ = info.seed
+        classifier._restore({**info.config, "recipe": info.recipe}, tensors)
+        identity = None if info.backbone is None else Identity.from_json(info.backbone)
+        recipe = None if info.recipe is None else from_json(Recipe, info.recipe, "recipe")
     except InputError as error:
         raise ModelFileError(f"{path} cannot be used: {error}") from error
-    if identity is not None:
-        return FewShotClassifier._restored(classifier, identity, backbone, weights, device)
-    if isinstance(classifier, TuningClassifier):
+    if identity is not None and backbone is None:
+        backbone = named_by_file(identity)
+    # What the model was fitted with, so that it can be fitted again.
+    model = FewShotClassifier(
+        backbone,
+        weights=weights,
+        method=info.method,
+        method_params=info.config.get("params"),
+        recipe=recipe,
+        device=device,
+    )
+    if identity is None and model.needs_images:
         raise ModelFileError(f"{path} cannot be used: it names no backbone for its adapters.")
-    return classifier
+    return model._set_fitted(classifier, identity)
 
 
-def describe(path: str | Path) -> Description:
-    """Read what a model file says of itself."""
+def describe(path: str | Path) -> ModelInfo:
+    """Read what a model file says about itself."""
     _, document = safefile.read(path)
     safefile.check_format(path, document, FORMAT)
     try:
-        return from_json(Description, document, "the description")
+        return from_json(ModelInfo, document, "the description")
     except InputError as error:
         raise ModelFileError(f"{path} is not a model file: {error}") from error
 
 
-def _unfitted(method: str, device: str | None) -> FeatureClassifier | TuningClassifier:
-    if method in METHODS and METHODS[method].needs == "images":
-        return make_tuner(method, device=device)
-    return make_method(method, device=device)
+def _unfitted(method: str, device: str | None) -> Classifier:
+    module = method.partition(":")[0]
+    if ":" in method and module not in sys.modules:  # loading a file must not run code
+        raise InputError(
+            f"it was fitted with the method {method!r}, which a file alone cannot import: import "
+            f"{module} first, or register the method as an entry point of its package."
+        )
+    classifier: Classifier = make_method(method, device=device)
+    return classifier
 
 
 def _plain_classes(classes: NDArray[Any]) -> list[Any]:
     values: list[Any] = classes.tolist()
     if not (all(type(v) is str for v in values) or all(type(v) is int for v in values)):
         raise InputError(
-            "Only classes that are all texts or all whole numbers can be saved, "
-            f"got {values[0]!r}: convert the labels to texts before fitting."
+            "Only classes that are all strings or all integers can be saved, "
+            f"got {values[0]!r}: convert the labels to strings before fitting."
         )
     return values
 

@@ -12,14 +12,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mivhead import Features
 from mivhead.backbones import from_module
-from mivhead.benchmark.cost import BackboneWork, Episode, Work, count, measure_backbone
+from mivhead.benchmark.cost import count, measure_backbone
 from mivhead.head.recipe import Recipe
+from mivhead.methods.cost import BackboneWork, TaskSize, Work
 from mivhead.methods.registry import METHODS, make_method
 from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 LABELS = [0, 0, 0, 1, 1, 2, 2, 2]
 VIEWS = [0, 1, 3, 3, 7]  # the shots they are made of
-EPISODE = Episode((3, 2, 3), (2, 2, 1))
+SIZE = TaskSize((3, 2, 3), (2, 2, 1))
 
 
 def matrix_vector(a, b, *, out_shape, **_):
@@ -65,7 +66,7 @@ def products_of(monkeypatch, name: str, features: Features, **params) -> float:
     """What `count` takes for matrix products, without the rest."""
     monkeypatch.setattr("mivhead.benchmark.cost._cost", lambda work, frozen: work)
     recipe = params.pop("recipe", None)
-    work = count(name, features, EPISODE, None, params=params, recipe=recipe)
+    work = count(name, features, SIZE, None, params=params, recipe=recipe)
     assert isinstance(work, Work)
     return work.products
 
@@ -124,9 +125,9 @@ def test_a_step_of_the_head_as_the_paper_writes_it(name, parts, monkeypatch):
     features = Features(torch.ones(1, 8, 5, 5))
     preset = Preset(("0",), (BlockPreset((3,), heads=1),))
     monkeypatch.setattr("mivhead.benchmark.cost._cost", lambda work, frozen: work)
-    episode = Episode((2, 2, 2), (2, 2, 0))
+    size = TaskSize((2, 2, 2), (2, 2, 0))
     work = [
-        count(name, features, episode, None, preset=preset, recipe=Recipe(steps=n)) for n in (1, 2)
+        count(name, features, size, None, preset=preset, recipe=Recipe(steps=n)) for n in (1, 2)
     ]
     assert work[1].products - work[0].products == pytest.approx(executed(step))
 
@@ -166,9 +167,9 @@ def test_products_of_trained_heads(name, use_views, features, monkeypatch):
 def test_one_block_by_hand():
     """A token alone: projections, L1 attention, prototypes, cosines; no Component 1."""
     features = Features(torch.ones(1, 64))
-    episode = Episode((2, 2), (4, 4))  # n = 12 pseudo-queries, 4 shots
+    size = TaskSize((2, 2), (4, 4))  # n = 12 pseudo-queries, 4 shots
     recipe = Recipe(steps=1)
-    cost = count("miv", features, episode, None, recipe=recipe)
+    cost = count("miv", features, size, None, recipe=recipe)
     projections = 3 * 3 * 12 * 64**2 + 3 * 4 * 64**2  # a step, and the support at the end
     prototypes = 3 * 2 * 12 * 4 * 64
     distances = 3 * 3 * 12 * 4 * 64
@@ -182,7 +183,7 @@ def test_one_block_by_hand():
 def test_the_backbone_passes_support_and_views_once(features):
     one = BackboneWork(1e9)
     difference = [
-        count(name, features, EPISODE, one).gflops - count(name, features, EPISODE, None).gflops
+        count(name, features, SIZE, one).gflops - count(name, features, SIZE, None).gflops
         for name in ("miv", "miv-no-views", "ncc")
     ]
     assert difference == pytest.approx([2 * 13, 2 * 8, 2 * 8])  # views only where they are used
@@ -190,14 +191,14 @@ def test_the_backbone_passes_support_and_views_once(features):
 
 def test_logistic_counts_the_steps_it_took(features):
     def gflops(iterations):
-        return count("logistic", features, EPISODE, None, iterations=iterations).gflops
+        return count("logistic", features, SIZE, None, iterations=iterations).gflops
 
     assert gflops(20) - gflops(10) == pytest.approx(2 * 2 * 10 * 8 * 8 * 3 / 1e9)
 
 
 def test_every_method_has_a_cost(features):
     for name in METHODS:
-        cost = count(name, features, EPISODE, BackboneWork(1e9, 5e8, 1e8))
+        cost = count(name, features, SIZE, BackboneWork(1e9, 5e8, 1e8))
         assert 0 < cost.gflops_paper < cost.gflops
 
 
@@ -256,7 +257,7 @@ def test_tuning_against_a_real_step():
     cost = count(
         "tsa",
         features,
-        Episode((3, 3), (0, 0)),
+        TaskSize((3, 3), (0, 0)),
         BackboneWork(forward, forward),
         params={"steps": 1},
     )

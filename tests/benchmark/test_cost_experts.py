@@ -5,9 +5,11 @@ import torch
 
 from mivhead import Features
 from mivhead.backbones.efficientnet_lite import PRESETS
-from mivhead.benchmark.cost import Episode, count, experts_work
+from mivhead.benchmark.cost import count
 from mivhead.ensemble.ridge import Experts
 from mivhead.head.recipe import resolve_blocks
+from mivhead.methods.cost import TaskSize
+from mivhead.methods.miv import experts_work
 from tests.benchmark.test_cost import executed
 
 LITE0 = [(112, 14, 14), (192, 7, 7), (320, 7, 7), (1280, 7, 7)]
@@ -20,7 +22,7 @@ def test_a_tiny_block_by_hand():
     second_order = 3 * 3 * 10 + 3**3 + 3 * (10 + 3) * 2  # 10 pairs of channels
     layout = 3 * 3 * 16 + 3**3 + 3 * (16 + 3) * 2
     mean = 3 * 3 * 4 + 3**3 + 3 * (4 + 3) * 2
-    work = experts_work(blocks, Episode((2, 1), (7, 7)))
+    work = experts_work(blocks, TaskSize((2, 1), (7, 7)))
     assert work.products == work.paper == covariances + second_order + layout + mean
     assert work.others == 0
 
@@ -28,7 +30,7 @@ def test_a_tiny_block_by_hand():
 def test_more_images_than_channels_by_hand():
     """A token only: one expert, whose system is that of the 2 channels."""
     blocks = resolve_blocks(Features(torch.zeros(1, 2)))
-    work = experts_work(blocks, Episode((3, 2), (0, 0)))
+    work = experts_work(blocks, TaskSize((3, 2), (0, 0)))
     assert work.products == 5 * 2 * 2 + 2**3 + 5 * (2 + 2) * 2
 
 
@@ -36,7 +38,7 @@ def test_experts_do_little_more_than_they_must():
     features = Features(torch.randn(8, 200, 7, 7, generator=torch.Generator().manual_seed(0)))
     labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
     executes = executed(lambda: Experts.fit(features, labels, 3))
-    needed = experts_work(resolve_blocks(features), Episode((3, 2, 3), (0, 0, 0))).products
+    needed = experts_work(resolve_blocks(features), TaskSize((3, 2, 3), (0, 0, 0))).products
     assert 0.7 * needed < executes < 1.6 * needed
 
 
@@ -45,9 +47,9 @@ def test_experts_do_little_more_than_they_must():
 def test_the_default_recipe_costs_less_than_the_papers(ways, shots, views):
     """15 steps three times, on blocks without the widest, against 40 on all."""
     features = Features([torch.zeros(1, *shape) for shape in LITE0])
-    episode = Episode((shots,) * ways, (shots * views,) * ways)
+    size = TaskSize((shots,) * ways, (shots * views,) * ways)
     ours, papers = (
-        count("miv", features, episode, None, preset=PRESETS["efficientnet_lite0"], recipe=recipe)
+        count("miv", features, size, None, preset=PRESETS["efficientnet_lite0"], recipe=recipe)
         for recipe in ("mivhead", "paper")
     )
     assert ours.gflops < papers.gflops
@@ -57,9 +59,9 @@ def test_held_out_heads_are_counted_where_something_can_be_held_out():
     features = Features(torch.zeros(1, 64))
     ratio = {}
     for shots in (1, 6):
-        episode = Episode((shots,) * 5, (0,) * 5)
+        size = TaskSize((shots,) * 5, (0,) * 5)
         stacked, prior = (
-            count("miv", features, episode, None, params={"vote": vote}).gflops
+            count("miv", features, size, None, params={"vote": vote}).gflops
             for vote in ("stacked", "prior")
         )
         ratio[shots] = stacked / prior

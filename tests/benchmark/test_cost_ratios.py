@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from mivhead import Features
-from mivhead.benchmark.cost import BackboneWork, Episode, count
+from mivhead.benchmark.cost import count
+from mivhead.methods.cost import BackboneWork, TaskSize
 from mivhead.preset import BlockPreset, Preset
 
 RESNET50 = BackboneWork(4.09e9, 1.85e9)
@@ -22,13 +23,13 @@ VIT_SMALL_8 = BackboneWork(22e9, 0, 5.7e9)
 def ratios(ways: int, shots: int) -> dict[str, float]:
     """Our cost as a share of the rival's: TSA on ResNet-50, eTT/16 against us with patches of 8."""
     views = shots * math.ceil(15 / shots) if shots <= 15 else 0
-    episode = Episode((shots,) * ways, (views,) * ways)
+    size = TaskSize((shots,) * ways, (views,) * ways)
     maps = Features([torch.zeros(1, 1024, 14, 14), torch.zeros(1, 2048, 7, 7)])
     tokens = Features([{"map": torch.zeros(1, 384, 28, 28), "token": torch.zeros(1, 384)}] * 4)
-    miv = count("miv-paper", maps, episode, RESNET50, preset=RESNET50_PRESET)
-    tsa = count("tsa", maps, episode, RESNET50)
-    ours = count("miv-paper", tokens, episode, VIT_SMALL_8)
-    ett = count("ett", tokens, episode, VIT_SMALL_16)
+    miv = count("miv-paper", maps, size, RESNET50, preset=RESNET50_PRESET)
+    tsa = count("tsa", maps, size, RESNET50)
+    ours = count("miv-paper", tokens, size, VIT_SMALL_8)
+    ett = count("ett", tokens, size, VIT_SMALL_16)
     return {
         "tsa": miv.gflops / tsa.gflops,
         "tsa, paper's rule": miv.gflops_paper / tsa.gflops_paper,
@@ -59,11 +60,11 @@ def test_a_second_block_adds_a_quarter_to_the_head():
     With the backbone's pass the whole grows by less than the 17 to 23 % that the paper prints.
     """
     maps = Features([torch.zeros(1, 1024, 14, 14), torch.zeros(1, 2048, 7, 7)])
-    episode = Episode((10,) * 20, (20,) * 20)
+    size = TaskSize((10,) * 20, (20,) * 20)
     growth = {}
     for title, backbone in (("head", None), ("all", RESNET50)):
         one, two = (
-            count(name, maps, episode, backbone, preset=RESNET50_PRESET).gflops_paper
+            count(name, maps, size, backbone, preset=RESNET50_PRESET).gflops_paper
             for name in ("miv-blocks1", "miv-blocks2")
         )
         growth[title] = two / one

@@ -134,8 +134,8 @@ def test_hyperparameters_reach_a_method_on_features_of_unknown_origin(miv, tmp_p
     [
         (["neighbours"], "'neighbours' is not of the form NAME=VALUE"),
         (["neighbors=3"], "Did you mean 'neighbours'?"),
-        (["neighbours=0"], "neighbours must be a whole number of at least 1, got 0"),
-        (["neighbours=many"], "neighbours must be a whole number of at least 1, got 'many'"),
+        (["neighbours=0"], "neighbours must be an integer of at least 1, got 0"),
+        (["neighbours=many"], "neighbours must be an integer of at least 1, got 'many'"),
         (["random_state=1"], "random_state is no hyperparameter: give --seed"),
     ],
 )

@@ -22,7 +22,7 @@ TUNERS = [name for name in METHODS if name not in ON_FEATURES]
 MISSING = ["missing.png", "nowhere.png"]  # to decode them would be another error
 WHY = (
     "{} tunes the backbone, so it needs a torch module that gradients can flow through; {} only "
-    "gives features, as an ONNX file, a service or a function does: take a backbone of timm or "
+    "gives features, as an ONNX file, a service or a function does: choose a backbone of timm or "
     "`from_module`, or a method on features, such as miv."
 )
 
@@ -65,8 +65,12 @@ def test_no_samples_at_all() -> None:
     ("method", "model", "message"),
     [
         ("tsa", vit, "tsa adapts the 3x3 convolutions of a ResNet .* small has none of them"),
-        ("ett", resnet, "ett adds keys and values .* of a vision transformer; small is none"),
-        ("ln-tune", resnet, "ln-tune trains the LayerNorms of a vision transformer; small is none"),
+        ("ett", resnet, "ett adds keys and values .* of a vision transformer; small is not one"),
+        (
+            "ln-tune",
+            resnet,
+            "ln-tune trains the LayerNorms .* transformer; small is not one",
+        ),
     ],
 )
 def test_networks_of_the_wrong_kind(method: str, model: Any, message: str) -> None:
@@ -78,10 +82,10 @@ def test_networks_of_the_wrong_kind(method: str, model: Any, message: str) -> No
 @pytest.mark.parametrize(
     ("method", "params", "message"),
     [
-        ("knn", {"neighbours": 0}, "neighbours must be a whole number of at least 1, got 0"),
+        ("knn", {"neighbours": 0}, "neighbours must be an integer of at least 1, got 0"),
         ("knn", {"neighbors": 3}, "parameter of knn must be .*Did you mean 'neighbours'"),
-        ("miv-d1", {"candidates": 0}, "candidates must be a whole number"),
-        ("tsa", {"steps": -1}, "steps must be a whole number of at least 0, got -1"),
+        ("miv-d1", {"candidates": 0}, "candidates must be an integer"),
+        ("tsa", {"steps": -1}, "steps must be an integer of at least 0, got -1"),
         ("finetune", {"rate": 1.0}, "parameter of finetune must be one of"),
     ],
 )

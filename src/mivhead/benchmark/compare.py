@@ -47,8 +47,9 @@ class Cell:
         return summarise(self.accuracies) if self.results else None
 
     def mean(self, name: str) -> float:
-        """Mean of a number that results carry, such as `gflops`."""
-        return float(np.mean([getattr(r, name) for r in self.results]))
+        """Mean of a number that results carry, such as `gflops`; NaN if it is not known."""
+        values = [getattr(r, name) for r in self.results]
+        return math.nan if None in values else float(np.mean(values))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from mivhead._schema import from_json, to_json
 from mivhead.backbones import DEFAULT_BACKBONE
 from mivhead.benchmark.samplers import Protocol as SamplingProtocol
 from mivhead.errors import InputError, check_one_of
-from mivhead.methods.registry import METHODS
+from mivhead.methods.registry import get_method
 
 TABLES = Path(__file__).parent / "tables"  # ready-made configurations, one TOML file each
 
@@ -59,7 +59,7 @@ class MethodConfig:
     name
         What results call it.
     method
-        One of `mivhead.methods.METHODS`; by default the name.
+        One of `mivhead.methods.METHODS`, or `module:Class`; by default the name.
     recipe
         How the MIV-head is trained; None for its default.
     threshold
@@ -75,11 +75,11 @@ class MethodConfig:
     params: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_one_of("method", self.kind, METHODS)
-        known = METHODS[self.kind].hyperparameters() if self.params else {}
+        method = get_method(self.kind)
+        known = method.hyperparameters() if self.params else {}
         for name in self.params:
             check_one_of(f"parameter of {self.kind}", name, known)
-        if self.recipe is not None and not METHODS[self.kind].configurable:
+        if self.recipe is not None and not method.has_recipe:
             raise InputError(
                 f"{self.name!r} has a recipe; only the MIV-head and its ablations take one."
             )
@@ -94,12 +94,12 @@ class MethodConfig:
     @property
     def needs_images(self) -> bool:
         """Whether it tunes the backbone, so that features are not enough."""
-        return METHODS[self.kind].needs == "images"
+        return get_method(self.kind).needs == "images"
 
     @property
     def uses_views(self) -> bool:
         """Whether it trains on augmented views."""
-        return bool(self.params.get("use_views", METHODS[self.kind].uses_views))
+        return bool(self.params.get("use_views", get_method(self.kind).uses_views))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from mivhead.benchmark.config import MethodConfig
-from mivhead.benchmark.cost import BackboneWork
 from mivhead.benchmark.plan import Picture, PictureKeys, ViewRule
 from mivhead.benchmark.results import Result
 from mivhead.benchmark.source import Source
@@ -17,6 +16,7 @@ from mivhead.benchmark.tasks import Task, TaskSet
 from mivhead.benchmark.trials import Given, Keys
 from mivhead.benchmark.units import TaskJob
 from mivhead.head.recipe import DEFAULT_RECIPE, resolve_recipe
+from mivhead.methods.cost import BackboneWork
 from mivhead.preset import Preset
 
 NO_KEYS = Keys((), (), ())

@@ -47,7 +47,8 @@ class Result:
     peak_bytes
         Most memory taken during adaptation beyond what was taken before it.
     gflops, gflops_paper
-        Adaptation, counted honestly and by the paper's rule, the backbone's pass included.
+        Adaptation, counted honestly and by the paper's rule, the backbone's pass included; None
+        for a method that does not count its work.
     calibration
         Per bin of confidence: queries, sum of confidences, rightly named; for the expected
         calibration error.
@@ -69,8 +70,8 @@ class Result:
     infer_seconds: float
     backbone_seconds: float
     peak_bytes: int
-    gflops: float
-    gflops_paper: float
+    gflops: float | None
+    gflops_paper: float | None
     calibration: tuple[tuple[float, float, float], ...]
 
 

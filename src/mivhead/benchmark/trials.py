@@ -18,7 +18,7 @@ from mivhead.benchmark.source import Source
 from mivhead.benchmark.tasks import Task
 from mivhead.features import Features
 from mivhead.fewshot import FewShotClassifier
-from mivhead.methods.registry import METHODS, make_method
+from mivhead.methods.registry import get_method, make_method
 from mivhead.preset import Preset
 
 Probabilities = NDArray[np.floating[Any]]
@@ -208,4 +208,4 @@ def few_rows(labels: NDArray[np.int64]) -> list[int]:
 
 def one_step(method: MethodConfig) -> dict[str, int]:
     """Shorten the training of a method, where it can be."""
-    return {"steps": 1} if "steps" in METHODS[method.kind].hyperparameters() else {}
+    return {"steps": 1} if "steps" in get_method(method.kind).hyperparameters() else {}

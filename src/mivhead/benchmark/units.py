@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mivhead.benchmark.config import MethodConfig
-from mivhead.benchmark.cost import BackboneWork, Episode, count
+from mivhead.benchmark.cost import count
 from mivhead.benchmark.failures import NotFiniteError, describe_failure
 from mivhead.benchmark.measuring import Clock, PeakMemory
 from mivhead.benchmark.plan import ViewRule
@@ -26,6 +26,7 @@ from mivhead.benchmark.trials import (
     Probabilities,
     Trial,
 )
+from mivhead.methods.cost import BackboneWork, TaskSize
 
 BINS = 15  # of confidence, equally wide
 _warm: set[tuple[str, str]] = set()  # backbones and methods that this process has run before
@@ -110,7 +111,7 @@ def _measure(
     cost = count(
         method.kind,
         trial.sample(),
-        Episode.from_labels(job.given.task.support_labels, views),
+        TaskSize.from_labels(job.given.task.support_labels, views),
         job.work,
         preset=job.given.preset,
         recipe=method.recipe,

@@ -85,8 +85,10 @@ class Demo:
         self.classifier.fit_table(self.shots)
         trained = time.perf_counter()
         views = 0 if self.shots.views is None else len(self.shots.views)
+        identity = self.classifier.identity_
+        assert identity is not None, "it was fitted on images"
         self.say(
-            f"   The frozen backbone {self.classifier.identity_.name} saw {len(self.shots)} images "
+            f"   The frozen backbone {identity.name} saw {len(self.shots)} images "
             f"and {views} augmented views\n   in {seconds(extracted - started)} (loading "
             f"included); training the head took {seconds(trained - extracted)}."
         )
@@ -95,7 +97,7 @@ class Demo:
         """Name the new images."""
         started = time.perf_counter()
         self.new = self.classifier.extract(open_unlabelled(self.folders.new))
-        self.predictions = self.classifier.classify_table(self.new)
+        self.predictions = self.classifier.classify(self.new)
         labels = self.new_labels
         right = sum(p.label == label for p, label in zip(self.predictions, labels, strict=True))
         total = len(labels)
@@ -111,11 +113,9 @@ class Demo:
         self.classifier.save(path)
         loaded = load(path, device=self.device)
         image = self.folder / "new" / self.names[0] / "1.png"
-        same = (
-            isinstance(loaded, FewShotClassifier)
-            and loaded.classify_table(self.new) == self.predictions
-            and loaded.classify(image) == self.classifier.classify(image)
-        )
+        same = loaded.classify(self.new) == self.predictions and loaded.classify(
+            image
+        ) == self.classifier.classify(image)
         if not same:
             raise NotAvailableError(f"The model {path} answers differently after loading.")
         self.say(

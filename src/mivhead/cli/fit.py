@@ -26,7 +26,7 @@ from mivhead.cli.output import (
     table,
 )
 from mivhead.errors import InputError
-from mivhead.methods import METHODS
+from mivhead.methods import get_method
 
 if TYPE_CHECKING:
     from mivhead.classifier import FeatureClassifier
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     from mivhead.model_file import save
 
     classifier = options.classifier_from(args)
-    if classifier.tunes_backbone:
+    if classifier.needs_images:
         return _run_tuning(classifier, args, started)
     shots = _read_features(args) if is_features(args.shots) else _read_images(args, classifier)
     extracted = time.perf_counter()
@@ -147,7 +147,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
     check_output(args.output, replaces="model")
     if args.folds < 2:
         raise InputError(f"--folds must be at least 2, got {args.folds}.")
-    if args.recipe and args.method in METHODS and not METHODS[args.method].configurable:
+    if args.recipe and args.method and not get_method(args.method).has_recipe:
         raise InputError(f"--recipe is for the MIV-head and its ablations, not for {args.method}.")
     if (args.label or args.where) and not is_features(args.shots):
         raise InputError("--label and --where are for tables in databases.")

@@ -32,32 +32,25 @@ def load_model(
     path: str, *, device: str | None, backbone: str | None = None, weights: str | None = None
 ) -> Model:
     """Read a model file; the backbone is loaded with the first image."""
-    from mivhead.fewshot import FewShotClassifier
     from mivhead.model_file import load
 
     loaded = load(path, backbone=backbone, weights=weights, device=device)
-    if isinstance(loaded, FewShotClassifier):
-        return Model(path, loaded, loaded.identity_)
-    on_features = FewShotClassifier(device=device)
-    on_features.classifier_, on_features.classes_ = loaded, loaded.classes_
-    return Model(path, on_features, None)
+    return Model(path, loaded, loaded.identity_)
 
 
 def classify_table(model: Model, table: FeatureTable) -> list[Prediction]:
     """Predict images whose features were extracted before, by the same backbone."""
     from mivhead.backbones.base import Identity
-    from mivhead.methods.tuning.base import TuningClassifier
 
     # A tuned model takes no features at all, and says so itself.
-    tuned = isinstance(model.classifier.classifier_, TuningClassifier)
-    expected = None if tuned else model.identity
+    expected = None if model.classifier.needs_images else model.identity
     if expected and table.backbone and Identity.from_json(table.backbone) != expected:
         raise InputError(
             f"The features come from the backbone {table.backbone.get('name')!r}, the model "
             f"{model.path} from {expected.name!r} with its weights, taps and preprocessing: "
             "extract them with the model's backbone."
         )
-    return model.classifier.classify_table(table)
+    return model.classifier.classify(table)
 
 
 def classify_images(model: Model, images: ImageSet, *, verbose: bool) -> list[Prediction]:

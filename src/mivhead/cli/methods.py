@@ -7,12 +7,12 @@ from typing import Any
 
 from mivhead.cli import options
 from mivhead.cli.output import print_json, table
-from mivhead.errors import check_one_of
-from mivhead.methods import METHODS, Method, list_methods
+from mivhead.methods import Method, get_method, list_methods
 
 EXAMPLES = """
 miv methods
 miv methods knn                          # its paper and hyperparameters
+miv methods my_module:MyHead             # a class of your own
 miv methods --json
 miv fit shots/ -o plain.miv --method ncc
 """
@@ -25,29 +25,26 @@ def add_parser(subparsers: Any) -> None:
         "methods",
         "the MIV-head, its rivals and its ablations",
         "List the methods that `miv fit --method` takes, with what they need and where they come "
-        "from; or show one of them with its hyperparameters.",
+        "from; or show one of them with its hyperparameters. Methods of installed packages are "
+        "listed, too; a class of your own is given as module:Class.",
         EXAMPLES,
     )
-    parser.add_argument("name", metavar="NAME", nargs="?", help="show this method only")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="show only this method")
     options.add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    if args.name is not None:
-        check_one_of("method", args.name, METHODS)
-        chosen = [METHODS[args.name]]
-    else:
-        chosen = list_methods()
+    chosen = list_methods() if args.name is None else [get_method(args.name)]
     if args.json:
         print_json([_facts(method, with_parameters=args.name is not None) for method in chosen])
     elif args.name is not None:
         print(_describe(chosen[0]))
     else:
         rows = [[m.name, m.needs, "yes" if m.uses_views else "no", m.summary] for m in chosen]
-        print(table(["method", "needs", "views", "what it is"], rows, limit=80))
-        print("\n`miv methods NAME` shows the paper and the hyperparameters of one.")
+        print(table(["method", "needs", "views", "summary"], rows, limit=80))
+        print("\n`miv methods NAME` shows the paper and the hyperparameters of a method.")
     return 0
 
 
@@ -59,17 +56,16 @@ def _facts(method: Method, *, with_parameters: bool) -> dict[str, Any]:
         "uses_views": method.uses_views,
         "paper": method.paper,
     }
-    if with_parameters:  # importing the method takes time: only where it is asked for
+    if with_parameters:
         facts["hyperparameters"] = method.hyperparameters()
     return facts
 
 
 def _describe(method: Method) -> str:
-    facts = _facts(method, with_parameters=True)
-    rows = [[name, repr(value)] for name, value in sorted(facts["hyperparameters"].items())]
+    rows = [[name, repr(value)] for name, value in sorted(method.hyperparameters().items())]
     return (
         f"{method.name}: {method.summary}.\n"
-        f"From: {method.paper}.\n"
-        f"Needs {method.needs}; trains on augmented views: "
+        + (f"Reference: {method.paper}.\n" if method.paper else "")
+        + f"Needs {method.needs}; trains on augmented views: "
         f"{'yes' if method.uses_views else 'no'}.\n\n{table(['parameter', 'value'], rows)}"
     )

@@ -108,7 +108,7 @@ class _Case:
         table = model.classifier.extract(images)
         self.classifier: MIVClassifier = model.classifier.classifier_
         self.features: Features = table.features
-        self.prediction: Prediction = model.classifier.classify_table(table)[0]
+        self.prediction: Prediction = model.classifier.classify(table)[0]
         self.images = images
         self.names: list[str] = [str(name) for name in self.classifier.classes_]
 

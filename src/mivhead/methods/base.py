@@ -1,23 +1,35 @@
-"""`PooledClassifier`: what all rivals on one vector per image share."""
+"""`PooledClassifier`: what all methods on one vector per image share.
+
+A method is a subclass that names its tensors and their dimensions in `TENSORS`, learns them in
+`_learn`, scores with them in `_score`, and counts its own cost in `_work`.
+"""
 
 from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, make_dataclass
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 from mivhead._schema import from_json, split_tensors
 from mivhead.classifier import FeatureClassifier
 from mivhead.errors import InputError
 from mivhead.features import Features, SupportSet
+from mivhead.methods.cost import BackboneWork, TaskSize, Work
 
-ROWS = 256  # queries scored at once: memory stays flat in their number
+ROWS = 256  # queries scored at once, so that memory does not grow with their number
+NORM_EPS = 1e-12
+MAX_SIZE = 2**20  # of a dimension in a model file; keeps a forged file from overflowing
+
+# These belong to the run and not to the model; the MIV-head keeps its recipe and blocks in its own
+# state.
+NOT_STORED = frozenset({"random_state", "device", "verbose", "images_at_once", "recipe", "preset"})
 
 
 class Shots(NamedTuple):
@@ -29,17 +41,33 @@ class Shots(NamedTuple):
     seed: int
 
 
+class Vectors(NamedTuple):
+    """The sizes that a method on pooled features counts with."""
+
+    n: int  # images, views included
+    c: int  # channels
+    ways: int
+    most: int  # images of the largest class
+
+    @property
+    def span(self) -> int:
+        """Dimensions of the space that the centred images span."""
+        return min(self.n - 1, self.c)
+
+
 class PooledClassifier(FeatureClassifier):
     """A method that learns tensors from pooled features and scores pooled features with them.
 
-    A subclass names its tensors and their dimensions in `TENSORS`, learns them in `_learn`, uses
-    them in `_score`, and checks its hyperparameters in `_check_params`. Augmented views, with
-    `use_views`, count as more images.
+    With `use_views`, augmented views count as further images.
     """
 
     TENSORS: ClassVar[Mapping[str, str]]
     use_views: bool
     learned_: dict[str, Tensor]
+
+    @abstractmethod
+    def _check_params(self) -> None:
+        """Raise an error for hyperparameters that are not valid."""
 
     @abstractmethod
     def _learn(self, shots: Shots) -> dict[str, Tensor]:
@@ -49,9 +77,14 @@ class PooledClassifier(FeatureClassifier):
     def _score(self, x: Tensor) -> Tensor:
         """Logits (image, class) of pooled features (image, channel)."""
 
-    @abstractmethod
-    def _check_params(self) -> None:
-        """Raise an error for hyperparameters that make no sense."""
+    def _work(self, _size: Vectors) -> Work | None:
+        """Count the work of `_learn`; None if it is not known."""
+        return None
+
+    def work(self, size: TaskSize, features: Features, _backbone: BackboneWork) -> Work | None:
+        """Count the work of fitting to a task of this size; None if it is not known."""
+        channels = features.blocks[-1].channels
+        return self._work(Vectors(size.images, channels, size.ways, size.largest))
 
     def _fit(self, support: SupportSet, seed: int) -> None:
         self._check_params()
@@ -72,9 +105,7 @@ class PooledClassifier(FeatureClassifier):
         return config, {f"params.{name}": tensor for name, tensor in self.learned_.items()}
 
     def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        stored = {name: value for name, value in config.items() if value is not None}
-        if different := sorted(stored.keys() ^ {"params", "layout"}):
-            raise InputError(f"config has an unknown key or lacks one: {different[0]!r}.")
+        stored = check_keys(config, {"params", "layout"})
         restore_params(self, stored["params"])
         self._check_params()
         empty = read_layout(stored["layout"])
@@ -86,6 +117,9 @@ class PooledClassifier(FeatureClassifier):
         self.layout_, self.n_features_in_ = empty.layout, empty.shape[1]
 
 
+# Hyperparameters
+
+
 def check_positive(name: str, value: float) -> None:
     """Raise an error that names a hyperparameter which must be a positive number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < np.inf:
@@ -93,15 +127,12 @@ def check_positive(name: str, value: float) -> None:
 
 
 def check_count(name: str, value: int, least: int) -> None:
-    """Raise an error that names a hyperparameter which must be a whole number."""
+    """Raise an error that names a hyperparameter which must be an integer."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+        raise InputError(f"{name} must be an integer of at least {least}, got {value!r}.")
 
 
-# One vector per image: what every rival on frozen features starts from.
-
-
-NORM_EPS = 1e-12
+# One vector per image
 
 
 def pooled(features: Features) -> Tensor:
@@ -117,7 +148,7 @@ def pooled(features: Features) -> Tensor:
 
 
 def unit(x: Tensor) -> Tensor:
-    """Vectors (..., channel) of length 1; zero vectors stay zero."""
+    """Scale vectors (..., channel) to length 1; zero vectors stay zero."""
     lengths: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / lengths.clamp_min(NORM_EPS)
 
@@ -131,6 +162,11 @@ def class_means(x: Tensor, labels: Tensor, classes: int) -> Tensor:
     return membership(labels, classes, x.dtype).T @ x / counts(labels, classes)[:, None]
 
 
+def class_means_work(size: Vectors) -> Work:
+    """Count the work of `class_means`."""
+    return Work.once(size.ways * size.n * size.c)
+
+
 def membership(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
     """One-hot rows (image, class)."""
     return torch.nn.functional.one_hot(labels, classes).to(dtype)
@@ -141,14 +177,55 @@ def counts(labels: Tensor, classes: int) -> Tensor:
     return torch.bincount(labels, minlength=classes)
 
 
-# What a model file holds of a rival: its hyperparameters, the layout of features, tensors.
-#
-# Reading trusts nothing: every key, type, name, shape and value is checked.
+def minimise(
+    loss: Callable[[], Tensor], parameters: Sequence[Tensor], *, rate: float, steps: int
+) -> list[float]:
+    """Change parameters in place by Adam on the full batch; return the loss before each step.
+
+    >>> x = torch.tensor(3.0, requires_grad=True)
+    >>> losses = minimise(lambda: x**2, [x], rate=0.1, steps=200)
+    >>> losses[0], abs(x.item()) < 0.01
+    (9.0, True)
+    """
+    # The function, because the class `torch.optim.Adam` imports PyTorch's compiler: two seconds.
+    params = list(parameters)
+    means, squares = ([torch.zeros_like(p) for p in params] for _ in range(2))
+    taken = [torch.zeros(()) for _ in params]
+    losses = []
+    for _ in range(steps):
+        with torch.enable_grad():
+            value = loss()
+            gradients = list(torch.autograd.grad(value, params))
+        losses.append(value.item())
+        with torch.no_grad():
+            adam(
+                params,
+                gradients,
+                means,
+                squares,
+                [],
+                taken,
+                amsgrad=False,
+                beta1=0.9,
+                beta2=0.999,
+                lr=rate,
+                weight_decay=0.0,
+                eps=1e-8,
+                maximize=False,
+            )
+    return losses
 
 
-# Belong to the run, not to the model; the MIV-head keeps its recipe and blocks in its own state.
-NOT_STORED = frozenset({"random_state", "device", "verbose", "images_at_once", "recipe", "preset"})
-MAX_SIZE = 2**20  # of a dimension; keeps a forged file from overflowing
+# What a model file holds: hyperparameters, the layout of the features, tensors. Reading trusts
+# nothing: every key, type, name, shape and value is checked.
+
+
+def check_keys(config: Mapping[str, Any], expected: set[str]) -> dict[str, Any]:
+    """Check that exactly these keys have a value."""
+    stored = {name: value for name, value in config.items() if value is not None}
+    if different := sorted(stored.keys() ^ expected):
+        raise InputError(f"config has an unknown key or lacks one: {different[0]!r}.")
+    return stored
 
 
 def params_to_json(estimator: Any) -> dict[str, Any]:
@@ -176,7 +253,7 @@ def layout_to_json(layout: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]
 
 
 def read_layout(document: Any) -> Features:
-    """Check a stored layout; it comes back as Features of no images.
+    """Check a stored layout; return it as Features of no images.
 
     >>> read_layout({"block0.map": [8, 2, 2]})
     Features(n=0, block0: map 8x2x2 float32)
@@ -184,8 +261,8 @@ def read_layout(document: Any) -> Features:
     if not isinstance(document, Mapping):
         raise InputError(f"config.layout must be an object, got {document!r:.80}.")
     for name, shape in document.items():
-        whole = isinstance(shape, list) and all(type(size) is int for size in shape)
-        if not whole or not all(0 < size <= MAX_SIZE for size in shape):
+        integers = isinstance(shape, list) and all(type(size) is int for size in shape)
+        if not integers or not all(0 < size <= MAX_SIZE for size in shape):
             raise InputError(f"config.layout.{name} is not valid: {shape!r:.80}.")
     # Features check the names and the numbers of dimensions.
     return Features.from_tensors({k: torch.empty(0, *v) for k, v in document.items()})
@@ -194,10 +271,10 @@ def read_layout(document: Any) -> Features:
 def check_learned(
     tensors: Mapping[str, Tensor], dimensions: Mapping[str, str], known: Mapping[str, int]
 ) -> None:
-    """Check tensors against the names of their dimensions; all must be there and be finite.
+    """Check tensors against the names of their dimensions; all must be present and finite.
 
-    Dimensions whose sizes are not known may have any, but the same everywhere. A tensor called
-    `labels` holds class numbers, every other one floats.
+    A dimension whose size is not known may have any size, but the same one everywhere. A tensor
+    called `labels` holds class numbers, every other one floats.
 
     >>> check_learned({"means": torch.zeros(5, 3)}, {"means": "class channel"}, {"channel": 4})
     Traceback (most recent call last):

@@ -9,8 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mivhead.methods.adam import minimise
-from mivhead.methods.base import PooledClassifier, Shots, check_count, check_positive
+from mivhead.methods.base import (
+    PooledClassifier,
+    Shots,
+    Vectors,
+    check_count,
+    check_positive,
+    minimise,
+)
+from mivhead.methods.cost import BACKWARD, Work
 
 LENGTH_EPS = 1e-5  # added to the length of a feature
 MANY_CLASSES = 200  # above which Baseline++ needs a larger scale
@@ -49,37 +56,50 @@ class _Trained(PooledClassifier):
         return {name: tensor.detach() for name, tensor in self.learned_.items()}
 
     def _start(self, shots: Shots) -> Tensor:
-        """Draw initial weights (class, channel) as PyTorch does for a linear layer."""
+        """Initialise weights (class, channel) as PyTorch does for a linear layer."""
         generator = torch.Generator().manual_seed(shots.seed)
         channels = shots.x.shape[1]
         bound = channels**-0.5
         weights = torch.empty(shots.classes, channels).uniform_(-bound, bound, generator=generator)
         return weights.to(shots.x.device)
 
+    def _work(self, size: Vectors) -> Work:
+        """Count the scores and one gradient per step: the features are frozen."""
+        forward = self.steps * size.n * size.c * size.ways
+        return Work(2 * forward, paper=BACKWARD * forward)
+
 
 class Baseline(_Trained):
     """A linear layer with bias on the pooled features.
 
-    The paper of the method trains it by SGD in small batches; here it has the optimiser of
-    Baseline++, so that the two differ in the classifier alone.
+    The paper trains it by SGD in small batches; here it has the optimiser of Baseline++, so that
+    the two differ only in the classifier.
 
     Parameters
     ----------
-    learning_rate, steps
-        Adam on the full batch.
-    use_views
-        Let augmented views count as more images.
-    random_state
+    learning_rate : float, default=0.03
+        Learning rate of Adam.
+    steps : int, default=400
+        Number of steps, each on the full batch.
+    use_views : bool, default=False
+        Count augmented views as further images.
+    random_state : int, RandomState instance or None, default=None
         Seed of the initial weights.
-    device
+    device : str or None, default=None
         Where to compute; None: where the features are.
 
     Attributes
     ----------
-    losses_
+    losses_ : list of float
         Training loss of every step.
+
+    References
+    ----------
+    Chen et al., "A Closer Look at Few-shot Classification", 2019, arXiv 1904.04232.
     """
 
+    summary: ClassVar = "a linear layer, trained by Adam"
+    paper: ClassVar = "Chen et al. 2019, A Closer Look at Few-shot Classification, arXiv 1904.04232"
     TENSORS: ClassVar = {"weights": "class channel", "biases": "class"}
 
     def _learn(self, shots: Shots) -> dict[str, Tensor]:
@@ -91,29 +111,37 @@ class Baseline(_Trained):
 
 
 class BaselinePlusPlus(_Trained):
-    """A cosine classifier: features and class vectors of length 1, times a learnt length per class.
+    """A cosine classifier with a learned length per class.
 
-    Logits are scale * length * cosine, with scale 2 (10 above 200 classes).
+    Features and class vectors have length 1; logits are scale * length * cosine.
 
     Parameters
     ----------
-    learning_rate, steps
-        Adam on the full batch.
-    scale
-        Scale of the logits; None for the rule.
-    use_views
-        Let augmented views count as more images.
-    random_state
+    learning_rate : float, default=0.03
+        Learning rate of Adam.
+    steps : int, default=400
+        Number of steps, each on the full batch.
+    scale : float or None, default=None
+        Scale of the logits; None: 2, or 10 above 200 classes.
+    use_views : bool, default=False
+        Count augmented views as further images.
+    random_state : int, RandomState instance or None, default=None
         Seed of the initial weights.
-    device
+    device : str or None, default=None
         Where to compute; None: where the features are.
 
     Attributes
     ----------
-    losses_
+    losses_ : list of float
         Training loss of every step.
+
+    References
+    ----------
+    Chen et al., "A Closer Look at Few-shot Classification", 2019, arXiv 1904.04232.
     """
 
+    summary: ClassVar = "a cosine layer, trained by Adam"
+    paper: ClassVar = "Chen et al. 2019, A Closer Look at Few-shot Classification, arXiv 1904.04232"
     TENSORS: ClassVar = {"directions": "class channel", "lengths": "class"}
 
     def __init__(

@@ -11,11 +11,13 @@ from torch import Tensor
 from mivhead.methods.base import (
     PooledClassifier,
     Shots,
+    Vectors,
     check_count,
     check_positive,
     membership,
     unit,
 )
+from mivhead.methods.cost import Work
 
 LEAST_SHARE = 1e-6  # of the votes, for a class without a neighbour: logits stay finite
 
@@ -24,22 +26,29 @@ class NearestNeighbours(PooledClassifier):
     """The k support images of highest cosine vote, each with exp(cosine / temperature).
 
     Logits are logarithms of the shares of votes, so that probabilities are the shares. One shot
-    per class is no special case: weights that strong let the nearest image win.
+    per class needs no special treatment: with such weights the nearest image wins.
 
     Parameters
     ----------
-    neighbours
+    neighbours : int, default=5
         k; with fewer support images, all of them vote.
-    temperature
-        Small values let near neighbours count for more.
-    use_views
-        Let augmented views count as more images.
-    random_state
-        Not used: nothing is random.
-    device
+    temperature : float, default=0.07
+        With a small temperature near neighbours count for more.
+    use_views : bool, default=False
+        Count augmented views as further images.
+    random_state : int, RandomState instance or None, default=None
+        Ignored; the method is deterministic.
+    device : str or None, default=None
         Where to compute; None: where the features are.
+
+    References
+    ----------
+    Wu et al., "Unsupervised Feature Learning via Non-Parametric Instance Discrimination", 2018,
+    arXiv 1805.01978.
     """
 
+    summary: ClassVar = "weighted votes of the nearest support images"
+    paper: ClassVar = "Wu et al. 2018, Non-Parametric Instance Discrimination, arXiv 1805.01978"
     TENSORS: ClassVar = {"keys": "shot channel", "labels": "shot"}
 
     def __init__(
@@ -72,3 +81,6 @@ class NearestNeighbours(PooledClassifier):
         voters = membership(labels[rows], len(self.classes_), shares.dtype)
         votes = torch.einsum("qn,qnc->qc", shares, voters)  # (image, class)
         return votes.clamp_min(LEAST_SHARE).log()
+
+    def _work(self, _size: Vectors) -> Work:
+        return Work()  # features are stored as they are

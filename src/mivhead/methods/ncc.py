@@ -1,4 +1,4 @@
-"""Nearest class centroid by cosine: no training, no parameters."""
+"""NCC: the nearest class centroid by cosine."""
 
 from __future__ import annotations
 
@@ -7,24 +7,37 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from mivhead.methods.base import PooledClassifier, Shots, check_positive, class_means, unit
+from mivhead.methods.base import (
+    PooledClassifier,
+    Shots,
+    Vectors,
+    check_positive,
+    class_means,
+    class_means_work,
+    unit,
+)
+from mivhead.methods.cost import Work
 
 
 class NearestCentroid(PooledClassifier):
-    """Cosine to the mean of each class's un-normalised pooled features.
+    """Cosine to the mean of each class's pooled features, which are not normalised before.
 
     Parameters
     ----------
-    centred
+    centred : bool, default=False
         Subtract the mean of the class means from queries and class means first.
-    temperature
+    temperature : float, default=0.1
         Cosines are divided by it to become logits; it changes probabilities, not predictions.
-    use_views
-        Let augmented views count as more images.
-    random_state
-        Not used: nothing is random.
-    device
+    use_views : bool, default=False
+        Count augmented views as further images.
+    random_state : int, RandomState instance or None, default=None
+        Ignored; the method is deterministic.
+    device : str or None, default=None
         Where to compute; None: where the features are.
+
+    References
+    ----------
+    The baseline of the MIV-head's paper.
 
     Examples
     --------
@@ -34,6 +47,8 @@ class NearestCentroid(PooledClassifier):
     ['right']
     """
 
+    summary: ClassVar = "cosine to the class mean; nothing is trained"
+    paper: ClassVar = "Few-shot Classification as Multi-instance Verification (the MIV-head)"
     TENSORS: ClassVar = {"means": "class channel"}
 
     def __init__(
@@ -63,3 +78,6 @@ class NearestCentroid(PooledClassifier):
             middle = means.mean(dim=0)
             means, x = means - middle, x - middle
         return unit(x) @ unit(means).T / self.temperature  # (image, class)
+
+    def _work(self, size: Vectors) -> Work:
+        return class_means_work(size)

@@ -1,24 +1,72 @@
-"""Every method by name: what it is, what it needs, where it comes from.
+"""Every method by name: what it is, what it needs and where its file is.
 
-Listing methods imports none of them, nor PyTorch.
+A method is an estimator with `fit` and `predict_proba`; its class says in attributes what the
+registry tells of it (see `Method`), and counts its own cost in `work`. Adding one to mivhead is a
+file and a line in `_ROWS`. From another package it is either an entry point of the group
+`mivhead.methods`, or simply `package.module:Class` wherever a method's name is expected.
+
+Names are known without importing any method, or PyTorch; facts are read when they are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cache
+from importlib import import_module, invalidate_caches
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from mivhead.errors import InputError, check_one_of
 
 if TYPE_CHECKING:
-    from mivhead.classifier import FeatureClassifier
-    from mivhead.methods.tuning.base import TuningClassifier
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
 
+    from mivhead.features import Features
+    from mivhead.methods.cost import BackboneWork, TaskSize, Work
+
+GROUP = "mivhead.methods"  # of entry points
+FACTS = ("summary", "paper", "needs", "uses_views", "has_recipe")  # attributes of a class
 MIV_PAPER = "Few-shot Classification as Multi-instance Verification (the MIV-head)"
-CLOSER_LOOK = "Chen et al. 2019, A Closer Look at Few-shot Classification, arXiv 1904.04232"
-FIT = "Shysheya et al. 2023, FiT: Parameter Efficient Few-shot Transfer, arXiv 2206.08671"
+
+
+class Classifier(Protocol):
+    """What every method is: an estimator on features, or on the pixels of a network's images."""
+
+    classes_: NDArray[Any]
+    seed_: int
+    random_state: Any
+    device: str | None
+
+    def fit(self, X: Any, y: Any, *, views: Any = None, view_of: Any = None) -> Self:
+        """Train on a support set, and perhaps on augmented views."""
+        ...
+
+    def predict_proba(self, X: Any) -> NDArray[np.floating[Any]]:
+        """Probabilities (image, class), in the order of `classes_`."""
+        ...
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Hyperparameters by name."""
+        ...
+
+    def _check_params(self) -> None:
+        """Raise an error for hyperparameters that are not valid."""
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return what a model file holds: a JSON document and tensors."""
+        ...
+
+    def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Set the fitted state from what `_state` returned, checking everything."""
 
 
 @dataclass(frozen=True)
@@ -27,39 +75,63 @@ class Method:
 
     Parameters
     ----------
-    name, summary
-        What users call it, and one line about it.
-    needs
-        `"features"`: a frozen backbone's output is enough, from wherever it comes. `"images"`: the
-        method tunes the backbone, so it needs the images and a torch module.
-    paper
-        Where it comes from.
-    home
-        `module:class` of its estimator, imported on first use.
-    settings
-        Parameters of the estimator that make the variant.
-    uses_views
-        Whether it trains on augmented views by default, so that they are worth making.
-    configurable
-        Whether it has a recipe and a preset, like the MIV-head.
+    name : str
+        The name that users give.
+    home : str
+        `module:Class` of its estimator, imported on first use.
+    summary, paper : str, default=""
+        One line about it, and where it comes from.
+    needs : {"features", "images"}, default="features"
+        `"features"`: the output of a frozen backbone is enough, wherever it comes from.
+        `"images"`: the method tunes the backbone, so it needs the images and a torch module.
+    uses_views : bool, default=False
+        Whether it trains on augmented views by default.
+    has_recipe : bool, default=False
+        Whether it takes a recipe and a preset, like the MIV-head.
+    settings : Mapping, default={}
+        Parameters of the estimator that make this variant of it.
+    cost : str, default=""
+        `module:function` that counts its work, where that is not the estimator's method `work`.
     """
 
     name: str
-    summary: str
-    needs: Literal["features", "images"]
-    paper: str
     home: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    summary: str = ""
+    paper: str = ""
+    needs: Literal["features", "images"] = "features"
     uses_views: bool = False
-    configurable: bool = False
+    has_recipe: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    cost: str = ""
+
+    @classmethod
+    def from_class(cls, name: str, home: str) -> Method:
+        """Read the facts that an estimator's class has as attributes of the same names."""
+        kind = _load(home, name)
+        for member in ("fit", "predict_proba"):
+            if not callable(getattr(kind, member, None)):
+                raise InputError(f"{home} cannot be used as a method: it has no {member}().")
+        documented = (inspect.getdoc(kind) or "").partition("\n")[0].rstrip(".")
+        facts = {fact: getattr(kind, fact) for fact in FACTS if hasattr(kind, fact)}
+        return cls(name, home, **{"summary": documented} | facts)
 
     def load(self) -> type[Any]:
         """Import the estimator's class."""
-        module, name = self.home.split(":")
-        kind: type[Any] = getattr(import_module(module), name)
+        kind: type[Any] = _load(self.home, self.name)
         return kind
 
-    def make(self, **params: Any) -> Any:
+    def hyperparameters(self) -> dict[str, Any]:
+        """All parameters of the estimator and their values in this method.
+
+        >>> METHODS["knn"].hyperparameters()["neighbours"]
+        5
+        """
+        parameters = inspect.signature(self.load()).parameters.values()
+        named = (p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+        defaults = {p.name: None if p.default is p.empty else p.default for p in named}
+        return defaults | dict(self.settings)
+
+    def make(self, *, random_state: Any = None, device: str | None = None, **params: Any) -> Any:
         """Make an estimator, with the settings of the variant unless they are given.
 
         >>> METHODS["miv-eta0"].make().eta
@@ -68,118 +140,67 @@ class Method:
         known = self.hyperparameters()
         for name in params:
             check_one_of(f"parameter of {self.name}", name, known)
-        return self.load()(**{**self.settings, **params})
+        given = {**self.settings, **params}
+        kind = self.load()
+        if hasattr(kind, "_restore"):
+            return kind(random_state=random_state, device=device, **given)
+        from mivhead.methods.user import UserMethod  # a class that is not made for mivhead
 
-    def hyperparameters(self) -> dict[str, Any]:
-        """All parameters of the estimator and their values in this method.
+        return UserMethod(self.home, given, random_state=random_state, device=device)
 
-        >>> METHODS["knn"].hyperparameters()["neighbours"]
-        5
-        """
-        params: dict[str, Any] = self.load()(**self.settings).get_params(deep=False)
-        return params
-
-
-def _head(name: str, home: str, paper: str, summary: str) -> Method:
-    return Method(name, summary, "features", paper, f"mivhead.methods.{home}")
-
-
-def _tuner(name: str, home: str, paper: str, summary: str, *, use_views: bool = False) -> Method:
-    home = f"mivhead.methods.tuning.{home}"
-    return Method(name, summary, "images", paper, home, uses_views=use_views)
+    def work(
+        self, classifier: Any, size: TaskSize, features: Features, backbone: BackboneWork
+    ) -> Work | None:
+        """Count the work of fitting; None for a method that does not count it."""
+        if self.cost:
+            counted: Work | None = _load(self.cost, self.name)(classifier, size, features, backbone)
+            return counted
+        count = getattr(classifier, "work", None)
+        return None if count is None else count(size, features, backbone)
 
 
 def _ablation(name: str, summary: str, **settings: Any) -> Method:
     return Method(
         name,
-        summary,
-        "features",
-        MIV_PAPER,
         "mivhead.methods.ablation:MIVAblation",
-        settings,
+        summary,
+        MIV_PAPER,
         uses_views=settings.get("use_views", True),
-        configurable=True,
+        has_recipe=True,
+        settings=settings,
+        cost="mivhead.methods.miv:work",
     )
 
 
-_ALL = (
-    Method(
-        "miv",
-        "the MIV-head: pooling by attention, cross-attention pooling, several blocks",
-        "features",
-        MIV_PAPER,
-        "mivhead.classifier:MIVClassifier",
-        uses_views=True,
-        configurable=True,
-    ),
-    _head("ncc", "ncc:NearestCentroid", MIV_PAPER, "cosine to the class mean; nothing is trained"),
-    _head("baseline", "baseline:Baseline", CLOSER_LOOK, "a linear layer, trained by Adam"),
-    _head(
-        "baseline++", "baseline:BaselinePlusPlus", CLOSER_LOOK, "a cosine layer, trained by Adam"
-    ),
-    _head("fit-lda", "fit_head:FitLDA", FIT, "Gaussian classes with one covariance"),
-    _head("fit-qda", "fit_head:FitQDA", FIT, "Gaussian classes, each with a covariance of its own"),
-    _head(
-        "fit-protonets", "fit_head:ProtoNets", FIT, "Euclidean distance to the class mean; closed"
-    ),
-    _head(
-        "logistic",
-        "logistic:LogisticProbe",
-        "Tian et al. 2020, A Good Embedding Is All You Need?, arXiv 2003.11539",
-        "logistic regression on features of length 1",
-    ),
-    _head(
-        "svm",
-        "svm:SupportVectors",
-        "AutoGluon's few-shot learner, arXiv 2404.16233",
-        "standardised features and an RBF support vector machine",
-    ),
-    _head(
-        "knn",
-        "knn:NearestNeighbours",
-        "Wu et al. 2018, Non-Parametric Instance Discrimination, arXiv 1805.01978",
-        "weighted votes of the nearest support images",
-    ),
-    _head(
-        "ridge",
-        "ridge:RidgeRegression",
-        "Bertinetto et al. 2019, Differentiable Closed-form Solvers, arXiv 1805.08136",
-        "ridge regression onto the labels, in closed form",
-    ),
-    _head(
-        "tip-adapter",
-        "tip_adapter:TipAdapter",
-        "Zhang et al. 2021, Tip-Adapter, arXiv 2111.03930",
-        "a cache of features and labels; without CLIP's text term; nothing is trained",
-    ),
-    _tuner(
-        "tsa",
-        "tsa:TSA",
-        "Li et al. 2022, Cross-domain Few-shot Learning with Task-specific Adapters, "
-        "arXiv 2107.00358",
-        "adapters beside the 3x3 convolutions of a ResNet",
-    ),
-    _tuner(
-        "ett",
-        "ett:ETT",
-        "Xu et al. 2022, Exploring Efficient Few-shot Adaptation for Vision Transformers, "
-        "arXiv 2301.02419",
-        "prefixes of class prototypes, and offsets, in every block of a ViT",
-    ),
-    _tuner(
-        "ln-tune",
-        "ln_tune:LNTune",
-        "Basu et al. 2024, Strong Baselines for Parameter-Efficient Few-shot Fine-tuning, "
-        "arXiv 2304.01917",
-        "only the LayerNorms of a ViT are trained",
-        use_views=True,
-    ),
-    _tuner(
-        "finetune",
-        "finetune:Finetune",
-        "Hu et al. 2022, Pushing the Limits of Simple Pipelines (PMF), arXiv 2204.07305",
-        "all weights are trained: the costly reference",
-    ),
+_MIV = Method(
+    "miv",
+    "mivhead.classifier:MIVClassifier",
+    "the MIV-head: pooling by attention, cross-attention pooling, several blocks",
+    MIV_PAPER,
+    uses_views=True,
+    has_recipe=True,
+    cost="mivhead.methods.miv:work",
+)
+
+_RIVALS = {
+    "ncc": "mivhead.methods.ncc:NearestCentroid",
+    "baseline": "mivhead.methods.baseline:Baseline",
+    "baseline++": "mivhead.methods.baseline:BaselinePlusPlus",
+    "fit-lda": "mivhead.methods.gaussian:FitLDA",
+    "fit-qda": "mivhead.methods.gaussian:FitQDA",
+    "fit-protonets": "mivhead.methods.gaussian:ProtoNets",
+    "logistic": "mivhead.methods.logistic:LogisticProbe",
+    "svm": "mivhead.methods.svm:SupportVectors",
+    "knn": "mivhead.methods.knn:NearestNeighbours",
+    "ridge": "mivhead.methods.ridge:RidgeRegression",
+    "tip-adapter": "mivhead.methods.tip_adapter:TipAdapter",
+    "tsa": "mivhead.methods.tuning.tsa:TSA",
+    "ett": "mivhead.methods.tuning.ett:ETT",
+    "ln-tune": "mivhead.methods.tuning.ln_tune:LNTune",
+    "finetune": "mivhead.methods.tuning.finetune:Finetune",
+}
+
+_ABLATIONS = (
     _ablation("miv-paper", "the recipe of the paper, with nothing changed", recipe="paper"),
     _ablation("miv-ablation", "the MIV-head with any mixture of the changes below, by parameters"),
     _ablation("miv-mean", "CAP replaced by the mean of a class's image vectors", prototype="mean"),
@@ -208,16 +229,65 @@ _ALL = (
     ),
 )
 
-METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}
+_ROWS: dict[str, str | Method] = {
+    "miv": _MIV,
+    **_RIVALS,
+    **{method.name: method for method in _ABLATIONS},
+}
+
+
+@cache
+def _rows() -> Mapping[str, str | Method]:
+    """Name every method: mivhead's own, then those of installed packages."""
+    installed = {each.name: each.value for each in entry_points(group=GROUP)}
+    return _ROWS | {name: home for name, home in installed.items() if name not in _ROWS}
+
+
+class _Methods(Mapping[str, Method]):
+    """The registered methods; one is imported when it is looked up, not when it is listed."""
+
+    def __getitem__(self, name: str) -> Method:
+        row = _rows()[name]
+        if isinstance(row, Method):
+            return row
+        return Method(name, row, **_facts(row)) if name in _ROWS else Method.from_class(name, row)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_rows())
+
+    def __len__(self) -> int:
+        return len(_rows())
+
+    def __contains__(self, name: object) -> bool:
+        return name in _rows()
+
+
+METHODS: Mapping[str, Method] = _Methods()
 
 
 def list_methods() -> list[Method]:
-    """All methods, the MIV-head first, its ablations last.
+    """All registered methods, the MIV-head first.
 
     >>> [method.name for method in list_methods()][:4]
     ['miv', 'ncc', 'baseline', 'baseline++']
     """
     return list(METHODS.values())
+
+
+def get_method(name: str) -> Method:
+    """Look up a registered method by name, or a class of your own as `module:Class`.
+
+    >>> get_method("ncc").needs
+    'features'
+    >>> get_method("nnc")
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.InputError: ...Did you mean 'ncc'?
+    """
+    if ":" in name:
+        return Method.from_class(name, name)
+    check_one_of("method", name, METHODS)
+    return METHODS[name]
 
 
 def make_method(
@@ -228,71 +298,110 @@ def make_method(
     random_state: Any = None,
     device: str | None = None,
     **params: Any,
-) -> FeatureClassifier:
-    """Make the classifier on features of a name.
+) -> Any:
+    """Make the estimator of a method, not fitted yet.
 
     Parameters
     ----------
-    name
-        One of `METHODS`.
-    preset
-        Settings of the backbone; methods that have no use for them leave them aside.
-    recipe
+    name : str
+        One of `METHODS`, or `module:Class`.
+    preset : Preset or list of BlockPreset, default=None
+        Settings of the backbone; ignored by methods that have no recipe.
+    recipe : str or Recipe, default=None
         How the MIV-head and its ablations are trained; an error for other methods.
     random_state, device
         As for every estimator.
-    params
+    **params
         Hyperparameters of the method; see `METHODS[name].hyperparameters()`.
+
+    Returns
+    -------
+    Classifier
+        With `fit(X, y, views=None, view_of=None)` and `predict_proba(X)`. X are `Features`, except
+        for a method that tunes the backbone: it takes pixels, after `attach(network)`.
 
     Examples
     --------
-    >>> make_method("nnc")
-    Traceback (most recent call last):
-        ...
-    mivhead.errors.InputError: ...Did you mean 'ncc'?
+    >>> make_method("knn", neighbours=3).fit([[0.0, 1.0], [1.0, 0.0]], ["a", "b"]).classes_
+    array(['a', 'b'], dtype='<U1')
     """
-    check_one_of("method", name, METHODS)
-    method = METHODS[name]
-    if method.needs != "features":
-        raise InputError(
-            f"{name} tunes the backbone: it needs images and a torch module, features of a frozen "
-            "backbone are not enough."
-        )
-    if recipe is not None and not method.configurable:
+    method = get_method(name)
+    if recipe is not None and not method.has_recipe:
         raise InputError(f"{name} has no recipe; only the MIV-head and its ablations have one.")
-    if method.configurable:
+    if method.has_recipe:
         params |= {"preset": preset} | ({} if recipe is None else {"recipe": recipe})
-    classifier: FeatureClassifier = method.make(random_state=random_state, device=device, **params)
-    return classifier
+    return method.make(random_state=random_state, device=device, **params)
 
 
-def make_tuner(
-    name: str, *, random_state: Any = None, device: str | None = None, **params: Any
-) -> TuningClassifier:
-    """Make the classifier on images that tunes a copy of the backbone.
-
-    >>> make_tuner("tsa").steps
-    40
-    """
-    check_one_of("method", name, [m.name for m in METHODS.values() if m.needs == "images"])
-    tuner: TuningClassifier = METHODS[name].make(random_state=random_state, device=device, **params)
-    return tuner
-
-
-def method_name(classifier: FeatureClassifier | TuningClassifier) -> str:
-    """Name of the method that a classifier is, for model files and tables.
+def method_name(classifier: Any) -> str:
+    """Name of the method that an estimator belongs to, for model files and tables.
 
     >>> method_name(make_method("miv-eta0"))
     'miv-eta0'
     """
     kind = type(classifier)
-    home = f"{kind.__module__}:{kind.__qualname__}"
     params = classifier.get_params(deep=False)
-    fitting = [
-        method
-        for method in METHODS.values()
-        if method.home == home and method.settings.items() <= params.items()
-    ]
-    if not fitting:
-        raise InputError(f"{kind.__name__} is not a registered method.")
-    return max(fitting, key=lambda method: len(method.settings)).name
+    home = getattr(classifier, "home", f"{kind.__module__}:{kind.__qualname__}")
+    names: dict[str, int] = {}  # with the number of settings that fit
+    for name, row in _rows().items():
+        at, settings = (row.home, row.settings) if isinstance(row, Method) else (row, {})
+        if at == home and settings.items() <= params.items():
+            names[name] = len(settings)
+    if names:
+        return max(names, key=lambda name: names[name])
+    own = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
+    if own or hasattr(classifier, "home"):
+        return home  # a class of the user's, as `module:Class`
+    raise InputError(f"{kind.__name__} is not a registered method.")
+
+
+@cache
+def _facts(home: str) -> dict[str, Any]:
+    """Read the facts of one of mivhead's own classes from its source.
+
+    Importing it would do, but it imports PyTorch, too: seconds, for a list of names.
+
+    >>> _facts("mivhead.methods.tuning.tsa:TSA")["needs"]
+    'images'
+    """
+    module, _, name = home.partition(":")
+    spec = find_spec(module)
+    source: str | None = spec.loader.get_source(module)  # type: ignore[union-attr]  # ours
+    assert source is not None, "a wheel holds the source"
+    body = ast.parse(source).body
+    (kind,) = (each for each in body if isinstance(each, ast.ClassDef) and each.name == name)
+    return {
+        each.target.id: ast.literal_eval(each.value)
+        for each in kind.body
+        if isinstance(each, ast.AnnAssign)
+        and isinstance(each.target, ast.Name)
+        and each.target.id in FACTS
+        and each.value is not None
+    }
+
+
+def _load(home: str, method: str) -> Any:
+    """Import `module:name`; where it is not installed, from the current folder."""
+    module, _, name = home.partition(":")
+    try:
+        found = _import(module)
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"The method {method!r} cannot be imported ({error}): give an importable module and "
+            "its class, such as my_module:MyHead."
+        ) from error
+    if not hasattr(found, name):
+        raise InputError(f"The method {method!r} cannot be imported: {module} has no {name!r}.")
+    return getattr(found, name)
+
+
+def _import(module: str) -> ModuleType:
+    folder = str(Path.cwd())
+    try:
+        return import_module(module)
+    except ModuleNotFoundError:
+        if folder in sys.path:
+            raise
+    sys.path.append(folder)  # a console script does not look there by itself
+    invalidate_caches()
+    return import_module(module)

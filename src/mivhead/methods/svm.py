@@ -9,37 +9,45 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mivhead.methods.base import PooledClassifier, Shots, check_positive
+from mivhead.methods.base import PooledClassifier, Shots, Vectors, check_positive
+from mivhead.methods.cost import Work
 
 NO_SPREAD = 10 * np.finfo(np.float64).eps  # spread of a constant channel, relative to its values
 
 
 class SupportVectors(PooledClassifier):
-    """Standardised features and scikit-learn's SVC (gamma = 1 / channels), kept as tensors.
+    """Standardised features and scikit-learn's SVC (gamma = 1 / channels), stored as tensors.
 
-    Every pair of classes has a machine of its own, and the class that wins most pairs is predicted,
-    the first of equals, as by SVC. Logits are scikit-learn's one-against-rest decision values: the
-    number of pairs a class wins, plus its summed margins squeezed into a third of a vote to either
-    side; only the first of equals is lifted to the highest of them. With two classes, plus and
-    minus half the margin.
+    Every pair of classes has its own machine. As in SVC, the class that wins most pairs is
+    predicted, the first one in case of a tie. Logits are scikit-learn's one-vs-rest decision
+    values: the number of pairs that a class wins, plus its summed margins squeezed into a third of
+    a vote to either side; the winner of a tie gets the highest of the tied values. With two
+    classes, they are plus and minus half the margin.
 
     Parameters
     ----------
-    C
+    C : float, default=1.0
         Inverse weight of the penalty.
-    standardise
-        Scale every channel by its own spread, as AutoGluon does. Channels that are almost constant
-        in a few rectified support images then drown all others in a query where they are not
-        (docs/results/rivals.md): with False all channels share one scale, which is scikit-learn's
-        own default for SVC.
-    use_views
-        Let augmented views count as more images.
-    random_state
-        Not used: nothing is random.
-    device
+    standardise : bool, default=True
+        Scale every channel by its own standard deviation, as AutoGluon does. Channels that are
+        almost constant in the few support images then dominate a query in which they are not
+        (docs/results/rivals.md). With False, all channels share one scale, which is scikit-learn's
+        default for SVC.
+    use_views : bool, default=False
+        Count augmented views as further images.
+    random_state : int, RandomState instance or None, default=None
+        Ignored; the method is deterministic.
+    device : str or None, default=None
         Where to predict; None: where the features are. Training runs on the CPU.
+
+    References
+    ----------
+    "AutoGluon-Multimodal (AutoMM): Supercharging Multimodal AutoML with Foundation Models", 2024,
+    arXiv 2404.16233.
     """
 
+    summary: ClassVar = "standardised features and an RBF support vector machine"
+    paper: ClassVar = "AutoGluon's few-shot learner, arXiv 2404.16233"
     TENSORS: ClassVar = {
         "shift": "channel",
         "scale": "channel",
@@ -96,7 +104,7 @@ class SupportVectors(PooledClassifier):
         kernel = torch.exp(-torch.cdist(x, learned["vectors"]).square() / x.shape[1])
         classes = len(self.classes_)
         own = [learned["labels"] == i for i in range(classes)]
-        # What the vectors of class i say for i against j
+        # Evidence of the vectors of class i for i against j
         favour = torch.stack([kernel[:, v] @ learned["coefficients"][v] for v in own], dim=1)
         margins = favour - favour.transpose(1, 2) + learned["intercepts"]  # (image, i, j)
         totals = margins.sum(dim=2)  # (image, class)
@@ -106,6 +114,9 @@ class SupportVectors(PooledClassifier):
         values = votes + totals / (3 * (totals.abs() + 1))
         first = votes.argmax(dim=1, keepdim=True)  # (image, 1)
         return values.scatter(1, first, values.amax(dim=1, keepdim=True))
+
+    def _work(self, size: Vectors) -> Work:
+        return Work.once(size.n**2 * size.c)  # one kernel matrix; the rest of libsvm is small
 
 
 def _by_opponent(dual: NDArray[np.float64], owners: NDArray[np.int64]) -> NDArray[np.float64]:

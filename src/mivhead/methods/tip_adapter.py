@@ -8,32 +8,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mivhead.methods.base import PooledClassifier, Shots, check_positive, counts, membership, unit
+from mivhead.methods.base import (
+    PooledClassifier,
+    Shots,
+    Vectors,
+    check_positive,
+    counts,
+    membership,
+    unit,
+)
+from mivhead.methods.cost import Work
 
 
 class TipAdapter(PooledClassifier):
     """Logits alpha A L, with affinities A = exp(-beta (1 - cosine)) and one-hot labels L.
 
     The paper adds these logits to those of CLIP's text encoder. A frozen image backbone has none,
-    so this is the cache alone; without the other term alpha changes probabilities only.
+    so this is the cache alone; without the other term alpha changes only the probabilities.
 
     Parameters
     ----------
-    alpha
+    alpha : float, default=1.0
         Scale of the logits.
-    beta
-        Sharpness: large values let the nearest images decide.
-    average
+    beta : float, default=5.5
+        Sharpness: with a large beta the nearest images decide.
+    average : bool, default=False
         Divide a class's sum by its shots. The paper's tasks have equal shots, where this is only a
         scale; with unequal ones the sum favours large classes.
-    use_views
-        Let augmented views count as more images.
-    random_state
-        Not used: nothing is random.
-    device
+    use_views : bool, default=False
+        Count augmented views as further images.
+    random_state : int, RandomState instance or None, default=None
+        Ignored; the method is deterministic.
+    device : str or None, default=None
         Where to compute; None: where the features are.
+
+    References
+    ----------
+    Zhang et al., "Tip-Adapter: Training-free CLIP-Adapter for Better Vision-Language Modeling",
+    2021, arXiv 2111.03930.
     """
 
+    summary: ClassVar = (
+        "a cache of features and labels; without CLIP's text term; nothing is trained"
+    )
+    paper: ClassVar = "Zhang et al. 2021, Tip-Adapter, arXiv 2111.03930"
     TENSORS: ClassVar = {"keys": "shot channel", "labels": "shot"}
 
     def __init__(
@@ -67,3 +85,6 @@ class TipAdapter(PooledClassifier):
         affinities = torch.exp(self.beta * (cosines - 1))
         sums = affinities @ membership(labels, classes, keys.dtype)  # (image, class)
         return self.alpha * (sums / counts(labels, classes) if self.average else sums)
+
+    def _work(self, _size: Vectors) -> Work:
+        return Work()  # features are stored as they are

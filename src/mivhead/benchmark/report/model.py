@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -80,11 +81,13 @@ def plain_table(
 
 
 def number(value: float) -> str:
-    """Write a number with three digits that matter.
+    """Write a number with three digits that matter, NaN as unknown.
 
-    >>> number(1234.5), number(12.345), number(0.01234), number(0)
-    ('1,234', '12.3', '0.0123', '0')
+    >>> number(1234.5), number(12.345), number(0.01234), number(0), number(math.nan)
+    ('1,234', '12.3', '0.0123', '0', 'unknown')
     """
+    if math.isnan(value):
+        return "unknown"
     if value == 0:
         return "0"
     if abs(value) >= 100:
@@ -95,10 +98,10 @@ def number(value: float) -> str:
 def share(part: float, whole: float) -> str:
     """Write a share as a percentage.
 
-    >>> share(1, 8), share(1, 0)
-    ('12.5 %', '-')
+    >>> share(1, 8), share(1, 0), share(math.nan, 1)
+    ('12.5 %', '-', '-')
     """
-    return f"{100 * part / whole:.1f} %" if whole else "-"
+    return f"{100 * part / whole:.1f} %" if whole and not math.isnan(part / whole) else "-"
 
 
 def p_value(p: float) -> str:

@@ -1,8 +1,9 @@
 """`TuningClassifier`: what all methods that tune the backbone share.
 
-They take images and a torch module where a `FeatureClassifier` takes features. The head is NCC:
-logits are cosines to the class means of the tuned features, divided by a temperature; the support
-images are their own queries, and the gradient flows through the means as well.
+They work on a copy of the backbone's network (`Network`) and on pixels, where other methods work on
+features. The classifier on top is NCC: logits are cosines to the class means of the tuned features,
+divided by a temperature. The support images are their own queries, and the gradient flows through
+the means as well. Training runs on the full batch, in bounded memory.
 """
 
 from __future__ import annotations
@@ -25,247 +26,44 @@ from torch.optim import Optimizer
 from mivhead._progress import progress_bar
 from mivhead._schema import check_tensors, split_tensors
 from mivhead.errors import InputError
+from mivhead.features import Features
 from mivhead.methods.base import (
     check_count,
+    check_keys,
     check_positive,
     class_means,
     params_to_json,
     restore_params,
     unit,
 )
+from mivhead.methods.cost import BACKWARD, BackboneWork, TaskSize, Work
 
 TEMPERATURE = 0.1
 MEANS = "means"  # the class means of the tuned features, in a model file
-PREDICTED = 4  # images per pass in prediction: activations stay in the cache
-
-
-class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn: untyped
-    """Base of the methods that tune a copy of the backbone.
-
-    A subclass says in `_attach` what is trained, and in `_optimiser` how. What it trains and the
-    class means are the model; the network itself is not, and is given again after loading.
-    """
-
-    STORED: ClassVar[str]  # pattern of the names of its tensors
-    steps: int
-    use_views: bool
-    images_at_once: int | None
-    random_state: int | np.random.RandomState | None
-    device: str | None
-    verbose: bool
-    classes_: NDArray[Any]
-    seed_: int
-
-    @abstractmethod
-    def check(self, network: Network) -> None:
-        """Raise an error that explains why this network cannot be tuned, before any work."""
-
-    @abstractmethod
-    def _attach(self, network: Network) -> dict[str, nn.Parameter]:
-        """Put adapters into the network; return what is trained, by name."""
-
-    @abstractmethod
-    def _optimiser(self, parameters: Mapping[str, nn.Parameter]) -> Optimizer:
-        """Make the optimiser of the adapters."""
-
-    def _begin(self, _pixels: Pixels, _labels: Tensor) -> dict[str, nn.Parameter]:
-        """Prepare training on images ordered by class; return what is trained, by name."""
-        return self.adapters_
-
-    def _penalty(self) -> Tensor | float:
-        """Return what is added to the cross-entropy."""
-        return 0.0
-
-    def _end(self) -> None:
-        """Put what was trained into the adapters."""
-        for parameter in self.adapters_.values():
-            parameter.requires_grad_(False)
-
-    def fit(
-        self,
-        network: Network,
-        X: Pixels,
-        y: Any,
-        *,
-        views: Pixels | None = None,
-        view_of: NDArray[np.int64] | None = None,
-    ) -> Self:
-        """Tune a network on labelled images, which it belongs to from now on.
-
-        Parameters
-        ----------
-        network
-            A copy of the backbone's module (`mivhead.fewshot.network_of`).
-        X
-            Images (image, R, R, 3) of the network's size.
-        y
-            Their labels.
-        views, view_of
-            Augmented images, and for each the row of X that it was made from. With `use_views`
-            they are queries in training; class means are those of the images alone.
-        """
-        self._check_params()
-        self.check(network)
-        self.classes_, labels = np.unique(np.asarray(y), return_inverse=True)
-        if len(labels) != len(X):
-            raise InputError(f"X holds {len(X)} images, but y has {len(labels)} labels.")
-        if len(self.classes_) < 2:
-            raise InputError(
-                f"y holds {len(self.classes_)} class; a classifier needs at least 2 classes."
-            )
-        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
-        order = np.argsort(labels, kind="stable")
-        everything, numbers = X[order], labels[order]
-        if self.use_views and views is not None and view_of is not None:
-            everything = np.concatenate([everything, views])
-            numbers = np.concatenate([numbers, labels[view_of]])
-        self.shots_ = np.bincount(labels).tolist()
-        self.views_ = len(everything) - len(X)
-        self._install(network)
-        self._train(everything, torch.as_tensor(numbers, device=network.device), len(X))
-        return self
-
-    def attach(self, network: Network) -> Self:
-        """Give a loaded model the network that its adapters belong to."""
-        check_is_fitted(self, "classes_")
-        self.check(network)
-        stored = self.tensors_
-        self._install(network)
-        shapes = {name: tuple(p.shape) for name, p in self.adapters_.items()}
-        means = (len(self.classes_), network.channels)
-        check_tensors(stored, {**shapes, MEANS: means})
-        with torch.no_grad():
-            for name, parameter in self.adapters_.items():
-                parameter.copy_(stored[name])
-        self.means_ = stored[MEANS].to(network.device)
-        return self
-
-    def logits(self, X: Pixels) -> Tensor:
-        """Logits (image, class)."""
-        check_is_fitted(self, "means_")
-        return _cosines(embed(self.network_, X, PREDICTED), self.means_)
-
-    def predict_proba(self, X: Pixels) -> NDArray[np.floating[Any]]:
-        """Probabilities (image, class), in the order of `classes_`."""
-        return torch.softmax(self.logits(X).double(), dim=1).numpy(force=True)
-
-    def predict(self, X: Pixels) -> NDArray[Any]:
-        """Labels of the most probable classes."""
-        chosen: NDArray[Any] = self.classes_[self.logits(X).argmax(dim=1).numpy(force=True)]
-        return chosen
-
-    @property
-    def attached(self) -> bool:
-        """Whether there is a network to predict with; not so after loading."""
-        return hasattr(self, "network_")
-
-    @property
-    def tensors_(self) -> dict[str, Tensor]:
-        """What was learned: adapters and class means."""
-        if self.attached:
-            adapters = {name: p.detach() for name, p in self.adapters_.items()}
-            return {**adapters, MEANS: self.means_}
-        return self._stored
-
-    def _check_params(self) -> None:
-        check_count("steps", self.steps, least=0)
-        if self.images_at_once is not None:
-            check_count("images_at_once", self.images_at_once, least=1)
-        if hasattr(self, "learning_rate"):
-            check_positive("learning_rate", self.learning_rate)
-
-    def _install(self, network: Network) -> None:
-        self.network_ = network if self.device is None else network.to(self.device)
-        attached = self._attach(self.network_)
-        self.adapters_ = self.network_.used(attached)
-        for name in attached.keys() - self.adapters_.keys():
-            attached[name].requires_grad_(False)
-
-    def _train(self, pixels: Pixels, labels: Tensor, originals: int) -> None:
-        network, classes = self.network_, len(self.classes_)
-        chunk = chunk_size(network, self.images_at_once)
-
-        def means(features: Tensor) -> Tensor:
-            return class_means(features[:originals], labels[:originals], classes)
-
-        def loss(features: Tensor) -> Tensor:
-            entropy = F.cross_entropy(_cosines(features, means(features)), labels)
-            return entropy + self._penalty()
-
-        trained = self._begin(pixels[:originals], labels[:originals])
-        with progress_bar("tuning", self.steps, show=self.verbose, unit="step") as advance:
-            self.losses_ = train(
-                network,
-                pixels,
-                loss,
-                self._optimiser(trained),
-                steps=self.steps,
-                chunk=chunk,
-                advance=advance,
-            )
-        self._end()
-        self.means_ = means(embed(network, pixels[:originals], PREDICTED))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the network out of copies for other processes; there it is attached again."""
-        state: dict[str, Any] = super().__getstate__()
-        if not self.attached:
-            return state
-        kept = {*self.get_params(deep=False), "classes_", "seed_", "losses_", "_sklearn_version"}
-        own = {name: value for name, value in state.items() if name in kept}
-        return {**own, "_stored": self.tensors_}
-
-    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        tensors = {f"params.{name}": tensor for name, tensor in self.tensors_.items()}
-        return {"params": params_to_json(self)}, tensors
-
-    def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        stored = {name: value for name, value in config.items() if value is not None}
-        if different := sorted(stored.keys() ^ {"params"}):
-            raise InputError(f"config has an unknown key or lacks one: {different[0]!r}.")
-        restore_params(self, stored["params"])
-        self._check_params()
-        (learned,) = split_tensors(tensors, ("params",))
-        # The shapes of adapters follow from the network, which comes with the first image.
-        check_tensors(learned, {MEANS: (), **{name: t.shape for name, t in learned.items()}})
-        for name in learned.keys() - {MEANS}:
-            if not re.fullmatch(self.STORED, name):
-                raise InputError(f"tensor {name!r} is unexpected.")
-        means = learned[MEANS]
-        if means.ndim != 2 or len(means) != len(self.classes_):
-            raise InputError(
-                f"tensor 'means' has shape {tuple(means.shape)}, expected a row for each of "
-                f"{len(self.classes_)} classes."
-            )
-        self._stored = learned
-
-
-def _cosines(features: Tensor, means: Tensor) -> Tensor:
-    return unit(features) @ unit(means).T / TEMPERATURE  # (image, class)
-
-
-# `Network`: a copy of a backbone's module that may be changed, one pooled vector per image.
-
+PREDICTED = 4  # images per pass in prediction: activations stay in the processor's cache
+# Pixels whose activations are kept at once: 32 images at 224 px, about 3 GB with a ResNet-50.
+MAX_PIXELS = 32 * 224 * 224
 
 Pixels: TypeAlias = NDArray[np.uint8]  # (image, R, R, 3), resized already
 Tapped: TypeAlias = Callable[[Tensor], Sequence[Mapping[str, Tensor]]]
+Loss: TypeAlias = Callable[[Tensor], Tensor]  # features (image, channel) of the batch to a number
 
 
 class Network(nn.Module):
-    """A frozen module whose deepest tap gives one vector per image, with gradients.
+    """A copy of a backbone's module whose deepest tap gives one vector per image, with gradients.
 
     Parameters
     ----------
-    model
-        A copy that nobody else uses: methods change it.
-    tapped
-        Gives the parts (`map`, `token`) of the taps of that copy, the deepest last.
-    prepare
-        From pixels to the normalised batch `(n, 3, R, R)` that the model takes.
-    size
+    model : Module
+        A copy that nobody else uses, because methods change it.
+    tapped : callable
+        Returns the parts (`map`, `token`) of the taps of that copy, the deepest last.
+    prepare : callable
+        Turns pixels into the normalised batch `(n, 3, R, R)` that the model takes.
+    size : int
         R, the side of its input.
-    name
-        What to call the backbone in errors.
+    name : str
+        The backbone's name, for error messages.
     """
 
     def __init__(
@@ -297,7 +95,7 @@ class Network(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the module is."""
+        """The device of the module."""
         return next(self.model.parameters()).device
 
     @property
@@ -307,7 +105,7 @@ class Network(nn.Module):
             return int(self(self.blank()).shape[1])
 
     def map_features(self) -> nn.Parameter:
-        """Put a linear map behind the pooled vector, the identity at first; return its matrix."""
+        """Add a linear map after the pooled vector, at first the identity; return its matrix."""
         weight = nn.Parameter(torch.eye(self.channels, device=self.device))
         self.head = nn.Linear(len(weight), len(weight), bias=False, device="meta")
         self.head.weight = weight
@@ -335,17 +133,267 @@ class Network(nn.Module):
         return {name: parameter for (name, parameter), grad in pairs if grad is not None}
 
 
-# The training loop of methods that tune the backbone: full batch, in memory that stays bounded.
+def check_is_vit(network: Network, method: str, reason: str) -> None:
+    """Raise an error if a network is not a ViT, by its layers and not by its class.
+
+    A ViT has LayerNorms, and its only convolutions cut the image into patches.
+    """
+    modules = list(network.model.modules())
+    convolutional = any(isinstance(m, nn.Conv2d) and m.kernel_size != m.stride for m in modules)
+    if convolutional or not any(isinstance(m, nn.LayerNorm) for m in modules):
+        raise InputError(
+            f"{method} {reason} of a vision transformer; {network.name} is not one: choose a ViT, "
+            "or another method, such as finetune."
+        )
 
 
-# Pixels whose activations are kept at once: 32 images at 224 px, about 3 GB with a ResNet-50.
-MAX_PIXELS = 32 * 224 * 224
+class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn: untyped
+    """Base of the methods that tune a copy of the backbone.
 
-Loss = Callable[[Tensor], Tensor]  # features (image, channel) of the whole batch to a number
+    A subclass defines in `_attach` what is trained, in `_optimiser` how, and in `_step_products`
+    what a step costs. What it trains and the class means are the model; the network itself is not
+    part of it. `attach` gives an estimator its network: before `fit`, and again after loading.
+    """
+
+    needs: ClassVar = "images"
+    STORED: ClassVar[str]  # pattern of the names of its tensors
+    steps: int
+    use_views: bool
+    images_at_once: int | None
+    random_state: int | np.random.RandomState | None
+    device: str | None
+    verbose: bool
+    classes_: NDArray[Any]
+    seed_: int
+
+    @abstractmethod
+    def check(self, network: Network) -> None:
+        """Raise an error that explains why this method cannot tune a network."""
+
+    @abstractmethod
+    def _attach(self, network: Network) -> dict[str, nn.Parameter]:
+        """Insert adapters into the network; return what is trained, by name."""
+
+    @abstractmethod
+    def _optimiser(self, parameters: Mapping[str, nn.Parameter]) -> Optimizer:
+        """Make the optimiser of the adapters."""
+
+    @abstractmethod
+    def _step_products(
+        self, backbone: BackboneWork, images: int, channels: int, ways: int
+    ) -> tuple[float, float, float]:
+        """Count the multiply-adds of a step: of the network, of adapters and of a feature map.
+
+        The network's are those of the forward and the backward pass, the others' of the forward
+        pass alone.
+        """
+
+    def _begin(self, _pixels: Pixels, _labels: Tensor) -> dict[str, nn.Parameter]:
+        """Prepare training on images ordered by class; return what is trained, by name."""
+        return self.adapters_
+
+    def _penalty(self) -> Tensor | float:
+        """Return what is added to the cross-entropy."""
+        return 0.0
+
+    def _end(self) -> None:
+        """Put what was trained into the adapters."""
+        for parameter in self.adapters_.values():
+            parameter.requires_grad_(False)
+
+    def attach(self, network: Network) -> Self:
+        """Give the estimator a network: to tune it in `fit`, or, after loading, to predict with it.
+
+        Parameters
+        ----------
+        network : Network
+            A copy of the backbone's module (`mivhead.fewshot.network_of`) that nobody else uses.
+        """
+        self._check_params()
+        self.check(network)
+        if hasattr(self, "_stored"):
+            self._install(network)
+            self._load_adapters()
+        else:
+            self._untuned = network
+        return self
+
+    def fit(
+        self,
+        X: Pixels,
+        y: Any,
+        *,
+        views: Pixels | None = None,
+        view_of: NDArray[np.int64] | None = None,
+    ) -> Self:
+        """Tune the attached network on labelled images.
+
+        Parameters
+        ----------
+        X : ndarray of shape (image, R, R, 3)
+            Images of the network's size.
+        y : array-like of shape (image,)
+            Their labels.
+        views, view_of : ndarray, default=None
+            Augmented images, and for each the row of X that it was made from. With `use_views`
+            they are queries in training; class means are those of the images alone.
+        """
+        self._check_params()
+        network: Network | None = self.__dict__.pop("_untuned", None)
+        if network is None:
+            raise InputError(
+                f"{type(self).__name__} tunes the backbone, so that features are not enough: "
+                "use FewShotClassifier(method=...), or attach(network) before every fit."
+            )
+        self.classes_, labels = np.unique(np.asarray(y), return_inverse=True)
+        if len(labels) != len(X):
+            raise InputError(f"X holds {len(X)} images, but y has {len(labels)} labels.")
+        if len(self.classes_) < 2:
+            raise InputError(
+                f"y holds {len(self.classes_)} class; a classifier needs at least 2 classes."
+            )
+        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+        order = np.argsort(labels, kind="stable")
+        everything, numbers = X[order], labels[order]
+        if self.use_views and views is not None and view_of is not None:
+            everything = np.concatenate([everything, views])
+            numbers = np.concatenate([numbers, labels[view_of]])
+        self.shots_ = np.bincount(labels).tolist()
+        self.views_ = len(everything) - len(X)
+        self._install(network)
+        self._train(everything, torch.as_tensor(numbers, device=network.device), len(X))
+        return self
+
+    def logits(self, X: Pixels) -> Tensor:
+        """Logits (image, class)."""
+        check_is_fitted(self, "means_")
+        return _cosines(embed(self.network_, X, PREDICTED), self.means_)
+
+    def predict_proba(self, X: Pixels) -> NDArray[np.floating[Any]]:
+        """Probabilities (image, class), in the order of `classes_`."""
+        return torch.softmax(self.logits(X).double(), dim=1).numpy(force=True)
+
+    def predict(self, X: Pixels) -> NDArray[Any]:
+        """Labels of the most probable classes."""
+        chosen: NDArray[Any] = self.classes_[self.logits(X).argmax(dim=1).numpy(force=True)]
+        return chosen
+
+    def work(self, size: TaskSize, features: Features, backbone: BackboneWork) -> Work:
+        """Count the work of all steps; every step passes the network, forward and backward.
+
+        A backward pass through a frozen layer computes the gradient of its input only, through a
+        trained one also that of its weights, and through attention that of both factors.
+        """
+        images, ways, channels = size.images, size.ways, features.blocks[-1].channels
+        step, adapters, mapped = self._step_products(backbone, images, channels, ways)
+        classify = mapped + 2 * images * ways * channels  # class means and cosines
+        forward = images * backbone.total + adapters + classify
+        return Work(
+            self.steps * (step + 3 * adapters + 3 * classify),
+            paper=BACKWARD * self.steps * forward,
+        )
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is a tuned network to predict with; False after loading."""
+        return hasattr(self, "network_")
+
+    @property
+    def tensors_(self) -> dict[str, Tensor]:
+        """What was learned: adapters and class means."""
+        if self.attached:
+            adapters = {name: p.detach() for name, p in self.adapters_.items()}
+            return {**adapters, MEANS: self.means_}
+        return self._stored
+
+    def _check_params(self) -> None:
+        check_count("steps", self.steps, least=0)
+        if self.images_at_once is not None:
+            check_count("images_at_once", self.images_at_once, least=1)
+        if hasattr(self, "learning_rate"):
+            check_positive("learning_rate", self.learning_rate)
+
+    def _install(self, network: Network) -> None:
+        self.network_ = network if self.device is None else network.to(self.device)
+        attached = self._attach(self.network_)
+        self.adapters_ = self.network_.used(attached)
+        for name in attached.keys() - self.adapters_.keys():
+            attached[name].requires_grad_(False)
+
+    def _load_adapters(self) -> None:
+        """Set the installed adapters to the tensors of a model file."""
+        stored = self._stored
+        shapes = {name: tuple(p.shape) for name, p in self.adapters_.items()}
+        means = (len(self.classes_), self.network_.channels)
+        check_tensors(stored, {**shapes, MEANS: means})
+        with torch.no_grad():
+            for name, parameter in self.adapters_.items():
+                parameter.copy_(stored[name])
+        self.means_ = stored[MEANS].to(self.network_.device)
+
+    def _train(self, pixels: Pixels, labels: Tensor, originals: int) -> None:
+        network, classes = self.network_, len(self.classes_)
+        chunk = chunk_size(network, self.images_at_once)
+
+        def means(features: Tensor) -> Tensor:
+            return class_means(features[:originals], labels[:originals], classes)
+
+        def loss(features: Tensor) -> Tensor:
+            entropy = F.cross_entropy(_cosines(features, means(features)), labels)
+            return entropy + self._penalty()
+
+        trained = self._begin(pixels[:originals], labels[:originals])
+        with progress_bar("tuning", self.steps, show=self.verbose, unit="step") as advance:
+            self.losses_ = train(
+                network,
+                pixels,
+                loss,
+                self._optimiser(trained),
+                steps=self.steps,
+                chunk=chunk,
+                advance=advance,
+            )
+        self._end()
+        self.means_ = means(embed(network, pixels[:originals], PREDICTED))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the network out of pickles; it is attached again where they are loaded."""
+        state: dict[str, Any] = super().__getstate__()
+        state.pop("_untuned", None)
+        if not self.attached:
+            return state
+        kept = {*self.get_params(deep=False), "classes_", "seed_", "losses_", "_sklearn_version"}
+        own = {name: value for name, value in state.items() if name in kept}
+        return {**own, "_stored": self.tensors_}
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        tensors = {f"params.{name}": tensor for name, tensor in self.tensors_.items()}
+        return {"params": params_to_json(self)}, tensors
+
+    def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        restore_params(self, check_keys(config, {"params"})["params"])
+        self._check_params()
+        (learned,) = split_tensors(tensors, ("params",))
+        # The shapes of adapters follow from the network, which is attached later.
+        check_tensors(learned, {MEANS: (), **{name: t.shape for name, t in learned.items()}})
+        for name in learned.keys() - {MEANS}:
+            if not re.fullmatch(self.STORED, name):
+                raise InputError(f"tensor {name!r} is unexpected.")
+        means = learned[MEANS]
+        if means.ndim != 2 or len(means) != len(self.classes_):
+            raise InputError(
+                f"tensor 'means' has shape {tuple(means.shape)}, expected a row for each of "
+                f"{len(self.classes_)} classes."
+            )
+        self._stored = learned
+
+
+def _cosines(features: Tensor, means: Tensor) -> Tensor:
+    return unit(features) @ unit(means).T / TEMPERATURE  # (image, class)
 
 
 def chunk_size(network: Network, images: int | None) -> int:
-    """Images whose activations are kept at once: as asked, or by the size of the input."""
+    """Images whose activations are kept at once: as given, or by the size of the input."""
     return images or max(1, MAX_PIXELS // network.size**2)
 
 
@@ -359,11 +407,11 @@ def train(
     chunk: int,
     advance: Callable[[int], object],
 ) -> list[float]:
-    """Change the optimiser's parameters so that the loss falls; return the loss before each step.
+    """Train the optimiser's parameters; return the loss before each step.
 
-    One pass of the network a step. If the images are more than a chunk, two: the first, without a
-    graph, gives all features and the gradient of the loss with respect to them; the second passes
-    that gradient on, chunk by chunk. The sum is the gradient of the whole batch, not an estimate.
+    Each step takes one pass of the network, or two if there are more images than a chunk: the
+    first, without a graph, gives all features and the gradient of the loss with respect to them;
+    the second propagates that gradient, chunk by chunk. The sum is the exact gradient of the batch.
     """
     losses: list[float] = []
     for _ in range(steps):

@@ -18,13 +18,15 @@ from torch.optim import AdamW, Optimizer
 
 from mivhead.errors import InputError
 from mivhead.methods.base import class_means
-from mivhead.methods.tuning.base import Network, Pixels, TuningClassifier
-from mivhead.methods.tuning.vit import check_is_vit, find_vit
+from mivhead.methods.cost import BackboneWork
+from mivhead.methods.tuning.base import Network, Pixels, TuningClassifier, check_is_vit
 
 MAP = "map"  # the linear map of the features
 PREFIXES = "prefixes"
 WEIGHT_DECAY, EPS = 0.01, 1e-4
 PROTOTYPE_LOSS = 0.1  # weight of the regularisation
+_BLOCK = {"norm1", "attn", "norm2", "mlp"}  # parts of a standard ViT block
+_ATTENTION = {"qkv", "proj", "q_norm", "k_norm"}
 AT_ONCE = 4  # images per pass when prototypes are made
 
 
@@ -36,25 +38,36 @@ class ETT(TuningClassifier):
 
     Parameters
     ----------
-    steps
+    steps : int, default=40
         Passes over the support set.
-    learning_rate
+    learning_rate : float, default=1e-3
         Of the map of the features; everything else has half of it.
-    prefixes, offsets
+    prefixes, offsets : bool, default=True
         False leaves these parts out.
-    use_views
+    use_views : bool, default=False
         Train on augmented views as well.
-    images_at_once
-        Images whose activations are kept; a larger support set costs a third more time. None: as
-        many as 32 images of 224 px have pixels.
-    random_state
+    images_at_once : int or None, default=None
+        Images whose activations are kept; a larger support set takes a third more time. None: as
+        many as have the pixels of 32 images at 224 px.
+    random_state : int, RandomState instance or None, default=None
         Seed of the network that makes keys and values.
-    device
+    device : str or None, default=None
         Where to compute; None: where the backbone is.
-    verbose
-        Show a progress bar if it takes more than two seconds.
+    verbose : bool, default=True
+        Show a progress bar if training takes more than two seconds.
+
+    References
+    ----------
+    Xu et al., "Exploring Efficient Few-shot Adaptation for Vision Transformers", 2022,
+    arXiv 2301.02419.
     """
 
+    summary: ClassVar = "prefixes of class prototypes, and offsets, in every block of a ViT"
+    paper: ClassVar = (
+        "Xu et al. 2022, Exploring Efficient Few-shot Adaptation for Vision Transformers, "
+        "arXiv 2301.02419"
+    )
+    needs: ClassVar = "images"
     STORED: ClassVar = rf"{MAP}|{PREFIXES}|blocks\.\d+\.(attn|mlp)\.offset"
 
     def __init__(
@@ -81,7 +94,7 @@ class ETT(TuningClassifier):
         self.verbose = verbose
 
     def check(self, network: Network) -> None:
-        """Raise an error if this is no vision transformer of standard blocks with [CLS]."""
+        """Raise an error unless this is a vision transformer of standard blocks with [CLS]."""
         check_is_vit(network, "ett", "adds keys and values to every block")
         vit = find_vit(network)
         if self.prefixes and getattr(vit, "cls_token", None) is None:
@@ -138,6 +151,15 @@ class ETT(TuningClassifier):
         ]
         return AdamW(groups, eps=EPS, weight_decay=WEIGHT_DECAY)
 
+    def _step_products(
+        self, backbone: BackboneWork, images: int, channels: int, ways: int
+    ) -> tuple[float, float, float]:
+        frozen = images * (backbone.total - backbone.attention)
+        # A prefix per class as further keys and values, made by C -> C/2 -> 24 C for 12 blocks.
+        prefixes = ways * (channels * channels / 2 + channels / 2 * 24 * channels)
+        step = 2 * frozen + 3 * images * backbone.attention
+        return step, prefixes, images * channels**2
+
 
 def _attended(network: Network, vit: Any, pixels: Pixels) -> Tensor:
     """Patch embeddings of each image, averaged by the last block's attention of [CLS]."""
@@ -178,6 +200,33 @@ def _cls_attention(attention: Any, qkv: Tensor, patches: int) -> Tensor:
     scores = (q @ k.transpose(2, 3))[:, :, 0] / q.shape[-1] ** 0.5  # (n, head, token)
     weights = torch.softmax(scores, dim=2)[:, :, -patches:].mean(dim=1)  # (n, patch)
     return weights / weights.sum(dim=1, keepdim=True)
+
+
+def find_vit(network: Network) -> Any:
+    """Find the module with `patch_embed` and standard `blocks`, as in timm's VisionTransformer."""
+    for module in network.model.modules():
+        blocks = getattr(module, "blocks", None)
+        if hasattr(module, "patch_embed") and isinstance(blocks, nn.Module):
+            standard = [
+                set(dict(block.named_children())) >= _BLOCK and _is_plain(block.attn)
+                for block in blocks.children()
+            ]
+            if standard and all(standard):
+                return module
+    raise InputError(
+        "ett adds keys and values to every block of a vision transformer with timm's standard "
+        f"blocks; {network.name} has others: choose another ViT, or another method, such as "
+        "ln-tune."
+    )
+
+
+def _is_plain(attention: Any) -> bool:
+    """Whether it is self-attention with nothing but the usual steps."""
+    return (
+        set(dict(attention.named_children())) >= _ATTENTION
+        and getattr(attention, "gate", None) is None
+        and hasattr(attention, "num_heads")
+    )
 
 
 # eTT's parts: keys and values in front of those of every block, and offsets behind its parts.

@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 from torch.optim import Adam, Optimizer
 
+from mivhead.methods.cost import BackboneWork
 from mivhead.methods.tuning.base import Network, TuningClassifier
 
 
@@ -20,23 +21,33 @@ class Finetune(TuningClassifier):
 
     Parameters
     ----------
-    steps
+    steps : int, default=40
         Passes over the support set.
-    learning_rate
-        Of Adam.
-    use_views
+    learning_rate : float, default=5e-5
+        Learning rate of Adam.
+    use_views : bool, default=False
         Train on augmented views as well.
-    images_at_once
-        Images whose activations are kept; a larger support set costs a third more time. None: as
-        many as 32 images of 224 px have pixels.
-    random_state
-        Not used: nothing is random.
-    device
+    images_at_once : int or None, default=None
+        Images whose activations are kept; a larger support set takes a third more time. None: as
+        many as have the pixels of 32 images at 224 px.
+    random_state : int, RandomState instance or None, default=None
+        Ignored; the method is deterministic.
+    device : str or None, default=None
         Where to compute; None: where the backbone is.
-    verbose
-        Show a progress bar if it takes more than two seconds.
+    verbose : bool, default=True
+        Show a progress bar if training takes more than two seconds.
+
+    References
+    ----------
+    Hu et al., "Pushing the Limits of Simple Pipelines for Few-Shot Learning" (PMF), 2022,
+    arXiv 2204.07305.
     """
 
+    summary: ClassVar = "all weights are trained: the costly reference"
+    paper: ClassVar = (
+        "Hu et al. 2022, Pushing the Limits of Simple Pipelines (PMF), arXiv 2204.07305"
+    )
+    needs: ClassVar = "images"
     STORED: ClassVar = r"network\.[\w.-]+"
 
     def __init__(
@@ -67,3 +78,8 @@ class Finetune(TuningClassifier):
 
     def _optimiser(self, parameters: Mapping[str, nn.Parameter]) -> Optimizer:
         return Adam(parameters.values(), lr=self.learning_rate)
+
+    def _step_products(
+        self, backbone: BackboneWork, images: int, _channels: int, _ways: int
+    ) -> tuple[float, float, float]:
+        return 3 * images * backbone.total, 0.0, 0.0

@@ -9,8 +9,8 @@ import numpy as np
 from torch import nn
 from torch.optim import Adam, Optimizer
 
-from mivhead.methods.tuning.base import Network, TuningClassifier
-from mivhead.methods.tuning.vit import check_is_vit
+from mivhead.methods.cost import BackboneWork
+from mivhead.methods.tuning.base import Network, TuningClassifier, check_is_vit
 
 
 class LNTune(TuningClassifier):
@@ -21,23 +21,35 @@ class LNTune(TuningClassifier):
 
     Parameters
     ----------
-    steps
+    steps : int, default=20
         Passes over the support set.
-    learning_rate
-        Of Adam.
-    use_views
+    learning_rate : float, default=1e-3
+        Learning rate of Adam.
+    use_views : bool, default=True
         Train on augmented views as well.
-    images_at_once
-        Images whose activations are kept; a larger support set costs a third more time. None: as
-        many as 32 images of 224 px have pixels.
-    random_state
-        Not used: nothing is random.
-    device
+    images_at_once : int or None, default=None
+        Images whose activations are kept; a larger support set takes a third more time. None: as
+        many as have the pixels of 32 images at 224 px.
+    random_state : int, RandomState instance or None, default=None
+        Ignored; the method is deterministic.
+    device : str or None, default=None
         Where to compute; None: where the backbone is.
-    verbose
-        Show a progress bar if it takes more than two seconds.
+    verbose : bool, default=True
+        Show a progress bar if training takes more than two seconds.
+
+    References
+    ----------
+    Basu et al., "Strong Baselines for Parameter-Efficient Few-shot Fine-tuning", 2024,
+    arXiv 2304.01917.
     """
 
+    summary: ClassVar = "only the LayerNorms of a ViT are trained"
+    paper: ClassVar = (
+        "Basu et al. 2024, Strong Baselines for Parameter-Efficient Few-shot Fine-tuning, "
+        "arXiv 2304.01917"
+    )
+    needs: ClassVar = "images"
+    uses_views: ClassVar = True
     STORED: ClassVar = r"network\.[\w.-]*(weight|bias)"
 
     def __init__(
@@ -60,7 +72,7 @@ class LNTune(TuningClassifier):
         self.verbose = verbose
 
     def check(self, network: Network) -> None:
-        """Raise an error if this is no vision transformer."""
+        """Raise an error unless this is a vision transformer."""
         check_is_vit(network, "ln-tune", "trains the LayerNorms")
 
     def _attach(self, network: Network) -> dict[str, nn.Parameter]:
@@ -77,3 +89,9 @@ class LNTune(TuningClassifier):
 
     def _optimiser(self, parameters: Mapping[str, nn.Parameter]) -> Optimizer:
         return Adam(parameters.values(), lr=self.learning_rate)
+
+    def _step_products(
+        self, backbone: BackboneWork, images: int, _channels: int, _ways: int
+    ) -> tuple[float, float, float]:
+        frozen = images * (backbone.total - backbone.attention)
+        return 2 * frozen + 3 * images * backbone.attention, 0.0, 0.0

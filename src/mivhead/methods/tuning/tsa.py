@@ -21,6 +21,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.optim import Adadelta, Optimizer
 
 from mivhead.errors import InputError
+from mivhead.methods.cost import BackboneWork
 from mivhead.methods.tuning.base import Network, TuningClassifier
 
 LAYERS = ("layer1", "layer2", "layer3", "layer4")
@@ -36,21 +37,32 @@ class TSA(TuningClassifier):
 
     Parameters
     ----------
-    steps
+    steps : int, default=40
         Passes over the support set.
-    use_views
+    use_views : bool, default=False
         Train on augmented views as well.
-    images_at_once
-        Images whose activations are kept; a larger support set costs a third more time. None: as
-        many as 32 images of 224 px have pixels.
-    random_state
-        Not used: nothing is random.
-    device
+    images_at_once : int or None, default=None
+        Images whose activations are kept; a larger support set takes a third more time. None: as
+        many as have the pixels of 32 images at 224 px.
+    random_state : int, RandomState instance or None, default=None
+        Ignored; the method is deterministic.
+    device : str or None, default=None
         Where to compute; None: where the backbone is.
-    verbose
-        Show a progress bar if it takes more than two seconds.
+    verbose : bool, default=True
+        Show a progress bar if training takes more than two seconds.
+
+    References
+    ----------
+    Li et al., "Cross-domain Few-shot Learning with Task-specific Adapters", 2022,
+    arXiv 2107.00358.
     """
 
+    summary: ClassVar = "adapters beside the 3x3 convolutions of a ResNet"
+    paper: ClassVar = (
+        "Li et al. 2022, Cross-domain Few-shot Learning with Task-specific Adapters, "
+        "arXiv 2107.00358"
+    )
+    needs: ClassVar = "images"
     STORED: ClassVar = rf"{BETA}|(\w+\.)*layer[1-4]\.(\w+\.)*alpha"
 
     def __init__(
@@ -71,12 +83,12 @@ class TSA(TuningClassifier):
         self.verbose = verbose
 
     def check(self, network: Network) -> None:
-        """Raise an error if this is no ResNet of plain 3x3 convolutions."""
+        """Raise an error unless this is a ResNet of plain 3x3 convolutions."""
         places = _places(network.model)
         if not places:
             raise InputError(
                 f"tsa adapts the 3x3 convolutions of a ResNet (layer1 to layer4); {network.name} "
-                "has none of them: take a ResNet, or another method, such as finetune."
+                "has none of them: choose a ResNet, or another method, such as finetune."
             )
         for name, conv in places.items():
             if conv.groups > 1 or conv.padding != conv.dilation:
@@ -100,6 +112,12 @@ class TSA(TuningClassifier):
             for name, parameter in parameters.items()
         ]
         return Adadelta(groups, rho=RHO)
+
+    def _step_products(
+        self, backbone: BackboneWork, images: int, channels: int, _ways: int
+    ) -> tuple[float, float, float]:
+        adapters = images * backbone.conv3x3 / 9  # 1x1 beside 3x3
+        return 2 * images * backbone.total, adapters, images * channels**2
 
 
 class AdaptedConv(nn.Module):

@@ -12,7 +12,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from mivhead import FewShotClassifier
 from mivhead.backbones import load_backbone
 from mivhead.errors import InputError
-from mivhead.methods import make_tuner
+from mivhead.methods import make_method
 from mivhead.methods.tuning.tsa import TSA, AdaptedConv, _fold
 from tests.helpers.small_networks import backbone, digits, network, resnet, vit
 
@@ -84,7 +84,7 @@ def test_a_training_step_is_adadeltas_on_separate_branches() -> None:
     """One step by hand: class means in a loop, Adadelta's formula written out."""
     model = resnet().eval().requires_grad_(False)
     X, y = digits(2)
-    fitted = make_tuner("tsa", steps=1).fit(network(model), X, y)
+    fitted = make_method("tsa", steps=1).attach(network(model)).fit(X, y)
     plain = deepcopy(model)
     plain.fc = nn.Identity()
     conv = plain.layer4[0].conv2
@@ -143,7 +143,7 @@ def test_adapters_off_are_ncc_and_the_start_is_near_it() -> None:
     Q, _ = digits(4, skip=10)
     ncc = FewShotClassifier(frozen, method="ncc").fit(list(X), y).predict_proba(list(Q))
     net = network(resnet(Bottleneck))
-    tuner = make_tuner("tsa", steps=0).fit(net, X, y)
+    tuner = make_method("tsa", steps=0).attach(net).fit(X, y)
     np.testing.assert_allclose(tuner.predict_proba(Q), ncc, atol=0.01)
     for name, adapter in tuner.adapters_.items():
         if name != "beta":
@@ -155,7 +155,7 @@ def test_adapters_off_are_ncc_and_the_start_is_near_it() -> None:
 
 def test_training_lowers_the_loss_on_real_images() -> None:
     X, y = digits(4)
-    fitted = make_tuner("tsa", steps=12).fit(network(resnet()), X, y)
+    fitted = make_method("tsa", steps=12).attach(network(resnet())).fit(X, y)
     assert fitted.losses_[-1] < 0.5 * fitted.losses_[0]
 
 
@@ -192,6 +192,6 @@ def test_adapters_behind_the_tap_are_left_out() -> None:
         resnet(), ["layer3"], name="early", preprocessing=Preprocessing(size=32), device="cpu"
     )
     X, y = digits(1)
-    tuner = make_tuner("tsa", steps=1).fit(network_of(early, "tsa"), X, y)
+    tuner = make_method("tsa", steps=1).attach(network_of(early, "tsa")).fit(X, y)
     assert not any("layer4" in name for name in tuner.tensors_)
     assert "layer3.0.conv2.alpha" in tuner.tensors_

@@ -12,15 +12,15 @@ from mivhead import FewShotClassifier
 from mivhead.backbones import load_backbone
 from mivhead.errors import InputError
 from mivhead.fewshot import network_of
-from mivhead.methods import make_tuner
+from mivhead.methods import make_method
 from mivhead.methods.tuning.ett import (
     PrefixedAttention,
     Prefixes,
     PrefixMaker,
     Regulariser,
     _attended,
+    find_vit,
 )
-from mivhead.methods.tuning.vit import find_vit
 from tests.helpers.small_networks import backbone, digits, network, resnet, train_vit, vit
 
 
@@ -120,14 +120,14 @@ def test_untouched_is_ncc_exactly(method: str, params: dict[str, bool]) -> None:
     X, y = digits(2)
     Q, _ = digits(3, skip=10)
     ncc = FewShotClassifier(frozen, method="ncc").fit(list(X), y).predict_proba(list(Q))
-    tuner = make_tuner(method, **params).fit(network(vit()), X, y)
+    tuner = make_method(method, **params).attach(network(vit())).fit(X, y)
     np.testing.assert_allclose(tuner.predict_proba(Q), ncc, atol=1e-6)
 
 
 def test_ln_tune_changes_layernorms_and_nothing_else() -> None:
     X, y = digits(2)
     before = {f"network.{name}": p.detach().clone() for name, p in vit().named_parameters()}
-    fitted = make_tuner("ln-tune", steps=2, use_views=False).fit(network(vit()), X, y)
+    fitted = make_method("ln-tune", steps=2, use_views=False).attach(network(vit())).fit(X, y)
     changed = set(fitted.tensors_) - {"means"}
     assert len(changed) == 2 * (2 * 3 + 1)
     assert all("norm" in name for name in changed)
@@ -142,7 +142,7 @@ def test_views_are_queries_and_class_means_are_of_the_images_alone() -> None:
     views = X[rows][:, :, ::-1].copy()
     given = {"views": views, "view_of": rows}
     off, on = (
-        make_tuner("ln-tune", steps=1, use_views=use).fit(network(vit()), X, y, **given)
+        make_method("ln-tune", steps=1, use_views=use).attach(network(vit())).fit(X, y, **given)
         for use in (False, True)
     )
     assert off.losses_ != on.losses_
@@ -168,8 +168,8 @@ def test_a_trained_vit_learns_a_new_task() -> None:
         for skip in (110, 115):
             X, y = digits(5, classes=10, skip=skip)
             Q, truth = digits(20, classes=10, skip=130)
-            tuner = make_tuner(method, random_state=0, **params)
-            tuner.fit(network(model), X[:, :, ::-1].copy(), y)
+            tuner = make_method(method, random_state=0, **params)
+            tuner.attach(network(model)).fit(X[:, :, ::-1].copy(), y)
             assert not tuner.losses_ or tuner.losses_[-1] < 0.8 * tuner.losses_[0]
             right.append((tuner.predict(Q[:, :, ::-1].copy()) == truth).mean())
         return float(np.mean(right))
@@ -183,7 +183,7 @@ def test_a_trained_vit_learns_a_new_task() -> None:
 def test_shapes_at_the_size_of_vit_s(method: str) -> None:
     small = load_backbone("deit_small", weights="random", device="cpu")
     X = np.random.default_rng(0).integers(0, 255, (2, 224, 224, 3), np.uint8)
-    tuner = make_tuner(method, steps=1).fit(network_of(small, method), X, ["a", "b"])
+    tuner = make_method(method, steps=1).attach(network_of(small, method)).fit(X, ["a", "b"])
     shapes = {name: tuple(tensor.shape) for name, tensor in tuner.tensors_.items()}
     assert shapes.pop("means") == (2, 384)
     if method == "ett":
@@ -198,7 +198,7 @@ def test_shapes_at_the_size_of_vit_s(method: str) -> None:
 def test_the_seed_decides() -> None:
     X, y = digits(2)
     one, same, other = (
-        make_tuner("ett", steps=2, random_state=seed).fit(network(vit()), X, y).losses_
+        make_method("ett", steps=2, random_state=seed).attach(network(vit())).fit(X, y).losses_
         for seed in (0, 0, 1)
     )
     assert one == same != other
@@ -206,16 +206,16 @@ def test_the_seed_decides() -> None:
 
 @pytest.mark.parametrize("method", ["ett", "ln-tune"])
 def test_convolutional_networks_are_refused(method: str) -> None:
-    with pytest.raises(InputError, match=f"{method} .* of a vision transformer; small is none"):
-        make_tuner(method).check(network(resnet()))
+    with pytest.raises(InputError, match=f"{method} .* of a vision transformer; small is not one"):
+        make_method(method).check(network(resnet()))
 
 
 def test_vits_that_ett_cannot_use_are_refused() -> None:
     odd = vit()
     odd.blocks[1].attn.gate = torch.nn.Linear(48, 48)
     with pytest.raises(InputError, match="timm's standard blocks; small has others"):
-        make_tuner("ett").check(network(odd))
+        make_method("ett").check(network(odd))
     headless = vit(class_token=False, global_pool="avg")
     with pytest.raises(InputError, match=r"makes its prefixes with \[CLS\], which small lacks"):
-        make_tuner("ett").check(network(headless))
-    make_tuner("ett", prefixes=False).check(network(headless))
+        make_method("ett").check(network(headless))
+    make_method("ett", prefixes=False).check(network(headless))

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from mivhead.methods import make_method
-from mivhead.methods.fit_head import Support, Weights, log_densities
+from mivhead.methods.gaussian import Support, Weights, log_densities
 from tests.helpers.few_shots import clusters
 
 SHOTS = [[4, 3, 5], [1, 1, 1], [6, 1, 2, 1], [1, 1]]

@@ -15,8 +15,7 @@ from sklearn.svm import SVC
 
 from mivhead import Features
 from mivhead.methods import make_method
-from mivhead.methods.adam import minimise
-from mivhead.methods.base import pooled
+from mivhead.methods.base import minimise, pooled
 from tests.helpers.few_shots import clusters, maps
 
 STEPS = 100  # of Adam: after 400, rounding errors have grown to 1e-2

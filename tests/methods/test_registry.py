@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from sklearn.base import clone
 from mivhead import BlockPreset, Recipe
 from mivhead.classifier import FeatureClassifier
 from mivhead.errors import InputError
-from mivhead.methods import METHODS, list_methods, make_method, method_name
+from mivhead.methods import METHODS, Method, list_methods, make_method, method_name
 from tests.helpers.few_shots import ON_FEATURES, RIVALS, clusters, maps, quick
 
 CONTRACT = {"miv", *RIVALS}
@@ -67,13 +66,12 @@ def test_preset_reaches_the_head_and_rivals_leave_it_aside() -> None:
     assert "preset" not in make_method("ncc", preset=preset).get_params()
 
 
-def test_a_method_that_tunes_the_backbone_is_refused_for_features(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tuning = replace(METHODS["ncc"], name="tuning", needs="images")
-    monkeypatch.setitem(METHODS, "tuning", tuning)  # type: ignore[arg-type]  # a dict at run time
-    with pytest.raises(InputError, match="tuning tunes the backbone: it needs images and a torch"):
-        make_method("tuning")
+@pytest.mark.parametrize("name", METHODS)
+def test_facts_that_are_read_from_the_source_are_those_of_the_class(name: str) -> None:
+    method = METHODS[name]
+    if not method.cost:  # else the facts are in the row itself
+        assert Method.from_class(name, method.home) == method
+    assert make_method(name).get_params().get("use_views", True) == method.uses_views
 
 
 def test_foreign_classifier_has_no_name() -> None:

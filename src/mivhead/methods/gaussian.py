@@ -1,4 +1,16 @@
-"""The FiT head: Gaussian classes whose covariance is a trained mixture of two or three parts."""
+"""The FiT heads: Gaussian classes whose covariance is a trained mixture, and ProtoNets.
+
+Everything happens in the low-dimensional span of the support set. With m the mean of all support
+images, whatever differs between classes lies in the span of the n centred images, which has r < n
+dimensions. One singular value decomposition finds an orthonormal basis of it in which the total
+covariance is diagonal, so that
+
+    Sigma_k = a cov_k + b cov + c I  =  a E_k' E_k + diag(b variances + c)    within the span,
+                                        c I                                   outside of it,
+
+with one row of E_k per image of class k. Woodbury's identity turns the inverse and the determinant
+of Sigma_k into those of a matrix as small as the class has images.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +23,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mivhead.head.cap import Bags
-from mivhead.methods.adam import minimise
 from mivhead.methods.base import (
     PooledClassifier,
     Shots,
+    Vectors,
     check_count,
     check_positive,
     class_means,
+    class_means_work,
     counts,
+    minimise,
 )
+from mivhead.methods.cost import BACKWARD, Work
 
-# Gaussian classes with structured covariances, in the low-dimensional span of the support set.
-#
-# With m the mean of all support images, everything that differs between classes lies in the
-# span of the n centred images, which has r < n dimensions. One singular value decomposition
-# finds an orthonormal basis of it in which the total covariance is diagonal, so that
-#
-#     Sigma_k = a cov_k + b cov + c I  =  a E_k' E_k + diag(b variances + c)    within the span,
-#                                         c I                                   outside of it,
-#
-# with one row of E_k per image of class k. Woodbury's identity turns the inverse and the
-# determinant of Sigma_k into those of a matrix as small as the class has images.
+LEAST_IDENTITY = 1e-4  # keeps Sigma invertible, whatever training does to the identity's weight
 
 
 class Span(NamedTuple):
@@ -180,11 +185,8 @@ def _half_log_det(root: Tensor) -> Tensor:
     return root.diagonal(dim1=1, dim2=2).log().sum(dim=1)
 
 
-LEAST_IDENTITY = 1e-4  # keeps Sigma invertible, whatever training does to the identity's weight
-
-
 class _FitHead(PooledClassifier):
-    """Both heads; they differ in the weights they start from and in the class covariances."""
+    """LDA and QDA; they differ in the weights they start from and in the class covariances."""
 
     TENSORS: ClassVar = DIMENSIONS
     START: ClassVar[tuple[float, ...]]  # as many as are trained, the identity's last
@@ -234,73 +236,133 @@ class FitLDA(_FitHead):
 
     Parameters
     ----------
-    learning_rate, steps
-        Adam on the full batch.
-    use_views
-        Let augmented views count as more images.
-    random_state
-        Not used: nothing is random.
-    device
+    learning_rate : float, default=0.0035
+        Learning rate of Adam.
+    steps : int, default=400
+        Number of steps, each on the full batch.
+    use_views : bool, default=False
+        Count augmented views as further images.
+    random_state : int, RandomState instance or None, default=None
+        Ignored; the method is deterministic.
+    device : str or None, default=None
         Where to compute; None: where the features are.
 
     Attributes
     ----------
-    losses_
+    losses_ : list of float
         Training loss of every step.
+
+    References
+    ----------
+    Shysheya et al., "FiT: Parameter Efficient Few-shot Transfer Learning for Personalized and
+    Federated Image Classification", 2023, arXiv 2206.08671.
     """
 
+    summary: ClassVar = "Gaussian classes with one covariance"
+    paper: ClassVar = (
+        "Shysheya et al. 2023, FiT: Parameter Efficient Few-shot Transfer, arXiv 2206.08671"
+    )
     START: ClassVar = (1.0, 1.0)
+
+    def _work(self, size: Vectors) -> Work:
+        forward = _linear_products(size)
+        steps = self.steps
+        return _span_work(size) + Work(2 * steps * forward, paper=BACKWARD * steps * forward)
 
 
 class FitQDA(_FitHead):
     """A covariance per class: Sigma_k = w1 cov_k + w2 cov + w3 I, starting at 0.5, 0.5 and 1.
 
     Logits are the Gaussian log densities, without a prior. The covariance of a class of one shot is
-    zero. The time grows with the cube of the number of support images, not with the channels.
+    zero. Time grows with the cube of the number of support images, not with the channels.
 
     Parameters
     ----------
-    learning_rate, steps
-        Adam on the full batch.
-    use_views
-        Let augmented views count as more images.
-    random_state
-        Not used: nothing is random.
-    device
+    learning_rate : float, default=0.0035
+        Learning rate of Adam.
+    steps : int, default=400
+        Number of steps, each on the full batch.
+    use_views : bool, default=False
+        Count augmented views as further images.
+    random_state : int, RandomState instance or None, default=None
+        Ignored; the method is deterministic.
+    device : str or None, default=None
         Where to compute; None: where the features are.
 
     Attributes
     ----------
-    losses_
+    losses_ : list of float
         Training loss of every step.
+
+    References
+    ----------
+    Shysheya et al., "FiT: Parameter Efficient Few-shot Transfer Learning for Personalized and
+    Federated Image Classification", 2023, arXiv 2206.08671.
     """
 
+    summary: ClassVar = "Gaussian classes, each with its own covariance"
+    paper: ClassVar = (
+        "Shysheya et al. 2023, FiT: Parameter Efficient Few-shot Transfer, arXiv 2206.08671"
+    )
     START: ClassVar = (0.5, 0.5, 1.0)
+
+    def _work(self, size: Vectors) -> Work:
+        n, r, most, ways = size.n, size.span, size.most, size.ways
+        linear = _linear_products(size)
+        systems = n * r * (n + ways)  # products of all shots with all images and class means
+        solved = ways * most**2 * n
+        cubes = ways * most**3
+        forward = linear + systems + solved
+        # Backward through inverses: four products and two triangular solutions of small matrices.
+        step = 2 * linear + 2 * systems + 3 * solved + 4 * cubes
+        factors = cubes / 3 + 2 * cubes / 3 + 2 * cubes
+        end = Work(systems, cubes / 3 + ways * most**2 * r)
+        training = Work(self.steps * step, self.steps * factors, BACKWARD * self.steps * forward)
+        return _span_work(size) + end + training
 
 
 def _weights(w: Tensor) -> Weights:
-    """Weights as they are used: covariances count for at least nothing."""
+    """Weights as they are used: those of covariances are not negative."""
     *covariances, identity = w.unbind()
     of_class, total = covariances if len(covariances) == 2 else (w.new_zeros(()), covariances[0])
     return Weights(of_class.relu(), total.relu(), identity.clamp_min(LEAST_IDENTITY))
 
 
-# ProtoNets: negative squared Euclidean distance to the class means.
+def _span_work(size: Vectors) -> Work:
+    """Count a singular value decomposition, as textbooks do, coordinates and class means."""
+    n, c, r = size.n, size.c, size.span
+    long, short = max(n, c), min(n, c)
+    svd = 6 * long * short**2 + 20 * short**3
+    return Work.once(2 * n * c * r + size.ways * n * r, svd)
+
+
+def _linear_products(size: Vectors) -> float:
+    """Count the log densities under a shared covariance, forward."""
+    return (size.n + size.ways) * size.span + size.n * size.span * size.ways
 
 
 class ProtoNets(PooledClassifier):
-    """The FiT head without covariances: closed form, nothing to train.
+    """The FiT head without covariances: negative squared Euclidean distance to the class means.
 
     Parameters
     ----------
-    use_views
-        Let augmented views count as more images.
-    random_state
-        Not used: nothing is random.
-    device
+    use_views : bool, default=False
+        Count augmented views as further images.
+    random_state : int, RandomState instance or None, default=None
+        Ignored; the method is deterministic.
+    device : str or None, default=None
         Where to compute; None: where the features are.
+
+    References
+    ----------
+    Shysheya et al., "FiT: Parameter Efficient Few-shot Transfer Learning for Personalized and
+    Federated Image Classification", 2023, arXiv 2206.08671.
     """
 
+    summary: ClassVar = "Euclidean distance to the class mean; nothing is trained"
+    paper: ClassVar = (
+        "Shysheya et al. 2023, FiT: Parameter Efficient Few-shot Transfer, arXiv 2206.08671"
+    )
     TENSORS: ClassVar = {"means": "class channel"}
 
     def __init__(
@@ -315,10 +377,13 @@ class ProtoNets(PooledClassifier):
         self.device = device
 
     def _check_params(self) -> None:
-        """Accept everything: there is no hyperparameter."""
+        """There is nothing to check."""
 
     def _learn(self, shots: Shots) -> dict[str, Tensor]:
         return {"means": class_means(shots.x.double(), shots.labels, shots.classes)}
 
     def _score(self, x: Tensor) -> Tensor:
         return -torch.cdist(x.double(), self.learned_["means"]).square()  # (image, class)
+
+    def _work(self, size: Vectors) -> Work:
+        return class_means_work(size)

@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mivhead.backbones import load_backbone
 from mivhead.fewshot import network_of
-from mivhead.methods import METHODS, make_tuner
+from mivhead.methods import METHODS, make_method
 from mivhead.methods.tuning.base import chunk_size
 from tests.helpers.small_networks import digits, network, resnet, vit
 
@@ -42,11 +42,11 @@ class Kept:
 
 def most_kept(method: str, images_at_once: int | None) -> int:
     X, y = digits(16)
-    tuner = make_tuner(method, steps=1, images_at_once=images_at_once)
+    tuner = make_method(method, steps=1, images_at_once=images_at_once)
     net = network(resnet())
     kept = Activations()
     with saved_tensors_hooks(kept.keep, lambda each: each.tensor):
-        tuner.fit(net, X, y)
+        tuner.attach(net).fit(X, y)
     return kept.most
 
 
@@ -66,7 +66,7 @@ def test_a_step_is_one_pass_of_all_images(method: str) -> None:
         net = network(resnet() if method == "tsa" else vit())
         seen: list[int] = []
         net.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
-        make_tuner(method, steps=steps).fit(net, X, y)
+        make_method(method, steps=steps).attach(net).fit(X, y)
         return sum(seen)
 
     assert passed(3) - passed(0) == 3 * len(X)
@@ -85,7 +85,7 @@ def test_images_at_once_follow_from_their_size() -> None:
 def test_default_settings_lower_the_loss_on_real_images(method: str) -> None:
     X, y = digits(4)
     model = resnet() if method == "tsa" else vit()
-    losses = make_tuner(method, random_state=0).fit(network(model), X, y).losses_
+    losses = make_method(method, random_state=0).attach(network(model)).fit(X, y).losses_
     assert losses[-1] < losses[0]
 
 
@@ -94,5 +94,5 @@ def test_default_rate_lowers_the_loss_of_a_pretrained_network() -> None:
     net = network_of(load_backbone("efficientnet_lite0", device="cpu"), "finetune")
     X, y = digits(2)
     large = np.stack([np.asarray(Image.fromarray(x).resize((net.size, net.size))) for x in X])
-    losses = make_tuner("finetune", steps=4).fit(net, large, y).losses_
+    losses = make_method("finetune", steps=4).attach(net).fit(large, y).losses_
     assert all(after < 0.8 * before for before, after in pairwise(losses))

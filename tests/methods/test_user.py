@@ -1,0 +1,191 @@
+"""A method of the user's own, added literally as CONTRIBUTING says: a file with a class."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mivhead
+from mivhead import Features, FewShotClassifier
+from mivhead.benchmark.cost import Cost, count
+from mivhead.benchmark.results import RESULTS, read_results
+from mivhead.cli.main import main
+from mivhead.errors import InputError, ModelFileError
+from mivhead.methods import METHODS, get_method, make_method, method_name, registry
+from mivhead.methods.cost import BackboneWork, TaskSize
+from tests.helpers.bench_data import write_sets
+from tests.helpers.few_shots import clusters
+from tests.helpers.tiny_backbone import TinyBackbone
+
+MY_MODULE = '''
+import numpy as np
+
+
+def vectors(features):
+    block = features.blocks[-1]
+    pooled = block.token if block.token is not None else block.map.float().mean(dim=(2, 3))
+    return np.asarray(pooled, dtype=float)
+
+
+class MyHead:
+    """Softmax of distances to the class means."""
+
+    def __init__(self, scale=1.0):
+        self.scale = scale
+
+    def fit(self, X, y):
+        x, y = vectors(X), np.asarray(y)
+        self.means = np.stack([x[y == name].mean(axis=0) for name in np.unique(y)])
+        return self
+
+    def predict_proba(self, X):
+        distances = np.linalg.norm(vectors(X)[:, None] - self.means, axis=2)
+        shares = np.exp(-self.scale * distances)
+        return shares / shares.sum(axis=1, keepdims=True)
+
+
+class WithViews(MyHead):
+    uses_views = True
+
+    def fit(self, X, y, views=None, view_of=None):
+        self.view_count = 0 if views is None else len(view_of)
+        return super().fit(X, y)
+
+
+class Mute:
+    def fit(self, X, y):
+        return self
+
+
+class TooNarrow(MyHead):
+    def predict_proba(self, X):
+        return super().predict_proba(X)[:, :1]
+'''
+
+
+@pytest.fixture
+def my_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module in the current folder, which is not on the path yet."""
+    (tmp_path / "my_module.py").write_text(MY_MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
+    yield tmp_path
+    sys.modules.pop("my_module", None)
+
+
+@pytest.fixture
+def installed(my_module: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The same module as an installed package with an entry point."""
+    place = my_module / "my_package-1.0.dist-info"
+    place.mkdir()
+    (place / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (place / "entry_points.txt").write_text("[mivhead.methods]\nmy-head = my_module:MyHead\n")
+    monkeypatch.syspath_prepend(my_module)
+    registry._rows.cache_clear()
+    yield my_module
+    registry._rows.cache_clear()
+
+
+def test_a_class_with_fit_and_predict_proba_is_a_method(my_module: Path) -> None:
+    method = get_method("my_module:MyHead")
+    assert method.summary == "Softmax of distances to the class means"
+    assert (method.needs, method.uses_views, method.has_recipe) == ("features", False, False)
+    assert method.hyperparameters() == {"scale": 1.0}
+    X, y, Q = clusters((3, 2, 3), 8)
+    fitted = make_method("my_module:MyHead", scale=3.0).fit(X, y)
+    assert method_name(fitted) == "my_module:MyHead"
+    np.testing.assert_allclose(
+        fitted.predict_proba(Q), fitted.estimator_.predict_proba(Features(Q)), rtol=1e-12
+    )
+    assert fitted.estimator_.scale == 3.0
+
+
+def test_views_go_to_a_class_that_uses_them(my_module: Path) -> None:
+    X, y, Q = clusters((3, 2, 3), 8)
+    for name, expected in (("WithViews", len(Q)), ("MyHead", None)):
+        fitted = make_method(f"my_module:{name}")
+        fitted.fit(X, y, views=Q, view_of=np.zeros(len(Q), int))
+        assert getattr(fitted.estimator_, "view_count", None) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere:MyHead", "'nowhere:MyHead' cannot be imported .*such as my_module:MyHead"),
+        ("my_module:YourHead", "my_module has no 'YourHead'"),
+        ("my_module:Mute", r"my_module:Mute cannot be used as a method: it has no predict_proba"),
+    ],
+)
+def test_what_cannot_be_a_method_is_named(name: str, message: str, my_module: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        make_method(name)
+
+
+def test_wrong_parameters_and_probabilities_are_named(my_module: Path) -> None:
+    with pytest.raises(InputError, match="parameter of my_module:MyHead must be one of scale"):
+        make_method("my_module:MyHead", power=2)
+    X, y, Q = clusters((3, 2, 3), 8)
+    with pytest.raises(InputError, match=r"predict_proba of my_module:TooNarrow returned shape"):
+        make_method("my_module:TooNarrow").fit(X, y).predict_proba(Q)
+
+
+def test_its_cost_is_unknown_unless_it_counts_it(my_module: Path) -> None:
+    features, size = Features(np.ones((1, 8), np.float32)), TaskSize((2, 2), (0, 0))
+    assert count("my_module:MyHead", features, size, BackboneWork(1e9)) == Cost(None, None)
+
+
+def test_a_model_file_keeps_it_without_running_foreign_code(
+    my_module: Path, shots: Path, queries: Path
+) -> None:
+    classifier = FewShotClassifier(
+        TinyBackbone(), method="my_module:WithViews", method_params={"scale": 30.0}
+    ).fit_folder(shots)
+    classifier.save("m.miv")
+    again = mivhead.load("m.miv", backbone=TinyBackbone())
+    expected = classifier.predict_proba(queries)
+    np.testing.assert_array_equal(again.predict_proba(queries), expected)
+    assert again.method_params == {"scale": 30.0}
+    del sys.modules["my_module"]
+    with pytest.raises(ModelFileError, match="a file alone cannot import: import my_module first"):
+        mivhead.load("m.miv")
+    assert "my_module" not in sys.modules
+
+
+def test_an_entry_point_is_a_method_by_name(installed: Path, shots: Path, queries: Path) -> None:
+    assert list(METHODS)[-1] == "my-head"
+    assert method_name(make_method("my-head")) == "my-head"
+    assert main(["methods", "my-head"]) == 0
+    classifier = FewShotClassifier(TinyBackbone(), method="my-head").fit_folder(shots)
+    classifier.save("m.miv")
+    del sys.modules["my_module"]  # an installed package is trusted
+    again = mivhead.load("m.miv", backbone=TinyBackbone())
+    np.testing.assert_array_equal(again.predict_proba(queries), classifier.predict_proba(queries))
+
+
+def test_commands_take_it(my_module: Path, shots: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", "my_module:MyHead", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["hyperparameters"] == {"scale": 1.0}
+    command = ["fit", str(shots), "-o", "m.miv", "--method", "my_module:MyHead", "--quiet"]
+    assert main([*command, "--param", "scale=9.0"]) == 0
+    assert mivhead.load("m.miv").method == "my_module:MyHead"
+
+
+def test_a_benchmark_with_it(my_module: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_sets(my_module / "data", names=("dots",), images=4)
+    command = ["bench", "run", "--data", str(data), "--sets", "dots", "-o", "run", "--quiet"]
+    command += ["--methods", "my_module:MyHead,ncc", "--protocol", "5-way 1-shot", "--tasks", "2"]
+    assert main([*command, "--workers", "0"]) == 0
+    results = {(r.method, r.task): r for r in read_results("run")}
+    assert len(results) == 4
+    assert all(r.error is None for r in results.values())
+    mine = results["my_module:MyHead", 0]
+    assert mine.gflops is None
+    assert mine.gflops_paper is None
+    assert results["ncc", 0].gflops is not None
+    line = json.loads(Path("run", RESULTS).read_text().splitlines()[0])
+    assert line["gflops"] is None
+    assert main(["bench", "report", "run"]) == 0
+    assert "unknown" in Path("run/report/report.md").read_text()
