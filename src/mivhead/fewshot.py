@@ -15,8 +15,16 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from mivhead._progress import progress_bar
-from mivhead.backbones import DEFAULT_BACKBONE, named
-from mivhead.backbones.base import Backbone, Identity, LazyBackbone
+from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
+from mivhead.backbones.base import (
+    Backbone,
+    Identity,
+    LazyBackbone,
+    check_origin,
+    check_same,
+    expected_preset,
+    named_by_file,
+)
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.preprocessing import preprocess, to_pixels
 from mivhead.classifier import FeatureClassifier
@@ -168,7 +176,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             raise InputError("The table has no labels to learn from.")
         backbone = self._load_backbone()
         identity = backbone.identity
-        named.check_origin(table.backbone, identity)
+        check_origin(table.backbone, identity)
         fitted = self.make_classifier(backbone.preset).fit(
             table.features, np.asarray(labels), views=table.views, view_of=table.view_of
         )
@@ -269,7 +277,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         device: str | None,
     ) -> Self:
         """Make a fitted classifier from the parts of a model file."""
-        chosen = named.named_by_file(identity) if backbone is None else backbone
+        chosen = named_by_file(identity) if backbone is None else backbone
         new = cls(chosen, weights=weights, device=device)
         new.classifier_, new.classes_, new.identity_ = classifier, classifier.classes_, identity
         return new
@@ -288,11 +296,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         identity: Identity | None = getattr(self, "identity_", None)
         loaded: Backbone | None = getattr(self, "_loaded", None)
         if loaded is None:
-            preset = None if identity is None else named.expected_preset(identity)
-            loaded = named.backbone_of(self.backbone, self.weights, preset, self.device)
+            preset = None if identity is None else expected_preset(identity)
+            loaded = load_backbone(
+                self.backbone, weights=self.weights, preset=preset, device=self.device
+            )
             self._loaded = loaded
         if identity is not None:
-            named.check_same(loaded.identity, identity)
+            check_same(loaded.identity, identity)
         return loaded
 
     def __getstate__(self) -> dict[str, Any]:

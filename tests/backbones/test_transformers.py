@@ -14,8 +14,8 @@ import torch
 
 from mivhead import FewShotClassifier
 from mivhead.backbones import load_backbone
-from mivhead.backbones.paper import PAPER
 from mivhead.backbones.preprocessing import preprocess
+from mivhead.backbones.presets import PAPER
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.preset import BlockPreset, Preprocessing, Preset
 from tests.helpers.conformance import check, photos

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from mivhead import BlockPreset, Features, Preprocessing, Preset
 from mivhead.backbones.base import Identity
-from mivhead.backbones.preprocessing import ImageLike, preprocess
+from mivhead.backbones.preprocessing import DecodedImage, preprocess
 from mivhead.service.backbone import BackboneServer
 
 
@@ -34,7 +34,7 @@ class ToyBackbone:
         )
         self.identity = Identity("toy", weights, self.preset.preprocessing, self.preset.taps)
 
-    def extract(self, images: Sequence[ImageLike]) -> Features:
+    def extract(self, images: Sequence[DecodedImage]) -> Features:
         x = preprocess(images, self.preset.preprocessing)
         parts = {"map": F.adaptive_avg_pool2d(x, 4).half()}, {"token": x.mean(dim=(2, 3)).half()}
         return Features(parts)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from mivhead.backbones.base import Identity, storage_type
-from mivhead.backbones.preprocessing import ImageLike, to_picture
+from mivhead.backbones.preprocessing import DecodedImage, to_picture
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.head.recipe import derive_presets
@@ -33,7 +33,7 @@ class CallableBackbone:
         self.dtype = dtype
         self._function = function
 
-    def extract(self, images: Sequence[ImageLike]) -> Features:
+    def extract(self, images: Sequence[DecodedImage]) -> Features:
         """Features of one batch of decoded images, on the CPU, in their order."""
         features = _call(self._function, images, self.preset.preprocessing.size)
         if len(features.blocks) != len(self.preset.taps):
@@ -96,7 +96,7 @@ def from_callable(
 
 
 def _call(
-    function: Callable[[list[Image.Image]], Any], images: Sequence[ImageLike], size: int
+    function: Callable[[list[Image.Image]], Any], images: Sequence[DecodedImage], size: int
 ) -> Features:
     if not len(images):
         raise InputError("There are no images: give at least one.")

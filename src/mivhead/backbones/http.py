@@ -24,7 +24,7 @@ import torch
 
 from mivhead._schema import from_json
 from mivhead.backbones.base import Identity
-from mivhead.backbones.preprocessing import ImageLike, to_pixels
+from mivhead.backbones.preprocessing import DecodedImage, to_pixels
 from mivhead.backbones.transport import MAX_BYTES, Client
 from mivhead.backbones.wire import (
     BACKBONE_PATH,
@@ -103,7 +103,7 @@ class RemoteBackbone:
     def __repr__(self) -> str:
         return f"RemoteBackbone({self._service.shown!r}, {self.identity.name!r})"
 
-    def extract(self, images: Sequence[ImageLike]) -> Features:
+    def extract(self, images: Sequence[DecodedImage]) -> Features:
         """Features of one batch of decoded images, on the CPU, in their order."""
         if not len(images):
             raise InputError("There are no images: give at least one.")

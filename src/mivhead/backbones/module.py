@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mivhead.backbones.base import Identity, default_device, storage_type
 from mivhead.backbones.checkpoints import state_hash
-from mivhead.backbones.preprocessing import ImageLike, preprocess
+from mivhead.backbones.preprocessing import DecodedImage, preprocess
 from mivhead.backbones.taps import Parts, Taps, check_taps, join, read_output
 from mivhead.features import Features
 from mivhead.head.recipe import derive_presets
@@ -75,7 +75,7 @@ class ModuleBackbone:
         freeze(model, device)
         self._tapped = self._tapping(model, preset.taps, dtype)
 
-    def extract(self, images: Sequence[ImageLike]) -> Features:
+    def extract(self, images: Sequence[DecodedImage]) -> Features:
         """Features of one batch of decoded images, on the CPU, in their order."""
         x = preprocess(images, self.preset.preprocessing)  # (n, 3, R, R)
         chunks = x.split(_CHUNK) if self._device.type == "cpu" else (x,)

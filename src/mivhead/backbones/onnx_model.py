@@ -22,7 +22,7 @@ from torch import Tensor
 from mivhead._optional import need
 from mivhead._schema import from_json, to_json
 from mivhead.backbones.base import Identity
-from mivhead.backbones.preprocessing import ImageLike, preprocess
+from mivhead.backbones.preprocessing import DecodedImage, preprocess
 from mivhead.backbones.taps import Parts, join, read_output
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.features import Features
@@ -67,7 +67,7 @@ class OnnxBackbone:
         self._session = session
         self._names = names
 
-    def extract(self, images: Sequence[ImageLike]) -> Features:
+    def extract(self, images: Sequence[DecodedImage]) -> Features:
         """Features of one batch of decoded images, on the CPU, in their order."""
         x = preprocess(images, self.preset.preprocessing)  # (n, 3, R, R)
         chunks = x.split(self._source.batch or _CHUNK)

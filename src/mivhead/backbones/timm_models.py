@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from mivhead.backbones.checkpoints import load_exactly, read_tensors, state_hash
 from mivhead.backbones.efficientnet_lite import fold_batchnorm
 from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, hooked, suggest_blocks
-from mivhead.backbones.paper import PAPER
+from mivhead.backbones.presets import PAPER
 from mivhead.backbones.taps import Parts, check_taps
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.preset import Preprocessing, Preset

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from mivhead._optional import need
 from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, suggest_blocks
-from mivhead.backbones.paper import PAPER
+from mivhead.backbones.presets import PAPER
 from mivhead.backbones.taps import Parts, Taps, check_taps
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.preset import Preprocessing, Preset

@@ -1,4 +1,4 @@
-"""The backbones of the paper: settings, shapes, activations, parameter counts, some training."""
+"""The presets of the paper's backbones: settings, shapes, activations, parameter counts, some training."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import nn
 
 from mivhead import Features, MIVClassifier, Recipe
 from mivhead.backbones import list_backbones, load_backbone
-from mivhead.backbones.paper import PAPER
 from mivhead.backbones.preprocessing import preprocess
+from mivhead.backbones.presets import PAPER
 from mivhead.backbones.timm_models import build
 from mivhead.head.head import MIVHead
 from mivhead.head.recipe import derive_presets, resolve_blocks
