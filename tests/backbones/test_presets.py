@@ -1,4 +1,4 @@
-"""The presets of the paper's backbones: settings, shapes, activations, parameter counts, some training."""
+"""The presets of the paper's backbones: settings, shapes, activations, parameter counts."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def test_qdrant_cosine_is_told(qdrant_address: Address, caplog: pytest.LogCaptur
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_qdrant_troubles(qdrant_address: Address) -> None:
-    with pytest.raises(InputError, match="is not one of Qdrant's"):
+    with pytest.raises(InputError, match="must be a Qdrant filter"):
         stores.open(qdrant_address("birds"), where="label = 'x'")
     with stores.open(qdrant_address("birds")) as store:
         with pytest.raises(InputError, match="float64"):
