@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import timm
 import torch
-from timm.layers import Conv2dSame
 
 from mivhead.backbones.efficientnet_lite import SHAPES, EfficientNetLite, SameConv2d, tap_names
+
+timm = pytest.importorskip("timm", reason="the extra timm is not installed")
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -33,7 +33,7 @@ def test_equals_timm(name: str) -> None:
 @pytest.mark.parametrize("size", [(8, 8), (9, 8), (7, 12)])
 def test_same_padding_equals_timm(kernel: int, stride: int, size: tuple[int, int]) -> None:
     ours = SameConv2d(2, 2, kernel, stride)
-    theirs = Conv2dSame(2, 2, kernel, stride)
+    theirs = timm.layers.Conv2dSame(2, 2, kernel, stride)
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(1, 2, *size)
     torch.testing.assert_close(ours(x), theirs(x))

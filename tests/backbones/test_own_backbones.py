@@ -64,10 +64,10 @@ def test_module_conforms() -> None:
 
 
 def test_module_of_torchvision() -> None:
-    from torchvision.models import resnet18
+    models = pytest.importorskip("torchvision.models", reason="the extra timm is not installed")
 
     torch.manual_seed(0)
-    model = resnet18(weights=None)
+    model = models.resnet18(weights=None)
     backbone = from_module(
         model, ["layer3", "layer4"], name="tv", preprocessing=Preprocessing(size=84), device="cpu"
     )

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import timm
 import torch
 from torch import nn
 
@@ -18,6 +17,8 @@ from mivhead.backbones.timm_models import build
 from mivhead.head.head import MIVHead
 from mivhead.head.recipe import derive_presets, resolve_blocks
 from tests.helpers.conformance import photos, run
+
+timm = pytest.importorskip("timm", reason="the extra timm is not installed")
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import timm
 import torch
 from safetensors.torch import save_file
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from mivhead.backbones import load_backbone
@@ -23,6 +21,8 @@ from mivhead.backbones.timm_models import build, to_timm
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.preset import BlockPreset, Preprocessing, Preset
 from tests.helpers.conformance import check, photos, run
+
+timm = pytest.importorskip("timm", reason="the extra timm is not installed")
 
 TINY = "timm:test_resnet"
 
@@ -165,7 +165,7 @@ def test_clip_of_transformers_gives_the_same_hidden_states() -> None:
     )
     torch.manual_seed(0)
     theirs = transformers.CLIPVisionModel(config).eval()
-    ours = VisionTransformer(
+    ours = timm.models.VisionTransformer(
         img_size=32,
         patch_size=8,
         embed_dim=32,

@@ -7,6 +7,9 @@ import torch
 
 from mivhead.backbones import list_backbones, load_backbone
 from mivhead.backbones.timm_models import build
+from tests.helpers.extras import needs
+
+pytestmark = needs("timm")
 
 TINY = ("--backbone", "timm:test_resnet")
 

@@ -56,7 +56,7 @@ def test_lancedb_vectors_and_multi_vectors(lancedb_address: Address) -> None:
         stores.open(uri).read()
     with pytest.raises(InputError, match=r"label must be one of .*Did you mean 'species'"):
         stores.open(uri, label="specie", vectors=["vector"]).read()
-    with pytest.raises(InputError, match="not made by mivhead"):
+    with pytest.raises(InputError, match="not created by mivhead"):
         store.write(FeatureTable(Features(VECTORS), ("a", "b", "c", "d")))
 
 
@@ -224,7 +224,7 @@ def test_qdrant_cosine_is_told(qdrant_address: Address, caplog: pytest.LogCaptur
     assert caplog.records[-1].levelno == logging.WARNING
     with (
         stores.open(qdrant_address("birds")) as store,
-        pytest.raises(InputError, match="not made by mivhead"),
+        pytest.raises(InputError, match="not created by mivhead"),
     ):
         store.write(FeatureTable(Features(VECTORS), ("a", "b", "c", "d")))
 

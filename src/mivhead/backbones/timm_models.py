@@ -23,6 +23,7 @@ from urllib.request import getproxies
 import torch
 from torch import Tensor, nn
 
+from mivhead._optional import need
 from mivhead.backbones.checkpoints import load_exactly, read_tensors, state_hash
 from mivhead.backbones.efficientnet_lite import fold_batchnorm
 from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, hooked, suggest_blocks
@@ -43,6 +44,7 @@ def load(
     dtype: torch.dtype,
 ) -> ModuleBackbone:
     """Load a model of timm or of the paper; see `mivhead.backbones.load_backbone`."""
+    need("timm", "timm")
     known = PAPER.get(spec)
     if known is not None:
         preset = preset or known.preset

@@ -34,8 +34,8 @@ from mivhead.stores.base import (
 )
 
 API_KEY = "QDRANT_API_KEY"
-UNNAMED = "vector"  # what the vectors of a collection without names are called here
-_DESCRIPTION = "mivhead"  # key of the payload
+UNNAMED = "vector"  # the name given to the only vector of a collection without names
+_INFO = "mivhead"  # key of the payload
 _SCROLL = 1000  # points per request for payloads only
 _log = logging.getLogger(__name__)
 
@@ -85,8 +85,8 @@ class QdrantStore(DatabaseStore):
         if not self._exists():
             raise InputError(f"{self.name} does not exist.")
         with self._client() as client:
-            points, _ = client.scroll(self._collection, limit=1, with_payload=[_DESCRIPTION])
-        text = points[0].payload.get(_DESCRIPTION) if points else None
+            points, _ = client.scroll(self._collection, limit=1, with_payload=[_INFO])
+        text = points[0].payload.get(_INFO) if points else None
         return None if text is None else TableInfo.read(text, self.name)
 
     def _next_position(self) -> int:
@@ -152,7 +152,7 @@ class QdrantStore(DatabaseStore):
                 LABEL: None if rows.labels is None else rows.labels[i],
                 VIEW_OF: None if rows.view_of is None else rows.view_of[i],
                 POSITION: None if rows.positions is None else rows.positions[i],
-                _DESCRIPTION: info.to_string(),
+                _INFO: info.to_string(),
             }
             yield self._models.PointStruct(id=_point_id(id_), vector=vectors, payload=payload)
 
