@@ -121,7 +121,7 @@ def test_tokens_without_a_grid_have_no_neighbours() -> None:
 
 @pytest.mark.parametrize(
     ("how", "message"),
-    [("dictionary", "gives a dict, not a tensor"), ("flat", r"gives the shape \(96,\)")],
+    [("dictionary", "returns a dict, not a tensor"), ("flat", r"returns the shape \(96,\)")],
 )
 def test_taps_that_give_no_features(how: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -129,7 +129,7 @@ def test_taps_that_give_no_features(how: str, message: str) -> None:
 
 
 def test_unknown_tap_suggests_near_ones() -> None:
-    with pytest.raises(InputError, match=r"mine has no tap '0.3'; near it are 0.1, 0.0"):
+    with pytest.raises(InputError, match=r"mine has no tap '0.3'; similar names are 0.1, 0.0"):
         from_module(network(), ["0.3"], name="mine")
 
 
@@ -176,10 +176,10 @@ def test_function_identity_is_its_name_and_version() -> None:
 
 
 def test_function_that_gives_the_wrong_thing() -> None:
-    with pytest.raises(InputError, match="The function got 1 images and gave Features\\(n=2"):
+    with pytest.raises(InputError, match=r"received 1 images and returned Features\(n=2"):
         from_callable(lambda _: np.ones((2, 3)), name="two")
     sometimes = from_callable(colours, name="one", blocks=[BlockPreset()])
-    with pytest.raises(InputError, match="one gave 2 blocks, expected 1"):
+    with pytest.raises(InputError, match="one returned 2 blocks, expected 1"):
         sometimes.extract(photos(1))
 
 

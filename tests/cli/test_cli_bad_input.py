@@ -154,9 +154,9 @@ def test_model_files_that_cannot_be_used(fails, model, new, features, tmp_path):
         "newer.miv": "format 99",
         "classes.miv": "cannot be used",
         "foreign.miv": "not written by mivhead",
-        "cut.miv": "damaged or foreign",
-        "text.miv": "damaged or foreign",
-        "nothing.miv": "damaged or foreign",
+        "cut.miv": "corrupted or not a mivhead file",
+        "text.miv": "corrupted or not a mivhead file",
+        "nothing.miv": "corrupted or not a mivhead file",
         "missing.miv": "does not exist",
     }
     for name, expected in words.items():
