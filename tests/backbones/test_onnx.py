@@ -150,9 +150,7 @@ def test_refusals(tmp_path: Path) -> None:
     path = network(tmp_path / "model.onnx")
     with pytest.raises(InputError, match="has no tensor 'deeper'"):
         load_backbone(path, outputs=["deeper"])
-    with pytest.raises(
-        InputError, match="requires images of 16 px, but the preprocessing has size 32"
-    ):
+    with pytest.raises(InputError, match=r"requires images of 16 px, but .* has size 32"):
         load_backbone(path, outputs=["deep"], preprocessing=Preprocessing(size=32))
     with pytest.raises(InputError, match="contains its weights"):
         load_backbone(path, outputs=["deep"], weights="x.pth")

@@ -86,9 +86,9 @@ def test_missing_path(tmp_path):
 
 
 def test_empty_folder(tmp_path):
-    with pytest.raises(InputError, match=r"holds no images; put each class.*/cat/1\.jpg"):
+    with pytest.raises(InputError, match=r"contains no images; put each class.*/cat/1\.jpg"):
         open_labelled(tmp_path)
-    with pytest.raises(InputError, match="holds no images"):
+    with pytest.raises(InputError, match="contains no images"):
         open_unlabelled(tmp_path)
     with pytest.raises(InputError, match="No images"):
         open_unlabelled([])
@@ -108,13 +108,13 @@ def test_one_class_only(tmp_path):
 
 
 def test_class_folder_without_images(build):
-    with pytest.raises(InputError, match=r"class folder 'bird' .*holds no images"):
+    with pytest.raises(InputError, match=r"class folder 'bird' .*contains no images"):
         open_labelled(build({**TWO, "bird/readme.txt": b"soon"}))
 
 
 def test_wrong_kind_of_file(tmp_path):
     make_folder(tmp_path, {"a.bin": b"x"})
-    with pytest.raises(InputError, match=r"neither a folder .* nor a \.zip, nor a \.csv"):
+    with pytest.raises(InputError, match=r"is not a folder .*, a \.zip or a \.csv"):
         open_labelled(tmp_path / "a.bin")
 
 

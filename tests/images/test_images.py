@@ -165,7 +165,7 @@ def test_16_bit_rgb_png():
 
 def test_32_bit_values_are_refused():
     for values in (np.ones((4, 4), np.float32), np.ones((4, 4), np.int32)):
-        with pytest.raises(ImageError, match=r"m\.tiff holds 32-bit values.*8 or 16 bits"):
+        with pytest.raises(ImageError, match=r"m\.tiff has 32-bit values.*8 or 16 bits"):
             load_image(encode(Image.fromarray(values), "TIFF"), name="m.tiff")
 
 
@@ -283,5 +283,5 @@ def test_the_input_image_is_not_changed():
 
 def test_lazily_opened_damaged_pil_image():
     data = encode(Image.fromarray(picture(200, 200)), "JPEG")
-    with pytest.raises(ImageError, match="image 0 is damaged"):
+    with pytest.raises(ImageError, match="image 0 is corrupted"):
         load_image(Image.open(io.BytesIO(data[: len(data) // 2])), name="image 0")

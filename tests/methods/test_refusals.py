@@ -57,7 +57,7 @@ def test_one_class_and_one_sample(method: str, count: int) -> None:
 
 
 def test_no_samples_at_all() -> None:
-    with pytest.raises(InputError, match="There are no images: give some of at least 2 classes"):
+    with pytest.raises(InputError, match="There are no images: give images of at least 2 classes"):
         FewShotClassifier(TinyBackbone(), method="ncc").fit([], [])
 
 

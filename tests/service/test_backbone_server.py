@@ -122,7 +122,7 @@ def test_npz_on_request(url: str) -> None:
             None,
             {"images": [picture("BMP")[:-40]]},
             400,
-            "Image 0 is damaged",
+            "Image 0 is corrupted",
         ),
     ],
 )
