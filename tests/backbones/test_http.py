@@ -22,6 +22,7 @@ from mivhead.backbones import load_backbone, wire
 from mivhead.backbones.http import connect
 from mivhead.errors import InputError
 from tests.helpers.conformance import check, photos
+from tests.helpers.extras import needs
 from tests.helpers.services import (
     FaultyServer,
     Reply,
@@ -31,6 +32,8 @@ from tests.helpers.services import (
     toy,
     toy_server,
 )
+
+pytestmark = needs("tenacity", "http")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,10 @@ from mivhead.backbones.http import connect, fill, read_vectors
 from mivhead.errors import InputError
 from mivhead.preset import BlockPreset, Preprocessing, Preset
 from tests.helpers.conformance import check, photos
+from tests.helpers.extras import needs
 from tests.helpers.services import FaultyServer, Reply, Request, as_json, running, says, status
+
+pytestmark = needs("tenacity", "http")
 
 
 def embed(text: str) -> list[float]:

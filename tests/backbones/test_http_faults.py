@@ -14,6 +14,7 @@ from mivhead.backbones.base import extract_all
 from mivhead.backbones.http import RemoteBackbone, connect
 from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.conformance import photos
+from tests.helpers.extras import needs
 from tests.helpers.services import (
     FaultyServer,
     Reply,
@@ -31,6 +32,8 @@ from tests.helpers.services import (
     toy,
     toy_server,
 )
+
+pytestmark = needs("tenacity", "http")
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from mivhead.backbones import load_backbone
 from mivhead.backbones.http import connect
 from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.conformance import photos
+from tests.helpers.extras import needs
 from tests.helpers.services import (
     FaultyServer,
     Reply,
@@ -26,6 +27,8 @@ from tests.helpers.services import (
     toy,
     toy_server,
 )
+
+pytestmark = needs("tenacity", "http")
 
 KEY = "s3cr3t-k3y"
 

@@ -1,6 +1,8 @@
-"""Backbones of one's own: a module with named taps, a function, a class of ten lines."""
+"""The user's own backbones: a module with named taps, a function, an object, a file."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,11 +10,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+import mivhead
 from mivhead import BlockPreset, FewShotClassifier, Preprocessing
-from mivhead.backbones import from_callable, from_module
+from mivhead.backbones import from_callable, from_module, load_backbone
 from mivhead.backbones.taps import read_output
-from mivhead.errors import InputError
+from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.conformance import check, photos, run
+from tests.helpers.tiny_backbone import TinyBackbone
 
 SMALL = Preprocessing(size=32)
 
@@ -188,3 +192,64 @@ def test_function_learns_and_predicts() -> None:
     model = FewShotClassifier(from_callable(colours, name="colours", size=8), threshold=0)
     predicted = model.fit([red, blue], ["red", "blue"]).predict([blue, red, red])
     assert predicted.tolist() == ["blue", "red", "red"]
+
+
+OWN = """
+from mivhead.backbones import from_callable
+import numpy as np
+
+def mean(images):
+    return np.stack([np.asarray(image, np.float32).mean(axis=(0, 1)) for image in images])
+
+mine = from_callable(mean, name="mean", size=8)
+
+def make():
+    return mine
+
+nothing = 3
+"""
+
+
+def test_backbone_in_a_file_or_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_backbones.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    for place in (tmp_path / "own_backbones.py", "own_backbones"):
+        for name in ("mine", "make"):
+            backbone = load_backbone(f"{place}:{name}")
+            assert backbone.identity.name == "mean"
+            assert backbone.extract(photos(2)).layout == {"block0.token": (3,)}
+        with pytest.raises(InputError, match=r"must name an object with `identity`.*got 3"):
+            load_backbone(f"{place}:nothing")
+        with pytest.raises(InputError, match="got None"):
+            load_backbone(f"{place}:missing")
+    with pytest.raises(InputError, match="which does not exist"):
+        load_backbone(tmp_path / "missing.py:mine")
+    with pytest.raises(InputError, match="no_such_module, which cannot be imported"):
+        load_backbone("no_such_module:mine")
+    with pytest.raises(InputError, match="cannot be combined with a backbone of your own"):
+        load_backbone("own_backbones:mine", weights="random")
+
+
+def test_an_object_is_loaded_as_it_is() -> None:
+    backbone = TinyBackbone()
+    assert load_backbone(backbone) is backbone
+    with pytest.raises(InputError, match="cannot be combined with a backbone of your own"):
+        load_backbone(backbone, weights="weights.pth")
+
+
+def test_the_toy_backbone_conforms() -> None:
+    check(TinyBackbone())
+    check(TinyBackbone(token=True))
+
+
+def test_a_model_file_cannot_have_code_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_code.py").write_text("open('ran', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    red, blue = (np.full((8, 8, 3), colour, np.uint8) for colour in ((230, 30, 60), (20, 90, 210)))
+    for name in ("own_code.py:mine", "own_code:mine"):
+        fitted = FewShotClassifier(TinyBackbone(name), threshold=0).fit([red, blue], ["r", "b"])
+        fitted.save(tmp_path / "model.miv")
+        with pytest.raises(NotAvailableError, match=r"cannot have .* code run"):
+            mivhead.load(tmp_path / "model.miv").predict([red])
+    assert not Path("ran").exists()

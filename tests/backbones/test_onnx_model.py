@@ -29,6 +29,7 @@ FLOAT = onnx.TensorProto.FLOAT
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("onnxscript")
+    pytest.importorskip("timm", reason="the extra timm is not installed")
     path = tmp_path_factory.mktemp("onnx") / "vit.onnx"
     assert export_onnx("timm:test_vit", path, weights="random") < 1e-4
     return path

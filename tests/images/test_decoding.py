@@ -63,7 +63,7 @@ def test_truncated_file_is_named(kind, tmp_path):
     path = tmp_path / "broken.jpg"
     for part in (0.02, 0.5, 0.9):
         path.write_bytes(data[: int(len(data) * part)])
-        with pytest.raises(ImageError, match=r"broken\.jpg is (damaged: .+|not a JPEG.+)"):
+        with pytest.raises(ImageError, match=r"broken\.jpg is (corrupted: .+|not a JPEG.+)"):
             load_image(path)
 
 
@@ -128,7 +128,7 @@ def test_large_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(images, "MAX_FILE_BYTES", 2**20)
     path = tmp_path / "big.bmp"
     path.write_bytes(b"BM" + bytes(2**20))
-    with pytest.raises(ImageError, match=r"big\.bmp is larger than 1 MiB"):
+    with pytest.raises(ImageError, match=r"big\.bmp is larger than the limit of 1 MiB"):
         load_image(path)
 
 

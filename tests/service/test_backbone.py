@@ -25,8 +25,11 @@ from mivhead.backbones.http import connect
 from mivhead.errors import NotAvailableError
 from mivhead.service import backbone as serve
 from mivhead.service.backbone import BackboneServer
+from tests.helpers.extras import needs
 from tests.helpers.services import running, toy, toy_server
 from tests.helpers.tiny_backbone import TinyBackbone
+
+pytestmark = needs("tenacity", "http")
 
 JSON = {"Content-Type": "application/json"}
 
