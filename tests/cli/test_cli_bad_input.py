@@ -39,7 +39,7 @@ def truncated_jpeg():
 
 BAD_IMAGES = {
     "text.jpg": (b"Dear Sir or Madam", "is not a JPEG"),
-    "cut.jpg": (truncated_jpeg(), "damaged"),
+    "cut.jpg": (truncated_jpeg(), "corrupted"),
     "bomb.png": (png_bomb(), "megapixels"),
     "empty.png": (b"", "empty"),
 }
