@@ -8,7 +8,7 @@ import torch
 
 from mivhead import Features
 from mivhead.backbones.efficientnet_lite import PRESETS
-from mivhead.backbones.paper import PAPER
+from mivhead.backbones.presets import PAPER
 from mivhead.preset import BlockPreset, Preset
 
 DRAWN = 200  # images whose features are drawn; more images repeat them

@@ -28,7 +28,7 @@ import torch
 
 from _backbones import build_resnet50, keras_resnet50
 from mivhead.backbones import from_module
-from mivhead.backbones.paper import PAPER
+from mivhead.backbones.presets import PAPER
 from mivhead.benchmark.config import load_config, read_config
 from mivhead.benchmark.live import LiveView
 from mivhead.benchmark.runner import Place, run

@@ -1,7 +1,7 @@
-"""Safetensors files with one JSON document: written atomically, read without trust.
+"""Files that are written atomically: safetensors with a JSON document, and small text files.
 
-Used for model files and features files. Reading runs no code: safetensors holds raw tensors, and
-the metadata key `mivhead` holds JSON.
+Model files and features files are safetensors. Reading them runs no code and trusts nothing:
+safetensors holds raw tensors, and the metadata key `mivhead` holds JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_BYTES = 16 * 2**30
 
 
 def write(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Write to a temporary file beside `path`, then rename: never half a file under `path`."""
+    """Write to a temporary file in the same folder, then rename it to `path`."""
     path = Path(path)
     text = json.dumps(meta, ensure_ascii=False, allow_nan=False)
     handle = None
@@ -62,27 +62,29 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             if METADATA_KEY not in metadata:
                 raise ModelFileError(f"{path} was not written by mivhead.")
             meta = json.loads(metadata[METADATA_KEY])
-            # Copies: mapped memory changes with the file, and its odd addresses change rounding.
+            # Copied: mapped memory changes with the file, and its alignment affects rounding.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise ModelFileError(f"{path} does not exist.") from None
     except (OSError, SafetensorError, ValueError) as error:
         if isinstance(error, ModelFileError):
             raise
-        raise ModelFileError(f"{path} cannot be read: damaged or foreign ({error}).") from error
+        raise ModelFileError(
+            f"{path} cannot be read: it is corrupted or not a mivhead file ({error})."
+        ) from error
     if not isinstance(meta, dict):
-        raise ModelFileError(f"{path} has no readable description.")
+        raise ModelFileError(f"{path} is corrupted: its metadata is not a JSON object.")
     return tensors, meta
 
 
 def check_format(path: str | Path, meta: Mapping[str, Any], newest: int) -> None:
-    """Refuse a file of a format that this version does not know."""
+    """Raise an error if a file has a format that this version does not support."""
     version = meta.get("format")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise ModelFileError(f"{path} has no valid format number.")
     if version > newest:
         raise ModelFileError(
-            f"{path} has format {version}, this mivhead reads up to {newest}: "
+            f"{path} has format {version}, but this mivhead reads at most format {newest}: "
             "update it with `pip install -U mivhead`."
         )
 
@@ -93,11 +95,8 @@ def _umask() -> int:
     return current
 
 
-# Small text files of a benchmark: written whole or not at all.
-
-
 def write_text(path: str | Path, text: str) -> None:
-    """Write to a temporary file beside `path`, then rename; folders are made as needed.
+    """Write to a temporary file in the same folder, then rename it; missing folders are created.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -120,5 +119,5 @@ def write_text(path: str | Path, text: str) -> None:
             "check that the folder is writable and has space."
         ) from error
     finally:
-        with suppress(OSError):  # it is there only if writing failed, and then may be out of reach
+        with suppress(OSError):  # left only if writing failed, and possibly not accessible
             part.unlink()

@@ -1,4 +1,4 @@
-"""Packages that only some jobs need: imported when they are, named when they are missing."""
+"""Optional packages: imported on demand; an error names the extra if one is missing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from mivhead.errors import NotAvailableError
 
 
 def need(module: str, extra: str) -> Any:
-    """Import an optional package, or say how to install it.
+    """Import an optional package, or raise an error that says how to install it.
 
     Parameters
     ----------
+    module : str
+        The module to import.
+    extra : str
+        The extra of mivhead that installs it.
+
+    Returns
+    -------
     module
-        What to import.
-    extra
-        The extra of mivhead that brings it.
 
     Examples
     --------
@@ -32,7 +36,7 @@ installed: run `pip install "mivhead[onnx]"`.
         return import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
-            raise  # installed, but broken: that is another problem
+            raise  # it is installed, but something that it imports is missing
         raise NotAvailableError(
             f"This needs the package {error.name}, which is not installed: "
             f'run `pip install "mivhead[{extra}]"`.'

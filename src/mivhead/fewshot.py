@@ -21,8 +21,16 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from mivhead._progress import progress_bar
-from mivhead.backbones import DEFAULT_BACKBONE, named
-from mivhead.backbones.base import Backbone, Identity, LazyBackbone
+from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
+from mivhead.backbones.base import (
+    Backbone,
+    Identity,
+    LazyBackbone,
+    check_origin,
+    check_same,
+    expected_preset,
+    named_by_file,
+)
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.preprocessing import preprocess, to_pixels
 from mivhead.errors import InputError
@@ -374,7 +382,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             raise InputError("The model has a tuned backbone: it needs images, not features.")
         if isinstance(X, FeatureTable):
             if self.identity_ is not None:
-                named.check_origin(X.backbone, self.identity_)
+                check_origin(X.backbone, self.identity_)
             return X.features
         return X
 
@@ -402,10 +410,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         if self.backbone is None:
             if table.backbone is None:
                 return None, None  # the settings follow from the shapes
-            given = named.named_by_file(Identity.from_json(table.backbone))
-            self._loaded = named.backbone_of(given, self.weights, None, self.device)
+            given = named_by_file(Identity.from_json(table.backbone))
+            self._loaded = load_backbone(given, weights=self.weights, device=self.device)
         backbone = self._load_backbone()
-        named.check_origin(table.backbone, backbone.identity)
+        check_origin(table.backbone, backbone.identity)
         return backbone.preset, backbone.identity
 
     def _load_backbone(self) -> Backbone:
@@ -415,14 +423,17 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         if loaded is None:
             given, preset = self.backbone, None
             if identity is not None:
-                given = named.named_by_file(identity) if given is None else given
-                preset = named.expected_preset(identity)
-            loaded = named.backbone_of(
-                DEFAULT_BACKBONE if given is None else given, self.weights, preset, self.device
+                given = named_by_file(identity) if given is None else given
+                preset = expected_preset(identity)
+            loaded = load_backbone(
+                DEFAULT_BACKBONE if given is None else given,
+                weights=self.weights,
+                preset=preset,
+                device=self.device,
             )
             self._loaded = loaded
         if identity is not None:
-            named.check_same(loaded.identity, identity)
+            check_same(loaded.identity, identity)
         return loaded
 
     def _cache(self) -> FeatureCache | None:

@@ -128,7 +128,7 @@ def test_missing_package_names_the_command() -> None:
 @pytest.mark.parametrize(
     ("checkpoint", "message"),
     [
-        ({"_fc.weight": torch.zeros(3, 2)}, "holds 1 tensors, the architecture 2"),
+        ({"_fc.weight": torch.zeros(3, 2)}, "has 1 tensors, the architecture 2"),
         ({"_fc.weight": torch.zeros(2, 3), "_fc.bias": torch.zeros(3)}, r"\(2, 3\) is not"),
         ({"_fc.bias": torch.zeros(3, 2), "_fc.weight": torch.zeros(3)}, "_fc.bias .* is not"),
         ({"_fc.weight": torch.zeros(3, 2).half(), "_fc.bias": torch.zeros(3)}, "is not"),

@@ -22,15 +22,18 @@ from mivhead.backbones import load_backbone, wire
 from mivhead.backbones.http import connect
 from mivhead.errors import InputError
 from tests.helpers.conformance import check, photos
+from tests.helpers.extras import needs
 from tests.helpers.services import (
     FaultyServer,
     Reply,
-    ToyBackbone,
     as_json,
     relay,
     running,
+    toy,
     toy_server,
 )
+
+pytestmark = needs("tenacity", "http")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +61,7 @@ def test_conformance_with_a_server_in_another_process() -> None:
 
 
 def test_toy_conforms_and_equals_itself_at_home(url: str) -> None:
-    remote, local = load_backbone(url), ToyBackbone()
+    remote, local = load_backbone(url), toy()
     check(remote)
     assert remote.identity == local.identity
     assert remote.preset == local.preset
@@ -76,7 +79,7 @@ def test_any_batching_keeps_order_and_values(
 ) -> None:
     images = [np.full((7, 5, 3), 20 * i, np.uint8) for i in range(n)]
     remote = connect(url, batch_size=batch, concurrency=concurrency)
-    assert remote.extract(images) == ToyBackbone().extract(images)
+    assert remote.extract(images) == toy().extract(images)
 
 
 def test_requests_run_side_by_side_but_not_more_than_allowed(url: str) -> None:
@@ -98,15 +101,15 @@ def test_requests_run_side_by_side_but_not_more_than_allowed(url: str) -> None:
 
 
 def test_npz_is_read_without_pickles_and_bombs(tmp_path: Path) -> None:
-    features = ToyBackbone().extract(photos(2))
+    features = toy().extract(photos(2))
     body = wire.encode_features(features, wire.NPZ)
     assert wire.decode_features(body, wire.NPZ, torch.float16, 10**6) == features
     with pytest.raises(InputError, match="unpacks to more than 100 bytes"):
         wire.decode_features(body, wire.NPZ, torch.float16, 100)
     np.savez(tmp_path / "evil.npz", **{"block0.token": np.array([print], dtype=object)})
-    with pytest.raises(InputError, match="no readable application/x-npz"):
+    with pytest.raises(InputError, match="not readable application/x-npz"):
         wire.decode_features((tmp_path / "evil.npz").read_bytes(), wire.NPZ, torch.float16, 10**6)
-    with pytest.raises(InputError, match="no readable application/x-npz"):
+    with pytest.raises(InputError, match="not readable application/x-npz"):
         wire.decode_features(b"PK", wire.NPZ, torch.float16, 10**6)
 
 
@@ -120,24 +123,24 @@ def test_foreign_bytes_are_refused(body: bytes) -> None:
 def test_bad_options(url: str) -> None:
     with pytest.raises(InputError, match="batch_size and concurrency must be at least 1"):
         connect(url, batch_size=0)
-    with pytest.raises(InputError, match="weights of a remote backbone are its own"):
+    with pytest.raises(InputError, match="A remote backbone has its own weights"):
         load_backbone(url, weights="random")
 
 
 def test_presets_change_the_head_but_not_the_taps(url: str) -> None:
-    toy = ToyBackbone().preset
-    other = Preset(toy.taps, (BlockPreset(heads=1),) * 2, toy.preprocessing, threshold=4)
+    local = toy().preset
+    other = Preset(local.taps, (BlockPreset(heads=1),) * 3, local.preprocessing, threshold=4)
     assert load_backbone(url, preset=other).preset == other
-    with pytest.raises(InputError, match="taps colours, colour at 16 px"):
-        load_backbone(url, preset=Preset(("colours",), (BlockPreset(),), toy.preprocessing))
+    with pytest.raises(InputError, match="taps colours, edges, mean at 16 px"):
+        load_backbone(url, preset=Preset(("colours",), (BlockPreset(),), local.preprocessing))
 
 
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"protocol": 1}, "is no mivhead server .*lacks the key 'identity'.*add #model=NAME"),
-        ([], "is no mivhead server"),
-        ("not found", "is no mivhead server"),
+        ({"protocol": 1}, "is not a mivhead server .*lacks the key 'identity'.*append #model=NAME"),
+        ([], "is not a mivhead server"),
+        ("not found", "is not a mivhead server"),
     ],
 )
 def test_other_servers_are_recognised(document: object, message: str) -> None:
@@ -151,14 +154,14 @@ def test_newer_protocol_is_refused(url: str) -> None:
         document = json.loads(relay(url)(request).body)  # type: ignore[arg-type]
         return as_json(document | {"protocol": 2})
 
-    message = "speaks version 2 of the protocol"
+    message = "uses version 2 of the protocol"
     with running(FaultyServer(newer)) as address, pytest.raises(InputError, match=message):
         load_backbone(address)
 
 
 def test_a_model_fitted_over_http_is_the_same_model(url: str, shots: Path, queries: Path) -> None:
     settings_ = {"random_state": 3, "threshold": 2, "cache": False}
-    local = FewShotClassifier(ToyBackbone(), **settings_).fit_folder(shots)
+    local = FewShotClassifier(toy(), **settings_).fit_folder(shots)
     remote = FewShotClassifier(url, **settings_).fit_folder(shots)
     paths = sorted(queries.glob("*/*.png"))
     np.testing.assert_array_equal(local.predict_proba(paths), remote.predict_proba(paths))

@@ -19,7 +19,10 @@ from mivhead.backbones.http import connect, fill, read_vectors
 from mivhead.errors import InputError
 from mivhead.preset import BlockPreset, Preprocessing, Preset
 from tests.helpers.conformance import check, photos
+from tests.helpers.extras import needs
 from tests.helpers.services import FaultyServer, Reply, Request, as_json, running, says, status
+
+pytestmark = needs("tenacity", "http")
 
 
 def embed(text: str) -> list[float]:
@@ -129,10 +132,10 @@ def test_template_is_filled_once_per_image() -> None:
     [
         ("{", "must be JSON"),
         ("[]", "must be an object"),
-        ({"input": []}, "holds '.image' or '.data_url' once"),
+        ({"input": []}, "contains '.image' or '.data_url' once"),
         ({"input": ["$image", "$image"]}, "once"),
-        ({"input": ["$image", "text"]}, "must have one entry"),
-        ({"model": "$model", "input": ["$image"]}, "give the model"),
+        ({"input": ["$image", "text"]}, "exactly one entry"),
+        ({"model": "$model", "input": ["$image"]}, "give the model as well"),
     ],
 )
 def test_bad_templates(request_: Any, message: str) -> None:
@@ -149,11 +152,11 @@ def test_bad_templates(request_: Any, message: str) -> None:
         ({"embeddings": [[1.0], [float("nan")], [1.0]]}, r"NaN or infinity \(first in image 1\)"),
         ({"embeddings": [[1.0], [1.0], [1e9]]}, r"NaN or infinity \(first in image 2\)"),
         ({"embeddings": [[], [], []]}, "no empty dimension"),
-        ({"embeddings": [[1.0], ["2.0"], [3.0]]}, "entry 1 is no list of numbers"),
-        ({"embeddings": [[1.0], [True], [3.0]]}, "entry 1 is no list of numbers"),
-        ({"embeddings": [[10**400]] * 3}, "entry 0 is no list of numbers"),
-        ({"embeddings": [[1.0], None, [3.0]]}, "entry 1 is no list of numbers"),
-        ({"embeddings": [1.0, 2.0, 3.0]}, "entry 0 is no list of numbers"),
+        ({"embeddings": [[1.0], ["2.0"], [3.0]]}, "entry 1 is not a list of numbers"),
+        ({"embeddings": [[1.0], [True], [3.0]]}, "entry 1 is not a list of numbers"),
+        ({"embeddings": [[10**400]] * 3}, "entry 0 is not a list of numbers"),
+        ({"embeddings": [[1.0], None, [3.0]]}, "entry 1 is not a list of numbers"),
+        ({"embeddings": [1.0, 2.0, 3.0]}, "entry 0 is not a list of numbers"),
         ({"data": [{"embedding": [1.0], "index": 0}] * 3}, r"indices \[0, 0, 0\]"),
         ({"data": []}, "expected .*, got"),
         ({"result": 3}, "expected .*, got"),
@@ -168,10 +171,10 @@ def test_wrong_answers(answer: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"", b"[" * 100_000, b'{"data": [', b"\xff\xfe"])
-def test_answers_that_are_no_json(body: bytes) -> None:
+def test_answers_that_are_not_json(body: bytes) -> None:
     with running(FaultyServer(service(as_data), [says(Reply(body))])) as url:
         backbone = connect(url, model="toy")
-        with pytest.raises(InputError, match="returned what cannot be used: it is not JSON"):
+        with pytest.raises(InputError, match="returned an unusable response: the body is not JSON"):
             backbone.extract(photos(1))
 
 

@@ -14,10 +14,10 @@ from mivhead.backbones.base import extract_all
 from mivhead.backbones.http import RemoteBackbone, connect
 from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.conformance import photos
+from tests.helpers.extras import needs
 from tests.helpers.services import (
     FaultyServer,
     Reply,
-    ToyBackbone,
     as_json,
     breaks_off,
     changed,
@@ -29,8 +29,11 @@ from tests.helpers.services import (
     says,
     sleeps,
     status,
+    toy,
     toy_server,
 )
+
+pytestmark = needs("tenacity", "http")
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +82,7 @@ def test_passing_faults_are_overcome(
     faulty: Callable[..., tuple[FaultyServer, RemoteBackbone]], faults: list[object], requests: int
 ) -> None:
     server, remote = faulty(*faults)
-    assert remote.extract(photos(3)) == ToyBackbone().extract(photos(3))
+    assert remote.extract(photos(3)) == toy().extract(photos(3))
     assert len(server.posts) == requests
     assert len({each.body for each in server.posts}) == 1
 
@@ -89,7 +92,7 @@ def test_slow_answers_are_given_up_and_asked_again(
     faulty: Callable[..., tuple[FaultyServer, RemoteBackbone]], fault: object
 ) -> None:
     server, remote = faulty(fault, timeout=0.3)
-    assert remote.extract(photos(2)) == ToyBackbone().extract(photos(2))
+    assert remote.extract(photos(2)) == toy().extract(photos(2))
     assert len(server.posts) == 2
 
 
@@ -98,8 +101,8 @@ def test_slow_answers_are_given_up_and_asked_again(
     [
         (status(503), "HTTP 503: fault 503"),
         (hangs_up, "connection lost"),
-        (breaks_off, "broke off after"),
-        (sleeps(0.3), "no answer within 0.2 s"),
+        (breaks_off, "truncated after"),
+        (sleeps(0.3), "no response within 0.2 s"),
     ],
 )
 def test_lasting_faults_end_clearly(
@@ -140,7 +143,7 @@ def test_retry_after_is_honoured(
     assert waits[2] < 0.1
 
 
-def test_retry_after_for_ever_is_an_error(
+def test_excessive_retry_after_is_an_error(
     faulty: Callable[..., tuple[FaultyServer, RemoteBackbone]], waits: list[float]
 ) -> None:
     _, remote = faulty(status(429, Retry_After="3600"))
@@ -153,7 +156,7 @@ def test_refusals_are_not_repeated(
     faulty: Callable[..., tuple[FaultyServer, RemoteBackbone]],
 ) -> None:
     server, remote = faulty(status(422))
-    with pytest.raises(InputError, match=r"refuses the request \(HTTP 422\): fault 422"):
+    with pytest.raises(InputError, match=r"rejected the request \(HTTP 422\): fault 422"):
         remote.extract(photos(1))
     assert len(server.posts) == 1
 
@@ -166,27 +169,34 @@ def replaced(**tensors: np.ndarray) -> object:
     return changed(lambda _: body)
 
 
-MAP, TOKEN = np.ones((1, 3, 4, 4), np.float16), np.ones((1, 3), np.float16)
+MAP, EDGES = np.ones((1, 6, 4, 4), np.float16), np.ones((1, 6, 2, 2), np.float16)
+TOKEN = np.ones((1, 3), np.float16)
 
 
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (replaced(block0_map=MAP, block1_token=np.ones((1, 4), np.float16)), "layout .* before"),
-        (replaced(block0_map=MAP[:, :, :2], block1_token=TOKEN), "layout .* before"),
+        (
+            replaced(block0_map=MAP, block1_map=EDGES, block2_token=np.ones((1, 4), np.float16)),
+            "layout .* before",
+        ),
+        (
+            replaced(block0_map=MAP[:, :, :2], block1_map=EDGES, block2_token=TOKEN),
+            "layout .* before",
+        ),
         (
             replaced(block0_map=np.tile(MAP, (2, 1, 1, 1)), block1_token=np.tile(TOKEN, (2, 1))),
             "2 results for 1 images",
         ),
-        (replaced(block0_map=MAP), "1 blocks, but names 2"),
-        (changed(lambda body: body.replace(b"block1.token", b"block1.taken")), "Unknown tensor"),
+        (replaced(block0_map=MAP), "1 blocks, but lists 3"),
+        (changed(lambda body: body.replace(b"block2.token", b"block2.taken")), "Unknown tensor"),
         (
             changed(lambda body: body[:-6] + b"\x00\x7e" * 3),
-            r"block1.token .* NaN or infinity \(first in image 0\)",
+            r"block2.token .* NaN or infinity \(first in image 0\)",
         ),
-        (changed(lambda body: body[: len(body) // 2]), "no readable application/x-safetensors"),
+        (changed(lambda body: body[: len(body) // 2]), "not readable application/x-safetensors"),
         (says(Reply(b"<html>", 200, {"Content-Type": "text/html"})), "of type 'text/html'"),
-        (says(as_json({"error": "none"}, Miv_Backbone="other")), "serves another backbone by now"),
+        (says(as_json({"error": "none"}, Miv_Backbone="other")), "no longer serves toy"),
     ],
 )
 def test_wrong_answers_in_the_middle_are_refused(
@@ -202,7 +212,7 @@ def test_wrong_answers_in_the_middle_are_refused(
 def test_wrong_width_is_noticed_between_batches_too(
     faulty: Callable[..., tuple[FaultyServer, RemoteBackbone]],
 ) -> None:
-    wide = replaced(block0_map=MAP, block1_token=np.ones((1, 9), np.float16))
+    wide = replaced(block0_map=MAP, block1_map=EDGES, block2_token=np.ones((1, 9), np.float16))
     _, remote = faulty(changed(lambda body: body), wide)
     with pytest.raises(InputError, match=r"layout .* before"):
         extract_all(remote, photos(2), batch_size=1)

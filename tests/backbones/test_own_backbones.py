@@ -1,6 +1,8 @@
-"""Backbones of one's own: a module with named taps, a function, a class of ten lines."""
+"""The user's own backbones: a module with named taps, a function, an object, a file."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,11 +10,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+import mivhead
 from mivhead import BlockPreset, FewShotClassifier, Preprocessing
-from mivhead.backbones import from_callable, from_module
+from mivhead.backbones import from_callable, from_module, load_backbone
 from mivhead.backbones.taps import read_output
-from mivhead.errors import InputError
+from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.conformance import check, photos, run
+from tests.helpers.tiny_backbone import TinyBackbone
 
 SMALL = Preprocessing(size=32)
 
@@ -64,10 +68,10 @@ def test_module_conforms() -> None:
 
 
 def test_module_of_torchvision() -> None:
-    from torchvision.models import resnet18
+    models = pytest.importorskip("torchvision.models", reason="the extra timm is not installed")
 
     torch.manual_seed(0)
-    model = resnet18(weights=None)
+    model = models.resnet18(weights=None)
     backbone = from_module(
         model, ["layer3", "layer4"], name="tv", preprocessing=Preprocessing(size=84), device="cpu"
     )
@@ -121,7 +125,7 @@ def test_tokens_without_a_grid_have_no_neighbours() -> None:
 
 @pytest.mark.parametrize(
     ("how", "message"),
-    [("dictionary", "gives a dict, not a tensor"), ("flat", r"gives the shape \(96,\)")],
+    [("dictionary", "returns a dict, not a tensor"), ("flat", r"returns the shape \(96,\)")],
 )
 def test_taps_that_give_no_features(how: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -129,7 +133,7 @@ def test_taps_that_give_no_features(how: str, message: str) -> None:
 
 
 def test_unknown_tap_suggests_near_ones() -> None:
-    with pytest.raises(InputError, match=r"mine has no tap '0.3'; near it are 0.1, 0.0"):
+    with pytest.raises(InputError, match=r"mine has no tap '0.3'; similar names are 0.1, 0.0"):
         from_module(network(), ["0.3"], name="mine")
 
 
@@ -176,10 +180,10 @@ def test_function_identity_is_its_name_and_version() -> None:
 
 
 def test_function_that_gives_the_wrong_thing() -> None:
-    with pytest.raises(InputError, match="The function got 1 images and gave Features\\(n=2"):
+    with pytest.raises(InputError, match=r"received 1 images and returned Features\(n=2"):
         from_callable(lambda _: np.ones((2, 3)), name="two")
     sometimes = from_callable(colours, name="one", blocks=[BlockPreset()])
-    with pytest.raises(InputError, match="one gave 2 blocks, expected 1"):
+    with pytest.raises(InputError, match="one returned 2 blocks, expected 1"):
         sometimes.extract(photos(1))
 
 
@@ -188,3 +192,64 @@ def test_function_learns_and_predicts() -> None:
     model = FewShotClassifier(from_callable(colours, name="colours", size=8), threshold=0)
     predicted = model.fit([red, blue], ["red", "blue"]).predict([blue, red, red])
     assert predicted.tolist() == ["blue", "red", "red"]
+
+
+OWN = """
+from mivhead.backbones import from_callable
+import numpy as np
+
+def mean(images):
+    return np.stack([np.asarray(image, np.float32).mean(axis=(0, 1)) for image in images])
+
+mine = from_callable(mean, name="mean", size=8)
+
+def make():
+    return mine
+
+nothing = 3
+"""
+
+
+def test_backbone_in_a_file_or_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_backbones.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    for place in (tmp_path / "own_backbones.py", "own_backbones"):
+        for name in ("mine", "make"):
+            backbone = load_backbone(f"{place}:{name}")
+            assert backbone.identity.name == "mean"
+            assert backbone.extract(photos(2)).layout == {"block0.token": (3,)}
+        with pytest.raises(InputError, match=r"must name an object with `identity`.*got 3"):
+            load_backbone(f"{place}:nothing")
+        with pytest.raises(InputError, match="got None"):
+            load_backbone(f"{place}:missing")
+    with pytest.raises(InputError, match="which does not exist"):
+        load_backbone(tmp_path / "missing.py:mine")
+    with pytest.raises(InputError, match="no_such_module, which cannot be imported"):
+        load_backbone("no_such_module:mine")
+    with pytest.raises(InputError, match="cannot be combined with a backbone of your own"):
+        load_backbone("own_backbones:mine", weights="random")
+
+
+def test_an_object_is_loaded_as_it_is() -> None:
+    backbone = TinyBackbone()
+    assert load_backbone(backbone) is backbone
+    with pytest.raises(InputError, match="cannot be combined with a backbone of your own"):
+        load_backbone(backbone, weights="weights.pth")
+
+
+def test_the_toy_backbone_conforms() -> None:
+    check(TinyBackbone())
+    check(TinyBackbone(token=True))
+
+
+def test_a_model_file_cannot_have_code_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_code.py").write_text("open('ran', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    red, blue = (np.full((8, 8, 3), colour, np.uint8) for colour in ((230, 30, 60), (20, 90, 210)))
+    for name in ("own_code.py:mine", "own_code:mine"):
+        fitted = FewShotClassifier(TinyBackbone(name), threshold=0).fit([red, blue], ["r", "b"])
+        fitted.save(tmp_path / "model.miv")
+        with pytest.raises(NotAvailableError, match=r"cannot have .* code run"):
+            mivhead.load(tmp_path / "model.miv").predict([red])
+    assert not Path("ran").exists()

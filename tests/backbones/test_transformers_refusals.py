@@ -75,7 +75,7 @@ def test_code_in_the_folder_is_not_run(tmp_path: Path) -> None:
     [
         ('{"model_type": "bert"}', "of the kind 'bert'; .* clip"),
         ("{}", "of the kind None"),
-        ("[]", "no JSON object"),
+        ("[]", "does not contain a JSON object"),
         ("{", "cannot be read as JSON"),
         (None, r"has no config\.json"),
     ],

@@ -10,7 +10,7 @@ import torch
 
 from mivhead import Features, Recipe
 from mivhead.backbones import list_backbones
-from mivhead.backbones.paper import PAPER
+from mivhead.backbones.presets import PAPER
 from mivhead.benchmark.config import TABLES, list_tables, load_config
 from mivhead.benchmark.published import _all
 from mivhead.methods.registry import METHODS, make_method

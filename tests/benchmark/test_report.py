@@ -22,7 +22,10 @@ from mivhead.benchmark.report.costs import budget_table, error_table, gflops_tab
 from mivhead.benchmark.report.formats import html_table, latex_table, markdown_table, write_html
 from mivhead.benchmark.report.model import Section, plain_table
 from mivhead.benchmark.report.writing import FILES, make_sections, write_report
+from tests.helpers.extras import needs
 from tests.helpers.synthetic import cell, random_run, result
+
+pytestmark = needs("matplotlib", "plot")
 
 NASTY = "a<script>|b_1 & 50%"
 

@@ -7,6 +7,9 @@ import torch
 
 from mivhead.backbones import list_backbones, load_backbone
 from mivhead.backbones.timm_models import build
+from tests.helpers.extras import needs
+
+pytestmark = needs("timm")
 
 TINY = ("--backbone", "timm:test_resnet")
 
@@ -94,11 +97,11 @@ def test_export_refusals(fails, network, tmp_path):
     assert "no tensor 'deeper'" in fails(
         "backbones", "export", network, "--outputs", "deeper", *out
     )
-    assert "holds its weights" in fails(
+    assert "contains its weights" in fails(
         "backbones", "export", network, "--outputs", "deep", "--weights", "a.pth", *out
     )
     assert "for ONNX files only" in fails(
         "backbones", "export", "timm:test_resnet", "--outputs", "layer4", *out
     )
-    assert "There is no ONNX file" in fails("backbones", "inspect", "missing.onnx")
+    assert "does not exist" in fails("backbones", "inspect", "missing.onnx")
     assert not (tmp_path / "x.onnx").exists()

@@ -39,7 +39,7 @@ def truncated_jpeg():
 
 BAD_IMAGES = {
     "text.jpg": (b"Dear Sir or Madam", "is not a JPEG"),
-    "cut.jpg": (truncated_jpeg(), "damaged"),
+    "cut.jpg": (truncated_jpeg(), "corrupted"),
     "bomb.png": (png_bomb(), "megapixels"),
     "empty.png": (b"", "empty"),
 }
@@ -97,12 +97,12 @@ def test_folders_that_make_no_sense(fails, copy, model, tmp_path):
     (tmp_path / "rings").rename(one / "rings")
     (flat / "a.png").write_bytes((copy / "checks" / "0.png").read_bytes())
     (hollow / "dog" / "a.png").write_bytes((copy / "checks" / "0.png").read_bytes())
-    assert "holds no images" in fails("fit", empty, "-o", output)
+    assert "contains no images" in fails("fit", empty, "-o", output)
     assert "only the class 'rings'" in fails("fit", one, "-o", output)
     assert "no class folders" in fails("fit", flat, "-o", output)
     assert "class folder 'cat'" in fails("fit", hollow, "-o", output)
     assert "does not exist" in fails("fit", tmp_path / "no", "-o", output)
-    assert "holds no images" in fails("predict", model, empty)
+    assert "contains no images" in fails("predict", model, empty)
     assert "does not exist" in fails("predict", model, tmp_path / "no.jpg")
     assert not output.exists()
 
@@ -154,9 +154,9 @@ def test_model_files_that_cannot_be_used(fails, model, new, features, tmp_path):
         "newer.miv": "format 99",
         "classes.miv": "cannot be used",
         "foreign.miv": "not written by mivhead",
-        "cut.miv": "damaged or foreign",
-        "text.miv": "damaged or foreign",
-        "nothing.miv": "damaged or foreign",
+        "cut.miv": "corrupted or not a mivhead file",
+        "text.miv": "corrupted or not a mivhead file",
+        "nothing.miv": "corrupted or not a mivhead file",
         "missing.miv": "does not exist",
     }
     for name, expected in words.items():

@@ -10,6 +10,9 @@ from scipy import stats
 from mivhead.cli import demo as command
 from mivhead.cli._demo_steps import Comparison
 from mivhead.cli.demo import Scale
+from tests.helpers.extras import needs
+
+pytestmark = needs("matplotlib", "plot")
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import mivhead
 from mivhead.cli.evaluate import Result, _describe, _matrix
 from mivhead.diagnostics.pictures import draw_confusion
 from mivhead.errors import InputError, NotAvailableError
+from tests.helpers.extras import needs
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,7 @@ def test_features_without_labels(miv, fails, model, new, tmp_path):
     assert "has no labels" in fails("evaluate", model, tmp_path / "f.safetensors")
 
 
+@needs("matplotlib", "plot")
 def test_the_picture(miv, fails, model, new, tmp_path):
     picture = tmp_path / "confusion.png"
     assert miv("evaluate", model, new, "--picture", picture).code == 0
@@ -73,6 +75,7 @@ def test_the_picture(miv, fails, model, new, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["confusion.png"]
 
 
+@needs("matplotlib", "plot")
 def test_pictures_of_strange_names_and_sizes(tmp_path):
     names = ["a $ and $ b", "猫", "x" * 60, "$\\frac$"]
     draw_confusion(np.eye(4, dtype=int), names, tmp_path / "names.svg")
@@ -82,6 +85,7 @@ def test_pictures_of_strange_names_and_sizes(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"names.svg", "many.png", "none.pdf"}
 
 
+@needs("matplotlib", "plot")
 def test_a_picture_that_cannot_be_written(tmp_path):
     with pytest.raises(NotAvailableError, match=r"c\.png"):
         draw_confusion(np.eye(2), ["a", "b"], tmp_path / "no" / "c.png")

@@ -3,6 +3,10 @@
 import pytest
 from PIL import Image
 
+from tests.helpers.extras import needs
+
+pytestmark = needs("matplotlib", "plot")
+
 
 @pytest.mark.parametrize("action", ["tsne", "attention"])
 def test_a_picture_is_written(action, miv, model, new, tmp_path):

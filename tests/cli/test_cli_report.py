@@ -9,7 +9,10 @@ import pytest
 
 from mivhead._schema import to_json
 from mivhead.cli.main import main
+from tests.helpers.extras import needs
 from tests.helpers.synthetic import random_run
+
+pytestmark = needs("matplotlib", "plot")
 
 Answer = namedtuple("Answer", "code out err")
 

@@ -10,7 +10,7 @@ import pytest
 
 from mivhead.cli.main import main
 from mivhead.service.backbone import BackboneServer
-from tests.helpers.services import ToyBackbone, toy_server
+from tests.helpers.services import toy, toy_server
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[BackboneServer]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(BackboneServer, "serve_forever", serve)
-    monkeypatch.setattr("mivhead.backbones.load_backbone", lambda *_, **__: ToyBackbone())
+    monkeypatch.setattr("mivhead.backbones.load_backbone", lambda *_, **__: toy())
     return servers
 
 
@@ -60,7 +60,7 @@ def test_open_door_is_warned_of(
     [
         (["--port", "x"], "'x' is not a whole number"),
         (["--port", "70000"], "Cannot listen on 127.0.0.1, port 70000"),
-        (["--key", "NO_SUCH_KEY"], "NO_SUCH_KEY for the key is not set"),
+        (["--key", "NO_SUCH_KEY"], "NO_SUCH_KEY, which holds the key, is not set"),
         (["--device", "nowhere"], "'nowhere' cannot be used"),
     ],
 )
@@ -82,7 +82,7 @@ def test_mistakes_are_one_sentence(
 
 
 def test_port_in_use(served: list[BackboneServer], capsys: pytest.CaptureFixture[str]) -> None:
-    taken = BackboneServer(ToyBackbone(), port=0)
+    taken = BackboneServer(toy(), port=0)
     port = str(taken.server_address[1])
     assert main(["backbones", "serve", "toy", "--port", port]) == 2
     assert "choose another with --port" in capsys.readouterr().err

@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+from tests.helpers.extras import needs
 from tests.helpers.services import toy_server
+
+pytestmark = [needs("timm"), needs("tenacity", "http")]
 
 SMALL = ("--backbone", "timm:test_resnet", "--weights", "random")
 

@@ -8,6 +8,9 @@ from PIL import Image
 
 from mivhead.diagnostics.attention import BlockAttention, draw_attention, shot_weights
 from mivhead.diagnostics.tsne import Episode, draw_tsne, place
+from tests.helpers.extras import needs
+
+pytestmark = needs("matplotlib", "plot")
 
 
 def episode(classes: int, shots: int = 3, title: str = "block 1 of 2") -> Episode:

@@ -91,11 +91,13 @@ def pictures() -> list[np.ndarray]:
 
 def test_a_tuned_backbone(pictures):
     """Cosines of these vectors are the probabilities of TSA."""
-    from torchvision.models import resnet18
+    models = pytest.importorskip("torchvision.models", reason="the extra timm is not installed")
 
     torch.manual_seed(0)
     preprocessing = Preprocessing(size=32)
-    backbone = from_module(resnet18(), ["layer4"], name="random", preprocessing=preprocessing)
+    backbone = from_module(
+        models.resnet18(), ["layer4"], name="random", preprocessing=preprocessing
+    )
     model = FewShotClassifier(
         backbone, method="tsa", method_params={"steps": 1}, cache=False, verbose=False
     ).fit(pictures[:6], LABELS)

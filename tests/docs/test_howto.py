@@ -15,16 +15,23 @@ from mivhead.cli.main import main
 
 PAGES = sorted(Path(__file__).parents[2].joinpath("docs", "howto").glob("*.md"))
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NEEDS = {  # pages that use an optional package
-    "backbones-onnx": "onnxscript",
-    "backbones-transformers": "transformers",
-    "databases": "lancedb",
+NEEDS = {  # pages that use optional packages
+    "backbones-http": ["tenacity"],
+    "backbones-onnx": ["onnxscript", "timm"],
+    "backbones-timm": ["timm"],
+    "backbones-transformers": ["transformers"],
+    "benchmark": ["torchvision"],
+    "databases": ["lancedb"],
+    "own-backbone": ["torchvision"],
+    "reports": ["matplotlib"],
+    "rivals": ["torchvision"],
 }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip(NEEDS.get(page.stem, "mivhead"))
+    for package in NEEDS.get(page.stem, ()):
+        pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     text = page.read_text()
     names: dict[str, object] = {"__name__": "__main__"}

@@ -1,4 +1,4 @@
-"""Servers on this machine for tests: a toy backbone's, and one that misbehaves as told."""
+"""Servers on this machine for tests: a toy backbone's, and one that misbehaves as the test says."""
 
 from __future__ import annotations
 
@@ -15,29 +15,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-from torch.nn import functional as F
-
-from mivhead import BlockPreset, Features, Preprocessing, Preset
-from mivhead.backbones.base import Identity
-from mivhead.backbones.preprocessing import ImageLike, preprocess
 from mivhead.service.backbone import BackboneServer
+from tests.helpers.tiny_backbone import TinyBackbone
 
 
-class ToyBackbone:
-    """Mean colours of a 4 x 4 grid as a map, of the whole image as a token."""
-
-    def __init__(self, weights: str = "ab" * 32) -> None:
-        self.preset = Preset(
-            ("colours", "colour"),
-            (BlockPreset((3,), heads=3), BlockPreset(form="vit", tau=200.0, native=False, heads=3)),
-            Preprocessing(size=16),
-        )
-        self.identity = Identity("toy", weights, self.preset.preprocessing, self.preset.taps)
-
-    def extract(self, images: Sequence[ImageLike]) -> Features:
-        x = preprocess(images, self.preset.preprocessing)
-        parts = {"map": F.adaptive_avg_pool2d(x, 4).half()}, {"token": x.mean(dim=(2, 3)).half()}
-        return Features(parts)
+def toy() -> TinyBackbone:
+    """A backbone whose features have both parts, maps and a token."""
+    return TinyBackbone("toy", token=True)
 
 
 @contextmanager
@@ -55,7 +39,7 @@ def running(server: ThreadingHTTPServer) -> Iterator[str]:
 
 @contextmanager
 def toy_server(**settings: Any) -> Iterator[str]:
-    with running(BackboneServer(ToyBackbone(), port=0, **settings)) as url:
+    with running(BackboneServer(toy(), port=0, **settings)) as url:
         yield url
 
 

@@ -3,18 +3,22 @@
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
-from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from mivhead import Preprocessing
 from mivhead.backbones import from_module
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.fewshot import network_of
 from mivhead.methods.tuning.base import Network
+
+pytest.importorskip("timm", reason="the extra timm is not installed")
+
+from timm.models.vision_transformer import VisionTransformer  # after the check
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 SIZE = 32
 BIT = 16  # the digits' brightness goes from 0 to 16

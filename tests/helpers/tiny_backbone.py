@@ -1,32 +1,45 @@
-"""A backbone of ten lines, for tests of what comes after it."""
+"""The toy backbone of all tests: a few lines of NumPy, no network."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image
 
 from mivhead import BlockPreset, Features, Preprocessing, Preset
 from mivhead.backbones.base import Identity
+from mivhead.backbones.preprocessing import DecodedImage, to_pixels
+from mivhead.errors import InputError
 
 SIZE = 16
 
 
 class TinyBackbone:
-    """Colours of a 4 x 4 grid, and edges of a 2 x 2 grid."""
+    """Colours of a 4 x 4 grid, edges of a 2 x 2 grid and, if asked for, the mean colour as a token.
 
-    def __init__(self, name: str = "tiny", threshold: int = 3) -> None:
+    `seen` counts the images that were extracted.
+    """
+
+    def __init__(self, name: str = "tiny", threshold: int = 3, *, token: bool = False) -> None:
         preprocessing = Preprocessing(size=SIZE)
-        self.identity = Identity(name, "0" * 64, preprocessing, ("colours", "edges"))
-        blocks = (BlockPreset((3,), heads=2), BlockPreset(heads=2))
-        self.preset = Preset(("colours", "edges"), blocks, preprocessing, threshold)
+        taps: tuple[str, ...] = ("colours", "edges")
+        blocks: tuple[BlockPreset, ...] = (BlockPreset((3,), heads=2), BlockPreset(heads=2))
+        if token:
+            taps += ("mean",)
+            blocks += (BlockPreset(form="vit", tau=200.0, native=False, heads=3),)
+        self.identity = Identity(name, "0" * 64, preprocessing, taps)
+        self.preset = Preset(taps, blocks, preprocessing, threshold)
         self.seen = 0
 
-    def extract(self, images: Sequence[Image.Image]) -> Features:
+    def extract(self, images: Sequence[DecodedImage]) -> Features:
+        if not len(images):
+            raise InputError("There are no images: give at least one.")
         self.seen += len(images)
-        size = (SIZE, SIZE)
-        x = np.stack([np.asarray(i.convert("RGB").resize(size), np.float32) for i in images]) / 255
+        pixels = [to_pixels(image, i, SIZE) for i, image in enumerate(images)]
+        x = np.stack(pixels).astype(np.float32) / 255  # (n, 16, 16, 3)
         means = x.reshape(-1, 4, 4, 4, 4, 3).mean(axis=(2, 4)).transpose(0, 3, 1, 2)
         colours = np.concatenate([means, means**2], axis=1)  # (n, 6, 4, 4)
         edges = np.abs(np.diff(x, axis=1))[:, :14].reshape(-1, 2, 7, 2, 8, 3).mean(axis=(2, 4))
         both = np.concatenate([edges, 1 - edges], axis=3).transpose(0, 3, 1, 2)  # (n, 6, 2, 2)
-        return Features([colours.astype(np.float16), both.astype(np.float16)])
+        blocks = [{"map": colours.astype(np.float16)}, {"map": both.astype(np.float16)}]
+        if "mean" in self.preset.taps:
+            blocks.append({"token": x.mean(axis=(1, 2)).astype(np.float16)})  # (n, 3)
+        return Features(blocks)

@@ -13,6 +13,7 @@ from mivhead import FewShotClassifier
 from mivhead.backbones import load_backbone
 from mivhead.errors import InputError
 from mivhead.methods import METHODS
+from tests.helpers.extras import needs
 from tests.helpers.few_shots import ON_FEATURES
 from tests.helpers.services import FaultyServer, relay, running, toy_server
 from tests.helpers.small_networks import backbone, resnet, vit
@@ -57,7 +58,7 @@ def test_one_class_and_one_sample(method: str, count: int) -> None:
 
 
 def test_no_samples_at_all() -> None:
-    with pytest.raises(InputError, match="There are no images: give some of at least 2 classes"):
+    with pytest.raises(InputError, match="There are no images: give images of at least 2 classes"):
         FewShotClassifier(TinyBackbone(), method="ncc").fit([], [])
 
 
@@ -108,6 +109,7 @@ def test_an_onnx_file_cannot_be_tuned(method: str, tmp_path: Path) -> None:
     assert str(told.value) == WHY.format(method, "model.onnx")
 
 
+@needs("tenacity", "http")
 @pytest.mark.parametrize("method", TUNERS)
 def test_a_service_cannot_be_tuned_and_is_sent_no_image(method: str) -> None:
     with toy_server() as address, running(watched := FaultyServer(relay(address))) as url:

@@ -1,20 +1,29 @@
 """Frozen backbones by name, file or address: images in, `Features` out.
 
+How a backbone is found: `load_backbone` looks up the specification in the tables below and calls
+`load` of the module named there. The facts of the named backbones (preset, weights) are in
+`mivhead.backbones.presets`; the default one is built in `mivhead.backbones.efficientnet_lite`.
+
+To add a kind of backbone, write a module with a `load` function and add a line to one of the
+tables. From your own code, pass any object that follows the `Backbone` protocol, or name it as
+`file.py:name` or `module:name`.
+
 Listing names imports neither PyTorch nor timm; loading does.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
+import runpy
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mivhead.backbones.paper import PAPER
+from mivhead.backbones.presets import PAPER, PRESETS
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
 
     from mivhead.backbones.base import Backbone
@@ -26,45 +35,53 @@ __all__ = ["DEFAULT_BACKBONE", "from_callable", "from_module", "list_backbones",
 
 DEFAULT_BACKBONE = "efficientnet_lite0"
 
-# name -> the module whose `load(spec, weights=, preset=, device=, dtype=, **options)` makes it
-_HOMES = dict.fromkeys(
-    ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2"),
-    "mivhead.backbones.efficientnet_lite",
-) | dict.fromkeys(PAPER, "mivhead.backbones.timm_models")
+# name -> the module whose `load(spec, weights=, preset=, device=, dtype=, **options)` builds it
+_NAMES = dict.fromkeys(PRESETS, "mivhead.backbones.efficientnet_lite") | dict.fromkeys(
+    PAPER, "mivhead.backbones.timm_models"
+)
 
-# how a spec begins -> its module, which gets the whole spec
-_SCHEMES = {
+# prefix or suffix of a specification -> its module, which receives the whole specification
+_PREFIXES = {
     "timm:": "mivhead.backbones.timm_models",
     "hf:": "mivhead.backbones.transformers",
     "http://": "mivhead.backbones.http",
     "https://": "mivhead.backbones.http",
 }
+_SUFFIXES = {".onnx": "mivhead.backbones.onnx_model"}
 
+# `file.py:name` or `module:name`: a backbone in the user's own code
+_OWN = re.compile(r"(?P<file>.+\.py):(?P<in_file>\w+)|(?P<module>[\w.]+):(?P<in_module>\w+)")
 
-_LATER = {
+_LAZY = {
     "from_callable": "mivhead.backbones.callables",
     "from_module": "mivhead.backbones.module",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs PyTorch on first use."""
-    if name not in _LATER:
+    """Import the functions that need PyTorch on first use."""
+    if name not in _LAZY:
         raise AttributeError(f"module 'mivhead.backbones' has no attribute {name!r}")
-    return getattr(import_module(_LATER[name]), name)
+    return getattr(import_module(_LAZY[name]), name)
 
 
 def list_backbones() -> list[str]:
-    """Names that `load_backbone` takes.
+    """Return the names that `load_backbone` accepts, sorted.
 
+    Returns
+    -------
+    list of str
+
+    Examples
+    --------
     >>> "efficientnet_lite0" in list_backbones()
     True
     """
-    return sorted(_HOMES)
+    return sorted(_NAMES)
 
 
 def load_backbone(
-    spec: str | Path = DEFAULT_BACKBONE,
+    spec: str | Path | Backbone = DEFAULT_BACKBONE,
     *,
     weights: str | Path | None = None,
     preset: Preset | None = None,
@@ -76,20 +93,27 @@ def load_backbone(
 
     Parameters
     ----------
-    spec
+    spec : str, Path or Backbone, default="efficientnet_lite0"
         One of `list_backbones()`; `timm:NAME` for any model of timm; the path of an `.onnx` file;
-        `hf:FOLDER_OR_ID` for a model of transformers; `http://...` or `https://...` for an API.
-    weights
-        A checkpoint to take instead of the usual weights (`.safetensors`, `.pth`), where the
-        backbone is an architecture. `"random"` gives untrained weights, for tests of shapes only.
-    preset
-        Other taps, pool sizes or preprocessing than the ones that it suggests.
-    device
-        Where it runs, such as "cpu" or "cuda"; by default a GPU if there is one.
-    dtype
+        `hf:FOLDER_OR_ID` for a model of transformers; `http://...` or `https://...` for a service;
+        `file.py:name` or `module:name` for a backbone in your own code (an object that follows the
+        `Backbone` protocol, or a function or class that returns one when called without arguments).
+        An object that already follows the protocol is returned unchanged.
+    weights : str or Path, optional
+        A checkpoint to use instead of the pretrained weights (`.safetensors`, `.pth`), where the
+        backbone is an architecture. `"random"` gives untrained weights, for testing shapes only.
+    preset : Preset, optional
+        Overrides the suggested taps, pool sizes and preprocessing.
+    device : str or torch.device, optional
+        Where the backbone runs, such as "cpu" or "cuda"; by default a GPU if there is one.
+    dtype : str or torch.dtype, default="float16"
         The type that features are rounded to: float16, float32 or float64.
-    options
-        What only some kinds of backbones take, such as `outputs` of an ONNX file.
+    **options
+        Options of one kind of backbone, such as `outputs` of an ONNX file.
+
+    Returns
+    -------
+    Backbone
 
     Examples
     --------
@@ -99,11 +123,15 @@ def load_backbone(
     >>> list(features.layout.values())
     [(112, 14, 14), (192, 7, 7), (320, 7, 7), (1280, 7, 7)]
     """
+    if not isinstance(spec, str | Path):
+        return _without_weights(spec, weights)
     spec = str(spec)
-    home = _home(spec)
+    module = _find_module(spec)
+    if module is None:
+        return _without_weights(_load_own(spec), weights)
     from mivhead.backbones.base import default_device, storage_type
 
-    backbone: Backbone = import_module(home).load(
+    backbone: Backbone = import_module(module).load(
         spec,
         weights=weights,
         preset=preset,
@@ -114,15 +142,56 @@ def load_backbone(
     return backbone
 
 
-def _home(spec: str) -> str:
-    """Find the module that loads this spec."""
-    for scheme, module in _SCHEMES.items():
-        if spec.startswith(scheme):
+def _find_module(spec: str) -> str | None:
+    """Return the module that loads `spec`, or None if the user's own code does."""
+    if spec in _NAMES:
+        return _NAMES[spec]
+    for prefix, module in _PREFIXES.items():
+        if spec.startswith(prefix):
             return module
-    if spec.endswith(".onnx"):
-        return "mivhead.backbones.onnx_model"
-    if spec in _HOMES:
-        return _HOMES[spec]
-    nearest = difflib.get_close_matches(spec, _HOMES, n=1)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(_HOMES)}."
+    for suffix, module in _SUFFIXES.items():
+        if spec.endswith(suffix):
+            return module
+    if _OWN.fullmatch(spec):
+        return None
+    nearest = difflib.get_close_matches(spec, _NAMES, n=1)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(_NAMES)}."
     raise InputError(f"There is no backbone named {spec!r}: {hint}")
+
+
+def _load_own(spec: str) -> Backbone:
+    """Return the backbone at `file.py:name` or `module:name`; this runs the user's code."""
+    from mivhead.backbones.base import Backbone
+
+    place, _, name = spec.rpartition(":")
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise InputError(f"The backbone {spec!r} names the file {place}, which does not exist.")
+        found = runpy.run_path(place).get(name)
+    else:
+        try:
+            found = getattr(import_module(place), name, None)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+                raise  # the module exists, but something that it imports does not
+            raise InputError(
+                f"The backbone {spec!r} names the module {place}, which cannot be imported: "
+                "install it, or give its file as FILE.py:NAME."
+            ) from None
+    if callable(found) and (isinstance(found, type) or not isinstance(found, Backbone)):
+        found = found()
+    if not isinstance(found, Backbone):
+        raise InputError(
+            f"{spec!r} must name an object with `identity`, `preset` and `extract`, or a function "
+            f"that returns one; got {found!r:.80}."
+        )
+    return found
+
+
+def _without_weights(backbone: Backbone, weights: str | Path | None) -> Backbone:
+    if weights is not None:
+        raise InputError(
+            f"weights={str(weights)!r} cannot be combined with a backbone of your own, which "
+            "already has its weights: omit weights."
+        )
+    return backbone

@@ -1,8 +1,8 @@
-"""The small protocol that every backbone follows: images in, `Features` out.
+"""The protocol that every backbone follows: images in, `Features` out.
 
-A backbone also has an identity, which goes into model files and cache keys, and the preset it
-suggests for the head. Nothing else is asked of it: an adapter is any class with these three
-members; there is nothing to inherit from.
+A backbone also has an identity, which is stored in model files and cache keys, and a preset, which
+suggests settings for the head. Nothing else is required: an adapter is any class with these three
+members, and there is no base class to inherit from.
 """
 
 from __future__ import annotations
@@ -10,33 +10,33 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 
 from mivhead._schema import from_json, to_json
-from mivhead.backbones.preprocessing import ImageLike
-from mivhead.errors import InputError
+from mivhead.backbones.preprocessing import DecodedImage
+from mivhead.errors import InputError, NotAvailableError
 from mivhead.features import Features
-from mivhead.preset import Preprocessing, Preset
+from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What makes two backbones give the same features.
+    """What determines the features of a backbone: equal identities give equal features.
 
     Parameters
     ----------
-    name
-        The name it is loaded by.
-    weights
+    name : str
+        The name that the backbone is loaded by.
+    weights : str
         SHA-256 of the weights, 64 hexadecimal digits.
-    preprocessing
+    preprocessing : Preprocessing
         How an image becomes the backbone's input.
-    taps
+    taps : tuple of str
         The blocks whose outputs are the features, shallow to deep.
 
     Examples
@@ -55,33 +55,33 @@ class Identity:
     def __post_init__(self) -> None:
         if not re.fullmatch("[0-9a-f]{64}", self.weights):
             raise InputError(
-                "A backbone's weights are named by their SHA-256 (64 hexadecimal digits), "
+                "weights of an Identity must be a SHA-256 (64 hexadecimal digits), "
                 f"got {self.weights!r}."
             )
 
     @property
     def key(self) -> str:
-        """A text that is equal for equal identities, in every process."""
+        """A hash that is the same for equal identities in every process."""
         text = json.dumps(self.as_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for a JSON document."""
+        """Return plain values for a JSON document."""
         return to_json(self)
 
     @classmethod
     def from_json(cls, document: Any) -> Identity:
-        """Read what `as_json` wrote; anything else is refused."""
+        """Read what `as_json` wrote; raise `InputError` for anything else."""
         return from_json(cls, document, "backbone")
 
 
 @runtime_checkable
 class Backbone(Protocol):
-    """A frozen image model behind a curtain."""
+    """A frozen image model, seen from outside."""
 
     @property
     def identity(self) -> Identity:
-        """What it is; goes into model files and cache keys."""
+        """What it is; stored in model files and cache keys."""
         ...
 
     @property
@@ -89,18 +89,56 @@ class Backbone(Protocol):
         """The settings it suggests for the head."""
         ...
 
-    def extract(self, images: Sequence[ImageLike]) -> Features:
-        """Features of one batch of decoded images, on the CPU, in their order.
+    def extract(self, images: Sequence[DecodedImage]) -> Features:
+        """Return the features of one batch of decoded images, on the CPU, in the same order.
 
-        The values are rounded to the storage type (float16 unless the backbone was asked for
-        another), so that features from a cache equal features from a first pass.
+        The values are rounded to the storage type (float16 unless the backbone was loaded with
+        another `dtype`), so that cached features equal freshly extracted ones.
         """
         ...
 
 
+class LazyBackbone:
+    """A backbone whose identity is known before its network is loaded.
+
+    If all features are in the cache, the weights are never read and the library is never imported,
+    which would take longer than training on a few images.
+
+    Parameters
+    ----------
+    identity : Identity
+        The identity that the loaded backbone will have.
+    preset : Preset
+        The settings it suggests for the head.
+    dtype : torch.dtype
+        The type that features are rounded to.
+    load : callable
+        Loads the backbone.
+    """
+
+    def __init__(
+        self, identity: Identity, preset: Preset, dtype: torch.dtype, load: Callable[[], Backbone]
+    ) -> None:
+        self.identity = identity
+        self.preset = preset
+        self.dtype = dtype
+        self._load = load
+        self._loaded: Backbone | None = None
+
+    def extract(self, images: Sequence[DecodedImage]) -> Features:
+        """Return the features of one batch of decoded images, on the CPU, in the same order."""
+        return self.loaded().extract(images)
+
+    def loaded(self) -> Backbone:
+        """Load the backbone on the first call, and return it."""
+        if self._loaded is None:
+            self._loaded = self._load()
+        return self._loaded
+
+
 def extract_all(
     backbone: Backbone,
-    images: Iterable[ImageLike],
+    images: Iterable[DecodedImage],
     *,
     batch_size: int = 32,
     progress: Callable[[int], object] | None = None,
@@ -109,14 +147,18 @@ def extract_all(
 
     Parameters
     ----------
-    backbone
-        Any `Backbone`.
-    images
-        Decoded images; a generator is read lazily, one batch at a time.
-    batch_size
-        Images per call of the backbone; changes memory and speed, not results.
-    progress
+    backbone : Backbone
+        The backbone that extracts them.
+    images : iterable of PIL images or uint8 arrays
+        Decoded images; a generator is consumed lazily, one batch at a time.
+    batch_size : int, default=32
+        Images per call of the backbone; affects memory and speed, not results.
+    progress : callable, optional
         Called after every batch with its number of images, such as a tqdm bar's `update`.
+
+    Returns
+    -------
+    Features
     """
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}.")
@@ -132,12 +174,12 @@ def extract_all(
 
 
 def default_device(device: str | torch.device | None) -> torch.device:
-    """Where to run: the device that was asked for, else a GPU if there is one."""
+    """Return the requested device, or by default a GPU if there is one."""
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def storage_type(dtype: str | torch.dtype) -> torch.dtype:
-    """Type that features are rounded to, by name or as it is.
+    """Return the type that features are rounded to, given by name or as a `torch.dtype`.
 
     >>> storage_type("float16")
     torch.float16
@@ -149,42 +191,70 @@ def storage_type(dtype: str | torch.dtype) -> torch.dtype:
     return known[name]
 
 
-# A backbone that is loaded when the first image comes.
+# The backbone of a model file. A file may come from anyone, so its backbone is loaded by name only
+# where loading a name is safe: no file can make mivhead send images to a service or run code.
+
+_SAFE_PREFIXES = ("timm:", "hf:")
 
 
-class LazyBackbone:
-    """A backbone whose identity is known before it is loaded.
+def named_by_file(identity: Identity) -> str | Backbone:
+    """Return the backbone to use for a model file: its name, or a stand-in that refuses to run.
 
-    If all features are in the cache, its weights are not read and its library is not imported,
-    which takes longer than training on a few images.
+    >>> from mivhead.preset import Preprocessing
+    >>> named_by_file(Identity("resnet50", "0" * 64, Preprocessing(), ("layer4",)))
+    'resnet50'
+    """
+    if ":" in identity.name and not identity.name.startswith(_SAFE_PREFIXES):
+        return UnconfirmedBackbone(identity)
+    return identity.name
+
+
+def expected_preset(identity: Identity) -> Preset:
+    """Return a preset with the taps and preprocessing that a model was trained on.
+
+    With it a backbone gives the same features even if its suggested preset has changed since.
+    """
+    blocks = tuple(BlockPreset() for _ in identity.taps)  # the fitted head has its own settings
+    return Preset(identity.taps, blocks, identity.preprocessing)
+
+
+def check_same(found: Identity, expected: Identity) -> None:
+    """Raise an error if a backbone is not the one that a model was trained on."""
+    if found != expected:
+        raise NotAvailableError(
+            f"The model was trained on the backbone {expected.name!r} (weights "
+            f"{expected.weights[:12]}...), but {found.name!r} (weights {found.weights[:12]}...) "
+            "has other weights, taps or preprocessing: give the right one with "
+            "`mivhead.load(path, backbone=..., weights=...)`, or with --backbone and --weights."
+        )
+
+
+def check_origin(backbone: Mapping[str, Any] | None, expected: Identity) -> None:
+    """Raise an error if features were extracted by another backbone than the expected one."""
+    if backbone is not None and Identity.from_json(backbone) != expected:
+        raise InputError(
+            f"The features come from the backbone {backbone.get('name')!r} with other weights, "
+            f"taps or preprocessing than {expected.name!r} has here."
+        )
+
+
+class UnconfirmedBackbone:
+    """Stands for a service, or for code, that only a model file has named.
 
     Parameters
     ----------
-    identity
-        What the loaded backbone will be.
-    preset
-        The settings it suggests for the head.
-    dtype
-        The type that features are rounded to.
-    load
-        Loads it.
+    identity : Identity
+        The identity in the file.
     """
 
-    def __init__(
-        self, identity: Identity, preset: Preset, dtype: torch.dtype, load: Callable[[], Backbone]
-    ) -> None:
+    def __init__(self, identity: Identity) -> None:
         self.identity = identity
-        self.preset = preset
-        self.dtype = dtype
-        self._load = load
-        self._loaded: Backbone | None = None
+        self.preset = expected_preset(identity)
 
-    def extract(self, images: Sequence[ImageLike]) -> Features:
-        """Features of one batch of decoded images, on the CPU, in their order."""
-        return self.loaded().extract(images)
-
-    def loaded(self) -> Backbone:
-        """Load the backbone, the first time, and return it."""
-        if self._loaded is None:
-            self._loaded = self._load()
-        return self._loaded
+    def extract(self, images: Sequence[DecodedImage]) -> NoReturn:
+        """Refuse to extract features."""
+        raise NotAvailableError(
+            f"The file names {self.identity.name} as its backbone, but a file alone cannot have "
+            f"your {len(images)} images sent to a service or code run: if you trust it, give the "
+            "backbone yourself, with `mivhead.load(path, backbone=...)` or --backbone."
+        )

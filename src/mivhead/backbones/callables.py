@@ -1,4 +1,4 @@
-"""A function as a backbone."""
+"""A function from images to features as a backbone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from mivhead.backbones.base import Identity, storage_type
-from mivhead.backbones.preprocessing import ImageLike, to_picture
+from mivhead.backbones.preprocessing import DecodedImage, to_picture
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.head.recipe import derive_presets
@@ -19,7 +19,7 @@ from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 
 class CallableBackbone:
-    """What `from_callable` makes."""
+    """The backbone that `from_callable` returns."""
 
     def __init__(
         self,
@@ -33,12 +33,12 @@ class CallableBackbone:
         self.dtype = dtype
         self._function = function
 
-    def extract(self, images: Sequence[ImageLike]) -> Features:
-        """Features of one batch of decoded images, on the CPU, in their order."""
+    def extract(self, images: Sequence[DecodedImage]) -> Features:
+        """Return the features of one batch of decoded images, on the CPU, in the same order."""
         features = _call(self._function, images, self.preset.preprocessing.size)
         if len(features.blocks) != len(self.preset.taps):
             raise InputError(
-                f"{self.identity.name} gave {len(features.blocks)} blocks, "
+                f"{self.identity.name} returned {len(features.blocks)} blocks, "
                 f"expected {len(self.preset.taps)}: {features}."
             )
         return features.to(self.dtype)
@@ -54,26 +54,31 @@ def from_callable(
     threshold: int = 15,
     dtype: str | torch.dtype = "float16",
 ) -> CallableBackbone:
-    """Make a backbone of a function from images to features.
+    """Turn a function from images to features into a backbone.
 
     Parameters
     ----------
-    function
-        Takes a list of RGB PIL images of `size` x `size` and returns one array, or a list with one
-        entry per block, shallow to deep; whatever `Features` takes, with a row per image. The
-        features of an image must not depend on the others in its batch.
-    name, version
-        Its identity, which goes into model files and cache keys: the code cannot tell when it has
-        changed, so change the version when it gives other values.
-    size
-        Side of the images that it gets.
-    blocks
-        How the head treats each block; None for the rule (`mivhead.head.recipe.derive_presets`),
-        for which the function is called once, with a black image.
-    threshold
+    function : callable
+        Takes a list of RGB PIL images of `size` x `size` and returns an array, or a list with one
+        entry per block, shallow to deep: anything that `Features` accepts, with one row per image.
+        The features of an image must not depend on the other images in its batch.
+    name, version : str
+        Its identity, which is stored in model files and cache keys. A change of the code cannot be
+        detected: change the version (default "1") when the function returns other values.
+    size : int, default=224
+        Side of the images that the function receives.
+    blocks : sequence of BlockPreset, optional
+        How the head treats each block; by default derived from the shapes
+        (`mivhead.head.recipe.derive_presets`), for which the function is called once with a black
+        image.
+    threshold : int, default=15
         T: a class with at most T shots gets augmented views.
-    dtype
+    dtype : str or torch.dtype, default="float16"
         The type that features are rounded to: float16, float32 or float64.
+
+    Returns
+    -------
+    CallableBackbone
 
     Examples
     --------
@@ -96,11 +101,11 @@ def from_callable(
 
 
 def _call(
-    function: Callable[[list[Image.Image]], Any], images: Sequence[ImageLike], size: int
+    function: Callable[[list[Image.Image]], Any], images: Sequence[DecodedImage], size: int
 ) -> Features:
     if not len(images):
         raise InputError("There are no images: give at least one.")
     features = Features(function([to_picture(image, i, size) for i, image in enumerate(images)]))
     if len(features) != len(images):
-        raise InputError(f"The function got {len(images)} images and gave {features}.")
+        raise InputError(f"The function received {len(images)} images and returned {features}.")
     return features.to("cpu")

@@ -1,4 +1,4 @@
-"""Checkpoints that users have: read without running code, loaded only if every tensor fits."""
+"""Checkpoints: read without running code, loaded only if every tensor fits."""
 
 from __future__ import annotations
 
@@ -17,10 +17,15 @@ from torch import Tensor, nn
 
 from mivhead.errors import InputError
 
-_WRAPPERS = ("state_dict", "model", "model_state_dict", "teacher")  # where trainers put weights
-_PREFIXES = ("module.", "backbone.")  # what trainers wrap the network in
-_SHOWN = 3  # names in an error
-# What the readers raise for files that are damaged, foreign or hold more than tensors.
+_WRAPPERS = (
+    "state_dict",
+    "model",
+    "model_state_dict",
+    "teacher",
+)  # around the weights
+_PREFIXES = ("module.", "backbone.")  # of networks that were wrapped for training
+_SHOWN = 3  # names listed in an error
+# What the readers raise for files that are corrupted, foreign or hold more than tensors.
 _UNREADABLE = (
     *(OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError),
     *(struct.error, pickle.UnpicklingError, SafetensorError),
@@ -30,13 +35,13 @@ _UNREADABLE = (
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
     """Read the tensors of a `.safetensors` file or of a PyTorch checkpoint.
 
-    A PyTorch checkpoint (`.pth`, `.pt`, `.bin`, ...) is read with `weights_only`. Tensors below
-    `state_dict`, `model` or `teacher`, and names that begin with `module.` or `backbone.`, are
-    what trainers write: they are unwrapped.
+    A PyTorch checkpoint (`.pth`, `.pt`, `.bin`, ...) is read with `weights_only`. Training code
+    often nests the tensors under `state_dict`, `model` or `teacher`, or prefixes their names with
+    `module.` or `backbone.`: both are removed.
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"There is no checkpoint {path}.")
+        raise InputError(f"The checkpoint {path} does not exist.")
     try:
         document = load_file(path) if path.suffix == ".safetensors" else _read_pickle(path)
     except _UNREADABLE as error:
@@ -48,14 +53,14 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
 
 def load_exactly(model: nn.Module, tensors: Mapping[str, Tensor], name: str, origin: str) -> None:
-    """Load tensors into a model; each must be there, of the right shape, and none be left."""
+    """Load tensors into a model; raise an error if one is missing, unexpected or misshapen."""
     expected = model.state_dict()
-    # A counter that inference does not use, and that older checkpoints lack.
+    # Counters that inference does not use and that older checkpoints lack.
     counters = {k for k in expected if k.endswith("num_batches_tracked")} - tensors.keys()
     problems = {
         "lacks": expected.keys() - tensors.keys() - counters,
         "also has": tensors.keys() - expected.keys(),
-        "has in another shape": {
+        "has with another shape": {
             k for k, v in expected.items() if k in tensors and tensors[k].shape != v.shape
         },
     }
@@ -66,7 +71,7 @@ def load_exactly(model: nn.Module, tensors: Mapping[str, Tensor], name: str, ori
 
 
 def state_hash(model: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and values of a model's state.
+    """Return the SHA-256 of the names, types, shapes and values of a model's state.
 
     >>> from torch import nn
     >>> one = nn.Linear(2, 2)
@@ -86,7 +91,7 @@ def state_hash(model: nn.Module) -> str:
 
 
 def _read_pickle(path: Path) -> Any:
-    """Read tensors, plain values and NumPy's numbers, which trainers store beside them."""
+    """Read tensors, plain values and NumPy scalars, which training code often stores as well."""
     make_number: Any = np.float64(0).__reduce__()[0]
     kinds: list[Any] = [np.dtype, *(type(np.dtype(kind)) for kind in ("f4", "f8", "i8"))]
     allowed = [make_number, (make_number, "numpy.core.multiarray.scalar"), *kinds]  # old name
@@ -99,13 +104,13 @@ def _unwrap(document: Any, path: Path) -> dict[str, Tensor]:
         if isinstance(document, Mapping) and isinstance(document.get(wrapper), Mapping):
             document = document[wrapper]
     if not isinstance(document, Mapping):
-        raise InputError(f"{path} holds no named tensors.")
+        raise InputError(f"{path} contains no named tensors.")
     tensors = {str(k): v for k, v in document.items() if isinstance(v, Tensor)}
     for prefix in _PREFIXES:
         inside = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         tensors = inside or tensors
     if not tensors:
-        raise InputError(f"{path} holds no named tensors.")
+        raise InputError(f"{path} contains no named tensors.")
     return tensors
 
 

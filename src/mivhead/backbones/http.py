@@ -1,11 +1,11 @@
-"""A backbone behind an address: a `mivhead` server, or any service that returns embeddings.
+"""A backbone behind an address: a mivhead server, or any service that returns embeddings.
 
-    http://gpu-machine:8765                            a server of `miv backbones serve`
+    http://gpu-machine:8765                            a server started by `miv backbones serve`
     https://host/v1/embeddings#model=NAME&key=API_KEY  an embedding service
 
-What follows the `#` are options of `connect`; it stays on this machine. Images are resized here and
-sent as PNG, so little travels and nothing is lost: a server gives the same features as the same
-backbone at home, and has the same identity.
+The part after the `#` holds options of `connect` and is never sent. Images are resized on the
+client and sent as PNG, which is small and lossless: a server gives the same features as the same
+backbone running locally, and has the same identity.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 
 from mivhead._schema import from_json
 from mivhead.backbones.base import Identity
-from mivhead.backbones.preprocessing import ImageLike, to_pixels
+from mivhead.backbones.preprocessing import DecodedImage, to_pixels
 from mivhead.backbones.transport import MAX_BYTES, Client
 from mivhead.backbones.wire import (
     BACKBONE_PATH,
@@ -32,17 +32,17 @@ from mivhead.backbones.wire import (
     IDENTITY_HEADER,
     PROTOCOL,
     SAFETENSORS,
-    Description,
-    blame,
+    ServerInfo,
     decode_features,
     encode_image,
+    naming,
     parse_json,
 )
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.preset import BlockPreset, Preprocessing, Preset
 
-# Options that may follow the `#` of an address.
+# Options that may follow the `#` of an address, and their types.
 _OPTIONS = {
     "model": str,
     "request": str,
@@ -55,136 +55,11 @@ _OPTIONS = {
     "attempts": int,
 }
 
-
-class Service(Protocol):
-    """What answers: knows what it is, and turns encoded images into features."""
-
-    identity: Identity
-    preset: Preset
-    shown: str
-    max_images: int
-
-    def ask(self, images: list[str], dtype: torch.dtype) -> Features:
-        """Features of the base64 PNGs of one request."""
-        ...
-
-
-class RemoteBackbone:
-    """A service as a `Backbone`: batches, several requests at a time, answers checked.
-
-    Parameters
-    ----------
-    service
-        Who is asked.
-    dtype
-        The type that features are rounded to.
-    batch_size
-        Images per request; a service may ask for fewer.
-    concurrency
-        Requests at the same time.
-    """
-
-    def __init__(
-        self, service: Service, *, dtype: torch.dtype, batch_size: int, concurrency: int
-    ) -> None:
-        if batch_size < 1 or concurrency < 1:
-            raise InputError(
-                "batch_size and concurrency must be at least 1, "
-                f"got {batch_size} and {concurrency}."
-            )
-        self.identity = service.identity
-        self.preset = service.preset
-        self._service = service
-        self.dtype = dtype
-        self._batch_size = min(batch_size, service.max_images)
-        self._concurrency = concurrency
-        self._layout: dict[str, tuple[int, ...]] | None = None  # of the first answer
-
-    def __repr__(self) -> str:
-        return f"RemoteBackbone({self._service.shown!r}, {self.identity.name!r})"
-
-    def extract(self, images: Sequence[ImageLike]) -> Features:
-        """Features of one batch of decoded images, on the CPU, in their order."""
-        if not len(images):
-            raise InputError("There are no images: give at least one.")
-        size = self.identity.preprocessing.size
-        pixels = [to_pixels(image, i, size) for i, image in enumerate(images)]  # each (R, R, 3)
-        starts = range(0, len(pixels), self._batch_size)
-        batches = [pixels[start : start + self._batch_size] for start in starts]
-        pool = ThreadPoolExecutor(max_workers=min(self._concurrency, len(batches)))
-        try:
-            parts = list(pool.map(self._ask, batches))
-        finally:
-            pool.shutdown(cancel_futures=True)  # after one failure no new request is made
-        for part in parts:  # in the images' order, so that the same answers give the same error
-            self._check_layout(part)
-        return Features.concat(parts)
-
-    def _ask(self, batch: list[np.ndarray[Any, Any]]) -> Features:
-        part = self._service.ask([encode_image(each) for each in batch], self.dtype)
-        if len(part) != len(batch):
-            raise InputError(
-                f"{self._service.shown} returned {len(part)} results for {len(batch)} images."
-            )
-        return part
-
-    def _check_layout(self, part: Features) -> None:
-        if len(part.blocks) != len(self.preset.taps):
-            raise InputError(
-                f"{self._service.shown} returned {len(part.blocks)} blocks, but names "
-                f"{len(self.preset.taps)}: {', '.join(self.preset.taps)}."
-            )
-        self._layout = self._layout or part.layout
-        if part.layout != self._layout:
-            raise InputError(
-                f"{self._service.shown} returned features of the layout {part.layout}, but "
-                f"{self._layout} before: it does not answer with one model."
-            )
-
-
-class Served:
-    """A `mivhead` server, which says itself what it is."""
-
-    def __init__(self, client: Client, preset: Preset | None) -> None:
-        self._client = client
-        self.shown = client.shown
-        try:
-            document = parse_json(client.send(BACKBONE_PATH).body)
-            about = from_json(Description, document, "the description")
-        except InputError as error:
-            raise InputError(
-                f"{client.shown} is no mivhead server ({error}) For a service that returns "
-                "embeddings, add #model=NAME to its full address."
-            ) from None
-        if about.protocol != PROTOCOL or about.max_images < 1:
-            raise InputError(
-                f"{client.shown} speaks version {about.protocol} of the protocol, this mivhead "
-                f"speaks {PROTOCOL}: update the older of the two."
-            )
-        self.identity = about.identity
-        self.preset = preset or about.preset
-        image_bytes = 2 * 4 * self.identity.preprocessing.size**2  # more than a PNG in base64 takes
-        self.max_images = max(1, min(about.max_images, about.max_bytes // image_bytes))
-        if (self.preset.taps, self.preset.preprocessing) != (
-            self.identity.taps,
-            self.identity.preprocessing,
-        ):
-            raise InputError(
-                f"{client.shown} taps {', '.join(self.identity.taps)} at "
-                f"{self.identity.preprocessing.size} px; a preset for other taps or another "
-                "preprocessing must be given to the server."
-            )
-
-    def ask(self, images: list[str], dtype: torch.dtype) -> Features:
-        """Features of the base64 PNGs of one request."""
-        answer = self._client.send(FEATURES_PATH, {"images": images}, accept=SAFETENSORS)
-        if answer.headers.get(IDENTITY_HEADER, self.identity.key) != self.identity.key:
-            raise InputError(
-                f"{self.shown} serves another backbone by now than {self.identity.name}: "
-                "load it again, and extract all features from one."
-            )
-        with blame(self.shown):
-            return decode_features(answer.body, answer.kind, dtype, MAX_BYTES)
+# Of embedding services.
+TAP = "embedding"
+IMAGE, DATA_URL, MODEL = "$image", "$data_url", "$model"
+MAX_IMAGES = 64
+_UNCHANGED = Preprocessing(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))  # the service normalises
 
 
 def connect(
@@ -208,20 +83,24 @@ def connect(
 
     Parameters
     ----------
-    url
-        Address of a `mivhead` server or, if `model` or `request` is given, of an embedding service.
-    model, request, size
-        For embedding services: see `mivhead.backbones.http.Embeddings`.
-    key, header, timeout, attempts, backoff, seed
+    url : str
+        Address of a mivhead server or, if `model` or `request` is given, of an embedding service.
+    model, request, size : str, str or dict, int
+        For embedding services: see `mivhead.backbones.http.EmbeddingService`.
+    key, header, timeout, attempts, backoff, seed : optional
         See `mivhead.backbones.transport.Client`. `key` names an environment variable.
-    batch_size
+    batch_size : int, default=8
         Images per request.
-    concurrency
-        Requests at the same time.
-    preset
-        Other settings of the head than the suggested ones, for the same taps and preprocessing.
-    dtype
+    concurrency : int, default=4
+        Maximum number of concurrent requests.
+    preset : Preset, optional
+        Other settings for the head, for the same taps and preprocessing.
+    dtype : torch.dtype, default=torch.float16
         The type that features are rounded to.
+
+    Returns
+    -------
+    RemoteBackbone
     """
     client = Client(
         url,
@@ -232,11 +111,11 @@ def connect(
         backoff=backoff,
         seed=seed,
     )
-    service: Service
+    service: RemoteService
     if model is None and request is None:
-        service = Served(client, preset)
+        service = MivServer(client, preset)
     else:
-        service = Embeddings(client, model=model, request=request, size=size, preset=preset)
+        service = EmbeddingService(client, model=model, request=request, size=size, preset=preset)
     return RemoteBackbone(service, dtype=dtype, batch_size=batch_size, concurrency=concurrency)
 
 
@@ -245,24 +124,25 @@ def load(
     *,
     weights: str | Path | None,
     preset: Preset | None,
-    device: torch.device,  # noqa: ARG001  # it runs where the service runs
+    device: torch.device,  # noqa: ARG001  # the service chooses its device
     dtype: torch.dtype,
     **options: Any,
 ) -> RemoteBackbone:
-    """Connect to the service of a spec; see `mivhead.backbones.load_backbone`."""
+    """Connect to the service at `spec`; see `mivhead.backbones.load_backbone`."""
     if weights is not None:
-        raise InputError("The weights of a remote backbone are its own: give none.")
+        raise InputError("A remote backbone has its own weights: omit weights.")
     url, _, fragment = spec.partition("#")
     return connect(url, preset=preset, dtype=dtype, **(_read_options(fragment) | options))
 
 
 def _read_options(fragment: str) -> dict[str, Any]:
-    """Options in the part of an address that follows the `#`."""
+    """Read the options in the part of an address after the `#`."""
     options: dict[str, Any] = {}
     for name, text in parse_qsl(fragment, keep_blank_values=True):
         if name not in _OPTIONS:  # its value may be a secret: do not repeat it
             raise InputError(
-                f"After the # of an address come {', '.join(_OPTIONS)}; got {name[:40]!r}."
+                f"The options after the # of an address are {', '.join(_OPTIONS)}; got "
+                f"{name[:40]!r}."
             )
         try:
             options[name] = _OPTIONS[name](text)
@@ -271,42 +151,172 @@ def _read_options(fragment: str) -> dict[str, Any]:
     return options
 
 
-# Services that return one vector per image, in the shapes that are common for embeddings.
+class RemoteService(Protocol):
+    """A kind of service: knows its identity, and turns encoded images into features."""
+
+    identity: Identity
+    preset: Preset
+    shown: str
+    max_images: int
+
+    def ask(self, images: list[str], dtype: torch.dtype) -> Features:
+        """Return the features of one request's images, each the base64 of a PNG."""
+        ...
 
 
-TAP = "embedding"
-IMAGE, DATA_URL, MODEL = "$image", "$data_url", "$model"
-MAX_IMAGES = 64
-_UNCHANGED = Preprocessing(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))  # the service normalises
-
-
-class Embeddings:
-    """An embedding service.
+class RemoteBackbone:
+    """A service as a `Backbone`: sends batches concurrently and checks the responses.
 
     Parameters
     ----------
-    client
-        Its address and how to talk to it.
-    model
-        What the service calls the model.
-    request
-        What it wants to be sent: JSON in which `"$model"` stands for the model and `"$image"` for
-        an image (base64 of a PNG; `"$data_url"` for the same as a data URL). The outermost list
-        around the image gets one entry per image; without a list, each image is a request of its
-        own. By default `{"model": "$model", "input": ["$image"]}`.
-    size
+    service : RemoteService
+        The service that extracts the features.
+    dtype : torch.dtype
+        The type that features are rounded to.
+    batch_size : int
+        Images per request; a service may accept fewer.
+    concurrency : int
+        Maximum number of concurrent requests.
+    """
+
+    def __init__(
+        self, service: RemoteService, *, dtype: torch.dtype, batch_size: int, concurrency: int
+    ) -> None:
+        if batch_size < 1 or concurrency < 1:
+            raise InputError(
+                "batch_size and concurrency must be at least 1, "
+                f"got {batch_size} and {concurrency}."
+            )
+        self.identity = service.identity
+        self.preset = service.preset
+        self._service = service
+        self.dtype = dtype
+        self._batch_size = min(batch_size, service.max_images)
+        self._concurrency = concurrency
+        self._layout: dict[str, tuple[int, ...]] | None = None  # of the first response
+
+    def __repr__(self) -> str:
+        return f"RemoteBackbone({self._service.shown!r}, {self.identity.name!r})"
+
+    def extract(self, images: Sequence[DecodedImage]) -> Features:
+        """Return the features of one batch of decoded images, on the CPU, in the same order."""
+        if not len(images):
+            raise InputError("There are no images: give at least one.")
+        size = self.identity.preprocessing.size
+        pixels = [to_pixels(image, i, size) for i, image in enumerate(images)]  # each (R, R, 3)
+        starts = range(0, len(pixels), self._batch_size)
+        batches = [pixels[start : start + self._batch_size] for start in starts]
+        pool = ThreadPoolExecutor(max_workers=min(self._concurrency, len(batches)))
+        try:
+            parts = list(pool.map(self._ask, batches))
+        finally:
+            pool.shutdown(cancel_futures=True)  # after a failure no new request is sent
+        for part in parts:  # in the images' order, so that errors are reproducible
+            self._check_layout(part)
+        return Features.concat(parts)
+
+    def _ask(self, batch: list[np.ndarray[Any, Any]]) -> Features:
+        part = self._service.ask([encode_image(each) for each in batch], self.dtype)
+        if len(part) != len(batch):
+            raise InputError(
+                f"{self._service.shown} returned {len(part)} results for {len(batch)} images."
+            )
+        return part
+
+    def _check_layout(self, part: Features) -> None:
+        if len(part.blocks) != len(self.preset.taps):
+            raise InputError(
+                f"{self._service.shown} returned {len(part.blocks)} blocks, but lists "
+                f"{len(self.preset.taps)} taps: {', '.join(self.preset.taps)}."
+            )
+        self._layout = self._layout or part.layout
+        if part.layout != self._layout:
+            raise InputError(
+                f"{self._service.shown} returned features of the layout {part.layout}, but "
+                f"{self._layout} before: all responses must come from the same model."
+            )
+
+
+class MivServer:
+    """A mivhead server, which reports its own identity and preset.
+
+    Parameters
+    ----------
+    client : Client
+        Sends the requests.
+    preset : Preset or None
+        Other settings for the head, for the server's taps and preprocessing.
+    """
+
+    def __init__(self, client: Client, preset: Preset | None) -> None:
+        self._client = client
+        self.shown = client.shown
+        try:
+            document = parse_json(client.send(BACKBONE_PATH).body)
+            about = from_json(ServerInfo, document, "the server's answer")
+        except InputError as error:
+            raise InputError(
+                f"{client.shown} is not a mivhead server ({error}) For a service that returns "
+                "embeddings, append #model=NAME to its full address."
+            ) from None
+        if about.protocol != PROTOCOL or about.max_images < 1:
+            raise InputError(
+                f"{client.shown} uses version {about.protocol} of the protocol, this mivhead "
+                f"uses version {PROTOCOL}: update the older of the two."
+            )
+        self.identity = about.identity
+        self.preset = preset or about.preset
+        image_bytes = 2 * 4 * self.identity.preprocessing.size**2  # more than a base64 PNG
+        self.max_images = max(1, min(about.max_images, about.max_bytes // image_bytes))
+        if (self.preset.taps, self.preset.preprocessing) != (
+            self.identity.taps,
+            self.identity.preprocessing,
+        ):
+            raise InputError(
+                f"{client.shown} taps {', '.join(self.identity.taps)} at "
+                f"{self.identity.preprocessing.size} px: a preset with other taps or another "
+                "preprocessing must be set on the server."
+            )
+
+    def ask(self, images: list[str], dtype: torch.dtype) -> Features:
+        """Return the features of one request's images, each the base64 of a PNG."""
+        response = self._client.send(FEATURES_PATH, {"images": images}, accept=SAFETENSORS)
+        if response.headers.get(IDENTITY_HEADER, self.identity.key) != self.identity.key:
+            raise InputError(
+                f"{self.shown} no longer serves {self.identity.name}: load the backbone again, and "
+                "extract all features with the same one."
+            )
+        with naming(self.shown):
+            return decode_features(response.body, response.content_type, dtype, MAX_BYTES)
+
+
+class EmbeddingService:
+    """A service that returns one vector per image, in one of the common shapes.
+
+    Parameters
+    ----------
+    client : Client
+        Sends the requests.
+    model : str, optional
+        The service's name for the model.
+    request : str or dict, optional
+        The JSON that the service expects, in which `"$model"` stands for the model and `"$image"`
+        for an image (the base64 of a PNG; `"$data_url"` for the same as a data URL). The outermost
+        list around the image gets one entry per image; without a list, each image is a request of
+        its own. By default `{"model": "$model", "input": ["$image"]}`.
+    size : int, default=224
         Images are resized to `size` x `size` before they are sent.
-    preset
+    preset : Preset, optional
         Other settings for the head.
 
     Notes
     -----
-    Answers may be `{"data": [{"embedding": [...]}, ...]}` (ordered by `index` if there is one),
+    Responses may be `{"data": [{"embedding": [...]}, ...]}` (ordered by `index` if present),
     `{"embeddings": [[...], ...]}`, `{"embeddings": {"float": [[...], ...]}}`, a bare list of
     vectors, or `{"embedding": [...]}` for a single image.
 
-    A service does not show its weights. The identity is made of the address, the model and the
-    request: if the provider changes the model behind a name, nobody can tell.
+    A service does not reveal its weights. The identity consists of the address, the model and the
+    request: a provider that changes the model behind a name goes unnoticed.
     """
 
     def __init__(
@@ -323,7 +333,8 @@ class Embeddings:
             preset = Preset((TAP,), (head,), replace(_UNCHANGED, size=size))
         if preset.taps != (TAP,) or preset != _with_size(preset):
             raise InputError(
-                f"An embedding service has the single tap {TAP!r} and no mean and std of ours."
+                f"The preset of an embedding service must have the single tap {TAP!r}, mean 0 and "
+                "std 1, as the service normalises the images."
             )
         self._client = client
         self._request = _read_request(request, model)
@@ -336,15 +347,15 @@ class Embeddings:
         self.identity = Identity(name, digest, preset.preprocessing, preset.taps)
 
     def ask(self, images: list[str], dtype: torch.dtype) -> Features:
-        """Features of the base64 PNGs of one request."""
-        answer = self._client.send("", fill(self._request, images))
-        with blame(self.shown):
-            vectors = torch.tensor(read_vectors(parse_json(answer.body)), dtype=torch.float64)
+        """Return the features of one request's images, each the base64 of a PNG."""
+        response = self._client.send("", fill(self._request, images))
+        with naming(self.shown):
+            vectors = torch.tensor(read_vectors(parse_json(response.body)), dtype=torch.float64)
             return Features({"token": vectors.to(dtype)})  # (n, C)
 
 
 def fill(template: Any, images: list[str]) -> Any:
-    """Put images into a request.
+    """Fill images into a request template.
 
     >>> fill({"input": [{"image": "$image"}]}, ["QUE=", "QkI="])
     {'input': [{'image': 'QUE='}, {'image': 'QkI='}]}
@@ -357,7 +368,7 @@ def fill(template: Any, images: list[str]) -> Any:
 
 
 def read_vectors(document: Any) -> list[list[float]]:
-    """Find the vectors in an answer, one per image and all of one width.
+    """Find the vectors in a response, one per image and all of the same width.
 
     >>> read_vectors({"data": [{"embedding": [1, 2]}, {"embedding": [3, 4]}]})
     [[1, 2], [3, 4]]
@@ -380,7 +391,7 @@ def read_vectors(document: Any) -> list[list[float]]:
         )
     for i, row in enumerate(rows):
         if not isinstance(row, list) or not all(_is_number(value) for value in row):
-            raise InputError(f"entry {i} is no list of numbers.")
+            raise InputError(f"entry {i} is not a list of numbers.")
         if len(row) != len(rows[0]):
             raise InputError(f"entry {i} has {len(row)} values, but entry 0 has {len(rows[0])}.")
     return rows
@@ -400,14 +411,14 @@ def _read_request(request: str | dict[str, Any] | None, model: str | None) -> An
             raise InputError(f"request must be JSON, got {request!r:.80}.") from None
     if not isinstance(request, dict) or _count_images(request) != 1:
         raise InputError(
-            f"request must be an object that holds {IMAGE!r} or {DATA_URL!r} once, got "
+            f"request must be an object that contains {IMAGE!r} or {DATA_URL!r} once, got "
             f"{json.dumps(request)[:80]}."
         )
     repeated = _find_list(request)
     if repeated is not None and len(repeated) != 1:
-        raise InputError(f"The list around {IMAGE!r} in request must have one entry.")
+        raise InputError(f"The list around {IMAGE!r} in request must have exactly one entry.")
     if model is None and MODEL in json.dumps(request):
-        raise InputError(f"request holds {MODEL!r}: give the model.")
+        raise InputError(f"request contains {MODEL!r}: give the model as well.")
     return _replace(request, {MODEL: model})
 
 

@@ -1,4 +1,4 @@
-"""A backbone made of a PyTorch module and the names of the layers to tap."""
+"""A PyTorch module as a backbone: the module, and the names of the layers to tap."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from mivhead.backbones.base import Identity, default_device, storage_type
 from mivhead.backbones.checkpoints import state_hash
-from mivhead.backbones.preprocessing import ImageLike, preprocess
+from mivhead.backbones.preprocessing import DecodedImage, preprocess
 from mivhead.backbones.taps import Parts, Taps, check_taps, join, read_output
 from mivhead.features import Features
 from mivhead.head.recipe import derive_presets
 from mivhead.preset import BlockPreset, Preprocessing, Preset
 
-_CHUNK = 4  # images per forward pass on a CPU: activations stay in the cache and off fresh memory
+_CHUNK = 4  # images per forward pass on a CPU: keeps activations in the processor's cache
 
-Tapped: TypeAlias = Callable[[Tensor], list[Parts]]  # a batch to the parts of every tap
+Tapped: TypeAlias = Callable[[Tensor], list[Parts]]  # maps a batch to the parts of every tap
 Tapping: TypeAlias = Callable[[nn.Module, Sequence[str], torch.dtype], Tapped]
 
 
@@ -28,27 +28,27 @@ class ModuleBackbone:
 
     Parameters
     ----------
-    name
-        The name it was loaded by.
-    model
+    name : str
+        The name that it was loaded by.
+    model : nn.Module
         The module, with its weights; it is put into evaluation mode and moved to the device.
-    weights
+    weights : str
         SHA-256 of the weights.
-    preset
-        Its taps are tapped, its preprocessing is applied.
-    device
+    preset : Preset
+        Which layers to tap, and the preprocessing to apply.
+    device : torch.device
         Where it runs.
-    dtype
+    dtype : torch.dtype, default=torch.float16
         The type that features are rounded to.
-    mirrored
-        Whether the model was changed by `efficientnet_lite.mirror`: it is shown the images turned
-        by 180 degrees, and its maps are turned back.
-    tapping
-        How taps are read from a module; None: they are names of submodules, whose outputs are read
-        by shape (`mivhead.backbones.taps`).
-    rebuild
-        Makes the module anew as it was trained, if `model` was changed to be quick; None: `model`
-        is as it was trained.
+    mirrored : bool, default=False
+        Whether the model was changed by `efficientnet_lite.mirror`: it receives the images rotated
+        by 180 degrees, and its maps are rotated back.
+    tapping : callable, optional
+        How taps are read from a module; by default they are names of submodules, whose outputs are
+        interpreted by shape (`mivhead.backbones.taps`).
+    rebuild : callable, optional
+        Rebuilds the module as it was trained, if `model` was changed for speed; by default `model`
+        is assumed to be unchanged.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class ModuleBackbone:
         freeze(model, device)
         self._tapped = self._tapping(model, preset.taps, dtype)
 
-    def extract(self, images: Sequence[ImageLike]) -> Features:
-        """Features of one batch of decoded images, on the CPU, in their order."""
+    def extract(self, images: Sequence[DecodedImage]) -> Features:
+        """Return the features of one batch of decoded images, on the CPU, in the same order."""
         x = preprocess(images, self.preset.preprocessing)  # (n, 3, R, R)
         chunks = x.split(_CHUNK) if self._device.type == "cpu" else (x,)
         with torch.inference_mode():
@@ -84,15 +84,15 @@ class ModuleBackbone:
         return join(blocks, self.dtype)
 
     def run(self, x: Tensor) -> list[Parts]:
-        """Give the parts of every tap for a normalised batch `(n, 3, R, R)`."""
+        """Return the parts of every tap for a normalised batch `(n, 3, R, R)`."""
         if not self._mirrored:
             return self._tapped(x)
         return [{"map": parts["map"].flip(2, 3)} for parts in self._tapped(x.flip(2, 3))]
 
     def copy_to_tune(self) -> tuple[nn.Module, Tapped]:
-        """Return a copy of the module as it was trained, to be changed, and its deepest tap.
+        """Return a copy of the module as it was trained, for tuning, and its deepest tap.
 
-        The copy shares nothing with the backbone, and the tap is not rounded.
+        The copy shares no memory with the backbone, and the tap is not rounded.
         """
         model = deepcopy(self.model) if self._rebuild is None else self._rebuild()
         freeze(model, self._device)
@@ -110,26 +110,31 @@ def from_module(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype = "float16",
 ) -> ModuleBackbone:
-    """Make a backbone of a PyTorch module of your own, such as torchvision's.
+    """Turn a PyTorch module of your own, such as one of torchvision's, into a backbone.
 
     Parameters
     ----------
-    model
-        The module with its weights. It is frozen, put into evaluation mode and moved.
-    taps
+    model : nn.Module
+        The module with its weights. It is frozen, put into evaluation mode and moved to `device`.
+    taps : sequence of str
         Submodules as in `model.named_modules()`, shallow to deep. Their outputs may be maps
         `(n, C, H, W)` or `(n, H, W, C)`, tokens `(n, tokens, C)` or vectors `(n, C)`.
-    name
-        What to call it. Its identity is this name and the hash of the weights: give modules that
-        compute different things from equal weights different names.
-    preprocessing
-        Size, mean and standard deviation; None for 224 px and ImageNet's.
-    blocks
-        How the head treats each tap; None for the rule (`mivhead.head.recipe.derive_presets`).
-    threshold
+    name : str
+        Its name. The identity consists of this name and the hash of the weights: give different
+        names to modules that compute different things from equal weights.
+    preprocessing : Preprocessing, optional
+        Size, mean and standard deviation; by default 224 px and ImageNet's.
+    blocks : sequence of BlockPreset, optional
+        How the head treats each tap; by default derived from the shapes
+        (`mivhead.head.recipe.derive_presets`).
+    threshold : int, default=15
         T: a class with at most T shots gets augmented views.
-    device, dtype
+    device, dtype : optional
         As for `mivhead.backbones.load_backbone`.
+
+    Returns
+    -------
+    ModuleBackbone
 
     Examples
     --------
@@ -153,19 +158,19 @@ def from_module(
 
 
 def hooked(model: nn.Module, taps: Sequence[str], dtype: torch.dtype) -> Tapped:
-    """Tap the outputs of submodules."""
+    """Return a function that taps the outputs of submodules."""
     outputs = Taps(model, taps, dtype)
     return lambda x: [read_output(out, tap) for out, tap in zip(outputs(x), taps, strict=True)]
 
 
 def freeze(model: nn.Module, device: torch.device) -> None:
     """Prepare a module for inference only."""
-    # Channels-last is the order in which the fast convolution kernels read memory.
+    # The fast convolution kernels read memory in channels-last order.
     model.eval().requires_grad_(False).to(device).to(memory_format=torch.channels_last)
 
 
 def suggest_blocks(tapped: Tapped, size: int, device: torch.device) -> tuple[BlockPreset, ...]:
-    """Derive how the head treats each tap from the shapes that a grey image gives."""
+    """Derive the settings of each tap from the shapes of its output for a blank image."""
     with torch.inference_mode():
         blocks = tapped(torch.zeros(1, 3, size, size, device=device))
     return derive_presets(join([blocks], torch.float32))

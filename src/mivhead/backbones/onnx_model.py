@@ -1,7 +1,7 @@
 """ONNX files as backbones, run by onnxruntime.
 
-Taps are names of tensors, inner ones included: they are made outputs in memory. A file that
-`mivhead.export.backbone` wrote names its taps and preprocessing itself.
+Taps are names of tensors; inner tensors are turned into outputs in memory. A file that
+`mivhead.export.backbone` wrote contains its own taps and preprocessing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ from torch import Tensor
 from mivhead._optional import need
 from mivhead._schema import from_json, to_json
 from mivhead.backbones.base import Identity
-from mivhead.backbones.preprocessing import ImageLike, preprocess
+from mivhead.backbones.preprocessing import DecodedImage, preprocess
 from mivhead.backbones.taps import Parts, join, read_output
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.features import Features
 from mivhead.head.recipe import derive_presets
 from mivhead.preset import BlockPreset, Preprocessing, Preset
 
-_CHUNK = 8  # images per run on a CPU: enough to share work, few enough for the memory
+EXTRA = "onnx"
+METADATA_KEY = "mivhead"
+FORMAT = 1  # of the metadata
+MAX_BYTES = 2 * 2**30  # the limit of one ONNX file
+_CHUNK = 8  # images per run on a CPU: a compromise between speed and memory
 
 
 class OnnxBackbone:
@@ -37,17 +41,17 @@ class OnnxBackbone:
 
     Parameters
     ----------
-    identity
-        What it is.
-    preset
-        Its taps and its preprocessing.
-    session
+    identity : Identity
+        Its identity.
+    preset : Preset
+        Its taps and preprocessing.
+    session : onnxruntime.InferenceSession
         The model in onnxruntime.
-    source
+    source : ImageInput
         Its image input.
-    names
-        Outputs that make each block: one tensor, or `block{i}.map` and `block{i}.token`.
-    dtype
+    names : sequence of tuple of str
+        The outputs of each block: one tensor, or `block{i}.map` and `block{i}.token`.
+    dtype : torch.dtype
         The type that features are rounded to.
     """
 
@@ -56,7 +60,7 @@ class OnnxBackbone:
         identity: Identity,
         preset: Preset,
         session: Any,
-        source: Input,
+        source: ImageInput,
         names: Sequence[tuple[str, ...]],
         dtype: torch.dtype,
     ) -> None:
@@ -67,15 +71,15 @@ class OnnxBackbone:
         self._session = session
         self._names = names
 
-    def extract(self, images: Sequence[ImageLike]) -> Features:
-        """Features of one batch of decoded images, on the CPU, in their order."""
+    def extract(self, images: Sequence[DecodedImage]) -> Features:
+        """Return the features of one batch of decoded images, on the CPU, in the same order."""
         x = preprocess(images, self.preset.preprocessing)  # (n, 3, R, R)
         chunks = x.split(self._source.batch or _CHUNK)
         return join([self._run(chunk) for chunk in chunks], self.dtype)
 
     def _run(self, x: Tensor) -> list[Parts]:
         count = len(x)
-        if self._source.batch:  # the last chunk may be smaller than the graph demands
+        if self._source.batch:  # the last chunk may be smaller than the graph's fixed batch
             x = torch.cat([x, x.new_zeros(self._source.batch - count, *x.shape[1:])])
         x = x.permute(0, 2, 3, 1) if self._source.channels_last else x
         x = (x.half() if self._source.half else x).contiguous()
@@ -105,22 +109,27 @@ def load(
 
     Parameters
     ----------
-    spec
+    spec : str
         Path of the file.
-    weights
-        Must be None: the file holds them.
+    weights : None
+        Must be None: the file contains the weights.
     preset, device, dtype
         As for `mivhead.backbones.load_backbone`.
-    outputs
-        Tensors to tap, shallow to deep; None for the ones that the file names itself, or its
-        outputs that are maps.
-    preprocessing
-        Size, mean and standard deviation; None for the file's own, or ImageNet's.
-    blocks
-        How the head treats each tap; None for the file's own, or the rule.
+    outputs : sequence of str, optional
+        Tensors to tap, shallow to deep; by default those that the file names, or its outputs that
+        are maps.
+    preprocessing : Preprocessing, optional
+        Size, mean and standard deviation; by default the file's own, or ImageNet's.
+    blocks : sequence of BlockPreset, optional
+        How the head treats each tap; by default the file's own settings, or derived from the
+        shapes.
+
+    Returns
+    -------
+    OnnxBackbone
     """
     if weights is not None:
-        raise InputError(f"{spec} holds its weights: leave out weights={str(weights)!r}.")
+        raise InputError(f"{spec} contains its weights: omit weights={str(weights)!r}.")
     model, sha256 = read_graph(spec)
     source = image_input(model, spec)
     described = described_preset(model, spec)
@@ -141,8 +150,8 @@ def load(
     )
     if source.size not in (None, chosen.preprocessing.size):
         raise InputError(
-            f"{spec} takes images of {source.size} px, "
-            f"the preprocessing gives {chosen.preprocessing.size}."
+            f"{spec} requires images of {source.size} px, but the preprocessing has size "
+            f"{chosen.preprocessing.size}."
         )
     names = None if described is None or chosen.taps != described.taps else _part_names(model)
     if names is None:
@@ -157,8 +166,8 @@ def load(
     return backbone
 
 
-def _spatial_outputs(model: Any, source: Input, path: str) -> tuple[str, ...]:
-    """Take the outputs that are maps or tokens; a classifier has none."""
+def _spatial_outputs(model: Any, source: ImageInput, path: str) -> tuple[str, ...]:
+    """Return the outputs that are maps or tokens; a classifier has none."""
     size = source.size or Preprocessing().size
     found = [each for each in candidates(model, source, size) if each.is_output]
     maps = tuple(each.name for each in found if len(each.shape) > 1)
@@ -171,7 +180,7 @@ def _spatial_outputs(model: Any, source: Input, path: str) -> tuple[str, ...]:
 
 
 def _part_names(model: Any) -> list[tuple[str, ...]] | None:
-    """Names of the outputs of an exported file, block by block; None for other files."""
+    """Return the output names of an exported file, block by block; None for other files."""
     outputs = {each.name for each in model.graph.output}
     blocks = [
         tuple(part for part in (f"block{i}.map", f"block{i}.token") if part in outputs)
@@ -204,7 +213,7 @@ def _run(session: Any, names: list[str], feed: dict[str, Any], name: str) -> lis
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """Collect what onnxruntime raises for models it cannot use; they share no base class."""
+    """Return the exceptions of onnxruntime, which have no common base class."""
     states = need("onnxruntime.capi.onnxruntime_pybind11_state", EXTRA)
     names = ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NotImplemented")
     return tuple(getattr(states, name) for name in (*names, "RuntimeException"))
@@ -214,18 +223,12 @@ def _reason(error: Exception) -> str:
     return str(error).partition("\n")[0].rstrip(".")
 
 
-# ONNX files as data: read with limits, looked at, changed in memory.
-
-
-EXTRA = "onnx"
-METADATA_KEY = "mivhead"
-FORMAT = 1
-MAX_BYTES = 2 * 2**30  # what one ONNX file can hold
+# ONNX files as data: read with limits, inspected, changed in memory.
 
 
 @dataclass(frozen=True)
-class Input:
-    """The image input of a graph; None is any number."""
+class ImageInput:
+    """The image input of a graph; None means any number."""
 
     name: str
     batch: int | None
@@ -236,7 +239,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A tensor that can be tapped: its shape for one image, and the operation that makes it."""
+    """A tensor that can be tapped: its shape for one image, and the operation that computes it."""
 
     name: str
     shape: tuple[int, ...]
@@ -245,32 +248,32 @@ class Candidate:
 
 
 def read_graph(path: str | Path) -> tuple[Any, str]:
-    """Read an ONNX model and the SHA-256 of its file; nothing of it is run."""
+    """Read an ONNX model and the SHA-256 of its file, without running it."""
     onnx = need("onnx", EXTRA)
     damaged: type[Exception] = need("google.protobuf.message", EXTRA).DecodeError
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"There is no ONNX file {path}.")
+        raise InputError(f"The ONNX file {path} does not exist.")
     if path.stat().st_size > MAX_BYTES:
         raise InputError(f"{path} is larger than {MAX_BYTES:,} bytes, the limit of ONNX files.")
     content = path.read_bytes()
     try:
         model = onnx.load_model_from_string(content)
     except damaged:
-        raise InputError(f"{path} is not an ONNX file, or is damaged.") from None
+        raise InputError(f"{path} is not an ONNX file, or is corrupted.") from None
     if not model.graph.node:
         raise InputError(f"{path} is not an ONNX file, or has an empty graph.")
     for tensor in _tensors(model.graph):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             raise InputError(
-                f"{path} keeps weights in other files, which are not read, as a file from someone "
-                "else could name any file here: save the model as one file."
+                f"{path} stores weights in other files, which are not read, as an untrusted model "
+                "could name any file on this machine: save the model as a single file."
             )
     return model, hashlib.sha256(content).hexdigest()
 
 
 def _tensors(graph: Any) -> Iterator[Any]:
-    """Yield all constants of a graph and of the graphs in it."""
+    """Yield all constants of a graph and its subgraphs."""
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
@@ -282,14 +285,14 @@ def _tensors(graph: Any) -> Iterator[Any]:
                     yield from _tensors(inner)
 
 
-def image_input(model: Any, path: str | Path) -> Input:
+def image_input(model: Any, path: str | Path) -> ImageInput:
     """Find the one input that takes images."""
     onnx = need("onnx", EXTRA)
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs = [each for each in model.graph.input if each.name not in constants]
     found = ", ".join(f"{each.name} {_dims(each)}" for each in inputs) or "none"
     if len(inputs) != 1 or len(_dims(inputs[0])) != 4:
-        raise InputError(f"{path} must have one input, a batch of images; it has {found}.")
+        raise InputError(f"{path} must have exactly one input, a batch of images; found {found}.")
     (image,) = inputs
     batch, *sides = _dims(image)
     channels_last = sides[2] == 3 and sides[0] != 3
@@ -300,9 +303,9 @@ def image_input(model: Any, path: str | Path) -> Input:
     if kind not in floats or not has_colours or height != width:
         raise InputError(
             f"The input of {path} must be a float batch (n, 3, R, R) or (n, R, R, 3), "
-            f"it is {found} of type {onnx.TensorProto.DataType.Name(kind).lower()}."
+            f"got {found} of type {onnx.TensorProto.DataType.Name(kind).lower()}."
         )
-    return Input(image.name, batch, height, channels_last, kind == floats[1])
+    return ImageInput(image.name, batch, height, channels_last, kind == floats[1])
 
 
 def _dims(value: Any) -> tuple[int | None, ...]:
@@ -310,8 +313,8 @@ def _dims(value: Any) -> tuple[int | None, ...]:
     return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in shape.dim)
 
 
-def candidates(model: Any, source: Input, size: int) -> list[Candidate]:
-    """List the tensors that can be tapped, in the order of the graph, by inference of shapes."""
+def candidates(model: Any, source: ImageInput, size: int) -> list[Candidate]:
+    """List the tensors that can be tapped, in the order of the graph, using shape inference."""
     onnx = need("onnx", EXTRA)
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
@@ -332,7 +335,7 @@ def candidates(model: Any, source: Input, size: int) -> list[Candidate]:
 
 
 def _feature_shape(shape: Sequence[int | None]) -> tuple[int, ...] | None:
-    """Shape for one image of a vector, tokens or a square map; None for anything else."""
+    """Return the shape per image of a vector, tokens or a square map; None for anything else."""
     known = tuple(side for side in shape[1:] if side is not None and side > 1)
     if len(known) != len(shape) - 1 or len(known) not in (1, 2, 3) or shape[0] != 1:
         return None
@@ -342,40 +345,40 @@ def _feature_shape(shape: Sequence[int | None]) -> tuple[int, ...] | None:
 
 
 def add_outputs(model: Any, names: Sequence[str], path: str | Path) -> None:
-    """Make inner tensors outputs of the graph, in place."""
+    """Turn inner tensors into outputs of the graph, in place."""
     onnx = need("onnx", EXTRA)
     existing = {each.name for each in model.graph.output}
     inner = {name for node in model.graph.node for name in node.output}
     for name in names:
         if name not in existing | inner:
             raise InputError(
-                f"{path} has no tensor {name!r}: `miv backbones inspect {path}` lists them."
+                f"{path} has no tensor {name!r}: `miv backbones inspect {path}` lists all tensors."
             )
         if name not in existing:
             model.graph.output.append(onnx.ValueInfoProto(name=name))
 
 
 def described_preset(model: Any, path: str | Path) -> Preset | None:
-    """Read the preset that `describe` wrote; None for other files."""
-    texts = {each.key: each.value for each in model.metadata_props}
-    if METADATA_KEY not in texts:
+    """Read the preset that `describe` wrote into the metadata; None for other files."""
+    properties = {each.key: each.value for each in model.metadata_props}
+    if METADATA_KEY not in properties:
         return None
     try:
-        document = json.loads(texts[METADATA_KEY])
+        document = json.loads(properties[METADATA_KEY])
         if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise InputError("its format is not known; a newer mivhead may read it.")
+            raise InputError("its format is unknown; a newer mivhead may be able to read it.")
         return from_json(Preset, document.get("preset"), "preset")
     except ValueError as error:
-        raise InputError(f"{path} has a description that cannot be used: {error}") from error
+        raise InputError(f"{path} has invalid mivhead metadata: {error}") from error
 
 
 def describe(model: Any, preset: Preset, name: str, weights: str) -> None:
     """Write taps, preprocessing and origin into the model's metadata."""
     onnx = need("onnx", EXTRA)
     document = {"format": FORMAT, "preset": to_json(preset), "name": name, "weights": weights}
-    texts = {each.key: each.value for each in model.metadata_props}
-    texts[METADATA_KEY] = json.dumps(document)
-    onnx.helper.set_model_props(model, texts)
+    properties = {each.key: each.value for each in model.metadata_props}
+    properties[METADATA_KEY] = json.dumps(document)
+    onnx.helper.set_model_props(model, properties)
 
 
 def write_graph(model: Any, path: str | Path) -> None:
@@ -385,6 +388,6 @@ def write_graph(model: Any, path: str | Path) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             part = Path(folder, path.name)
             part.write_bytes(model.SerializeToString())
-            os.replace(part, path)  # noqa: PTH105  # the usual name for it
+            os.replace(part, path)  # noqa: PTH105  # as elsewhere
     except OSError as error:
         raise NotAvailableError(f"Cannot write {path}: {error}.") from error

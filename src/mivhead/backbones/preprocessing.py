@@ -13,21 +13,27 @@ from torch import Tensor
 from mivhead.errors import InputError
 from mivhead.preset import Preprocessing
 
-ImageLike: TypeAlias = "Image.Image | np.ndarray[Any, Any]"
+# What a backbone takes: `mivhead.images.decoding.load_image` turns files and bytes into it.
+DecodedImage: TypeAlias = "Image.Image | np.ndarray[Any, Any]"
 
 
-def preprocess(images: Sequence[ImageLike], preprocessing: Preprocessing) -> Tensor:
-    """Resize, scale and normalise images: `(n, 3, R, R)` float32 in channels-last memory.
+def preprocess(images: Sequence[DecodedImage], preprocessing: Preprocessing) -> Tensor:
+    """Resize, scale and normalise images.
 
-    The image is resized straight to R x R, bicubic, without a crop; one that has this size already
-    is taken as it is.
+    An image is resized directly to R x R, bicubic, without cropping; an image that already has
+    this size is used unchanged.
 
     Parameters
     ----------
-    images
-        PIL images, or uint8 arrays `(height, width, 3)` or `(height, width)`.
-    preprocessing
+    images : sequence of PIL images or uint8 arrays
+        Arrays have the shape `(height, width, 3)` or `(height, width)`.
+    preprocessing : Preprocessing
         Size, mean and standard deviation.
+
+    Returns
+    -------
+    Tensor
+        `(n, 3, R, R)`, float32, in channels-last memory.
 
     Examples
     --------
@@ -45,15 +51,15 @@ def preprocess(images: Sequence[ImageLike], preprocessing: Preprocessing) -> Ten
     return x.div_(255).sub_(mean).div_(std)
 
 
-def to_pixels(image: ImageLike, position: int, size: int) -> np.ndarray[Any, Any]:
-    """One image, called by its position in errors, as `(size, size, 3)` uint8."""
+def to_pixels(image: DecodedImage, position: int, size: int) -> np.ndarray[Any, Any]:
+    """Return an image as `(size, size, 3)` uint8; errors name it by its position."""
     return np.asarray(to_picture(image, position, size))
 
 
-def to_picture(image: ImageLike, position: int, size: int) -> Image.Image:
-    """One image, called by its position in errors, as an RGB picture of `size` x `size`."""
+def to_picture(image: DecodedImage, position: int, size: int) -> Image.Image:
+    """Return an image as an RGB picture of `size` x `size`; errors name it by its position."""
     if not isinstance(image, Image.Image):
-        image = _picture(image, position)
+        image = _from_array(image, position)
     if image.mode != "RGB":
         image = image.convert("RGB")
     if image.size != (size, size):
@@ -61,7 +67,7 @@ def to_picture(image: ImageLike, position: int, size: int) -> Image.Image:
     return image
 
 
-def _picture(array: Any, position: int) -> Image.Image:
+def _from_array(array: Any, position: int) -> Image.Image:
     if not isinstance(array, np.ndarray):
         raise InputError(
             f"Image {position} is a {type(array).__name__}, expected a PIL image or a uint8 array."

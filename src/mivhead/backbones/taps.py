@@ -1,4 +1,8 @@
-"""Tapping a PyTorch module: the outputs of named submodules from one forward pass."""
+"""Taps: outputs of named submodules from one forward pass, and how they become features.
+
+`Taps` collects the outputs, `read_output` turns each into the parts of a block (a map, a token or
+both) by its shape alone, and `join` makes `Features` of them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from mivhead.features import Features
 
 
 class _AllFound(Exception):  # noqa: N818  # control flow, not an error
-    """The deepest tap has been reached: the rest of the forward pass is not needed."""
+    """Raised when the deepest tap has been reached, to skip the rest of the forward pass."""
 
 
 class Taps:
@@ -26,12 +30,12 @@ class Taps:
 
     Parameters
     ----------
-    model
+    model : nn.Module
         Any module.
-    names
+    names : sequence of str
         Submodules, as in `model.named_modules()`, in the order in which they run.
-    dtype
-        The type of the copies; taken at once, so that later in-place layers cannot change them.
+    dtype : torch.dtype, default=torch.float32
+        The type of the copies, which later in-place layers cannot change.
 
     Examples
     --------
@@ -47,20 +51,22 @@ class Taps:
         self._model = model
         self._names = tuple(names)
         self._dtype = dtype
-        self._lock = Lock()  # hooks are the model's, one pass at a time; PyTorch is parallel inside
+        self._lock = Lock()  # hooks belong to the model, so one pass at a time
 
     def __call__(self, x: Tensor) -> list[Tensor]:
-        """Return the outputs of the taps for one batch, in the order of their names."""
+        """Return the outputs of the taps for one batch, in the order of `names`."""
         found: dict[str, Tensor] = {}
 
         def keep(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
             if isinstance(output, tuple) and output:
-                output = output[0]  # layers of transformers give their tokens first
+                output = output[0]  # layers of transformers return their tokens first
             if not isinstance(output, Tensor):
                 kind = type(output).__name__
-                raise InputError(f"The tap {name!r} gives a {kind}, not a tensor: tap another.")
+                raise InputError(
+                    f"The tap {name!r} returns a {kind}, not a tensor: tap another layer."
+                )
             found[name] = output.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
-            # An exported graph is cut behind its outputs anyway; an exception would break it.
+            # Exporting a graph drops the rest anyway, and cannot trace an exception.
             if len(found) == len(self._names) and not torch.compiler.is_compiling():
                 raise _AllFound
 
@@ -72,21 +78,20 @@ class Taps:
                 self._model(x)
         if tuple(found) != self._names:
             raise InputError(
-                "Taps must be named in the order in which they run, each once: "
-                f"asked were {', '.join(self._names)}, found {', '.join(found)}."
+                "Taps must be listed once each, in the order in which they run: requested "
+                f"{', '.join(self._names)}, found {', '.join(found)}."
             )
         return list(found.values())
 
 
 def check_taps(backbone: str, taps: Iterable[str], valid: Sequence[str]) -> None:
-    """Raise an error that names the first unknown tap and some near it."""
+    """Raise an error that names the first unknown tap and some similar ones."""
     for tap in taps:
         if tap not in valid:
             nearest = difflib.get_close_matches(tap, valid, n=3) or valid[-3:]
-            raise InputError(f"{backbone} has no tap {tap!r}; near it are {', '.join(nearest)}.")
-
-
-# From whatever shape a tapped layer gives to the parts of a block, by shape alone.
+            raise InputError(
+                f"{backbone} has no tap {tap!r}; similar names are {', '.join(nearest)}."
+            )
 
 
 Parts: TypeAlias = Mapping[str, Tensor]  # "map" (n, C, H, W) and/or "token" (n, C)
@@ -95,12 +100,12 @@ MAX_PREFIX = 5  # [CLS], or [CLS] and [DIST], or [CLS] and four registers
 
 
 def read_output(output: Tensor, tap: str) -> Parts:
-    """Read the output of a tapped layer.
+    """Turn the output of a tapped layer into the parts of a block.
 
     - `(n, C)` is a vector per image;
     - `(n, C, H, W)` and, as images are square, `(n, H, H, C)` are patch maps;
-    - `(n, tokens, C)` is a square grid of patches behind up to five prefix tokens, the first of
-      which is [CLS]; without such a grid the tokens are patches without neighbours.
+    - `(n, tokens, C)` is a square grid of patches after up to five prefix tokens, the first of
+      which is [CLS]; if there is no such grid, the tokens are patches without neighbours.
 
     Examples
     --------
@@ -116,7 +121,7 @@ def read_output(output: Tensor, tap: str) -> Parts:
         return _read_tokens(output)
     if output.ndim != 4:
         raise InputError(
-            f"The tap {tap!r} gives the shape {tuple(output.shape)}, expected (n, C), "
+            f"The tap {tap!r} returns the shape {tuple(output.shape)}, expected (n, C), "
             "(n, tokens, C) or (n, C, H, W): tap another layer."
         )
     _, first, second, third = output.shape
@@ -135,7 +140,7 @@ def _read_tokens(tokens: Tensor) -> Parts:
 
 
 def join(chunks: Sequence[Sequence[Parts]], dtype: torch.dtype) -> Features:
-    """Join the blocks of consecutive chunks of images, on the CPU, rounded to the storage type."""
+    """Concatenate the blocks of consecutive chunks of images, on the CPU, rounded to `dtype`."""
     blocks = [
         {
             part: torch.cat([chunk[part] for chunk in block]).to("cpu", dtype).contiguous()
@@ -149,7 +154,7 @@ def join(chunks: Sequence[Sequence[Parts]], dtype: torch.dtype) -> Features:
         rounded = {dtype, *(part.dtype for block in chunks[0] for part in block.values())}
         if torch.float16 in rounded and "infinity" in str(error):
             raise InputError(
-                f"{error} If the network itself is sound, its values are too large for float16: "
+                f"{error} If the network itself is correct, its values are too large for float16: "
                 'load it with dtype="float32".'
             ) from None
         raise

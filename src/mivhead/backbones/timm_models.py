@@ -1,8 +1,10 @@
-"""Any model of timm, and the backbones of the paper, which are timm's architectures too.
+"""Any model of timm, and the backbones of the paper, which use timm's architectures.
 
 Taps are the names in the model's `feature_info`, such as `layer4`, `stages.3` or `blocks.11`, read
 with `forward_intermediates`: CNNs give maps, ViTs give maps and [CLS] with the final norm applied
-to every block. Names of other submodules work as well; their outputs are taken as they are.
+to every block. Names of other submodules work as well; their outputs are used unchanged.
+
+From top to bottom: loading, taps, suggested presets, weights, and checkpoints of other projects.
 """
 
 from __future__ import annotations
@@ -23,15 +25,17 @@ from urllib.request import getproxies
 import torch
 from torch import Tensor, nn
 
+from mivhead._optional import need
 from mivhead.backbones.checkpoints import load_exactly, read_tensors, state_hash
 from mivhead.backbones.efficientnet_lite import fold_batchnorm
 from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, hooked, suggest_blocks
-from mivhead.backbones.paper import PAPER
+from mivhead.backbones.presets import PAPER
 from mivhead.backbones.taps import Parts, check_taps
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.preset import Preprocessing, Preset
 
-_NARROW = 384  # ViTs up to this width are tapped at four blocks, wider ones at two: the paper's
+RANDOM = "random"
+_NARROW = 384  # ViTs up to this width are tapped at four blocks, wider ones at two, as in the paper
 
 
 def load(
@@ -43,12 +47,13 @@ def load(
     dtype: torch.dtype,
 ) -> ModuleBackbone:
     """Load a model of timm or of the paper; see `mivhead.backbones.load_backbone`."""
+    need("timm", "timm")
     known = PAPER.get(spec)
     if known is not None:
         preset = preset or known.preset
     model = build(spec, weights, preset.preprocessing.size if preset else None)
     sha256 = state_hash(model)
-    quick = _quicken(model.eval())
+    folded = _fold(model.eval())
     freeze(model, device)
     normed = known is None or known.normed
     if preset is None:
@@ -62,7 +67,7 @@ def load(
         device=device,
         dtype=dtype,
         tapping=partial(_tapped, normed=normed),
-        rebuild=partial(_rebuild, spec, weights, preset, sha256) if quick else None,
+        rebuild=partial(_rebuild, spec, weights, preset, sha256) if folded else None,
     )
 
 
@@ -74,8 +79,8 @@ def _rebuild(spec: str, weights: str | Path | None, preset: Preset, sha256: str)
     return model
 
 
-def _quicken(model: nn.Module) -> bool:
-    """Fold BatchNorms where they follow their convolutions; return whether anything was done."""
+def _fold(model: nn.Module) -> bool:
+    """Fold BatchNorms where they follow their convolutions; return whether any were folded."""
     from timm.models.regnet import RegNet
     from timm.models.resnet import ResNet
 
@@ -86,7 +91,7 @@ def _quicken(model: nn.Module) -> bool:
 
 
 def feature_names(model: nn.Module) -> list[str]:
-    """Names of the model's stages or blocks, in the order of `forward_intermediates`."""
+    """Return the names of the stages or blocks, in the order of `forward_intermediates`."""
     return [str(info["module"]) for info in _feature_info(model)]
 
 
@@ -102,15 +107,15 @@ def _tapped(model: nn.Module, taps: Sequence[str], dtype: torch.dtype, *, normed
 
 
 class Intermediates(nn.Module):
-    """Runs a model up to the deepest of some stages and gives their parts.
+    """Runs a model up to the deepest of the given stages and returns their parts.
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A model with `forward_intermediates`.
-    indices
+    indices : list of int
         Positions of the stages.
-    normed
+    normed : bool, default=True
         Whether the final norm is applied to every block of a ViT, or to none.
     """
 
@@ -129,7 +134,7 @@ class Intermediates(nn.Module):
             self._settings["return_prefix_tokens"] = True
 
     def forward(self, x: Tensor) -> list[Parts]:
-        """Give the parts of every stage for a batch `(n, 3, R, R)`."""
+        """Return the parts of every stage for a batch `(n, 3, R, R)`."""
         outputs = self._forward(x, **self._settings)
         return [_parts(*out) if isinstance(out, tuple) else {"map": out} for out in outputs]
 
@@ -141,16 +146,16 @@ def _parts(patches: Tensor, prefix: Tensor) -> Parts:
 
 
 def has_tokens(model: nn.Module) -> bool:
-    """Whether the model is a ViT: blocks of one size, perhaps with prefix tokens."""
+    """Return whether the model is a ViT: blocks of one size, possibly with prefix tokens."""
     forward: Any = getattr(model, "forward_intermediates", None)
     return forward is not None and "return_prefix_tokens" in inspect.signature(forward).parameters
 
 
 def default_taps(model: nn.Module, name: str) -> tuple[str, ...]:
-    """Name what to tap in a model that the paper does not name, by the paper's habits."""
+    """Choose the taps of a model that is not in the paper, following the paper's choices."""
     names = feature_names(model)
     if not names:
-        raise InputError(f"{name} does not say what can be tapped: give a preset with taps.")
+        raise InputError(f"{name} does not list its stages: give a preset with taps.")
     if _is_swin(model):  # the last stage after patch merging, and after the final norm
         return (f"{names[-1]}.downsample", "norm")
     if has_tokens(model) and int(_feature_info(model)[-1]["num_chs"]) <= _NARROW:
@@ -166,7 +171,7 @@ def _is_swin(model: nn.Module) -> bool:
 
 
 def _suggest(spec: str, model: nn.Module, device: torch.device, dtype: torch.dtype) -> Preset:
-    """Derive a preset for a model that the paper does not name."""
+    """Derive a preset for a model that is not in the paper."""
     config: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]  # timm's own
     preprocessing = Preprocessing(
         int(config["input_size"][1]), tuple(config["mean"]), tuple(config["std"])
@@ -179,23 +184,21 @@ def _suggest(spec: str, model: nn.Module, device: torch.device, dtype: torch.dty
     return Preset(taps, blocks, preprocessing)
 
 
-# timm's architectures with weights: pretrained, from a checkpoint, or random where asked for.
-
-
-RANDOM = "random"
-
-
 def build(spec: str, weights: str | Path | None, size: int | None = None) -> nn.Module:
     """Build a network without its classifier.
 
     Parameters
     ----------
-    spec
-        `timm:NAME`, or a name of the paper.
-    weights
-        None for the pretrained ones, a checkpoint, or `"random"`.
-    size
-        Side of its input; None for the usual one.
+    spec : str
+        `timm:NAME`, or the name of a backbone of the paper.
+    weights : str, Path or None
+        None for the pretrained weights, a checkpoint, or `"random"`.
+    size : int, optional
+        Side of its input; by default the model's own.
+
+    Returns
+    -------
+    nn.Module
     """
     known = PAPER.get(spec)
     name = known.model if known else spec.removeprefix("timm:")
@@ -211,7 +214,7 @@ def build(spec: str, weights: str | Path | None, size: int | None = None) -> nn.
 
 
 def _settings(name: str, size: int | None) -> dict[str, Any]:
-    """Check the name; say how to build the model for another input size than its own."""
+    """Check the name; return the options for an input size that is not the model's own."""
     import timm
 
     architecture = name.partition(".")[0]
@@ -232,12 +235,12 @@ def _settings(name: str, size: int | None) -> dict[str, Any]:
 
 
 def _pretrained(spec: str, name: str, settings: dict[str, Any]) -> nn.Module:
-    """Build the model with the weights that are in timm's cache or can be had from its hub."""
+    """Build the model with weights from timm's cache or its hub."""
     import timm
 
     known = PAPER.get(spec)
     if known is not None and not known.on_hub:
-        raise _missing(spec, "they are in no hub that is looked in")
+        raise _missing(spec, "they are not on timm's hub")
     cached = _cached(name)
     if cached is None and not _hub_resolves():
         raise _missing(spec, f"not in {_cache_folder()}, and the hub cannot be reached")
@@ -263,7 +266,7 @@ def _missing(spec: str, reason: str) -> NotAvailableError:
 
 
 def _cached(name: str) -> str | None:
-    """Find the weights in the hub's cache, so that nothing is asked over the network."""
+    """Find the weights in the hub's cache, which needs no network."""
     import timm
     from huggingface_hub import try_to_load_from_cache
 
@@ -281,11 +284,11 @@ def _cache_folder() -> str:
 
 
 def _hub_resolves() -> bool:
-    """Tell at once what the hub's client finds out in half a minute of retries."""
+    """Check at once what the hub's client finds out after half a minute of retries."""
     from huggingface_hub.constants import ENDPOINT
 
     if getproxies():
-        return True  # names are resolved elsewhere
+        return True  # the proxy resolves names
     try:
         socket.getaddrinfo(urlsplit(ENDPOINT).hostname, 443)
     except OSError:
@@ -294,7 +297,7 @@ def _hub_resolves() -> bool:
 
 
 def _untrained(name: str, settings: dict[str, Any]) -> nn.Module:
-    """Build the model with the same random weights every time."""
+    """Build the model with reproducible random weights."""
     import timm
 
     with torch.random.fork_rng(devices=[]):
@@ -304,18 +307,16 @@ def _untrained(name: str, settings: dict[str, Any]) -> nn.Module:
 
 
 def _change_stem(model: nn.Module) -> None:
-    """Give a ResNet the stem of SDL-ResNet-18: 5x5, no pooling (84 px become 41, 21, 11, 6)."""
+    """Replace the stem by that of SDL-ResNet-18: 5x5, no pooling (84 px give 41, 21, 11, 6)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model.conv1 = nn.Conv2d(3, 64, kernel_size=5, stride=2, padding=1, bias=False)
     model.maxpool = nn.Identity()
 
 
-# Checkpoints of other projects, in the names that timm's architectures have.
-#
-# torchvision's ResNets, DINO and DeiT use timm's names already. Original Swin checkpoints
-# (SimMIM's) are renamed by timm's own converter, CLIP's of the Hugging Face hub here.
-
+# Checkpoints of other projects. torchvision's ResNets, DINO and DeiT already use timm's names, timm
+# itself converts original Swin checkpoints (SimMIM's), and CLIP of the Hugging Face hub is renamed
+# here, as timm converts only OpenAI's and OpenCLIP's files.
 
 _CLIP = "vision_model."
 _CLIP_NAMES = {
@@ -330,7 +331,7 @@ _CLIP_NAMES = {
 
 
 def to_timm(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Rename the tensors of a checkpoint for a model of timm, and leave its classifier out."""
+    """Rename the tensors of a checkpoint for a model of timm, and drop its classifier."""
     if f"{_CLIP}embeddings.class_embedding" in tensors:
         return _clip(tensors)
     renamed = _without_classifier(tensors, model)
@@ -342,7 +343,7 @@ def to_timm(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor
 
 
 def _without_classifier(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Leave out what belongs to the classifier, which the model does not have."""
+    """Drop the tensors of the classifier, which the model does not have."""
     config: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]  # timm's own
     named = config.get("classifier") or ()
     heads = ((named,) if isinstance(named, str) else tuple(named)) + ("fc", "head", "cls_fn")
@@ -355,9 +356,9 @@ def _without_classifier(tensors: Mapping[str, Tensor], model: nn.Module) -> dict
 
 
 def _clip(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the vision tower of transformers' CLIP; query, key and value become one layer."""
+    """Rename the vision tower of transformers' CLIP; merge query, key and value into one layer."""
     tower = {k.removeprefix(_CLIP): v for k, v in tensors.items() if k.startswith(_CLIP)}
-    tower.pop("embeddings.position_ids", None)  # a plain count
+    tower.pop("embeddings.position_ids", None)  # 0, 1, 2, ...
     renamed = {
         "cls_token": tower.pop("embeddings.class_embedding").reshape(1, 1, -1),  # (1, 1, C)
         "pos_embed": tower.pop("embeddings.position_embedding.weight").unsqueeze(0),  # (1, P, C)

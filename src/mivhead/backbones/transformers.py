@@ -1,10 +1,11 @@
 """Vision towers of transformers: CLIP, SigLIP, ViT and DINOv2, from a folder or the hub.
 
-Taps are named `blocks.0`, `blocks.1`, ... after the layers, whatever the library calls them. A
-block's map are its patches, its token is [CLS]; registers are left out, and SigLIP has no [CLS].
-The model's final norm is applied to every block, but not for CLIP, which has it for [CLS] alone.
+Taps are named `blocks.0`, `blocks.1`, ... after the layers, whatever the library calls them. The
+map of a block holds its patches, the token is [CLS]; registers are dropped, and SigLIP has no
+[CLS]. The model's final norm is applied to every block, except for CLIP, whose norm is for [CLS]
+only.
 
-Only safetensors are read and no code of a folder or the hub is run.
+Only safetensors files are read, and no code from a folder or the hub is run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from mivhead._optional import need
 from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, suggest_blocks
-from mivhead.backbones.paper import PAPER
+from mivhead.backbones.presets import PAPER
 from mivhead.backbones.taps import Parts, Taps, check_taps
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.preset import Preprocessing, Preset
@@ -32,17 +33,17 @@ from mivhead.preset import Preprocessing, Preset
 SCHEME = "hf:"
 _FILES = ["config.json", "preprocessor_config.json", "processor_config.json"]
 _WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]
-# What changes the features and shows in no tensor; other settings decide on names and shapes.
+# Settings that change the features but no tensor; all others determine names and shapes.
 _SETTINGS = ("hidden_act", "layer_norm_eps", "num_attention_heads")
-_NARROW = 384  # towers up to this width are tapped at four blocks, wider ones at two: the paper's
+_NARROW = 384  # towers up to this width are tapped at four blocks, wider at two, as in the paper
 
 
 @dataclass(frozen=True)
 class _Family:
-    """What the towers of one kind have in common."""
+    """What all towers of one kind have in common."""
 
     model: str  # the class in transformers
-    norm: str | None  # the final norm, if it is meant for patches too
+    norm: str | None  # the final norm, if it applies to patches too
     token: bool = True  # whether [CLS] is the first token
 
 
@@ -64,11 +65,11 @@ class Tower(nn.Module):
 
     Parameters
     ----------
-    model
-        A model of transformers.
-    family
+    model : transformers.PreTrainedModel
+        The model.
+    family : _Family
         Its kind.
-    size
+    size : int
         Side of its input.
     """
 
@@ -84,7 +85,7 @@ class Tower(nn.Module):
         self._side = size // config.patch_size
         self._prefix = int(family.token) + getattr(config, "num_register_tokens", 0)
         self._token = family.token
-        # DINOv2 interpolates its positions by itself, and takes no such argument.
+        # DINOv2 always interpolates its position embeddings, and has no such argument.
         resized = size != config.image_size and not family.model.startswith("Dino")
         self._settings = {"interpolate_pos_encoding": True} if resized else {}
         modules = dict(self.named_modules())
@@ -100,7 +101,7 @@ class Tower(nn.Module):
         return self.model(pixel_values=x, **self._settings)
 
     def tap(self, taps: Sequence[str]) -> Tapped:
-        """Tap some of `names`."""
+        """Return a function that taps some of `names`."""
         layers = [f"{self._layers}.{tap.removeprefix('blocks.')}" for tap in taps]
         outputs = Taps(self, layers)
         return lambda x: [self._parts(tokens) for tokens in outputs(x)]
@@ -120,16 +121,16 @@ def load(
     device: torch.device,
     dtype: torch.dtype,
 ) -> ModuleBackbone:
-    """Load the tower of a folder or of the hub; see `mivhead.backbones.load_backbone`."""
+    """Load a tower from a folder or the hub; see `mivhead.backbones.load_backbone`."""
     if weights is not None:
-        raise InputError(f"The weights of {spec} are in its folder: give none.")
+        raise InputError(f"{spec} has its own weights: omit weights.")
     transformers = need("transformers", "transformers")
     folder = _find_folder(spec.removeprefix(SCHEME))
     config = _read_json(folder / "config.json")
     family = _FAMILIES.get(str(config.get("model_type")))
     if family is None:
         raise InputError(
-            f"{spec} is of the kind {config.get('model_type')!r}; towers are read of the kinds "
+            f"{spec} has the model type {config.get('model_type')!r}; supported are "
             f"{', '.join(_FAMILIES)}."
         )
     files = _weight_files(folder)
@@ -151,21 +152,21 @@ def _tapped(tower: nn.Module, taps: Sequence[str], _dtype: torch.dtype) -> Tappe
 
 
 def _find_folder(name: str) -> Path:
-    """Find the folder, or the files of a model of the hub in its cache, fetched if needed."""
+    """Return the folder, or the hub's cache folder of a model, downloaded if needed."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
-        raise InputError(f"There is no folder {name}, nor can a model of the hub be called so.")
+        raise InputError(f"{name} is neither a folder nor a valid name of a model on the hub.")
     hub = need("huggingface_hub", "transformers")
     try:
         return Path(hub.snapshot_download(name, allow_patterns=_FILES + _WEIGHTS))
-    # The hub's library passes errors of several network libraries through.
+    # The hub's library passes on errors of several network libraries.
     except Exception as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         raise NotAvailableError(
-            f"{name} is no folder here, and the hub did not give it ({reason}): download it on "
-            f"another machine and give its folder, as in {SCHEME}FOLDER."
+            f"{name} is not a folder, and it could not be downloaded from the hub ({reason}): "
+            f"download it on another machine and give its folder as {SCHEME}FOLDER."
         ) from error
 
 
@@ -177,7 +178,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as JSON.") from error
     if not isinstance(document, dict):
-        raise InputError(f"{path} holds no JSON object.")
+        raise InputError(f"{path} does not contain a JSON object.")
     return document
 
 
@@ -187,18 +188,18 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         raise NotAvailableError(
-            f"{folder} has no model.safetensors; weights in other formats, which may hold code, "
-            "are not read: save the model again with `save_pretrained`."
+            f"{folder} has no model.safetensors; other formats, which may contain code, are not "
+            "read: save the model again with `save_pretrained`."
         )
     parts = _read_json(index).get("weight_map")
     names = sorted({str(name) for name in parts.values()}) if isinstance(parts, dict) else []
     if not names or not all(Path(n).name == n and (folder / n).is_file() for n in names):
-        raise NotAvailableError(f"{folder} lacks some of the files that {index.name} lists.")
+        raise NotAvailableError(f"{folder} lacks files that {index.name} lists: download it again.")
     return [folder / name for name in names]
 
 
 def _hash(files: list[Path], config: Any) -> str:
-    """SHA-256 of the settings that matter and of the hash of every file."""
+    """Return the SHA-256 of the relevant settings and of the hash of every file."""
     digest = hashlib.sha256(json.dumps([getattr(config, name) for name in _SETTINGS]).encode())
     for path in files:
         with path.open("rb") as file:
@@ -207,7 +208,7 @@ def _hash(files: list[Path], config: Any) -> str:
 
 
 def _read_preprocessing(folder: Path) -> Preprocessing:
-    """Size, mean and std as the model was trained with; the resize is ours: straight, no crop."""
+    """Read size, mean and std; images are resized without a crop, as for all backbones."""
     if (path := folder / "preprocessor_config.json").is_file():
         config = _read_json(path)
     else:
@@ -226,10 +227,10 @@ def _read_preprocessing(folder: Path) -> Preprocessing:
         if abs(float(scale) - 1 / 255) < 1e-6 and type(size) is int and size > 0:
             return Preprocessing(size, _three(mean), _three(std))
     except (TypeError, ValueError):
-        pass  # said below
+        pass  # reported below
     raise InputError(
-        f"{folder} does not say in preprocessor_config.json how images are prepared (one size, "
-        "image_mean, image_std, pixels from 0 to 1): give a preset."
+        f"The preprocessor_config.json of {folder} lacks usable settings (one size, image_mean, "
+        "image_std, pixels from 0 to 1): give a preset."
     )
 
 
@@ -246,26 +247,26 @@ def _read_model(transformers: Any, family: _Family, folder: Path) -> Any:
                 folder,
                 local_files_only=True,
                 use_safetensors=True,
-                dtype=torch.float32,  # whatever the folder says: results do not depend on it
-                attn_implementation="sdpa",  # a folder may name one to be fetched from the hub
+                dtype=torch.float32,  # whatever the folder's settings are
+                attn_implementation="sdpa",  # a folder could name one to be downloaded from the hub
                 output_loading_info=True,
                 **settings,
             )
-    # What the library raises for configurations and tensors that do not fit.
+    # What the library raises for inconsistent configurations and tensors.
     except (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         raise InputError(f"{folder} cannot be loaded as {family.model}: {reason}.") from error
     if missing := sorted(report["missing_keys"]):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise InputError(
-            f"{folder} is no complete {family.model}: it lacks {', '.join(missing[:3])}{more}."
+            f"{folder} is not a complete {family.model}: it lacks {', '.join(missing[:3])}{more}."
         )
     return model
 
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Keep the library's bars and tables (of tensors that are rightly left out) off the screen."""
+    """Hide the library's progress bars, and its report on tensors that are dropped on purpose."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -279,7 +280,7 @@ def _quiet(transformers: Any) -> Iterator[None]:
 
 
 def _suggest(tower: Tower, preprocessing: Preprocessing, device: torch.device) -> Preset:
-    """Take the paper's settings for CLIP ViT-L/14, derive others by the rule."""
+    """Use the paper's settings for CLIP ViT-L/14; derive those of other towers."""
     config = tower.model.config
     shape = (config.hidden_size, config.num_hidden_layers, config.patch_size, preprocessing.size)
     if type(tower.model).__name__ == _CLIP.model and shape == (1024, 24, 14, 224):

@@ -1,12 +1,12 @@
-"""What travels between `mivhead.service` and a client: the small protocol, version 1.
+"""The protocol between a backbone server (`mivhead.service`) and its clients, version 1.
 
-- `GET /v1/backbone`: a JSON object, `Description`.
-- `POST /v1/features` with `{"images": ["...", ...]}`, each the base64 of an image file: the
+- `GET /v1/backbone` returns a JSON object, `ServerInfo`.
+- `POST /v1/features` with `{"images": ["...", ...]}`, each the base64 of an image file, returns the
   features as safetensors, tensors named `block{i}.map` (n, C, H, W) and `block{i}.token` (n, C).
-  NumPy's npz is an alternative for whoever prefers it, in requests by the header `Accept`.
-- Errors have a status from 400 up and a JSON object `{"error": "one sentence"}`.
+  A client that sends `Accept: application/x-npz` receives NumPy's npz instead.
+- Errors have a status of at least 400 and a JSON object `{"error": "one sentence"}`.
 
-Neither format can carry code: safetensors has none, and npz is read without pickles.
+Neither format can carry code: safetensors holds raw tensors, and npz is read without pickle.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ BACKBONE_PATH = "/v1/backbone"
 FEATURES_PATH = "/v1/features"
 SAFETENSORS = "application/x-safetensors"
 NPZ = "application/x-npz"
-IDENTITY_HEADER = "Miv-Backbone"  # the identity's key, in every answer with features
+IDENTITY_HEADER = "Miv-Backbone"  # the identity's key, in every response with features
 
 
 @dataclass(frozen=True)
-class Description:
-    """What a server says of itself.
+class ServerInfo:
+    """What a server reports about itself.
 
     Parameters
     ----------
-    protocol
+    protocol : int
         Version of the protocol.
-    identity, preset
+    identity, preset : Identity, Preset
         Those of the backbone.
-    max_images, max_bytes
-        The most that one request may hold.
+    max_images, max_bytes : int
+        Limits per request.
     """
 
     protocol: int
@@ -62,19 +62,20 @@ class Description:
 
 
 def encode_image(pixels: np.ndarray[Any, Any]) -> str:
-    """Base64 of an image as PNG, which loses nothing.
+    """Return the base64 of an image as PNG, which is lossless.
 
     >>> import numpy as np
     >>> encode_image(np.zeros((1, 1, 3), np.uint8))[:8]
     'iVBORw0K'
     """
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", compress_level=1)  # photos shrink little: be quick
+    # Photos compress little, so speed matters more.
+    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
     return base64.b64encode(file.getvalue()).decode()
 
 
 def encode_features(features: Features, kind: str = SAFETENSORS) -> bytes:
-    """Features as the body of an answer, safetensors or npz."""
+    """Encode features as the body of a response, safetensors or npz."""
     tensors = {name: t.cpu().contiguous() for name, t in features.tensors.items()}
     if kind == SAFETENSORS:
         return safetensors.save(tensors)
@@ -84,7 +85,7 @@ def encode_features(features: Features, kind: str = SAFETENSORS) -> bytes:
 
 
 def decode_features(body: bytes, kind: str, dtype: torch.dtype, max_bytes: int) -> Features:
-    """Features of the body of an answer, rounded to `dtype`; runs no code from it.
+    """Decode features from the body of a response and round them to `dtype`; runs no code.
 
     >>> import numpy as np, torch
     >>> sent = Features(np.ones((2, 3), np.float16))
@@ -92,12 +93,12 @@ def decode_features(body: bytes, kind: str, dtype: torch.dtype, max_bytes: int) 
     True
     """
     if kind not in (SAFETENSORS, NPZ):
-        raise InputError(f"the answer is of type {kind or 'unknown'!r}, expected {SAFETENSORS}.")
+        raise InputError(f"the response is of type {kind or 'unknown'!r}, expected {SAFETENSORS}.")
     try:
         tensors = safetensors.load(body) if kind == SAFETENSORS else _read_npz(body, max_bytes)
-    # What the readers of damaged or forged bytes raise.
+    # What the readers raise for corrupted or forged bytes.
     except (SafetensorError, ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise InputError(f"the answer is no readable {kind} ({error}).") from error
+        raise InputError(f"the response is not readable {kind} ({error}).") from error
     floats = {k: t.to(dtype) if t.is_floating_point() else t for k, t in tensors.items()}
     return Features.from_tensors(floats)
 
@@ -105,18 +106,18 @@ def decode_features(body: bytes, kind: str, dtype: torch.dtype, max_bytes: int) 
 def _read_npz(body: bytes, max_bytes: int) -> Mapping[str, Tensor]:
     with zipfile.ZipFile(io.BytesIO(body)) as archive:
         if sum(entry.file_size for entry in archive.infolist()) > max_bytes:
-            raise InputError(f"the answer unpacks to more than {max_bytes:,} bytes.")
+            raise InputError(f"the response unpacks to more than {max_bytes:,} bytes.")
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
         return {name: torch.from_numpy(arrays[name]) for name in arrays}
 
 
 @contextmanager
-def blame(shown: str) -> Iterator[None]:
-    """Name the service in errors about what it returned."""
+def naming(service: str) -> Iterator[None]:
+    """Name the service in errors about its response."""
     try:
         yield
     except InputError as error:
-        raise InputError(f"{shown} returned what cannot be used: {error}") from error
+        raise InputError(f"{service} returned an unusable response: {error}") from error
 
 
 def parse_json(body: bytes) -> Any:
@@ -124,4 +125,4 @@ def parse_json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise InputError("it is not JSON.") from error
+        raise InputError("the body is not JSON.") from error

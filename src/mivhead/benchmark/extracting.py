@@ -13,7 +13,7 @@ from pathlib import Path
 from PIL import Image
 
 from mivhead.backbones.base import Backbone, extract_all
-from mivhead.backbones.preprocessing import ImageLike
+from mivhead.backbones.preprocessing import DecodedImage
 from mivhead.benchmark.bank import Bank, write_segment
 from mivhead.benchmark.plan import Picture, PictureKeys, view_seed
 from mivhead.benchmark.source import Source
@@ -70,7 +70,7 @@ class _Timed:
         """Load what is loaded with the first image."""
         grey_features(self._backbone)
 
-    def extract(self, images: Sequence[ImageLike]) -> Features:
+    def extract(self, images: Sequence[DecodedImage]) -> Features:
         """Features of one batch."""
         start = time.perf_counter()
         features = self._backbone.extract(images)

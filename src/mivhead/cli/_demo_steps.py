@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from mivhead._optional import need
 from mivhead._progress import progress_bar
 from mivhead.classifier import MIVClassifier
 from mivhead.cli.demo import Scale
@@ -411,6 +412,7 @@ class Page:
     """A figure whose parts are placed in inches from its upper left corner."""
 
     def __init__(self, height: float) -> None:
+        need("matplotlib", "plot")
         from matplotlib.figure import Figure
 
         self.height = height

@@ -75,8 +75,7 @@ def _names() -> list[str]:
 
 
 def _facts(name: str) -> dict[str, Any]:
-    from mivhead.backbones.paper import PAPER
-    from mivhead.backbones.presets import PRESETS
+    from mivhead.backbones.presets import PAPER, PRESETS
 
     known = PAPER.get(name)
     preset = known.preset if known else PRESETS[name]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mivhead._optional import need
 from mivhead.cli import options
 from mivhead.cli.output import check_folder, seconds
 from mivhead.errors import InputError
@@ -76,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     _make_folder(folder)
     started = time.perf_counter()
     options.prepare(args)
+    need("matplotlib", "plot")  # before the work, not after it
     from mivhead.cli._demo_steps import Demo
 
     demo = Demo(folder, scale, args.seed, args.device, args.quiet)

@@ -184,8 +184,7 @@ def _train(
     classifier: FewShotClassifier, shots: FeatureTable, args: argparse.Namespace
 ) -> tuple[FewShotClassifier | FeatureClassifier, FeatureClassifier]:
     """Train; return what is saved, and the part of it that works on features."""
-    from mivhead.backbones.base import Identity
-    from mivhead.backbones.named import named_by_file
+    from mivhead.backbones.base import Identity, named_by_file
 
     if shots.backbone is not None:
         if args.backbone is None:

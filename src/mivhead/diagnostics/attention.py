@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from mivhead._optional import need
 from mivhead.classifier import MIVClassifier
 from mivhead.diagnostics.pictures import overlay, save_figure, square
 from mivhead.errors import InputError
@@ -117,6 +118,7 @@ def draw_attention(
     pictures
         The shots, in the order of the support; None: bars are drawn instead.
     """
+    need("matplotlib", "plot")
     from matplotlib.figure import Figure
 
     shown = classes[:MAX_CLASSES]

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
+from mivhead._optional import need
 from mivhead.errors import InputError, NotAvailableError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ DOTS_PER_INCH = 150
 
 
 def check_format(path: str | Path) -> None:
-    """Raise an error if a picture cannot be written under such a name.
+    """Raise an error if a picture cannot be drawn, or not be written under such a name.
 
     >>> check_format("confusion.gif")
     Traceback (most recent call last):
@@ -36,6 +37,7 @@ def check_format(path: str | Path) -> None:
         raise InputError(
             f"A picture's name ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {path}."
         )
+    need("matplotlib", "plot")
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
@@ -122,6 +124,7 @@ def draw_confusion(
     title
         By default the accuracy.
     """
+    need("matplotlib", "plot")
     from matplotlib.figure import Figure
 
     counts = np.asarray(matrix)

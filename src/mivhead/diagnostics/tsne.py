@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mivhead._optional import need
 from mivhead.classifier import MIVClassifier
 from mivhead.diagnostics.pictures import save_figure
 from mivhead.errors import InputError
@@ -204,6 +205,7 @@ def draw_tsne(
     seed
         Of t-SNE.
     """
+    need("matplotlib", "plot")
     from matplotlib.figure import Figure
 
     colours = _colours(len(names))

@@ -1,1 +1,1 @@
-"""Backbones and models in formats that need no PyTorch."""
+"""Export to formats that run without PyTorch."""

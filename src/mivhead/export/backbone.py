@@ -1,4 +1,4 @@
-"""Writing backbones as ONNX files that need no options to be loaded."""
+"""Export backbones as ONNX files, which are loaded without further options or PyTorch."""
 
 from __future__ import annotations
 
@@ -30,37 +30,38 @@ def export_onnx(
     weights: str | Path | None = None,
     preset: Preset | None = None,
 ) -> float:
-    """Write a PyTorch backbone as an ONNX file with its taps as outputs.
+    """Export a PyTorch backbone to an ONNX file with its taps as outputs.
 
-    Preprocessing, preset and the hash of the weights go into the file's metadata, so that
-    `load_backbone(path)` needs no options. The number of images per batch is free.
+    The preprocessing, the preset and the hash of the weights are stored in the metadata, so that
+    `load_backbone(path)` needs no options. The batch size is dynamic.
 
     Parameters
     ----------
     spec, weights, preset
         As for `mivhead.backbones.load_backbone`.
-    path
+    path : str or Path
         The file to write.
 
     Returns
     -------
-    The largest difference between the features of both on random images, relative to the largest
-    feature (or to 1, if that is less).
+    float
+        The largest difference between the features of the two on random images, relative to the
+        largest feature (or to 1, if that is larger).
     """
-    for package in ("onnx", "onnxscript", "onnxruntime"):  # before the work, not after it
+    for package in ("onnx", "onnxscript", "onnxruntime"):  # fail before the work, not after it
         need(package, EXTRA)
     backbone = load_backbone(spec, weights=weights, preset=preset, device="cpu", dtype="float32")
     if isinstance(backbone, LazyBackbone):
         backbone = backbone.loaded()
     if not isinstance(backbone, ModuleBackbone):
-        raise InputError(f"{spec} is not a PyTorch model, so it cannot be exported.")
+        raise InputError(f"{spec} is not a PyTorch model: only PyTorch models can be exported.")
     size = backbone.preset.preprocessing.size
     x = torch.zeros(2, 3, size, size)
     network = _Flat(backbone)
     with torch.no_grad():
         names = [f"block{i}.{part}" for i, parts in enumerate(backbone.run(x)) for part in parts]
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter about itself
+        warnings.simplefilter("ignore")  # the exporter's own deprecations
         file = Path(folder, "model.onnx")
         torch.onnx.export(
             network,
@@ -87,18 +88,23 @@ def tap_onnx(
     *,
     preprocessing: Preprocessing | None = None,
 ) -> Backbone:
-    """Write a copy of an ONNX file that names its taps and preprocessing itself.
+    """Copy an ONNX file, storing taps and preprocessing in the copy.
 
     Parameters
     ----------
-    source
+    source : str or Path
         Any ONNX image model.
-    path
+    path : str or Path
         The file to write.
-    outputs
-        Tensors to tap, shallow to deep, as `miv backbones inspect` lists them.
-    preprocessing
-        Size, mean and standard deviation; None for the file's own, or ImageNet's.
+    outputs : sequence of str
+        Tensors to tap, shallow to deep, as listed by `miv backbones inspect`.
+    preprocessing : Preprocessing, optional
+        Size, mean and standard deviation; by default the file's own, or ImageNet's.
+
+    Returns
+    -------
+    Backbone
+        The copy, loaded.
     """
     backbone = load_backbone(source, outputs=outputs, preprocessing=preprocessing, device="cpu")
     model, _ = read_graph(source)
@@ -109,7 +115,7 @@ def tap_onnx(
 
 
 class _Flat(nn.Module):
-    """The parts of all blocks one after the other."""
+    """Returns the parts of all blocks as one flat tuple, as an ONNX graph needs them."""
 
     def __init__(self, backbone: ModuleBackbone) -> None:
         super().__init__()
@@ -117,7 +123,7 @@ class _Flat(nn.Module):
         self._run = backbone.run
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Give every part for a batch `(n, 3, R, R)`."""
+        """Return every part for a batch `(n, 3, R, R)`."""
         return tuple(part for parts in self._run(images) for part in parts.values())
 
 

@@ -1,1 +1,1 @@
-"""Images: safe decoding, folders, zips and tables as an `ImageSet`, augmentation."""
+"""Images: safe decoding; folders, zips and tables as an `ImageSet`; augmentation."""

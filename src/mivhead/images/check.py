@@ -1,4 +1,4 @@
-"""Look at every image of a set: what is there, what cannot be read, what is there twice."""
+"""Check a set of labelled images: sizes, unreadable files, duplicates, contradicting labels."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from mivhead.images.imageset import ImageSet, ImageSource, Skipped
 
 @dataclass(frozen=True)
 class Duplicate:
-    """Images that show the same.
+    """Images with the same pixels.
 
     Parameters
     ----------
-    ids
-        Of the images, in the order of the set.
-    labels
+    ids : tuple of str
+        Ids of the images, in the order of the set.
+    labels : tuple of str
         Their distinct classes; more than one is a contradiction.
-    same_files
-        Whether even their files are equal, byte by byte; else only the decoded pixels are.
+    same_files : bool
+        Whether the files are identical too, or only the decoded pixels.
     """
 
     ids: tuple[str, ...]
@@ -39,20 +39,20 @@ class Duplicate:
 
 @dataclass(frozen=True)
 class DataReport:
-    """What was found in a set.
+    """The result of `check_set`.
 
     Parameters
     ----------
-    classes
-        Images of each class, readable or not.
-    sizes
+    classes : dict of str to int
+        Number of images per class, readable or not.
+    sizes : tuple, optional
         The smallest, median and largest short side of the readable images, in pixels; None if
         there are none.
-    most_common_size
-        Width, height, and how many images have it; None if there are none.
-    unreadable
-        Images that cannot be decoded, and why.
-    duplicates
+    most_common_size : tuple, optional
+        Width, height, and the number of images that have this size; None if there are none.
+    unreadable : tuple of Skipped
+        Images that cannot be decoded, and the reasons.
+    duplicates : tuple of Duplicate
         Groups of equal images, those across classes first.
     """
 
@@ -64,7 +64,7 @@ class DataReport:
 
     @property
     def images(self) -> int:
-        """All images, readable or not."""
+        """Number of images, readable or not."""
         return sum(self.classes.values())
 
     @property
@@ -74,11 +74,11 @@ class DataReport:
 
     @property
     def good(self) -> bool:
-        """Whether all images can be read and none is in two classes."""
+        """Whether all images are readable and none is in two classes."""
         return not self.unreadable and not self.contradictions
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values for a JSON document."""
         return {**asdict(self), "images": self.images, "good": self.good}
 
 
@@ -87,10 +87,14 @@ def check_set(images: ImageSet, advance: Callable[[int], Any] = lambda _: None) 
 
     Parameters
     ----------
-    images
-        With labels.
-    advance
-        Called with 1 after every image.
+    images : ImageSet
+        Images with labels.
+    advance : callable, optional
+        Called with 1 after every image, such as a tqdm bar's `update`.
+
+    Returns
+    -------
+    DataReport
 
     Examples
     --------
@@ -133,12 +137,12 @@ def check_set(images: ImageSet, advance: Callable[[int], Any] = lambda _: None) 
 
 
 def _load(source: ImageSource) -> tuple[bytes, Image.Image]:
-    """Return the hash of the file, and the decoded picture."""
+    """Return the hash of the file and the decoded picture."""
     content = source.get()
     if isinstance(content, str | os.PathLike):
         content = read_file(Path(content), source.name)
     picture = load_image(content, name=source.name)
-    # What is no file, such as an array, is the same if its pixels are.
+    # An image that is not a file, such as an array, is compared by its pixels.
     return _hash(content if isinstance(content, bytes) else picture.tobytes()), picture
 
 

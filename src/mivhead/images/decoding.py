@@ -1,8 +1,8 @@
-"""One image of unknown origin to an upright 8-bit RGB picture, or an error that says why not.
+"""Decode an image of unknown origin to an upright 8-bit RGB picture, or explain why not.
 
-Nothing about a file is trusted: only a few common formats are tried, size limits are checked
-from the header before any pixel is decoded, and whatever a decoder raises becomes an `ImageError`
-that names the file.
+No file is trusted: only a few common formats are tried, size limits are checked in the header
+before any pixel is decoded, and every exception of a decoder becomes an `ImageError` that names the
+file.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ImageLike: TypeAlias = (
 )
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-MAX_PIXELS = 64 * 2**20  # 8192 x 8192; Pillow's own limit stays as it is
+MAX_PIXELS = 64 * 2**20  # 8192 x 8192; Pillow's own limit is not changed
 MAX_FILE_BYTES = 256 * 2**20
 
-# What brings an image with this EXIF orientation upright.
+# By EXIF orientation; `ImageOps.exif_transpose` would also rewrite the (untrusted) metadata.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -42,28 +42,32 @@ _UPRIGHT = {
 _ORIENTATION = 0x0112
 _UPRIGHT_ALREADY = 1
 
-# Python's warning filters belong to the whole process: two decoders must not change them at once.
+# Python's warning filters are global: two threads must not change them at the same time.
 _LOCK = threading.Lock()
 
 
 def load_image(source: ImageLike, *, name: str | None = None) -> Image.Image:
     """Decode one image to a new, upright RGB picture.
 
-    The first frame of an animation is taken, transparency becomes white, 16-bit grey is scaled to
+    The first frame of an animation is used, transparency becomes white, 16-bit grey is scaled to
     8 bits, CMYK is converted, and the EXIF orientation is applied.
 
     Parameters
     ----------
-    source
-        A path, the bytes of an image file or a binary file, a PIL image, or a uint8 array of shape
+    source : path, bytes, binary file, PIL image or array
+        A path, the bytes of an image file, a binary file, a PIL image, or a uint8 array of shape
         (H, W), (H, W, 3) or (H, W, 4).
-    name
-        What to call the image in errors; by default its path.
+    name : str, optional
+        Its name in errors; by default its path.
+
+    Returns
+    -------
+    PIL.Image.Image
 
     Raises
     ------
     ImageError
-        If it is missing, empty, damaged, too large, or of a format that is not read.
+        If it is missing, empty, corrupted, too large, or of an unsupported format.
 
     Examples
     --------
@@ -90,12 +94,12 @@ def load_image(source: ImageLike, *, name: str | None = None) -> Image.Image:
 
 
 def read_file(path: Path, name: str) -> bytes:
-    """Read the bytes of an image file that is no larger than `MAX_FILE_BYTES`."""
+    """Read the bytes of an image file of at most `MAX_FILE_BYTES`."""
     try:
         if path.is_dir():
             raise ImageError(f"{name} is a folder, not an image.")
         if path.exists() and not path.is_file():
-            raise ImageError(f"{name} is not a regular file.")  # a pipe would block for ever
+            raise ImageError(f"{name} is not a regular file.")  # reading a pipe could block
         with path.open("rb") as file:
             return read_capped(file, name)
     except FileNotFoundError:
@@ -108,21 +112,19 @@ def read_file(path: Path, name: str) -> bytes:
 
 
 def read_capped(file: IO[bytes], name: str) -> bytes:
-    """Read all bytes of an open file, whatever size it claims to have, up to `MAX_FILE_BYTES`."""
+    """Read all bytes of an open file, up to `MAX_FILE_BYTES`, whatever size it claims to have."""
     if not hasattr(file, "read"):
         raise ImageError(
-            f"{name} is of type {type(file).__name__}; an image is a path, bytes, a binary file, "
+            f"{name} has the type {type(file).__name__}; expected a path, bytes, a binary file, "
             "a PIL image or a uint8 array."
         )
     data = bytearray()
-    while chunk := file.read(2**20):  # in pieces, as one large read would reserve its full size
+    while chunk := file.read(2**20):  # in pieces, as one large read would allocate its full size
         if not isinstance(chunk, bytes):
             raise ImageError(f"{name} is a text file object; open it in binary mode.")
         data += chunk
         if len(data) > MAX_FILE_BYTES:
-            raise ImageError(
-                f"{name} is larger than {MAX_FILE_BYTES // 2**20} MiB, the most that is read."
-            )
+            raise ImageError(f"{name} is larger than the limit of {MAX_FILE_BYTES // 2**20} MiB.")
     return bytes(data)
 
 
@@ -153,15 +155,15 @@ def _decode(source: bytes | Image.Image, name: str) -> Image.Image:
         raise ImageError(
             f"{name} is not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image."
         ) from None
-    # Decoders answer damaged data with almost any exception (SyntaxError, IndexError, zlib.error,
+    # Decoders raise almost any exception for corrupted data (SyntaxError, IndexError, zlib.error,
     # struct.error ...), and only Pillow runs inside this block.
     except Exception as error:
-        raise ImageError(f"{name} is damaged: {error or type(error).__name__}.") from error
+        raise ImageError(f"{name} is corrupted: {error or type(error).__name__}.") from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Pillow's warnings (odd metadata, large images) away from the user."""
+    """Hide Pillow's warnings (odd metadata, large images) from the user."""
     with _LOCK, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
         yield
@@ -174,12 +176,12 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
     if not image.width or not image.height:
         raise ImageError(f"{name} has no pixels: it is {image.width} x {image.height}.")
     image.load()
-    method = _UPRIGHT.get(_orientation(image))  # after load: a TIFF turns itself while loading
+    method = _UPRIGHT.get(_orientation(image))  # after load, which rotates a TIFF
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         rgb = _from_16_bit(image).convert("RGB")
     elif image.mode in ("I", "F"):
         raise ImageError(
-            f"{name} holds 32-bit values of unknown range; save it with 8 or 16 bits per channel."
+            f"{name} has 32-bit values of unknown range; save it with 8 or 16 bits per channel."
         )
     elif image.has_transparency_data:
         rgba = image.convert("RGBA")
@@ -193,7 +195,7 @@ def _orientation(image: Image.Image) -> int:
     try:
         orientation: int = image.getexif().get(_ORIENTATION, _UPRIGHT_ALREADY)
         return orientation
-    # Damaged metadata does not make a picture unreadable; Pillow raises many types on it.
+    # Corrupted metadata, on which Pillow raises many types, does not make an image unreadable.
     except Exception:
         return _UPRIGHT_ALREADY
 
@@ -206,6 +208,6 @@ def _from_16_bit(image: Image.Image) -> Image.Image:
 
 def _too_large(name: str) -> ImageError:
     return ImageError(
-        f"{name} has more than {MAX_PIXELS // 2**20} megapixels, the most that is decoded; "
+        f"{name} has more than {MAX_PIXELS // 2**20} megapixels, the limit for decoding; "
         "shrink it first."
     )

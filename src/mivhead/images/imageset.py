@@ -1,4 +1,4 @@
-"""`ImageSet`: images by name, decoded one at a time when they are asked for."""
+"""`ImageSet`: images in a fixed order, decoded one at a time on demand."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class ImageSource:
 
     Parameters
     ----------
-    id
+    id : str
         Relative path with `/`, the same on every machine.
-    get
-        Returns what `load_image` takes: a path, or the bytes of a zip member, or an array.
-    name
-        What to call the image in errors, so that a person finds it.
+    get : callable
+        Returns what `load_image` accepts: a path, the bytes of a zip member, or an array.
+    name : str
+        Its name in errors, so that a user can find it.
     """
 
     id: str
@@ -41,7 +41,7 @@ class ImageSource:
 
 @dataclass(frozen=True)
 class Skipped:
-    """An image that could not be read, and why."""
+    """An image that could not be read, and the reason."""
 
     id: str
     reason: str
@@ -49,7 +49,14 @@ class Skipped:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images in a fixed order, with labels or without; nothing is decoded until it is loaded.
+    """Images in a fixed order, with or without labels; an image is decoded when it is loaded.
+
+    Parameters
+    ----------
+    sources : tuple of ImageSource
+        Where the images come from.
+    labels : tuple of str, optional
+        One label per image.
 
     Examples
     --------
@@ -87,7 +94,7 @@ class ImageSet:
         return ImageSet(tuple(self.sources[row] for row in rows), labels)
 
     def without(self, skipped: Iterable[Skipped]) -> ImageSet:
-        """Leave out what could not be read; an error if a class, or everything, is lost by it."""
+        """Drop the images that could not be read; raise an error if a class becomes empty."""
         reasons = {each.id: each.reason for each in skipped}
         kept = self.take(row for row, each in enumerate(self.ids) if each not in reasons)
         if reasons and not kept.sources:
@@ -103,12 +110,12 @@ class ImageSet:
 
 
 def given(image: ImageLike) -> Callable[[], ImageLike]:
-    """Make the `get` of a source whose image is already at hand, or a path."""
+    """Return the `get` of a source whose image is a path or already in memory."""
     return lambda: image
 
 
 def from_images(images: Iterable[ImageLike]) -> ImageSet:
-    """Make a set of images that are in memory, or of paths."""
+    """Return a set of images in memory, or of paths."""
     sources = []
     for row, image in enumerate(images):
         name = os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {row}"
@@ -117,11 +124,11 @@ def from_images(images: Iterable[ImageLike]) -> ImageSet:
 
 
 def label_images(images: ImageSet, labels: Sequence[Any]) -> ImageSet:
-    """Give images their labels; an error if there is nothing to tell apart."""
+    """Return the set with labels; raise an error if there are fewer than two classes."""
     if len(images) != len(labels):
-        raise InputError(f"{len(images)} images, but {len(labels)} labels.")
+        raise InputError(f"There are {len(images)} images, but {len(labels)} labels.")
     if not len(images):
-        raise InputError("There are no images: give some of at least 2 classes.")
+        raise InputError("There are no images: give images of at least 2 classes.")
     named = replace(images, labels=tuple(map(str, labels)))
     if len(named.classes) < 2:
         raise InputError(
@@ -134,10 +141,10 @@ def label_images(images: ImageSet, labels: Sequence[Any]) -> ImageSet:
 def iter_images(
     images: ImageSet, skipped: list[Skipped] | None = None
 ) -> Iterator[tuple[int, Image.Image]]:
-    """Decode one image after the other and yield it with its row.
+    """Decode the images one after the other and yield each with its row.
 
-    An unreadable image is an error that names it; if a list `skipped` is given, it is noted there
-    and left out instead.
+    An unreadable image raises an error, unless a list `skipped` is given: the image is then
+    appended to it and dropped.
     """
     for row, source in enumerate(images.sources):
         try:
@@ -151,17 +158,16 @@ def iter_images(
 
 
 def check_images(images: ImageSet) -> list[Skipped]:
-    """Decode everything once and return what cannot be read."""
+    """Decode every image once and return those that cannot be read."""
     skipped: list[Skipped] = []
     for _ in iter_images(images, skipped):
         pass
     return skipped
 
 
-# Which files are images, which are litter, and in what order names come.
+# Names of files: which are images, which are ignored, and how they are sorted.
 
-
-# The last line cannot be decoded here, but leaving such photos out silently would lose images.
+# Formats of the last line cannot be decoded, but must not be dropped silently.
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm"),
@@ -171,7 +177,7 @@ _LITTER = ("thumbs.db", "desktop.ini", "__macosx")
 
 
 def is_image_name(name: str) -> bool:
-    """Tell by its suffix whether a file is meant to be an image.
+    """Return whether a file is an image, judging by its suffix.
 
     >>> is_image_name("a.JPG"), is_image_name("SOURCE.txt")
     (True, False)
@@ -180,7 +186,7 @@ def is_image_name(name: str) -> bool:
 
 
 def is_litter(name: str) -> bool:
-    """Tell whether a file or folder is hidden or was left behind by an operating system.
+    """Return whether a file or folder is hidden or was created by an operating system.
 
     >>> is_litter(".DS_Store"), is_litter("Thumbs.db"), is_litter("cat.jpg")
     (True, True, False)
@@ -189,18 +195,20 @@ def is_litter(name: str) -> bool:
 
 
 def normal(name: str) -> str:
-    """Write a name in Unicode's composed form, in which equal names are equal strings."""
+    """Return a name in Unicode's composed form, so that equal names are equal strings."""
     return unicodedata.normalize("NFC", name)
 
 
 def natural_key(path: str) -> tuple[object, ...]:
-    """Sort key by path component, with numbers in a name compared as numbers.
+    """Return a sort key that compares paths by component, and numbers in names as numbers.
+
+    Written here because the package `natsort` would be a dependency for these few lines.
 
     >>> sorted(["b/1.png", "a/10.png", "a/9.png"], key=natural_key)
     ['a/9.png', 'a/10.png', 'b/1.png']
     """
     parts = [re.split("([0-9]+)", part.casefold()) for part in path.split("/")]
-    # Odd places hold the digits. The path itself decides between 1.png and 01.png.
+    # Odd positions hold the digits. The path itself breaks the tie of 1.png and 01.png.
     numbered = tuple(
         tuple(_number_key(text) if place % 2 else text for place, text in enumerate(part))
         for part in parts
@@ -209,5 +217,5 @@ def natural_key(path: str) -> tuple[object, ...]:
 
 
 def _number_key(digits: str) -> tuple[int, str]:
-    digits = digits.lstrip("0")  # the longer number is the larger one, however many digits it has
+    digits = digits.lstrip("0")  # the longer number is larger, and no number is too long to compare
     return len(digits), digits

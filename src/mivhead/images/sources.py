@@ -1,4 +1,8 @@
-"""Open a folder of class folders, a zip of one, a CSV, or records; or any images to predict."""
+"""Open images as an `ImageSet`: from folders, zips, tables, records, or images in memory.
+
+`open_labelled` is for training and evaluation, `open_unlabelled` and `as_image_set` for prediction.
+Nothing is decoded until an image is loaded.
+"""
 
 from __future__ import annotations
 
@@ -31,27 +35,39 @@ from mivhead.images.imageset import (
 )
 from mivhead.images.records import is_records, open_records
 
+# Tables: suffixes, names of the columns in a header, and the largest size.
 _TABLES = (".csv", ".tsv")
+PATH_NAMES = ("path", "file", "image", "filename")
+LABEL_NAMES = ("label", "class")
+MAX_TABLE_BYTES = 64 * 2**20
+
+# Zips.
+MAX_MEMBERS = 100_000
+MAX_TOTAL_BYTES = 16 * 2**30
+MAX_RATIO = 200  # only checked above 1 GiB: a few plain bitmaps may compress this well
+_RATIO_FROM = 2**30
+# Other methods (bzip2, LZMA) can expand a few bytes to gigabytes before Python checks the size.
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> ImageSet:
-    """Open labelled images; nothing is decoded yet.
+    """Open labelled images without decoding them.
 
     Parameters
     ----------
-    path
-        A folder that holds one folder per class (deeper folders belong to the class they are in),
-        a zip of such a folder, or a CSV with a path and a label column. Hidden files, other files
-        than images, and files beside the class folders are left out. Or a folder of Meta-Dataset's
-        records, of which the test split is taken.
-    min_classes
-        The fewest classes that make sense: two for training, one for evaluation.
+    path : str or path-like
+        A folder that contains one folder per class (deeper folders belong to the class that they
+        are in), a zip of such a folder, or a CSV with a path and a label column. Hidden files,
+        files that are not images, and files outside the class folders are ignored. A folder of
+        Meta-Dataset's records is accepted as well; its test split is used.
+    min_classes : int, default=2
+        The minimum number of classes: two for training, one for evaluation.
 
     Returns
     -------
     ImageSet
-        In the natural order of names for folders and zips, in the order of rows for a CSV. The
-        ids of a folder and of its zip are the same.
+        Folders and zips are sorted by name in natural order, a CSV keeps the order of its rows. A
+        folder and a zip of it have the same ids.
     """
     path = Path(path)
     if is_records(path):
@@ -65,52 +81,66 @@ def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> Imag
     elif path.suffix.lower() == ".zip":
         images = _label_by_folder(path, *_unwrap(*list_zip(path)))
     else:
-        raise InputError(f"{path} is neither a folder of class folders, nor a .zip, nor a .csv.")
+        raise InputError(f"{path} is not a folder of class folders, a .zip or a .csv.")
     if len(images.classes) < min_classes:
         only = ", ".join(map(repr, images.classes))
         raise InputError(
-            f"{path} has only the class {only}; at least {min_classes} classes are needed, "
-            "each in a folder of its own."
+            f"{path} has only the class {only}; at least {min_classes} classes are required, "
+            "each in its own folder."
         )
     return images
 
 
 def open_unlabelled(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> ImageSet:
-    """Open images to predict; nothing is decoded yet.
+    """Open images to predict, without decoding them.
 
     Parameters
     ----------
-    paths
-        Images, folders (searched to any depth), zips, patterns such as `new/*.jpg`, or several of
-        these. They are taken in the given order; what a folder, zip or pattern holds, in the
-        natural order of names.
+    paths : path or iterable of paths
+        Images, folders (searched recursively), zips, patterns such as `new/*.jpg`, or several of
+        these. The given order is kept; the contents of a folder, zip or pattern are sorted by name
+        in natural order.
 
     Returns
     -------
     ImageSet
-        Without labels. An id is the path as it was given, plus the path inside a folder or zip.
+        Without labels. An id is the given path, followed by the path inside a folder or zip.
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
     sources = [source for path in paths for source in _find(Path(path))]
     if not sources:
-        raise InputError("No images were given.")
+        raise InputError("There are no images: give at least one.")
     return ImageSet(tuple(sources))
+
+
+def as_image_set(images: Any) -> ImageSet:
+    """Return an `ImageSet` of paths, folders, zips, images, arrays, or another `ImageSet`."""
+    if isinstance(images, ImageSet):
+        return images
+    if isinstance(images, str | os.PathLike):
+        return open_unlabelled([images])
+    if isinstance(images, Image.Image | bytes) or getattr(images, "ndim", 4) in (2, 3):
+        return from_images([images])
+    listed = list(images)
+    if listed and all(isinstance(each, str | os.PathLike) for each in listed):
+        return open_unlabelled(listed)
+    return from_images(listed)
 
 
 def _find(path: Path) -> Iterator[ImageSource]:
     if path.is_dir() or (path.suffix.lower() == ".zip" and path.is_file()):
         _, found = _list_folder(path) if path.is_dir() else list_zip(path)
         if not found:
-            raise InputError(f"{path} holds no images.")
+            raise InputError(f"{path} contains no images.")
         for source in _sorted(found):
             yield replace(source, id=f"{path.as_posix()}/{source.id}")
     elif path.exists():
         if is_image_name(path.name) or not is_litter(path.name):  # `new/*` may name a Thumbs.db
             yield ImageSource(path.as_posix(), given(path), str(path))
     else:
-        # Some shells, and Python, pass patterns on as they are.
-        matches = glob.glob(str(path), recursive=True)  # noqa: PTH207  # Path's are relative only
+        # Some shells, and Python, do not expand patterns.
+        matches = glob.glob(str(path), recursive=True)  # noqa: PTH207  # Path.glob is for relative patterns only
         if not matches:
             raise InputError(f"{path} does not exist.")
         for match in sorted(matches, key=natural_key):
@@ -118,7 +148,7 @@ def _find(path: Path) -> Iterator[ImageSource]:
 
 
 def _list_folder(root: Path) -> tuple[set[str], list[ImageSource]]:
-    """Return the folders below `root`, and the images; their ids are the paths inside."""
+    """Return the folders below `root` and its images, whose ids are their paths inside `root`."""
     folders, sources = set(), []
     for entry in _walk(root, ()):
         inside = normal(entry.relative_to(root).as_posix())
@@ -130,7 +160,7 @@ def _list_folder(root: Path) -> tuple[set[str], list[ImageSource]]:
 
 
 def _walk(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
-    """Yield all that is below a folder; links are followed, but not in circles."""
+    """Yield everything below a folder; links are followed, but not in cycles."""
     here = folder.resolve()
     if here in above:
         return
@@ -145,7 +175,7 @@ def _walk(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
 
 
 def _unwrap(folders: set[str], sources: list[ImageSource]) -> tuple[set[str], list[ImageSource]]:
-    """Step into the one folder that zip programs often put around the class folders."""
+    """Remove the single folder that zip programs often put around the class folders."""
     inner = {_below(folder) for folder in folders if "/" in folder}
     wrapped = len(_tops(folders)) == 1 and len(_tops(inner)) > 1
     if not wrapped or any(source.id.count("/") < 2 for source in sources):
@@ -169,12 +199,12 @@ def _label_by_folder(path: Path, folders: set[str], sources: list[ImageSource]) 
         f"such as {path}/cat/1.jpg and {path}/dog/1.jpg."
     )
     if not sources:
-        raise InputError(f"{path} holds no images; {layout}")
+        raise InputError(f"{path} contains no images; {layout}")
     if not inside:
-        raise InputError(f"{path} holds images but no class folders; {layout}")
+        raise InputError(f"{path} contains images but no class folders; {layout}")
     if empty := sorted(_tops(folders) - set(labels)):
         raise InputError(
-            f"The class folder {empty[0]!r} in {path} holds no images; add some or remove it."
+            f"The class folder {empty[0]!r} in {path} contains no images; add some or remove it."
         )
     return ImageSet(tuple(inside), labels)
 
@@ -183,23 +213,13 @@ def _sorted(sources: Iterable[ImageSource]) -> list[ImageSource]:
     return sorted(sources, key=lambda source: natural_key(source.id))
 
 
-# Images in a zip, read one at a time and never unpacked to disk.
-#
-# A zip may come from anywhere. One with absolute or `..` paths, links, passwords, or a content
-# out of all proportion to its size is refused as a whole; a member is read up to a limit,
-# whatever its header says.
-
-
-MAX_MEMBERS = 100_000
-MAX_TOTAL_BYTES = 16 * 2**30
-MAX_RATIO = 200  # checked above 1 GiB only: a zip of a few plain bitmaps may shrink this much
-_RATIO_FROM = 2**30
-# The others (bzip2, LZMA) can expand a few bytes to gigabytes before Python looks at the size.
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+# Zips: members are read one at a time and never unpacked to disk. A zip may come from anyone: one
+# with absolute or `..` paths, links, passwords or an implausible compression ratio is refused as a
+# whole, and a member is read up to a limit, whatever its header says.
 
 
 def list_zip(path: Path) -> tuple[set[str], list[ImageSource]]:
-    """Return the folders in a zip, and its images; their ids are the paths inside."""
+    """Return the folders in a zip and its images, whose ids are their paths inside the zip."""
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
@@ -231,24 +251,22 @@ def _check_size(path: Path, infos: list[zipfile.ZipInfo]) -> None:
     if total > MAX_TOTAL_BYTES or (total > _RATIO_FROM and ratio > MAX_RATIO):
         raise InputError(
             f"{path} would unpack to {total / 2**30:.1f} GiB, {ratio:,.0f} times its size; "
-            f"at most {MAX_TOTAL_BYTES // 2**30} GiB and {MAX_RATIO} times are read."
+            f"the limits are {MAX_TOTAL_BYTES // 2**30} GiB and {MAX_RATIO} times."
         )
 
 
 def _check_member(path: Path, member: str, info: zipfile.ZipInfo) -> None:
-    """Refuse what no honest zip of images holds; `member` has forward slashes only."""
+    """Raise an error for a suspicious member; `member` has forward slashes only."""
     if member.startswith("/") or member[1:2] == ":" or ".." in member.split("/"):
         raise InputError(
-            f"{path} holds {info.filename!r}, a path that leads out of the zip; pack it anew."
+            f"{path} contains {info.filename!r}, a path that leads out of the zip; zip it again."
         )
     if stat.S_ISLNK(info.external_attr >> 16):
-        raise InputError(f"{path} holds the link {member!r}; pack the files themselves.")
+        raise InputError(f"{path} contains the link {member!r}; zip the files themselves.")
     if info.flag_bits & 0x1:
-        raise InputError(f"{path} is encrypted ({member!r}); pack it without a password.")
+        raise InputError(f"{path} is encrypted ({member!r}); zip it without a password.")
     if info.compress_type not in _METHODS:
-        raise InputError(
-            f"{path} holds {member!r} in an unusual compression; pack it as a plain zip (deflate)."
-        )
+        raise InputError(f"{path} contains {member!r} in an unsupported compression; use deflate.")
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> bytes:
@@ -256,23 +274,18 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> 
         with archive.open(info) as file:
             return read_capped(file, name)
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
-        raise ImageError(f"{name} is damaged: {error or type(error).__name__}.") from error
+        raise ImageError(f"{name} is corrupted: {error or type(error).__name__}.") from error
 
 
-# A CSV of image paths and labels.
-
-
-PATH_NAMES = ("path", "file", "image", "filename")
-LABEL_NAMES = ("label", "class")
-MAX_TABLE_BYTES = 64 * 2**20
+# Tables of image paths and labels.
 
 
 def open_table(path: Path) -> ImageSet:
-    """Read a table with one row per image: its path and its label.
+    """Open a table with one row per image: its path and its label.
 
-    The columns are found by a header (`path`, `file`, `image` or `filename`; `label` or `class`);
-    without one they are the first two. Comma, semicolon or tab separates them. Paths are relative
-    to the table's folder; absolute ones are allowed too. Rows keep their order.
+    A header names the columns (`path`, `file`, `image` or `filename`; `label` or `class`); without
+    a header they are the first two. The separator is a comma, semicolon or tab. Paths are relative
+    to the folder of the table, or absolute. Rows keep their order.
     """
     rows = _read_rows(path)
     if not rows:
@@ -281,7 +294,7 @@ def open_table(path: Path) -> ImageSet:
     sources, labels, seen = [], [], set()
     for line, row in rows:
         if len(row) <= max(path_at, label_at) or not row[path_at] or not row[label_at]:
-            raise InputError(f"{path}, line {line}: expected a path and a label, found {row}.")
+            raise InputError(f"{path}, line {line}: expected a path and a label, got {row}.")
         relative = PurePosixPath(row[path_at].replace("\\", "/"))
         if relative in seen:
             raise InputError(f"{path}, line {line}: {relative} is listed twice.")
@@ -296,7 +309,7 @@ def open_table(path: Path) -> ImageSet:
 
 
 def _read_rows(path: Path) -> list[tuple[int, list[str]]]:
-    """Return the rows that are not blank, with their line numbers."""
+    """Return the non-blank rows with their line numbers."""
     try:
         if path.stat().st_size > MAX_TABLE_BYTES:
             raise InputError(f"{path} is larger than {MAX_TABLE_BYTES // 2**20} MiB.")
@@ -305,7 +318,7 @@ def _read_rows(path: Path) -> list[tuple[int, list[str]]]:
         reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
         rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
     except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8 text; save it as CSV in UTF-8.") from None
+        raise InputError(f"{path} is not encoded in UTF-8; save it as CSV in UTF-8.") from None
     except (OSError, csv.Error) as error:
         raise InputError(f"{path} cannot be read: {error}.") from error
     return [(line, row) for line, row in rows if any(row)]
@@ -323,22 +336,5 @@ def _find_columns(
         return 0, 1, rows
     raise InputError(
         f"{path} needs a header with a path column ({', '.join(PATH_NAMES)}) and a label column "
-        f"({', '.join(LABEL_NAMES)}); found {', '.join(rows[0][1])}."
+        f"({', '.join(LABEL_NAMES)}); got {', '.join(rows[0][1])}."
     )
-
-
-# Whatever holds images to predict, as an `ImageSet`.
-
-
-def as_image_set(images: Any) -> ImageSet:
-    """Read anything that holds images to predict: paths, folders, zips, pictures, arrays."""
-    if isinstance(images, ImageSet):
-        return images
-    if isinstance(images, str | os.PathLike):
-        return open_unlabelled([images])
-    if isinstance(images, Image.Image | bytes) or getattr(images, "ndim", 4) in (2, 3):
-        return from_images([images])
-    listed = list(images)
-    if listed and all(isinstance(each, str | os.PathLike) for each in listed):
-        return open_unlabelled(listed)
-    return from_images(listed)

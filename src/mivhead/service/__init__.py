@@ -1,1 +1,1 @@
-"""Front doors over HTTP."""
+"""HTTP servers."""

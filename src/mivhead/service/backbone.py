@@ -1,8 +1,11 @@
-"""A server for any local backbone, so that one machine with a GPU can work for many.
+"""An HTTP server for any local backbone, so that one machine with a GPU can serve many clients.
 
-It speaks the protocol of `mivhead.backbones.wire`; `mivhead.backbones.http` is its client. Images
-are decoded with the same limits as files, requests and their number are bounded, and one batch at a
-time passes through the backbone.
+It implements the protocol of `mivhead.backbones.wire`; `mivhead.backbones.http` is its client.
+Images are decoded with the same limits as files, the size and number of requests are bounded, and
+the backbone processes one batch at a time.
+
+Written with the standard library's `http.server`, so that a backbone can be served without
+installing a web framework.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from mivhead.backbones.wire import (
     NPZ,
     PROTOCOL,
     SAFETENSORS,
-    Description,
+    ServerInfo,
     encode_features,
     parse_json,
 )
@@ -44,15 +47,15 @@ HEALTH_PATH = "/healthz"
 DEFAULT_PORT = 8765
 MAX_IMAGES = 64
 MAX_BYTES = 64 * 2**20
-SLOTS = 8  # requests that are read, decoded or waiting for the backbone; more wait outside
+SLOTS = 8  # requests that are being read or decoded or wait for the backbone; others queue
 PATIENCE = 30.0  # seconds that a request waits for a slot
 
 _METHODS = {HEALTH_PATH: "GET", BACKBONE_PATH: "GET", FEATURES_PATH: "POST"}
 _log = logging.getLogger(__name__)
 
 
-class _Refusal(Exception):  # noqa: N818  # an answer, not an error of the server
-    """An answer that is not the one the client wants."""
+class _Refusal(Exception):  # noqa: N818  # a response, not an error of the server
+    """An error response to a request that cannot be served."""
 
     def __init__(self, status: HTTPStatus, message: str, **headers: str) -> None:
         super().__init__(message)
@@ -61,19 +64,23 @@ class _Refusal(Exception):  # noqa: N818  # an answer, not an error of the serve
 
 
 class BackboneServer(ThreadingHTTPServer):
-    """Serves one backbone; `serve_forever` runs it, `stop` ends it.
+    """Serves one backbone; `serve_forever` runs the server, `stop` stops it.
 
     Parameters
     ----------
-    backbone
-        Any `Backbone`.
-    host, port
-        Where to listen; port 0 takes a free one.
-    key
-        Name of an environment variable; its value is then asked of every client, as
-        `Authorization: Bearer VALUE`. None: whoever reaches the server may use it.
-    max_images, max_bytes
-        The most that one request may hold.
+    backbone : Backbone
+        The backbone to serve.
+    host : str, default="127.0.0.1"
+        Address to listen on.
+    port : int, default=8765
+        Port to listen on; 0 chooses a free one.
+    key : str, optional
+        Name of an environment variable whose value every client must send as
+        `Authorization: Bearer VALUE`. By default everyone who can reach the server may use it.
+    max_images : int, default=64
+        Maximum number of images per request.
+    max_bytes : int, default=67108864
+        Maximum size of a request.
 
     Examples
     --------
@@ -100,18 +107,18 @@ class BackboneServer(ThreadingHTTPServer):
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self.backbone = backbone
-        self.about = Description(
-            PROTOCOL, backbone.identity, backbone.preset, max_images, max_bytes
-        )
+        self.about = ServerInfo(PROTOCOL, backbone.identity, backbone.preset, max_images, max_bytes)
         if key is not None and not os.environ.get(key, "").strip():
-            raise NotAvailableError(f"The environment variable {key} for the key is not set.")
+            raise NotAvailableError(
+                f"The environment variable {key}, which holds the key, is not set."
+            )
         self.key = key
         self.slots = threading.BoundedSemaphore(SLOTS)
         self.lock = threading.Lock()
         self.address_family = AF_INET6 if ":" in host else AF_INET
         try:
             super().__init__((host, port), _Handler)
-        except (OSError, OverflowError) as error:  # OverflowError: no such port number
+        except (OSError, OverflowError) as error:  # OverflowError: an invalid port number
             reason = getattr(error, "strerror", None) or error
             raise NotAvailableError(
                 f"Cannot listen on {host}, port {port}: {reason}; choose another with --port."
@@ -119,24 +126,24 @@ class BackboneServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address that a client on this machine uses."""
+        """The address for clients on this machine."""
         host, port = str(self.server_address[0]), self.server_address[1]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def stop(self) -> None:
-        """Take no new connections, finish the requests at work, and close."""
+        """Accept no new connections, finish the requests in progress, and close."""
         self.shutdown()
         self.close_gently()
 
     def close_gently(self) -> None:
-        """Close once `serve_forever` has ended, when the requests at work are answered."""
+        """Close after `serve_forever` has returned, once the requests in progress are finished."""
         self.server_close()
         for _ in range(SLOTS):
             self.slots.acquire(timeout=PATIENCE)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  # the base's
-        """Log instead of printing; a client that hangs up is no news."""
-        _log.info("a connection of %s broke off", client_address[0], exc_info=True)
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  # inherited signature
+        """Log at info level instead of printing: clients may disconnect at any time."""
+        _log.info("the connection from %s was lost", client_address[0], exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -163,20 +170,20 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_error(HTTPStatus.BAD_REQUEST, str(error))
         except (ConnectionError, TimeoutError):
             self.close_connection = True
-        # Whatever a backbone raises must not end the server, and its text is not for clients.
+        # No exception of a backbone may stop the server, and clients must not see its message.
         except Exception:
             _log.exception("the backbone failed")
             self._send_error(
-                HTTPStatus.INTERNAL_SERVER_ERROR, "The backbone failed; the server's log says why."
+                HTTPStatus.INTERNAL_SERVER_ERROR, "The backbone failed; see the log of the server."
             )
 
     def _route(self) -> None:
         path = urlsplit(self.path).path
         method = _METHODS.get(path)
         if method is None:
-            raise _Refusal(HTTPStatus.NOT_FOUND, f"There are {', '.join(_METHODS)}, nothing else.")
+            raise _Refusal(HTTPStatus.NOT_FOUND, f"The only paths are {', '.join(_METHODS)}.")
         if method != self.command:
-            message = f"{path} is for {method}."
+            message = f"{path} only supports {method}."
             raise _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, message, Allow=method)
         if path == HEALTH_PATH:
             self._send_json(HTTPStatus.OK, {"status": "ok"})
@@ -202,18 +209,18 @@ class _Handler(BaseHTTPRequestHandler):
             return
         expected = f"Bearer {os.environ.get(self.server.key, '').strip()}".encode()
         if not hmac.compare_digest(self.headers.get("Authorization", "").encode(), expected):
-            raise _Refusal(HTTPStatus.UNAUTHORIZED, "A key is needed.", WWW_Authenticate="Bearer")
+            raise _Refusal(HTTPStatus.UNAUTHORIZED, "A key is required.", WWW_Authenticate="Bearer")
 
     def _length(self) -> int:
-        """Size of the body, checked before any of it is read."""
-        if self.headers.get_content_type() != "application/json":  # also stops forms of web pages
+        """Return the size of the body, checked before any of it is read."""
+        if self.headers.get_content_type() != "application/json":  # also rejects forms of web pages
             message = "Send application/json."
             raise _Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or "Transfer-Encoding" in self.headers:
             raise _Refusal(HTTPStatus.LENGTH_REQUIRED, "Send a Content-Length.")
         if int(length) > self.server.about.max_bytes:
-            message = f"A request has at most {self.server.about.max_bytes:,} bytes."
+            message = f"A request may have at most {self.server.about.max_bytes:,} bytes."
             raise _Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
         return int(length)
 
@@ -230,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_error(
         self, status: HTTPStatus, message: str, headers: dict[str, str] | None = None
     ) -> None:
-        self.close_connection = True  # what is left of the request is not read
+        self.close_connection = True  # the rest of the request is not read
         with suppress(OSError):  # the client may be gone
             self._send_json(status, {"error": message}, headers)
 
@@ -252,11 +259,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer requests that are no HTTP or of another method in the same form."""
+        """Answer malformed requests and unsupported methods in the same format."""
         self._send_error(HTTPStatus(code), message or explain or "The request is not valid.")
 
     def version_string(self) -> str:
-        """Tell nothing of versions."""
+        """Hide the versions of Python and the server."""
         return "mivhead"
 
     def log_message(self, form: str, *values: Any) -> None:
@@ -270,12 +277,12 @@ def _read_request(body: bytes, max_images: int) -> list[str]:
     if not isinstance(images, list) or not all(isinstance(text, str) for text in images):
         raise InputError('Send {"images": ["base64 of an image file", ...]}.')
     if not 1 <= len(images) <= max_images:
-        raise InputError(f"A request has 1 to {max_images} images, got {len(images)}.")
+        raise InputError(f"A request must have 1 to {max_images} images, got {len(images)}.")
     return images
 
 
 def _read_image(text: str, position: int, size: int) -> Image.Image:
-    """Decode one image and resize it at once, so that few large ones are in memory."""
+    """Decode one image and resize it immediately, so that few large ones are in memory."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -1,4 +1,4 @@
-"""Features with labels and ids: in a file, or in a database that already holds them."""
+"""Features with labels and ids in a file or a database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""`Store`: a place that holds features, labels and ids."""
+"""`Store`: features, labels and ids in a file or a database, and what all stores share.
+
+A table that mivhead created has the columns `id`, `label`, `view_of`, `position` and one column per
+part of the features (`block0.map`, `block0.token`, ...), and carries a `TableInfo`. Other tables
+can be read as well, as long as they have a column of vectors.
+
+To add a database, subclass `DatabaseStore` and add its scheme to `mivhead.stores.uri`.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +23,79 @@ from mivhead._schema import from_json, to_json
 from mivhead.errors import InputError, check_one_of
 from mivhead.features import Features, FeatureTable
 
+Array = NDArray[Any]
+
+FORMAT = 1  # of `TableInfo`
 BATCH = 256  # rows
 
+# The columns of a table that mivhead created, apart from its features.
+ID = "id"
+LABEL = "label"
+VIEW_OF = "view_of"  # id of the image that a view was made from
+POSITION = "position"  # order of the rows
 
-class Store(ABC):
-    """A table of features in a database, or a features file; made by `mivhead.stores.open`.
+
+@dataclass(frozen=True)
+class Columns:
+    """Which rows and columns of a table to read.
 
     Parameters
     ----------
-    name
-        What to call it in errors; holds no password.
-    columns
+    id : str, optional
+        Column of the row ids; by default `id`, or the database's own ids.
+    label : str, optional
+        Column of the labels; by default `label`, if it exists.
+    vectors : tuple of str, default=()
+        Columns of the features, one per block, shallow to deep; by default those that mivhead
+        wrote, or the only column of vectors.
+    where : str, optional
+        Filter in the database's own language. It is passed on unchanged: never build it from
+        untrusted strings.
+    """
+
+    id: str | None = None
+    label: str | None = None
+    vectors: tuple[str, ...] = ()
+    where: str | None = None
+
+    def choose_vectors(self, candidates: Sequence[str], table: str) -> tuple[str, ...]:
+        """Return the columns to read features from, given those that hold vectors."""
+        for column in self.vectors:
+            check_one_of("vectors", column, candidates)
+        if self.vectors:
+            return self.vectors
+        if len(candidates) != 1:
+            found = ", ".join(candidates) or "none"
+            raise InputError(
+                f"{table} must have exactly one column of vectors, found {found}: name the columns "
+                "to read, shallow to deep, with `vectors`."
+            )
+        return tuple(candidates)
+
+    def choose_id(self, existing: Sequence[str]) -> str | None:
+        """Return the column of the ids: the requested one, or `id` if it exists."""
+        return _choose(ID, self.id, existing)
+
+    def choose_label(self, existing: Sequence[str]) -> str | None:
+        """Return the column of the labels: the requested one, or `label` if it exists."""
+        return _choose(LABEL, self.label, existing)
+
+
+def _choose(role: str, given: str | None, existing: Sequence[str]) -> str | None:
+    if given is None:
+        return role if role in existing else None
+    check_one_of(role, given, existing)
+    return given
+
+
+class Store(ABC):
+    """A table of features in a database, or a features file; opened by `mivhead.stores.open`.
+
+    Parameters
+    ----------
+    name : str
+        Its name in errors; contains no password.
+    columns : Columns
         Which rows and columns to read.
     """
 
@@ -34,7 +103,7 @@ class Store(ABC):
         self.name = name
         self.columns = columns
 
-    def close(self) -> None:  # noqa: B027  # most stores hold nothing open
+    def close(self) -> None:  # noqa: B027  # most stores keep no connection
         """Disconnect."""
 
     def __enter__(self) -> Self:
@@ -45,46 +114,46 @@ class Store(ABC):
 
     @abstractmethod
     def iter_batches(self, batch_size: int = BATCH) -> Iterator[FeatureTable]:
-        """Read images batch by batch, without their views, in little memory."""
+        """Yield the images batch by batch, without their views, using little memory."""
 
     @abstractmethod
     def read(self) -> FeatureTable:
-        """Read all images that the filter leaves, and their views, in the order of writing."""
+        """Read all images that match the filter, and their views, in the order of writing."""
 
     @abstractmethod
     def write(self, table: FeatureTable) -> None:
-        """Write features, labels, ids and views; make the table if there is none.
+        """Write features, labels, ids and views; create the table if it does not exist.
 
-        In a database, rows that have the same ids, and their views, are replaced, and the others
-        stay; a file is replaced as a whole.
+        In a database, rows with the same ids are replaced together with their views, and all other
+        rows are kept; a file is replaced as a whole.
         """
 
     @abstractmethod
     def annotate(self, ids: Sequence[str], values: Mapping[str, Sequence[str | float]]) -> None:
-        """Write values, such as predictions, into columns, which are made if there are none."""
+        """Write values, such as predictions, into columns, which are created if needed."""
 
 
 class FileStore(Store):
-    """A features file of `miv extract`.
+    """A features file, as written by `miv extract`.
 
     Parameters
     ----------
-    path
+    path : str or Path
         The file.
-    columns
-        A file has its own columns and no filter: anything but the default is refused.
+    columns : Columns
+        Must be the default: a file has fixed columns and no filter.
     """
 
     def __init__(self, path: str | Path, columns: Columns) -> None:
         super().__init__(str(path), columns)
         if columns != Columns():
             raise InputError(
-                f"{path} is a features file, which has its own columns and no filter: "
-                "leave out id, label, vectors and where."
+                f"{path} is a features file, which has fixed columns and no filter: "
+                "omit id, label, vectors and where."
             )
 
     def iter_batches(self, batch_size: int = BATCH) -> Iterator[FeatureTable]:
-        """Cut the table of the file into batches."""
+        """Read the file and yield it in batches."""
         table = self.read()
         for start in range(0, len(table), batch_size):
             part = slice(start, start + batch_size)
@@ -100,83 +169,53 @@ class FileStore(Store):
         """Write the file."""
         table.save(self.name)
 
-    def annotate(self, ids: Sequence[str], values: Mapping[str, Sequence[str | float]]) -> None:  # noqa: ARG002  # the same for all stores
-        """Refuse: a features file has no place for it."""
-        raise InputError(f"{self.name} is a features file: predictions cannot be written into it.")
-
-
-# Which columns of a table hold what.
-
-
-# The columns of a table that mivhead made, beside its features.
-ID = "id"
-LABEL = "label"
-VIEW_OF = "view_of"  # id of the image that a view was made from
-POSITION = "position"  # order of the rows
+    def annotate(self, ids: Sequence[str], values: Mapping[str, Sequence[str | float]]) -> None:  # noqa: ARG002  # the signature of all stores
+        """Raise an error: a features file cannot hold other values."""
+        raise InputError(
+            f"{self.name} is a features file, which cannot hold predictions: use a database."
+        )
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Which rows and columns of a table to read.
+class TableInfo:
+    """What a table that mivhead created stores about its features."""
 
-    Parameters
-    ----------
-    id
-        Column of the names of the rows; None: `id`, or what the database itself uses.
-    label
-        Column of the labels; None: `label`, if there is one.
-    vectors
-        Columns of the features, one per block, shallow to deep; none: those that mivhead wrote, or
-        the only column of vectors.
-    where
-        Filter in the database's own language, passed on as it is: never build it from texts of
-        strangers.
-    """
+    format: int
+    dtype: str
+    shapes: dict[str, list[int]]  # per image
+    backbone: dict[str, Any] | None = None
 
-    id: str | None = None
-    label: str | None = None
-    vectors: tuple[str, ...] = ()
-    where: str | None = None
+    @classmethod
+    def of(cls, table: FeatureTable) -> TableInfo:
+        """Return the info of features that are about to be written."""
+        dtype, *others = {str(tensor.dtype) for tensor in table.features.tensors.values()}
+        if others:
+            raise InputError(f"All parts of {table.features} must have the same type to be stored.")
+        shapes = {name: list(shape) for name, shape in table.features.layout.items()}
+        return cls(FORMAT, dtype.removeprefix("torch."), shapes, table.backbone)
 
-    def choose_vectors(self, candidates: Sequence[str], table: str) -> tuple[str, ...]:
-        """Choose the features among the columns that hold vectors."""
-        for column in self.vectors:
-            check_one_of("vectors", column, candidates)
-        if self.vectors:
-            return self.vectors
-        if len(candidates) != 1:
-            found = ", ".join(candidates) or "none"
+    @classmethod
+    def read(cls, text: str | bytes, table: str) -> TableInfo:
+        """Read what `to_string` wrote; raise an error if it is newer or corrupted."""
+        try:
+            document = json.loads(text)
+        except ValueError:
+            document = None
+        number = document.get("format") if isinstance(document, dict) else None
+        if isinstance(number, int) and number > FORMAT:
             raise InputError(
-                f"{table} needs one column of vectors, but there are {found}: name the ones to "
-                "read, shallow to deep, with `vectors`."
+                f"{table} was written by a newer mivhead: run `pip install -U mivhead`."
             )
-        return tuple(candidates)
+        return from_json(cls, document, f"the info of {table}")
 
-    def choose_id(self, existing: Sequence[str]) -> str | None:
-        """Choose the column of the ids: the one that was asked for, or the usual one, if any."""
-        return _choose(ID, self.id, existing)
-
-    def choose_label(self, existing: Sequence[str]) -> str | None:
-        """Choose the column of the labels: the one that was asked for, or the usual one, if any."""
-        return _choose(LABEL, self.label, existing)
-
-
-def _choose(role: str, given: str | None, existing: Sequence[str]) -> str | None:
-    if given is None:
-        return role if role in existing else None
-    check_one_of(role, given, existing)
-    return given
-
-
-# Rows on their way between a `FeatureTable` and a database.
-
-
-Array = NDArray[Any]
+    def to_string(self) -> str:
+        """Return one JSON document."""
+        return json.dumps(to_json(self))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a table; None for a column that the table does not have."""
+    """Rows on their way between a `FeatureTable` and a database; None for a missing column."""
 
     ids: list[str]
     parts: dict[str, Array]  # by column, (n, ...)
@@ -186,7 +225,7 @@ class Rows:
 
     @staticmethod
     def join(batches: Sequence[Rows]) -> Rows:
-        """Put batches together, in the order of their positions."""
+        """Concatenate batches, in the order of their positions."""
         if not batches:
             return Rows([], {})
 
@@ -218,7 +257,7 @@ class Rows:
 
 
 def rows_of(table: FeatureTable, first: int, batch_size: int) -> Iterator[Rows]:
-    """Yield the images of a table, then their views; positions count from `first`."""
+    """Yield the images of a table, then their views; positions start at `first`."""
     labels = table.labels
     for start in range(0, len(table), batch_size):
         part = slice(start, start + batch_size)
@@ -245,32 +284,32 @@ def rows_of(table: FeatureTable, first: int, batch_size: int) -> Iterator[Rows]:
 
 
 class Stacker:
-    """Stacks the vectors of rows, which must all be there and of one shape, in all batches."""
+    """Stacks vectors, none of which may be missing; all batches must have the same shape."""
 
     def __init__(self, table: str) -> None:
         self._table = table
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def stack(self, column: str, ids: Sequence[str], vectors: Sequence[Array | None]) -> Array:
-        """Return an array (n, ...) of the vectors of one column."""
+        """Return the vectors of one column as an array (n, ...)."""
         for id_, vector in zip(ids, vectors, strict=True):
             if vector is None:
                 raise InputError(
                     f"The row {id_!r} of {self._table} has no vector in the column {column!r}: "
-                    "filter such rows out."
+                    "exclude such rows with `where`."
                 )
             expected = self._shapes.setdefault(column, vector.shape)
             if vector.shape != expected:
                 raise InputError(
                     f"The row {id_!r} of {self._table} has {_size(vector.shape)} values in the "
-                    f"column {column!r}, the rows before it have {_size(expected)}: all vectors "
-                    "of a column must be equally wide."
+                    f"column {column!r}, but earlier rows have {_size(expected)}: all vectors of a "
+                    "column must have the same shape."
                 )
         return np.stack([np.asarray(vector) for vector in vectors])
 
 
-def texts(column: Sequence[Any]) -> list[Any]:
-    """Values of a column as texts, gaps as None."""
+def strings(column: Sequence[Any]) -> list[Any]:
+    """Return the values of a column as strings, missing ones as None."""
     return [None if each is None else str(each) for each in column]
 
 
@@ -282,152 +321,105 @@ def _arrays(features: Features) -> dict[str, Array]:
     return {name: tensor.numpy() for name, tensor in features.tensors.items()}
 
 
-# What the stores in databases have in common.
-#
-# A table that mivhead made has the columns `id`, `label`, `view_of`, `position` and one per
-# part of the features (`block0.map`, `block0.token`, ...), and carries a `Description`. Tables
-# of others can be read as well: any that has a column of vectors.
-
-
-FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a table that mivhead made says of its features."""
-
-    format: int
-    dtype: str
-    shapes: dict[str, list[int]]  # per image
-    backbone: dict[str, Any] | None = None
-
-    @classmethod
-    def of(cls, table: FeatureTable) -> Description:
-        """Describe features that are about to be written."""
-        dtype, *others = {str(tensor.dtype) for tensor in table.features.tensors.values()}
-        if others:
-            raise InputError(f"The parts of {table.features} must have one type to be stored.")
-        shapes = {name: list(shape) for name, shape in table.features.layout.items()}
-        return cls(FORMAT, dtype.removeprefix("torch."), shapes, table.backbone)
-
-    @classmethod
-    def read(cls, text: str | bytes, table: str) -> Description:
-        """Read what `as_text` wrote; a newer or damaged one is an error."""
-        try:
-            document = json.loads(text)
-        except ValueError:
-            document = None
-        number = document.get("format") if isinstance(document, dict) else None
-        if isinstance(number, int) and number > FORMAT:
-            raise InputError(f"{table} was written by a newer mivhead: `pip install -U mivhead`.")
-        return from_json(cls, document, f"the description of {table}")
-
-    def as_text(self) -> str:
-        """One JSON document."""
-        return json.dumps(to_json(self))
-
-
 class DatabaseStore(Store):
-    """A table in a database: what is read and written, without how."""
+    """A table in a database: what is read and written; subclasses implement how."""
 
     def iter_batches(self, batch_size: int = BATCH) -> Iterator[FeatureTable]:
-        """Read images batch by batch, without their views, in little memory."""
-        description = self._describe()
-        for rows in self._scan(description, views=False, batch_size=batch_size):
-            yield self._table(rows, description)
+        """Yield the images batch by batch, without their views, using little memory."""
+        info = self._read_info()
+        for rows in self._scan(info, views=False, batch_size=batch_size):
+            yield self._table(rows, info)
 
     def read(self) -> FeatureTable:
-        """Read all images that the filter leaves, and their views, in the order of writing."""
-        description = self._describe()
-        images = Rows.join(list(self._scan(description, views=False, batch_size=BATCH)))
+        """Read all images that match the filter, and their views, in the order of writing."""
+        info = self._read_info()
+        images = Rows.join(list(self._scan(info, views=False, batch_size=BATCH)))
         if not images.ids:
             matching = " that match the filter" if self.columns.where else ""
             raise InputError(f"{self.name} has no rows{matching}.")
-        table = self._table(images, description)
-        if description is None or self.columns.vectors:
+        table = self._table(images, info)
+        if info is None or self.columns.vectors:
             return table
-        views = Rows.join(list(self._scan(description, views=True, batch_size=BATCH)))
+        views = Rows.join(list(self._scan(info, views=True, batch_size=BATCH)))
         row_of = {each: row for row, each in enumerate(images.ids)}
         origins = [row_of.get(each or "", -1) for each in views.view_of or ()]
-        kept = [i for i, row in enumerate(origins) if row >= 0]  # the filter may have removed some
+        kept = [i for i, row in enumerate(origins) if row >= 0]  # others were filtered out
         if not kept:
             return table
-        features = self._features(views, description)[kept]
+        features = self._features(views, info)[kept]
         return replace(table, views=features, view_of=np.array([origins[i] for i in kept]))
 
     def write(self, table: FeatureTable) -> None:
-        """Write features, labels, ids and views; make the table if there is none."""
+        """Write features, labels, ids and views; create the table if it does not exist."""
         if len(set(table.ids)) < len(table.ids):
-            raise InputError(f"The ids are not distinct; {self.name} needs one of its own per row.")
-        new = Description.of(table)
-        found = self._describe() if self._exists() else new
+            raise InputError(f"The ids are not unique, but {self.name} needs a unique id per row.")
+        new = TableInfo.of(table)
+        found = self._read_info() if self._exists() else new
         if found is None:
-            raise InputError(f"{self.name} was not made by mivhead: write into a new table.")
+            raise InputError(f"{self.name} was not created by mivhead: write into a new table.")
         if found != new:
             raise InputError(
-                f"{self.name} holds features of another backbone, type or shape: "
+                f"{self.name} contains features of another backbone, type or shape: "
                 "write into a new table."
             )
         self._insert(new, rows_of(table, self._next_position(), BATCH))
 
     @abstractmethod
     def _exists(self) -> bool:
-        """Whether the table is there."""
+        """Return whether the table exists."""
 
     @abstractmethod
-    def _describe(self) -> Description | None:
-        """Read what mivhead noted when it made the table; None for a table of someone else."""
+    def _read_info(self) -> TableInfo | None:
+        """Read the info of a table that mivhead created; None for any other table."""
 
     @abstractmethod
-    def _scan(
-        self, description: Description | None, *, views: bool, batch_size: int
-    ) -> Iterator[Rows]:
-        """Read rows batch by batch: the images that the filter leaves, or all views.
+    def _scan(self, info: TableInfo | None, *, views: bool, batch_size: int) -> Iterator[Rows]:
+        """Yield rows batch by batch: the images that match the filter, or all views.
 
-        Parts of a table that mivhead made may come flat, as (n, values).
+        Parts of a table that mivhead created may be flat, (n, values).
         """
 
     @abstractmethod
     def _next_position(self) -> int:
-        """Position for the next new row."""
+        """Return the position of the next new row."""
 
     @abstractmethod
-    def _insert(self, description: Description, batches: Iterator[Rows]) -> None:
-        """Write rows in place of those with the same ids and their views; make the table first."""
+    def _insert(self, info: TableInfo, batches: Iterator[Rows]) -> None:
+        """Write rows, replacing those with the same ids and their views; create the table first."""
 
     def _vectors(
-        self, description: Description | None, candidates: Callable[[], list[str]]
+        self, info: TableInfo | None, candidates: Callable[[], list[str]]
     ) -> tuple[str, ...]:
-        """Columns to read the features from; `candidates` finds them in a table of someone else."""
-        if description is None:
+        """Return the columns of the features; `candidates` finds them in a foreign table."""
+        if info is None:
             return self.columns.choose_vectors(candidates(), self.name)
-        known = tuple(description.shapes)
+        known = tuple(info.shapes)
         return self.columns.choose_vectors(known, self.name) if self.columns.vectors else known
 
-    def _features(self, rows: Rows, description: Description | None) -> Features:
-        if description is None:
+    def _features(self, rows: Rows, info: TableInfo | None) -> Features:
+        if info is None:
             return Features(list(rows.parts.values()))
-        shapes = description.shapes
+        shapes = info.shapes
         parts = {name: part.reshape(-1, *shapes[name]) for name, part in rows.parts.items()}
         if self.columns.vectors:
             return Features(list(parts.values()))
         return Features.from_tensors(parts)
 
-    def _table(self, rows: Rows, description: Description | None) -> FeatureTable:
-        complete = description is not None and not self.columns.vectors
+    def _table(self, rows: Rows, info: TableInfo | None) -> FeatureTable:
+        complete = info is not None and not self.columns.vectors
         return FeatureTable(
-            self._features(rows, description),
+            self._features(rows, info),
             tuple(rows.ids),
             self._labels(rows),
-            backbone=description.backbone if description is not None and complete else None,
+            backbone=info.backbone if info is not None and complete else None,
         )
 
     def _labels(self, rows: Rows) -> tuple[str, ...] | None:
         if rows.labels is None or (self.columns.label is None and None in rows.labels):
-            return None  # nobody asked for labels, as for a prediction
+            return None  # labels were not requested, as for a prediction
         if None in rows.labels:
             raise InputError(
                 f"The row {rows.ids[rows.labels.index(None)]!r} of {self.name} has no label: "
-                "fill it in, or filter such rows out."
+                "add it, or exclude such rows with `where`."
             )
         return tuple(map(str, rows.labels))

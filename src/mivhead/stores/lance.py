@@ -1,8 +1,8 @@
-"""Tables of LanceDB, the database that is a folder.
+"""LanceDB tables: a database in a folder.
 
 The parts of a block are the fields of a struct (`block0.map` is `map` in `block0`): flat lists of
-fixed size in the type of the features, so that float16 stays what it is, bit for bit; their shapes
-are in the metadata of the schema.
+fixed size in the type of the features, so that float16 values are stored exactly. Their shapes are
+in the metadata of the schema.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from mivhead.stores.base import (
     Array,
     Columns,
     DatabaseStore,
-    Description,
     Rows,
     Stacker,
-    texts,
+    TableInfo,
+    strings,
 )
 
 _METADATA = b"mivhead"
 
 
 class LanceStore(DatabaseStore):
-    """A table of LanceDB.
+    """A LanceDB table.
 
     Parameters
     ----------
-    folder, table
+    folder, table : str
         Folder of the database, and name of the table.
-    columns
-        Which rows and columns to read; the filter is SQL as LanceDB understands it.
+    columns : Columns
+        Which rows and columns to read; the filter is LanceDB's SQL.
     """
 
     def __init__(self, folder: str, table: str, columns: Columns) -> None:
@@ -52,11 +52,11 @@ class LanceStore(DatabaseStore):
         self._pa = need("pyarrow", "lancedb")
 
     def annotate(self, ids: Sequence[str], values: Mapping[str, Sequence[str | float]]) -> None:
-        """Write values, such as predictions, into columns, which are made if there are none."""
+        """Write values, such as predictions, into columns, which are created if needed."""
         table = self._open_table()
         id_column = self.columns.choose_id(table.schema.names)
         if id_column is None:
-            raise InputError(f"{self.name} has no column of ids to find its rows by: name it.")
+            raise InputError(f"{self.name} has no column of ids: name one with `id`.")
         pa = self._pa
         known = pa.array(list(ids)).cast(table.schema.field(id_column).type)
         new = pa.table({id_column: known, **{k: pa.array(list(v)) for k, v in values.items()}})
@@ -76,9 +76,9 @@ class LanceStore(DatabaseStore):
         with self._explained():
             return self._lancedb.connect(self._folder).open_table(self._table_name)
 
-    def _describe(self) -> Description | None:
+    def _read_info(self) -> TableInfo | None:
         text = (self._open_table().schema.metadata or {}).get(_METADATA)
-        return None if text is None else Description.read(text, self.name)
+        return None if text is None else TableInfo.read(text, self.name)
 
     def _next_position(self) -> int:
         if not self._exists():
@@ -89,56 +89,54 @@ class LanceStore(DatabaseStore):
             default=-1,
         )
 
-    def _scan(
-        self, description: Description | None, *, views: bool, batch_size: int
-    ) -> Iterator[Rows]:
+    def _scan(self, info: TableInfo | None, *, views: bool, batch_size: int) -> Iterator[Rows]:
         table = self._open_table()
         names = table.schema.names
         vectors = self._vectors(
-            description, lambda: [f.name for f in table.schema if self._is_vector(f.type)]
+            info, lambda: [f.name for f in table.schema if self._is_vector(f.type)]
         )
         id_column, label = self.columns.choose_id(names), self.columns.choose_label(names)
-        own = [] if description is None else [VIEW_OF, POSITION]
+        own = [] if info is None else [VIEW_OF, POSITION]
         selected = [*filter(None, (id_column, label)), *own, *vectors]
         stacker = Stacker(self.name)
         count = 0
         with self._explained():
-            for batch in _read(table, selected, self._where(description, views), batch_size):
+            for batch in _read(table, selected, self._where(info, views), batch_size):
                 columns = dict(zip(batch.schema.names, batch.columns, strict=True))
                 numbers = range(count, count + batch.num_rows)
-                ids = texts(columns[id_column].to_pylist() if id_column else numbers)
+                ids = strings(columns[id_column].to_pylist() if id_column else numbers)
                 count += batch.num_rows
                 yield Rows(
                     ids,
                     {name: self._values(columns[name], name, ids, stacker) for name in vectors},
-                    texts(columns[label].to_pylist()) if label else None,
+                    strings(columns[label].to_pylist()) if label else None,
                     columns[VIEW_OF].to_pylist() if own else None,
                     columns[POSITION].to_pylist() if own else None,
                 )
 
-    def _where(self, description: Description | None, views: bool) -> str | None:
-        if description is None:
+    def _where(self, info: TableInfo | None, views: bool) -> str | None:
+        if info is None:
             return self.columns.where
         if views:
             return f"{VIEW_OF} IS NOT NULL"
         given = f" AND ({self.columns.where})" if self.columns.where else ""
         return f"{VIEW_OF} IS NULL{given}"
 
-    def _insert(self, description: Description, batches: Iterator[Rows]) -> None:
+    def _insert(self, info: TableInfo, batches: Iterator[Rows]) -> None:
         with self._explained():
             table = self._open_table() if self._exists() else None
             for rows in batches:
-                data = self._as_arrow(rows, description)
+                data = self._as_arrow(rows, info)
                 if table is None:
                     database = self._lancedb.connect(self._folder)
                     table = database.create_table(self._table_name, data)
                     continue
-                if rows.view_of and rows.view_of[0] is None:  # views came after their images
+                if rows.view_of and rows.view_of[0] is None:  # images: replaced
                     listed = ", ".join("'" + each.replace("'", "''") + "'" for each in rows.ids)
                     table.delete(f"{ID} IN ({listed}) OR {VIEW_OF} IN ({listed})")
                 table.add(data)
 
-    def _as_arrow(self, rows: Rows, description: Description) -> Any:
+    def _as_arrow(self, rows: Rows, info: TableInfo) -> Any:
         pa = self._pa
         blocks: dict[str, dict[str, Any]] = {}
         for name, part in rows.parts.items():
@@ -156,7 +154,7 @@ class LanceStore(DatabaseStore):
         }
         for block, fields in blocks.items():
             columns[block] = pa.StructArray.from_arrays(list(fields.values()), list(fields))
-        return pa.table(columns).replace_schema_metadata({_METADATA: description.as_text()})
+        return pa.table(columns).replace_schema_metadata({_METADATA: info.to_string()})
 
     def _is_vector(self, kind: Any) -> bool:
         types = self._pa.types
@@ -165,7 +163,7 @@ class LanceStore(DatabaseStore):
         return False
 
     def _values(self, column: Any, name: str, ids: Sequence[str], stacker: Stacker) -> Array:
-        """Vectors (n, width), or several per row (n, vectors, width)."""
+        """Return vectors (n, width), or several per row (n, vectors, width)."""
         types = self._pa.types
         flat = types.is_fixed_size_list(column.type) and types.is_floating(column.type.value_type)
         if flat and not column.null_count:
@@ -176,7 +174,7 @@ class LanceStore(DatabaseStore):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn LanceDB's errors (a wrong filter, a damaged table) into ours."""
+        """Turn LanceDB's errors (a wrong filter, a corrupted table) into mivhead's."""
         try:
             yield
         except (ValueError, RuntimeError, OSError, self._pa.ArrowException) as error:
@@ -186,7 +184,7 @@ class LanceStore(DatabaseStore):
 
 
 def _nested(values: Any) -> Array:
-    """Values of a list: numbers, or lists of numbers."""
+    """Return the values of a list: numbers, or lists of numbers."""
     if hasattr(values, "flatten") and hasattr(values.type, "value_type"):
         inner: Array = values.flatten().to_numpy(zero_copy_only=False)
         return inner.reshape(len(values), -1)

@@ -1,8 +1,8 @@
-"""Tables of PostgreSQL with the extension pgvector.
+"""PostgreSQL tables with the extension pgvector.
 
-Tokens become columns of the type `halfvec` or `vector`, so that the database can search them; maps,
-which are larger than these types allow, become `bytea`: their values in little-endian order. Both
-give back every bit. The table's comment holds the description.
+Tokens are stored as `halfvec` or `vector`, so that the database can search them; maps, which are
+larger than these types allow, as `bytea`, in little-endian order. Both are exact. The comment on
+the table holds the `TableInfo`.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from mivhead.stores.base import (
     Array,
     Columns,
     DatabaseStore,
-    Description,
     Rows,
     Stacker,
-    texts,
+    TableInfo,
+    strings,
 )
 
 _EXTRA = "pgvector"
 _VECTORS = ("vector", "halfvec", "_float4", "_float8")  # types that hold a vector
 _SEARCHABLE = {"float16": "halfvec", "float32": "vector"}
 _MAX_WIDTH = 16_000  # of both
-_MARK = "mivhead:"  # how the comment on a table of ours begins
+_MARK = "mivhead:"  # prefix of the comment on a table that mivhead created
 
 
 class PostgresStore(DatabaseStore):
-    """A table of PostgreSQL.
+    """A PostgreSQL table.
 
     Parameters
     ----------
-    server
-        Address of the database; a password is better kept in `~/.pgpass` or `PGPASSWORD`.
-    options
-        `table` (perhaps with its schema, `birds.shots`), and what libpq knows, such as `sslmode`.
-    columns
+    server : str
+        Address of the database; keep a password in `~/.pgpass` or `PGPASSWORD` instead.
+    options : mapping
+        `table` (optionally with its schema, `birds.shots`), and options of libpq such as `sslmode`.
+    columns : Columns
         Which rows and columns to read; the filter is SQL.
     """
 
@@ -65,13 +65,13 @@ class PostgresStore(DatabaseStore):
         self._plain_name = self._table_name.as_string(None)
 
     def annotate(self, ids: Sequence[str], values: Mapping[str, Sequence[str | float]]) -> None:
-        """Write values, such as predictions, into columns, which are made if there are none."""
+        """Write values, such as predictions, into columns, which are created if needed."""
         sql = self._psycopg.sql
         with self._connection() as connection:
             types = self._types(connection)
             id_column = self.columns.choose_id(list(types))
             if id_column is None:
-                raise InputError(f"{self.name} has no column of ids to find its rows by: name it.")
+                raise InputError(f"{self.name} has no column of ids: name one with `id`.")
             for name, column in values.items():
                 kind = "text" if column and isinstance(column[0], str) else "double precision"
                 statement = "ALTER TABLE {} ADD COLUMN IF NOT EXISTS {} " + kind
@@ -94,7 +94,7 @@ class PostgresStore(DatabaseStore):
             return bool(self._types(connection))
 
     def _types(self, connection: Any) -> dict[str, str]:
-        """Columns of the table and their types; none if there is no table."""
+        """Return the columns of the table and their types; empty if there is no table."""
         rows = connection.execute(
             "SELECT attname, typname FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
             "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
@@ -102,7 +102,7 @@ class PostgresStore(DatabaseStore):
         )
         return dict(rows.fetchall())
 
-    def _describe(self) -> Description | None:
+    def _read_info(self) -> TableInfo | None:
         with self._connection() as connection:
             if not self._types(connection):
                 raise InputError(f"{self.name} does not exist.")
@@ -110,7 +110,7 @@ class PostgresStore(DatabaseStore):
             comment = connection.execute(query, [self._plain_name]).fetchone()[0] or ""
         if not comment.startswith(_MARK):
             return None
-        return Description.read(comment.removeprefix(_MARK), self.name)
+        return TableInfo.read(comment.removeprefix(_MARK), self.name)
 
     def _next_position(self) -> int:
         if not self._exists():
@@ -120,35 +120,33 @@ class PostgresStore(DatabaseStore):
             position: int | None = connection.execute(last).fetchone()[0]
             return 0 if position is None else position + 1
 
-    def _scan(
-        self, description: Description | None, *, views: bool, batch_size: int
-    ) -> Iterator[Rows]:
+    def _scan(self, info: TableInfo | None, *, views: bool, batch_size: int) -> Iterator[Rows]:
         with self._connection() as connection:
             types = self._types(connection)
             vectors = self._vectors(
-                description, lambda: [name for name, kind in types.items() if kind in _VECTORS]
+                info, lambda: [name for name, kind in types.items() if kind in _VECTORS]
             )
             id_column = self.columns.choose_id(list(types))
             label = self.columns.choose_label(list(types))
-            own = [] if description is None else [VIEW_OF, POSITION]
+            own = [] if info is None else [VIEW_OF, POSITION]
             selected = [*filter(None, (id_column, label)), *own, *vectors]
             stacker = Stacker(self.name)
             count = 0
             with connection.cursor(name="mivhead", binary=True) as cursor:
-                cursor.execute(self._query(selected, description, views, id_column))
+                cursor.execute(self._query(selected, info, views, id_column))
                 while batch := cursor.fetchmany(batch_size):
                     columns = dict(zip(selected, zip(*batch, strict=True), strict=True))
                     numbers = range(count, count + len(batch))
-                    ids = texts(columns[id_column] if id_column else numbers)
+                    ids = strings(columns[id_column] if id_column else numbers)
                     count += len(batch)
-                    kind = None if description is None else description.dtype
+                    kind = None if info is None else info.dtype
                     yield Rows(
                         ids,
                         {
                             name: stacker.stack(name, ids, [_array(v, kind) for v in columns[name]])
                             for name in vectors
                         },
-                        texts(columns[label]) if label else None,
+                        strings(columns[label]) if label else None,
                         list(columns[VIEW_OF]) if own else None,
                         list(columns[POSITION]) if own else None,
                     )
@@ -156,14 +154,14 @@ class PostgresStore(DatabaseStore):
     def _query(
         self,
         selected: Sequence[str],
-        description: Description | None,
+        info: TableInfo | None,
         views: bool,
         id_column: str | None,
     ) -> Any:
         sql = self._psycopg.sql
         names = sql.SQL(", ").join(map(sql.Identifier, selected))
         conditions = []
-        if description is not None:
+        if info is not None:
             is_view = "{} IS NOT NULL" if views else "{} IS NULL"
             conditions.append(sql.SQL(is_view).format(sql.Identifier(VIEW_OF)))
         if self.columns.where and not views:
@@ -171,12 +169,12 @@ class PostgresStore(DatabaseStore):
         query = self._sql("SELECT {1} FROM {0}", names)
         if conditions:
             query += sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions)
-        order = POSITION if description is not None else id_column
+        order = POSITION if info is not None else id_column
         return query + sql.SQL(" ORDER BY {}").format(sql.Identifier(order)) if order else query
 
-    def _insert(self, description: Description, batches: Iterator[Rows]) -> None:
+    def _insert(self, info: TableInfo, batches: Iterator[Rows]) -> None:
         sql = self._psycopg.sql
-        parts = list(description.shapes)
+        parts = list(info.shapes)
         names = [ID, LABEL, VIEW_OF, POSITION, *parts]
         statement = self._sql(
             "INSERT INTO {} ({}) VALUES ({})",
@@ -188,41 +186,41 @@ class PostgresStore(DatabaseStore):
         )
         with self._connection() as connection:
             if not self._types(connection):
-                self._create(connection, description)
-            cursor = connection.cursor()  # not before the types are known
+                self._create(connection, info)
+            cursor = connection.cursor()  # after the vector types are registered
             for rows in batches:
-                if rows.view_of and rows.view_of[0] is None:  # views came after their images
+                if rows.view_of and rows.view_of[0] is None:  # images: replaced
                     cursor.execute(replaced, [rows.ids, rows.ids])
-                stored = [[self._value(part, description) for part in rows.parts[n]] for n in parts]
+                stored = [[self._value(part, info) for part in rows.parts[n]] for n in parts]
                 labels = rows.labels or [None] * len(rows.ids)
                 columns = (rows.ids, labels, rows.view_of or (), rows.positions or (), *stored)
                 cursor.executemany(statement, list(zip(*columns, strict=True)))
 
-    def _create(self, connection: Any, description: Description) -> None:
-        columns = [f"{{}} {_column_type(description, name)}" for name in description.shapes]
+    def _create(self, connection: Any, info: TableInfo) -> None:
+        columns = [f"{{}} {_column_type(info, name)}" for name in info.shapes]
         statement = (
             "CREATE TABLE {} ({} text PRIMARY KEY, {} text, {} text, {} bigint NOT NULL, "
             + ", ".join(columns)
             + ")"
         )
-        names = (ID, LABEL, VIEW_OF, POSITION, *description.shapes)
+        names = (ID, LABEL, VIEW_OF, POSITION, *info.shapes)
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
         self._pgvector.register_vector(connection)
         sql = self._psycopg.sql
         connection.execute(self._sql(statement, *map(sql.Identifier, names)))
-        comment = sql.Literal(_MARK + description.as_text())
+        comment = sql.Literal(_MARK + info.to_string())
         connection.execute(self._sql("COMMENT ON TABLE {} IS {}", comment))
 
-    def _value(self, part: Array, description: Description) -> Any:
-        """One image's part, as its column stores it."""
-        if part.ndim == 1 and part.size <= _MAX_WIDTH and description.dtype in _SEARCHABLE:
-            name = "HalfVector" if description.dtype == "float16" else "Vector"
+    def _value(self, part: Array, info: TableInfo) -> Any:
+        """Return one image's part in the form that its column stores."""
+        if part.ndim == 1 and part.size <= _MAX_WIDTH and info.dtype in _SEARCHABLE:
+            name = "HalfVector" if info.dtype == "float16" else "Vector"
             return getattr(need("pgvector", _EXTRA), name)(part)
-        return np.ascontiguousarray(part, _little(description.dtype)).tobytes()
+        return np.ascontiguousarray(part, _little(info.dtype)).tobytes()
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
-        """Connect; commit at the end, or roll back; turn errors of the database into ours."""
+        """Connect, commit or roll back, and turn the database's errors into mivhead's."""
         try:
             with self._psycopg.connect(self._address) as connection:
                 if self._psycopg.types.TypeInfo.fetch(connection, "vector") is not None:
@@ -234,15 +232,15 @@ class PostgresStore(DatabaseStore):
             raise InputError(f"{self.name}: {_reason(error)}.") from error
 
 
-def _column_type(description: Description, name: str) -> str:
-    shape = description.shapes[name]
-    if len(shape) == 1 and shape[0] <= _MAX_WIDTH and description.dtype in _SEARCHABLE:
-        return f"{_SEARCHABLE[description.dtype]}({int(shape[0])})"
+def _column_type(info: TableInfo, name: str) -> str:
+    shape = info.shapes[name]
+    if len(shape) == 1 and shape[0] <= _MAX_WIDTH and info.dtype in _SEARCHABLE:
+        return f"{_SEARCHABLE[info.dtype]}({int(shape[0])})"
     return "bytea"
 
 
 def _array(value: Any, dtype: str | None) -> Array | None:
-    """Read a value of any of the types that hold vectors."""
+    """Read a value of any type that holds vectors."""
     if value is None:
         return None
     if isinstance(value, bytes) and dtype is not None:

@@ -1,8 +1,9 @@
-"""Collections of Qdrant, in a local folder or on a server.
+"""Qdrant collections, in a local folder or on a server.
 
-A token is a vector, a map is a multi-vector with one vector per patch; Qdrant hands out float32,
-which holds every float16 value as it is. The description is in every point's payload. In its local
-mode Qdrant reads its files with `pickle`: open no folder of a stranger.
+A token is stored as a vector, a map as a multi-vector with one vector per patch. Qdrant returns
+float32, which represents every float16 value exactly. The payload of every point holds the
+`TableInfo`. In its local mode Qdrant reads its files with `pickle`: never open a folder that you do
+not trust.
 """
 
 from __future__ import annotations
@@ -26,30 +27,30 @@ from mivhead.stores.base import (
     Array,
     Columns,
     DatabaseStore,
-    Description,
     Rows,
     Stacker,
-    texts,
+    TableInfo,
+    strings,
 )
 
 API_KEY = "QDRANT_API_KEY"
-UNNAMED = "vector"  # what the vectors of a collection without names are called here
-_DESCRIPTION = "mivhead"  # key of the payload
+UNNAMED = "vector"  # the name given to the only vector of a collection without names
+_INFO = "mivhead"  # key of the payload
 _SCROLL = 1000  # points per request for payloads only
 _log = logging.getLogger(__name__)
 
 
 class QdrantStore(DatabaseStore):
-    """A collection of Qdrant.
+    """A Qdrant collection.
 
     Parameters
     ----------
-    place
-        A folder for the local mode, or `http://HOST:6333`; the key of a server is taken from the
+    place : str
+        A folder for the local mode, or `http://HOST:6333`; the key of a server is read from the
         environment variable `QDRANT_API_KEY`.
-    collection
+    collection : str
         Its name.
-    columns
+    columns : Columns
         Which points, vectors and keys of the payload to read; the filter is Qdrant's JSON.
     """
 
@@ -63,14 +64,14 @@ class QdrantStore(DatabaseStore):
         self._filter = self._read_filter(columns.where)
 
     def close(self) -> None:
-        """Disconnect; a local folder can be open only once at a time."""
+        """Disconnect; a local folder can only be opened once at a time."""
         if self._connected is not None:
             self._connected.close()
             self._connected = None
 
     def annotate(self, ids: Sequence[str], values: Mapping[str, Sequence[str | float]]) -> None:
         """Write values, such as predictions, into the payloads."""
-        point_id = _native if self._describe() is None else _point_id
+        point_id = _native if self._read_info() is None else _point_id
         with self._client() as client:
             for row, id_ in enumerate(ids):
                 payload = {name: column[row] for name, column in values.items()}
@@ -80,13 +81,13 @@ class QdrantStore(DatabaseStore):
         with self._client() as client:
             return bool(client.collection_exists(self._collection))
 
-    def _describe(self) -> Description | None:
+    def _read_info(self) -> TableInfo | None:
         if not self._exists():
             raise InputError(f"{self.name} does not exist.")
         with self._client() as client:
-            points, _ = client.scroll(self._collection, limit=1, with_payload=[_DESCRIPTION])
-        text = points[0].payload.get(_DESCRIPTION) if points else None
-        return None if text is None else Description.read(text, self.name)
+            points, _ = client.scroll(self._collection, limit=1, with_payload=[_INFO])
+        text = points[0].payload.get(_INFO) if points else None
+        return None if text is None else TableInfo.read(text, self.name)
 
     def _next_position(self) -> int:
         if not self._exists():
@@ -94,57 +95,53 @@ class QdrantStore(DatabaseStore):
         batches = self._scroll(None, _SCROLL, with_payload=[POSITION], with_vectors=False)
         return 1 + max((each.payload[POSITION] for batch in batches for each in batch), default=-1)
 
-    def _scan(
-        self, description: Description | None, *, views: bool, batch_size: int
-    ) -> Iterator[Rows]:
+    def _scan(self, info: TableInfo | None, *, views: bool, batch_size: int) -> Iterator[Rows]:
         configured = self._vector_params()
-        vectors = self._vectors(description, lambda: list(configured))
+        vectors = self._vectors(info, lambda: list(configured))
         cosine = [n for n in vectors if configured[n].distance == self._models.Distance.COSINE]
         self._warn_of_cosine(cosine)
         stacker = Stacker(self.name)
-        id_key = self.columns.id or (ID if description is not None else None)
+        id_key = self.columns.id or (ID if info is not None else None)
         label = self.columns.label or LABEL
         named = False if UNNAMED in configured else list(vectors)
-        found = self._scroll(
-            self._conditions(description, views), batch_size, with_vectors=named or True
-        )
+        found = self._scroll(self._conditions(info, views), batch_size, with_vectors=named or True)
         for points in found:
             payloads = [point.payload for point in points]
-            ids = texts([p.id if id_key is None else p.payload.get(id_key) for p in points])
+            ids = strings([p.id if id_key is None else p.payload.get(id_key) for p in points])
             parts = {}
             for name in vectors:
                 values = [_array(point.vector, name) for point in points]
                 part = stacker.stack(name, ids, values)  # (n, C) or (n, patches, C)
                 if name in cosine:
                     part = _normalised(part)
-                if description is not None:
-                    # In the usual order in memory too: training then rounds as it does elsewhere.
-                    part = np.moveaxis(part, -1, 1).astype(description.dtype, order="C")
+                if info is not None:
+                    # In C order, so that training rounds the same way as with other stores.
+                    part = np.moveaxis(part, -1, 1).astype(info.dtype, order="C")
                 parts[name] = part
             yield Rows(
                 ids,
                 parts,
-                texts([payload.get(label) for payload in payloads]),
+                strings([payload.get(label) for payload in payloads]),
                 [payload.get(VIEW_OF) for payload in payloads],
-                None if description is None else [payload[POSITION] for payload in payloads],
+                None if info is None else [payload[POSITION] for payload in payloads],
             )
 
-    def _insert(self, description: Description, batches: Iterator[Rows]) -> None:
-        if description.dtype == "float64":
+    def _insert(self, info: TableInfo, batches: Iterator[Rows]) -> None:
+        if info.dtype == "float64":
             raise InputError("Qdrant stores float32: convert float64 features before writing.")
         models = self._models
         with self._client() as client:
             if not client.collection_exists(self._collection):
-                client.create_collection(self._collection, self._params(description))
+                client.create_collection(self._collection, self._params(info))
             for rows in batches:
-                if rows.view_of and rows.view_of[0] is None:  # views came after their images
+                if rows.view_of and rows.view_of[0] is None:  # images: replaced
                     old = models.FieldCondition(key=VIEW_OF, match=models.MatchAny(any=rows.ids))
                     client.delete(
                         self._collection, models.FilterSelector(filter=models.Filter(must=[old]))
                     )
-                client.upsert(self._collection, list(self._points(rows, description)))
+                client.upsert(self._collection, list(self._points(rows, info)))
 
-    def _points(self, rows: Rows, description: Description) -> Iterator[Any]:
+    def _points(self, rows: Rows, info: TableInfo) -> Iterator[Any]:
         for i, id_ in enumerate(rows.ids):
             vectors = {}
             for name, part in rows.parts.items():
@@ -155,15 +152,15 @@ class QdrantStore(DatabaseStore):
                 LABEL: None if rows.labels is None else rows.labels[i],
                 VIEW_OF: None if rows.view_of is None else rows.view_of[i],
                 POSITION: None if rows.positions is None else rows.positions[i],
-                _DESCRIPTION: description.as_text(),
+                _INFO: info.to_string(),
             }
             yield self._models.PointStruct(id=_point_id(id_), vector=vectors, payload=payload)
 
-    def _params(self, description: Description) -> dict[str, Any]:
-        """Configure vectors: the dot product, as the cosine distance would normalise them."""
+    def _params(self, info: TableInfo) -> dict[str, Any]:
+        """Configure the vectors for the dot product: the cosine distance would normalise them."""
         models = self._models
         several = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
-        half = models.Datatype.FLOAT16 if description.dtype == "float16" else None
+        half = models.Datatype.FLOAT16 if info.dtype == "float16" else None
         return {
             name: models.VectorParams(
                 size=shape[0],
@@ -171,7 +168,7 @@ class QdrantStore(DatabaseStore):
                 datatype=half,
                 multivector_config=several if len(shape) > 1 else None,
             )
-            for name, shape in description.shapes.items()
+            for name, shape in info.shapes.items()
         }
 
     def _vector_params(self) -> dict[str, Any]:
@@ -182,9 +179,9 @@ class QdrantStore(DatabaseStore):
     def _warn_of_cosine(self, vectors: Sequence[str]) -> None:
         if vectors:
             _log.warning(
-                "%s has the cosine distance for %s, for which Qdrant stores normalised vectors: "
-                "they are not what the backbone gave, so use a model trained on them only with "
-                "vectors of this collection.",
+                "%s uses the cosine distance for %s, for which Qdrant stores normalised vectors: "
+                "they differ from the backbone's features, so use a model trained on them only "
+                "with vectors of this collection.",
                 self.name,
                 ", ".join(vectors),
             )
@@ -196,12 +193,12 @@ class QdrantStore(DatabaseStore):
             return self._models.Filter.model_validate_json(text)
         except ValueError as error:
             raise InputError(
-                f"The filter {text!r} is not one of Qdrant's, such as "
+                f"where must be a Qdrant filter in JSON, got {text!r}; an example is "
                 '{"must": [{"key": "label", "match": {"value": "cat"}}]}.'
             ) from error
 
-    def _conditions(self, description: Description | None, views: bool) -> Any:
-        if description is None:
+    def _conditions(self, info: TableInfo | None, views: bool) -> Any:
+        if info is None:
             return self._filter
         models = self._models
         no_view = models.IsEmptyCondition(is_empty=models.PayloadField(key=VIEW_OF))
@@ -228,13 +225,13 @@ class QdrantStore(DatabaseStore):
 
     @contextmanager
     def _client(self) -> Iterator[Any]:
-        """Connect on first use; turn errors of Qdrant into ours."""
+        """Connect on first use; turn Qdrant's errors into mivhead's."""
         exceptions = need("qdrant_client.http.exceptions", "qdrant")
         try:
             if self._connected is None:
                 remote = self._place.startswith(("http://", "https://"))
                 where = {"url": self._place, "api_key": os.environ.get(API_KEY)}
-                # The check of versions would run in a thread and warn from there.
+                # The version check would run in a thread and emit warnings from there.
                 self._connected = self._qdrant.QdrantClient(
                     check_compatibility=False, **(where if remote else {"path": self._place})
                 )
@@ -254,13 +251,13 @@ def _array(vector: Any, name: str) -> Array | None:
 
 
 def _normalised(vectors: Array) -> Array:
-    """Bring vectors to length 1, as the local mode does so with some of them only."""
+    """Normalise vectors to length 1: the local mode normalises only some of them."""
     length = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.where(length > 0, length, 1)
 
 
 def _point_id(id_: str) -> str:
-    """Make the id of a point, which cannot be any text, from the id of a row."""
+    """Derive the id of a point, which cannot be an arbitrary string, from the id of a row."""
     return str(uuid5(NAMESPACE_URL, id_))
 
 

@@ -1,4 +1,4 @@
-"""Opens a store by its address."""
+"""Open a store by its address."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from urllib.parse import parse_qsl, unquote
 from mivhead.errors import InputError, check_one_of
 from mivhead.stores.base import Columns, FileStore, Store
 
-SCHEMES = ("lancedb", "postgresql", "qdrant")
+SCHEMES = ("lancedb", "postgresql", "qdrant")  # a new database is added here and in `open_store`
 _OPTIONS = ("id", "label", "vectors", "where")
 
 
 def is_store(text: str | Path) -> bool:
-    """Tell whether a text is the address of a database, and not of a file or folder.
+    """Return whether a string is the address of a database rather than a file or folder.
 
     >>> is_store("lancedb://data/birds"), is_store("shots/")
     (True, False)
@@ -32,25 +32,29 @@ def open_store(
 ) -> Store:
     """Open a table of features.
 
-    Nothing is read or made before it is asked for.
+    Nothing is read or created until a method of the store is called.
 
     Parameters
     ----------
-    uri
+    uri : str or Path
         `lancedb://FOLDER/TABLE`, `postgresql://USER@HOST/DATABASE?table=NAME`,
         `qdrant://FOLDER/COLLECTION`, `qdrant://http://HOST:6333/COLLECTION`, or the path of a
-        `.safetensors` file. The other parameters may be given as part of the address too:
+        `.safetensors` file. The other parameters may also be part of the address:
         `lancedb://data/birds?label=species`.
-    id
-        Column of the names of the rows; by default `id`, or what the database itself uses.
-    label
-        Column of the labels; by default `label`, if there is one.
-    vectors
+    id : str, optional
+        Column of the row ids; by default `id`, or the database's own ids.
+    label : str, optional
+        Column of the labels; by default `label`, if it exists.
+    vectors : sequence of str, default=()
         Columns of the features, one per block, shallow to deep; by default those that mivhead
         wrote, or the only column of vectors.
-    where
-        Filter in the database's own language: SQL, or JSON for Qdrant. It is passed on as it is,
-        so never build it from texts of strangers.
+    where : str, optional
+        Filter in the database's own language: SQL, or JSON for Qdrant. It is passed on unchanged:
+        never build it from untrusted strings.
+
+    Returns
+    -------
+    Store
 
     Examples
     --------

@@ -7,14 +7,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from mivhead import FewShotClassifier
 from mivhead.backbones import load_backbone
 from mivhead.errors import InputError
 from mivhead.methods import make_method
 from mivhead.methods.tuning.tsa import TSA, AdaptedConv, _fold
-from tests.helpers.small_networks import backbone, digits, network, resnet, vit
+from tests.helpers.small_networks import (
+    BasicBlock,
+    Bottleneck,
+    backbone,
+    digits,
+    network,
+    resnet,
+    vit,
+)
 
 
 class Branches(nn.Module):

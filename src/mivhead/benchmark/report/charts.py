@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mivhead._optional import need
 from mivhead.benchmark.compare import Comparison, merge_bins
 from mivhead.benchmark.report.accuracy import Series, reference, set_title
 from mivhead.benchmark.report.costs import costliest, latency
@@ -23,6 +24,7 @@ COLUMNS = 4  # panels side by side
 
 
 def _figure(width: float, height: float) -> Figure:
+    need("matplotlib", "plot")
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")

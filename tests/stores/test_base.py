@@ -146,7 +146,7 @@ def test_features_of_another_kind_are_not_mixed_in(address: Address) -> None:
 def test_ids_must_be_distinct(address: Address) -> None:
     with (
         stores.open(address("birds")) as store,
-        pytest.raises(InputError, match="ids are not distinct"),
+        pytest.raises(InputError, match="ids are not unique"),
     ):
         store.write(FeatureTable(features(2), ("a", "a")))
 

@@ -9,6 +9,7 @@ import pytest
 from mivhead import Features, stores
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.stores import FeatureTable
+from tests.helpers.extras import Blocked
 
 
 def table() -> FeatureTable:
@@ -30,7 +31,7 @@ def test_a_file_is_a_store(tmp_path: Path) -> None:
     assert [each.labels for each in batches] == [("x", "y"), ("x", "y"), ("x",)]
     assert Features.concat([each.features for each in batches]) == table().features
     assert all(each.views is None and each.backbone == {"name": "mine"} for each in batches)
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(InputError, match="cannot hold predictions"):
         store.annotate(["a"], {"name": ["x"]})
 
 
@@ -66,14 +67,9 @@ def test_wrong_addresses(uri: str, message: str) -> None:
 def test_a_missing_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, uri: str, module: str, extra: str
 ) -> None:
-    class NotInstalled:
-        def find_spec(self, name: str, *_: object) -> None:
-            if name.partition(".")[0] == module:
-                raise ModuleNotFoundError(f"No module named {module!r}", name=module)
-
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [NotInstalled(), *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [Blocked(module), *sys.meta_path])
     with pytest.raises(NotAvailableError) as error:
         stores.open(uri)
     assert f'pip install "mivhead[{extra}]"' in str(error.value)

@@ -63,7 +63,7 @@ def test_truncated_file_is_named(kind, tmp_path):
     path = tmp_path / "broken.jpg"
     for part in (0.02, 0.5, 0.9):
         path.write_bytes(data[: int(len(data) * part)])
-        with pytest.raises(ImageError, match=r"broken\.jpg is (damaged: .+|not a JPEG.+)"):
+        with pytest.raises(ImageError, match=r"broken\.jpg is (corrupted: .+|not a JPEG.+)"):
             load_image(path)
 
 
@@ -128,7 +128,7 @@ def test_large_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(images, "MAX_FILE_BYTES", 2**20)
     path = tmp_path / "big.bmp"
     path.write_bytes(b"BM" + bytes(2**20))
-    with pytest.raises(ImageError, match=r"big\.bmp is larger than 1 MiB"):
+    with pytest.raises(ImageError, match=r"big\.bmp is larger than the limit of 1 MiB"):
         load_image(path)
 
 
@@ -165,7 +165,7 @@ def test_16_bit_rgb_png():
 
 def test_32_bit_values_are_refused():
     for values in (np.ones((4, 4), np.float32), np.ones((4, 4), np.int32)):
-        with pytest.raises(ImageError, match=r"m\.tiff holds 32-bit values.*8 or 16 bits"):
+        with pytest.raises(ImageError, match=r"m\.tiff has 32-bit values.*8 or 16 bits"):
             load_image(encode(Image.fromarray(values), "TIFF"), name="m.tiff")
 
 
@@ -283,5 +283,5 @@ def test_the_input_image_is_not_changed():
 
 def test_lazily_opened_damaged_pil_image():
     data = encode(Image.fromarray(picture(200, 200)), "JPEG")
-    with pytest.raises(ImageError, match="image 0 is damaged"):
+    with pytest.raises(ImageError, match="image 0 is corrupted"):
         load_image(Image.open(io.BytesIO(data[: len(data) // 2])), name="image 0")

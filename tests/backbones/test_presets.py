@@ -1,4 +1,4 @@
-"""The backbones of the paper: settings, shapes, activations, parameter counts, some training."""
+"""The presets of the paper's backbones: settings, shapes, activations, parameter counts."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import timm
 import torch
 from torch import nn
 
 from mivhead import Features, MIVClassifier, Recipe
 from mivhead.backbones import list_backbones, load_backbone
-from mivhead.backbones.paper import PAPER
 from mivhead.backbones.preprocessing import preprocess
+from mivhead.backbones.presets import PAPER
 from mivhead.backbones.timm_models import build
 from mivhead.head.head import MIVHead
 from mivhead.head.recipe import derive_presets, resolve_blocks
 from tests.helpers.conformance import photos, run
+
+timm = pytest.importorskip("timm", reason="the extra timm is not installed")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Folding, mirroring and tapping change speed, not results."""
+"""The network equals timm's, and folding and mirroring change its speed, not its results."""
 
 from __future__ import annotations
 
@@ -10,9 +10,46 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from mivhead.backbones.efficientnet_lite import ActivatedNorm, SameConv2d, fold_batchnorm, mirror
-from mivhead.backbones.taps import Taps
-from mivhead.errors import InputError
+from mivhead.backbones.efficientnet_lite import (
+    SHAPES,
+    ActivatedNorm,
+    EfficientNetLite,
+    SameConv2d,
+    fold_batchnorm,
+    mirror,
+    tap_names,
+)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_equals_timm(name: str) -> None:
+    timm = pytest.importorskip("timm", reason="the extra timm is not installed")
+    torch.manual_seed(0)
+    theirs = timm.create_model(f"tf_{name}", pretrained=False).eval()
+    ours = EfficientNetLite(name).eval()
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert tap_names(ours) == tap_names(theirs)
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    x = torch.randn(2, 3, 65, 98)
+    with torch.no_grad():
+        expected = theirs(x)
+        assert expected.std() > 0
+        torch.testing.assert_close(ours(x), expected)
+    norms = [m for m in ours.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    others = [m for m in theirs.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    assert [(m.eps, m.momentum) for m in norms] == [(m.eps, m.momentum) for m in others]
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("size", [(8, 8), (9, 8), (7, 12)])
+def test_same_padding_equals_timm(kernel: int, stride: int, size: tuple[int, int]) -> None:
+    layers = pytest.importorskip("timm.layers", reason="the extra timm is not installed")
+    ours = SameConv2d(2, 2, kernel, stride)
+    theirs = layers.Conv2dSame(2, 2, kernel, stride)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(1, 2, *size)
+    torch.testing.assert_close(ours(x), theirs(x))
 
 
 def network(kernel: int, stride: int, channels: int, seed: int) -> nn.Sequential:
@@ -70,35 +107,3 @@ def test_folded_and_mirrored_equals_plain(
 def test_mirror_refuses_what_it_cannot_do(conv: nn.Conv2d) -> None:
     with pytest.raises(ValueError, match="no mirror image"):
         mirror(nn.Sequential(conv))
-
-
-def test_taps_are_copies_that_later_layers_cannot_change() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 2, 3))
-    x = torch.randn(2, 3, 8, 8)
-    with torch.no_grad():
-        before, after = Taps(model, ["0", "1"])(x)
-        assert before.min() < 0 <= after.min()
-        torch.testing.assert_close(before, model[0](x))
-        torch.testing.assert_close(after, before.relu())
-
-
-def test_taps_stop_after_the_deepest() -> None:
-    class Mine(nn.Module):
-        def forward(self, _x: torch.Tensor) -> torch.Tensor:
-            raise AssertionError("not needed for the taps")
-
-    model = nn.Sequential(nn.ReLU(), Mine())
-    assert Taps(model, ["0"])(torch.ones(1))[0] == 1
-
-
-def test_taps_in_the_wrong_order_are_refused() -> None:
-    model = nn.Sequential(nn.ReLU(), nn.ReLU())
-    with pytest.raises(InputError, match="order in which they run"):
-        Taps(model, ["1", "0"])(torch.ones(1))
-
-
-def test_taps_of_one_model_do_not_disturb_each_other() -> None:
-    model = nn.Sequential(nn.ReLU(), nn.Tanh())
-    first, second = Taps(model, ["0"]), Taps(model, ["1"])
-    assert second(torch.ones(1))[0] == torch.ones(1).tanh()
-    assert first(torch.ones(1))[0] == 1

@@ -1,16 +1,21 @@
-"""Folders and zips: what is found, in what order, and what is said when it is not."""
+"""Folders, zips and tables: what is found, in what order, and how hostile files are refused."""
 
+import contextlib
 import os
+import stat
+import struct
 import unicodedata
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mivhead.errors import ImageError, InputError
+from mivhead.errors import ImageError, InputError, MivError
+from mivhead.images import sources as zips
 from mivhead.images.imageset import (
     ImageSet,
     Skipped,
@@ -86,11 +91,11 @@ def test_missing_path(tmp_path):
 
 
 def test_empty_folder(tmp_path):
-    with pytest.raises(InputError, match=r"holds no images; put each class.*/cat/1\.jpg"):
+    with pytest.raises(InputError, match=r"contains no images; put each class.*/cat/1\.jpg"):
         open_labelled(tmp_path)
-    with pytest.raises(InputError, match="holds no images"):
+    with pytest.raises(InputError, match="contains no images"):
         open_unlabelled(tmp_path)
-    with pytest.raises(InputError, match="No images"):
+    with pytest.raises(InputError, match="There are no images"):
         open_unlabelled([])
 
 
@@ -108,13 +113,13 @@ def test_one_class_only(tmp_path):
 
 
 def test_class_folder_without_images(build):
-    with pytest.raises(InputError, match=r"class folder 'bird' .*holds no images"):
+    with pytest.raises(InputError, match=r"class folder 'bird' .*contains no images"):
         open_labelled(build({**TWO, "bird/readme.txt": b"soon"}))
 
 
 def test_wrong_kind_of_file(tmp_path):
     make_folder(tmp_path, {"a.bin": b"x"})
-    with pytest.raises(InputError, match=r"neither a folder .* nor a \.zip, nor a \.csv"):
+    with pytest.raises(InputError, match=r"is not a folder .*, a \.zip or a \.csv"):
         open_labelled(tmp_path / "a.bin")
 
 
@@ -234,3 +239,175 @@ def test_real_sets_open():
         images = open_labelled(root)
         assert len(images.classes) >= 2
         assert images.load(0).mode == "RGB"
+
+
+@pytest.mark.parametrize(
+    "member", ["/etc/cat/1.png", "../cat/1.png", "cat/../../1.png", "C:\\cat\\1.png", "..\\1.png"]
+)
+def test_zip_paths_that_lead_out(member, tmp_path):
+    path = make_zip(tmp_path / "a.zip", {**TWO, member: png()})
+    with pytest.raises(InputError, match=r"a\.zip contains .* leads out of the zip"):
+        open_labelled(path)
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_zip_with_a_link(tmp_path):
+    link = zipfile.ZipInfo("dog/link.png")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    path = make_zip(tmp_path / "a.zip", {**TWO, link: b"/etc/passwd"})
+    with pytest.raises(InputError, match=r"contains the link 'dog/link\.png'"):
+        open_labelled(path)
+
+
+def test_encrypted_zip(tmp_path):
+    path = make_zip(tmp_path / "a.zip", TWO)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + 8] |= 1  # the flag in the central directory
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="is encrypted"):
+        open_labelled(path)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_zip_with_unusual_compression(method, tmp_path):
+    path = make_zip(tmp_path / "a.zip", TWO, method)
+    with pytest.raises(InputError, match="unsupported compression"):
+        open_labelled(path)
+
+
+def test_not_a_zip(tmp_path):
+    path = make_folder(tmp_path, {"a.zip": b"hello"}) / "a.zip"
+    for open_it in (open_labelled, open_unlabelled):
+        with pytest.raises(InputError, match=r"a\.zip cannot be read as a zip"):
+            open_it(path)
+
+
+def test_zip_with_too_many_members(tmp_path, monkeypatch):
+    monkeypatch.setattr(zips, "MAX_MEMBERS", 3)
+    with pytest.raises(InputError, match="has 4 members; at most 3"):
+        open_labelled(make_zip(tmp_path / "a.zip", TWO))
+
+
+def test_zip_bomb_by_its_headers(tmp_path):
+    path = make_zip(tmp_path / "a.zip", {f"cat/{i}.png": b"x" for i in range(5)})
+    data = bytearray(path.read_bytes())
+    at = -1
+    while (at := data.find(b"PK\x01\x02", at + 1)) >= 0:
+        data[at + 24 : at + 28] = struct.pack("<I", 2**30)  # each claims to unpack to 1 GiB
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=r"would unpack to 5\.0 GiB, .* times its size"):
+        open_labelled(path)
+
+
+def test_zip_member_is_read_up_to_a_limit_only(tmp_path, monkeypatch):
+    monkeypatch.setattr("mivhead.images.decoding.MAX_FILE_BYTES", 2**20)
+    path = make_zip(tmp_path / "a.zip", {**TWO, "cat/11.png": bytes(50 * 2**20)})
+    skipped = check_images(open_labelled(path))
+    assert [each.id for each in skipped] == ["cat/11.png"]
+    assert "larger than the limit of 1 MiB" in skipped[0].reason
+
+
+@pytest.mark.parametrize("claimed", [1, 10**6])
+def test_zip_member_with_a_false_size(claimed, tmp_path):
+    content = os.urandom(5000)
+    path = make_zip(tmp_path / "a.zip", {"cat/1.png": content, "dog/1.png": png()})
+    data = bytearray(path.read_bytes())
+    at = data.index(b"PK\x01\x02")
+    data[at + 24 : at + 28] = struct.pack("<I", claimed)
+    path.write_bytes(data)
+    with pytest.raises(ImageError, match=r"a\.zip/cat/1\.png is (corrupted|not a)"):
+        open_labelled(path).load(0)
+
+
+@given(changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=8))
+@settings(max_examples=300, deadline=None)
+def test_damaged_zip_gives_images_or_a_clear_error(changes, tmp_path_factory):
+    path = make_zip(tmp_path_factory.getbasetemp() / "fuzz.zip", TWO)
+    data = bytearray(path.read_bytes())
+    for position, byte in changes:
+        data[int(position * (len(data) - 1))] = byte
+    path.write_bytes(data)
+    with contextlib.suppress(MivError):
+        check_images(open_labelled(path))
+
+
+def test_member_without_a_name(tmp_path):
+    path = make_zip(tmp_path / "a.zip", {**TWO, "NAME": b"x"})
+    path.write_bytes(path.read_bytes().replace(b"NAME", b"\0AME"))  # Python cuts at a null byte
+    assert open_labelled(path).ids == tuple(TWO)
+
+
+def test_zip_is_read_while_iterating_not_before(tmp_path, monkeypatch):
+    path = make_zip(tmp_path / "a.zip", TWO)
+    reads = []
+    original = zipfile.ZipFile.open
+
+    def spy(self, info, *args):
+        reads.append(info.filename)
+        return original(self, info, *args)
+
+    monkeypatch.setattr(zipfile.ZipFile, "open", spy)
+    stream = iter_images(open_labelled(path))
+    assert reads == []
+    next(stream)
+    assert reads == ["cat/1.png"]
+
+
+def table(tmp_path, text, encoding="utf-8"):
+    make_folder(tmp_path / "pictures", TWO)
+    path = tmp_path / "labels.csv"
+    path.write_text(text, encoding=encoding)
+    return path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "path,label\npictures/dog/a.png,dog\npictures/cat/1.png,big cat\n",
+        "pictures/dog/a.png,dog\r\npictures/cat/1.png,big cat",
+        'Class;note;FileName\ndog;"a;b";pictures/dog/a.png\n\nbig cat;;pictures\\cat\\1.png\n',
+        "image\tclass\n pictures/dog/a.png \tdog\npictures/./cat/1.png\tbig cat\n",
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_table(text, encoding, tmp_path):
+    images = open_labelled(table(tmp_path, text, encoding))
+    assert images.ids == ("pictures/dog/a.png", "pictures/cat/1.png")
+    assert images.labels == ("dog", "big cat")
+    assert [image.getpixel((0, 0))[0] for _, image in iter_images(images)] == [20, 1]
+
+
+def test_table_with_absolute_paths(tmp_path):
+    path = tmp_path / "pictures/cat/1.png"
+    images = open_labelled(table(tmp_path, f"path,label\n{path},a\npictures/dog/a.png,b\n"))
+    assert check_images(images) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "is empty"),
+        ("path,label\n", "no rows"),
+        ("a,b\n1,2\n", r"path, file, image, filename.*label, class.*got a, b"),
+        ("path,label\na.png,\n", "line 2: expected a path and a label"),
+        ("path,label\na.png\n", "line 2: expected a path and a label"),
+        ("path,label\na.png,x\n./a.png,y\n", "line 3: a.png is listed twice"),
+        ("path,label\na.png,x\n", "only the class 'x'"),
+        ('path,label\n"a.png,x\n', "cannot be read"),
+    ],
+)
+def test_bad_table(text, reason, tmp_path):
+    with pytest.raises(InputError, match=reason):
+        open_labelled(table(tmp_path, text))
+
+
+def test_table_that_is_not_utf8(tmp_path):
+    path = table(tmp_path, "path,label\na.png,Käfer\n", encoding="latin-1")
+    with pytest.raises(InputError, match="UTF-8"):
+        open_labelled(path)
+
+
+def test_table_with_a_missing_image_names_file_and_line(tmp_path):
+    images = open_labelled(table(tmp_path, "path,label\npictures/dog/a.png,x\ngone.png,y\n"))
+    with pytest.raises(ImageError, match=r"gone\.png \(labels\.csv, line 3\) does not exist"):
+        list(iter_images(images))

@@ -25,7 +25,11 @@ from mivhead.backbones.http import connect
 from mivhead.errors import NotAvailableError
 from mivhead.service import backbone as serve
 from mivhead.service.backbone import BackboneServer
-from tests.helpers.services import ToyBackbone, running, toy_server
+from tests.helpers.extras import needs
+from tests.helpers.services import running, toy, toy_server
+from tests.helpers.tiny_backbone import TinyBackbone
+
+pytestmark = needs("tenacity", "http")
 
 JSON = {"Content-Type": "application/json"}
 
@@ -59,7 +63,7 @@ def test_health_and_description(url: str) -> None:
     assert ask(url, "GET", "/healthz")[:2] == (200, {"status": "ok"})
     code, about, headers = ask(url, "GET", "/v1/backbone")
     assert code == 200
-    assert about["identity"] == ToyBackbone().identity.as_json()
+    assert about["identity"] == toy().identity.as_json()
     assert about["protocol"] == 1
     assert (about["max_images"], about["max_bytes"]) == (3, 10_000)
     assert headers["Server"] == "mivhead"
@@ -71,12 +75,12 @@ def test_image_files_of_any_size_and_kind(url: str, kind: str) -> None:
     code, content, headers = ask(url, "POST", "/v1/features", body)
     assert code == 200
     assert headers["Content-Type"] == wire.SAFETENSORS
-    assert headers["Miv-Backbone"] == ToyBackbone().identity.key
+    assert headers["Miv-Backbone"] == toy().identity.key
     from safetensors.torch import load
 
     found = load(content)
     files = [io.BytesIO(base64.b64decode(text)) for text in body["images"]]
-    expected = ToyBackbone().extract([Image.open(file).convert("RGB") for file in files])
+    expected = toy().extract([Image.open(file).convert("RGB") for file in files])
     assert Features.from_tensors(found) == expected
 
 
@@ -86,18 +90,19 @@ def test_npz_on_request(url: str) -> None:
     assert (code, answered["Content-Type"]) == (200, wire.NPZ)
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         assert {k: a.shape for k, a in arrays.items()} == {
-            "block0.map": (1, 3, 4, 4),
-            "block1.token": (1, 3),
+            "block0.map": (1, 6, 4, 4),
+            "block1.map": (1, 6, 2, 2),
+            "block2.token": (1, 3),
         }
 
 
 @pytest.mark.parametrize(
     ("method", "path", "headers", "body", "code", "message"),
     [
-        ("GET", "/", None, None, 404, "There are /healthz, /v1/backbone, /v1/features"),
-        ("GET", "/../../etc/passwd", None, None, 404, "nothing else"),
-        ("GET", "/v1/features", None, None, 405, "/v1/features is for POST"),
-        ("POST", "/healthz", None, b"{}", 405, "/healthz is for GET"),
+        ("GET", "/", None, None, 404, "The only paths are /healthz, /v1/backbone, /v1/features"),
+        ("GET", "/../../etc/passwd", None, None, 404, "The only paths are"),
+        ("GET", "/v1/features", None, None, 405, "/v1/features only supports POST"),
+        ("POST", "/healthz", None, b"{}", 405, "/healthz only supports GET"),
         ("DELETE", "/v1/features", None, None, 501, "Unsupported method"),
         ("POST", "/v1/features", {"Content-Type": "text/plain"}, b"{}", 415, "application/json"),
         ("POST", "/v1/features", {**JSON, "Content-Length": "-1"}, None, 411, "Content-Length"),
@@ -120,7 +125,7 @@ def test_npz_on_request(url: str) -> None:
             None,
             {"images": [picture("BMP")[:-40]]},
             400,
-            "Image 0 is damaged",
+            "Image 0 is corrupted",
         ),
     ],
 )
@@ -170,7 +175,7 @@ def test_connection_is_kept_and_a_client_may_leave(url: str) -> None:
     assert ask(url, "GET", "/healthz")[0] == 200
 
 
-class Failing(ToyBackbone):
+class Failing(TinyBackbone):
     def extract(self, images: Any) -> Features:
         raise RuntimeError("/secret/path of the server")
 
@@ -193,15 +198,15 @@ def test_key_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (code, headers["WWW-Authenticate"]) == (401, "Bearer")
         right = {"Authorization": "Bearer abc"}
         assert ask(address, "GET", "/v1/backbone", headers=right)[0] == 200
-    with pytest.raises(NotAvailableError, match="NO_SUCH_KEY for the key is not set"):
-        BackboneServer(ToyBackbone(), port=0, key="NO_SUCH_KEY")
+    with pytest.raises(NotAvailableError, match="NO_SUCH_KEY, which holds the key, is not set"):
+        BackboneServer(toy(), port=0, key="NO_SUCH_KEY")
 
 
-class Slow(ToyBackbone):
+class Slow(TinyBackbone):
     """Notes how many calls run at once."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__()
+        super().__init__("toy", token=True)
         self.seconds = seconds
         self.started = threading.Event()
         self.inside = self.most = 0
@@ -220,7 +225,7 @@ def test_one_batch_at_a_time_for_many_clients() -> None:
     images = [np.full((4, 4, 3), 10 * i, np.uint8) for i in range(20)]
     with running(BackboneServer(slow, port=0)) as address:
         found = connect(address, batch_size=1, concurrency=12).extract(images)
-    assert found == ToyBackbone().extract(images)
+    assert found == toy().extract(images)
     assert slow.most == 1
 
 
@@ -265,18 +270,18 @@ def test_port_in_use_and_no_port(url: str) -> None:
     port = urlsplit(url).port
     assert port is not None
     with pytest.raises(NotAvailableError, match=f"Cannot listen on 127.0.0.1, port {port}: "):
-        BackboneServer(ToyBackbone(), port=port)
+        BackboneServer(toy(), port=port)
     with pytest.raises(NotAvailableError, match="port 70000"):
-        BackboneServer(ToyBackbone(), port=70_000)
+        BackboneServer(toy(), port=70_000)
     with pytest.raises(NotAvailableError, match=r"no\.such\.host\.invalid"):
-        BackboneServer(ToyBackbone(), "no.such.host.invalid", 0)
+        BackboneServer(toy(), "no.such.host.invalid", 0)
 
 
 def test_ipv6_loopback() -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
     try:
-        server = BackboneServer(ToyBackbone(), "::1", 0)
+        server = BackboneServer(toy(), "::1", 0)
     except NotAvailableError as absent:
         pytest.skip(str(absent))
     threading.Thread(target=server.serve_forever).start()
