@@ -13,10 +13,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import LazyLoader, find_spec
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from mivhead._version import __version__
 from mivhead.cli import (
@@ -156,28 +153,9 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-class _DeferredImport(MetaPathFinder):
-    """Defers the import of a module until one of its attributes is used, by a `LazyLoader`."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def find_spec(self, fullname: str, *_: Any, **__: Any) -> ModuleSpec | None:
-        """Find the module as usual, but do not execute it yet."""
-        if fullname != self.name:
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = LazyLoader(spec.loader)
-        return spec
-
-
 def configure_process() -> None:
     """Make a short-lived process start faster."""
     gc.set_threshold(GC_THRESHOLD)
-    # scikit-learn imports it unconditionally, but only `sklearn.utils.fixes._mode` uses it.
-    sys.meta_path.insert(0, _DeferredImport("scipy.stats"))
     with suppress(AttributeError, OSError, TypeError):  # only glibc has it
         mallopt = ctypes.CDLL(None).mallopt
         for option in MALLOC_OPTIONS:
