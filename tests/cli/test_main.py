@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import os
+import platform
 import resource
 import signal
 import subprocess
@@ -278,6 +279,25 @@ def test_fit_and_predict_import_nothing_heavy(shots, tmp_path, monkeypatch):
 def test_lists_import_no_library():
     for command in (["methods"], ["backbones", "list"]):
         assert not imported(*command) & {*HEAVY, "PIL", "numpy", "scipy", "sklearn", "torch"}
+
+
+CONFIGURE = "from mivhead.cli.main import configure_process; configure_process()\n"
+PAGE_FAULTS = """
+from resource import RUSAGE_SELF, getrusage
+def allocate(): [b"x" * 20_000_000 for _ in range(4)]
+allocate()
+before = getrusage(RUSAGE_SELF).ru_minflt
+for _ in range(20): allocate()
+print(getrusage(RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+def test_freed_memory_is_used_again():
+    default, ours = (
+        int(subprocess_miv(script=before + PAGE_FAULTS).stdout) for before in ("", CONFIGURE)
+    )
+    assert ours < default / 5
 
 
 EXIT = "import atexit, sys, threading, time; from mivhead.cli.main import exit_process; "
