@@ -80,12 +80,12 @@ def run_command(arguments: list[str]) -> None:
             return plain_import(name, *args, **kwargs)
 
     builtins.__import__ = timed_import
-    from mivhead.cli.main import begin
+    from mivhead.cli.main import configure_process
 
-    begin()  # as the command does
+    configure_process()  # as the command does
     from mivhead.backbones.base import LazyBackbone
     from mivhead.classifier import FeatureClassifier
-    from mivhead.cli.main import end, main
+    from mivhead.cli.main import exit_process, main
     from mivhead.diagnostics import estimate as diagnostics
     from mivhead.extraction import pipeline as extraction
     from mivhead.extraction.pipeline import Writer
@@ -107,7 +107,7 @@ def run_command(arguments: list[str]) -> None:
     watch.wrap(Writer, "__exit__", "cache")
     watch.wrap(LazyBackbone, "extract", "backbone")
     watch.wrap(LazyBackbone, "loaded", "weights")
-    watch.wrap(diagnostics, "held_out", "head")
+    watch.wrap(diagnostics, "cross_validate", "head")
     for name in ("fit", "predict_proba"):
         watch.wrap(FeatureClassifier, name, "head")
     with watch.under("rest"):
@@ -115,7 +115,7 @@ def run_command(arguments: list[str]) -> None:
         code = main()
     watch._turn()
     print(json.dumps({"code": code, **watch.seconds}), file=sys.stderr)
-    end(code)  # as the command does
+    exit_process(code)  # as the command does
 
 
 def time_command(arguments: list[str], cache: Path) -> dict[str, float]:

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from mivhead import _files as safefile
 from mivhead._schema import from_json
 from mivhead._version import __version__
-from mivhead.backbones.base import Backbone, Identity
-from mivhead.backbones.named import named_by_file
+from mivhead.backbones.base import Backbone, Identity, named_by_file
 from mivhead.errors import InputError, ModelFileError
 from mivhead.fewshot import FewShotClassifier
 from mivhead.head.recipe import Recipe

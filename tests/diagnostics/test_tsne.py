@@ -1,4 +1,4 @@
-"""The vectors of an episode, derived again from the head's parameters in plain loops."""
+"""The vectors of an found, derived again from the head's parameters in plain loops."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ import torch
 
 from mivhead import FewShotClassifier, MIVClassifier, Preprocessing
 from mivhead.backbones import from_module
-from mivhead.diagnostics.tsne import centroid_episode, miv_episodes, tuned_episode
+from mivhead.diagnostics.tsne import (
+    Embeddings,
+    centroid_embeddings,
+    draw_tsne,
+    miv_embeddings,
+    project,
+    tuned_embeddings,
+)
 from mivhead.errors import InputError
 from mivhead.head.recipe import Recipe
 from mivhead.images.imageset import ImageSet, from_images
 from mivhead.methods.registry import make_method
+from tests.helpers.extras import needs
+from tests.helpers.pictures import ink
+
+pytestmark = needs("matplotlib", "plot")
 
 LABELS = ["a", "a", "a", "b", "b", "c"]
 
@@ -29,9 +40,9 @@ def fitted(blocks, **recipe) -> MIVClassifier:
     return MIVClassifier(Recipe(steps=3, **recipe), random_state=0).fit(shots, LABELS)
 
 
-def cosines(episode, centred: bool) -> np.ndarray:
-    mean = episode.prototypes.mean(axis=0) if centred else 0.0
-    p, q = episode.prototypes - mean, episode.query - mean
+def cosines(found, centred: bool) -> np.ndarray:
+    mean = found.prototypes.mean(axis=0) if centred else 0.0
+    p, q = found.prototypes - mean, found.query - mean
     return (p @ q) / (np.linalg.norm(p, axis=1) * np.linalg.norm(q))
 
 
@@ -43,7 +54,7 @@ def cosines(episode, centred: bool) -> np.ndarray:
 def test_cosines_of_these_vectors_are_the_heads_logits(blocks, recipe):
     classifier = fitted(blocks, **recipe)
     query = [block[6:] for block in blocks]
-    per_block = [cosines(e, centred=True) for e in miv_episodes(classifier, query)]
+    per_block = [cosines(e, centred=True) for e in miv_embeddings(classifier, query)]
     logits = np.log(np.sum(np.exp(per_block), axis=0)) / 0.1  # the authors' order
     expected = np.exp(logits) / np.exp(logits).sum()
     np.testing.assert_allclose(classifier.predict_proba(query)[0], expected, rtol=2e-4)
@@ -52,9 +63,9 @@ def test_cosines_of_these_vectors_are_the_heads_logits(blocks, recipe):
 def test_the_ablation_with_means(blocks):
     classifier = fitted(blocks, prototype="mean")
     query = [block[6:] for block in blocks]
-    for episode in miv_episodes(classifier, query):
-        np.testing.assert_allclose(episode.prototypes[0], episode.shots[:3].mean(axis=0), atol=1e-6)
-    per_block = [cosines(e, centred=False) for e in miv_episodes(classifier, query)]
+    for found in miv_embeddings(classifier, query):
+        np.testing.assert_allclose(found.prototypes[0], found.shots[:3].mean(axis=0), atol=1e-6)
+    per_block = [cosines(e, centred=False) for e in miv_embeddings(classifier, query)]
     logits = np.log(np.sum(np.exp(per_block), axis=0)) / 0.1
     expected = np.exp(logits) / np.exp(logits).sum()
     np.testing.assert_allclose(classifier.predict_proba(query)[0], expected, rtol=2e-4)
@@ -62,26 +73,26 @@ def test_the_ablation_with_means(blocks):
 
 def test_a_single_shot_is_its_prototype(blocks):
     classifier = fitted(blocks)
-    for episode in miv_episodes(classifier, [block[6:] for block in blocks]):
-        assert episode.labels.tolist() == [0, 0, 0, 1, 1, 2]
-        np.testing.assert_allclose(episode.prototypes[2], episode.shots[5], atol=1e-6)
+    for found in miv_embeddings(classifier, [block[6:] for block in blocks]):
+        assert found.labels.tolist() == [0, 0, 0, 1, 1, 2]
+        np.testing.assert_allclose(found.prototypes[2], found.shots[5], atol=1e-6)
 
 
 def test_centroids_are_means_of_pooled_features(blocks):
-    episode = centroid_episode(fitted(blocks), [block[6:] for block in blocks])
-    np.testing.assert_allclose(episode.prototypes[1], blocks[1][3:5].mean(axis=0), atol=1e-6)
-    np.testing.assert_allclose(episode.query, blocks[1][6])
+    found = centroid_embeddings(fitted(blocks), [block[6:] for block in blocks])
+    np.testing.assert_allclose(found.prototypes[1], blocks[1][3:5].mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(found.query, blocks[1][6])
 
 
 def test_one_image_only(blocks):
-    with pytest.raises(InputError, match="one query, got 2 images"):
-        miv_episodes(fitted(blocks), [block[:2] for block in blocks])
+    with pytest.raises(InputError, match="one image, got 2"):
+        miv_embeddings(fitted(blocks), [block[:2] for block in blocks])
 
 
 def test_the_miv_head_only():
     ncc = make_method("ncc").fit(torch.eye(4), [0, 0, 1, 1])
     with pytest.raises(InputError, match="Only the MIV-head"):
-        miv_episodes(ncc, torch.eye(4)[:1])
+        miv_embeddings(ncc, torch.eye(4)[:1])
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +113,39 @@ def test_a_tuned_backbone(pictures):
         backbone, method="tsa", method_params={"steps": 1}, cache=False, verbose=False
     ).fit(pictures[:6], LABELS)
     shots = ImageSet(from_images(pictures[:6]).sources, tuple(LABELS))
-    episode = tuned_episode(model, shots, from_images(pictures[6:]))
-    assert (episode.title, episode.labels.tolist()) == ("tsa", [0, 0, 0, 1, 1, 2])
-    np.testing.assert_allclose(episode.prototypes[1], episode.shots[3:5].mean(axis=0), atol=1e-4)
-    logits = cosines(episode, centred=False) / 0.1
+    found = tuned_embeddings(model, shots, from_images(pictures[6:]))
+    assert (found.title, found.labels.tolist()) == ("tsa", [0, 0, 0, 1, 1, 2])
+    np.testing.assert_allclose(found.prototypes[1], found.shots[3:5].mean(axis=0), atol=1e-4)
+    logits = cosines(found, centred=False) / 0.1
     expected = np.exp(logits) / np.exp(logits).sum()
     np.testing.assert_allclose(model.predict_proba(pictures[6:])[0], expected, rtol=1e-3)
+
+
+def around_centres(classes: int, shots: int = 3, title: str = "block 1 of 2") -> Embeddings:
+    rng = np.random.default_rng(0)
+    centres = 10 * rng.normal(size=(classes, 6))
+    labels = np.repeat(np.arange(classes), shots)
+    points = centres[labels] + rng.normal(size=(len(labels), 6))
+    return Embeddings(title, points, labels, centres, centres[0] + 0.1)
+
+
+def test_neighbours_stay_neighbours():
+    plane = project(around_centres(4, shots=6), seed=0)
+    assert plane.shape == (24 + 4 + 1, 2)
+    distances = np.linalg.norm(plane[24:28] - plane[28], axis=1)
+    assert distances.argmin() == 0  # the query is nearest to the prototype it was made from
+
+
+def test_the_same_seed_gives_the_same_plane():
+    np.testing.assert_array_equal(
+        project(around_centres(3), seed=1), project(around_centres(3), seed=1)
+    )
+
+
+@pytest.mark.parametrize("classes", [2, 30])
+def test_tsne_is_drawn(classes, tmp_path):
+    names = [f"class $1_{i}" for i in range(classes)]
+    panels = [around_centres(classes, shots=1), around_centres(classes, title="nearest centroids")]
+    truth = names[1] if classes > 2 else None
+    draw_tsne(panels, names, tmp_path / "t.png", title="a $", truth=truth)
+    assert ink(tmp_path / "t.png") > 5

@@ -21,7 +21,7 @@ from mivhead.classifier import MIVClassifier
 from mivhead.cli.demo import Scale
 from mivhead.cli.output import interval, percent, seconds, size, table
 from mivhead.diagnostics.attention import explain
-from mivhead.diagnostics.estimate import wilson_interval
+from mivhead.diagnostics.evaluation import wilson_interval
 from mivhead.diagnostics.pictures import overlay, save_figure, square
 from mivhead.errors import NotAvailableError
 from mivhead.features import Features, FeatureTable

@@ -1,4 +1,4 @@
-"""`miv backbones`: what concerns backbones themselves; one module an action."""
+"""`miv backbones`: list, inspect, export or serve frozen backbones."""
 
 from __future__ import annotations
 
@@ -16,38 +16,55 @@ from mivhead.errors import InputError
 if TYPE_CHECKING:
     from mivhead.backbones.onnx_model import Candidate
 
-
-def add_parser(subparsers: Any) -> None:
-    """Add the command and its actions."""
-    parser = subparsers.add_parser(
-        "backbones",
-        help="list, inspect, export or serve backbones",
-        description="Frozen image models, by name, file or address.",
-    )
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
-    for add in (_add_list, _add_inspect, _add_export, _add_serve):
-        add(actions)
-
-
-# `miv backbones list`: the backbones that have a name.
-
-
 LIST_EXAMPLES = """
 miv backbones list
 miv fit shots/ -o birds.miv --backbone resnet50
-miv fit shots/ -o birds.miv --backbone timm:convnext_tiny   # any model of timm
-miv fit shots/ -o birds.miv --backbone model.onnx           # a file
+miv fit shots/ -o birds.miv --backbone timm:convnext_tiny   # any timm model
+miv fit shots/ -o birds.miv --backbone model.onnx           # an ONNX file
 """
+INSPECT_EXAMPLES = """
+miv backbones inspect efficientnet_lite0
+miv backbones inspect resnet50 --weights random   # its shapes, without downloading weights
+miv backbones inspect model.onnx                  # the last tensor of each shape
+miv backbones inspect model.onnx --all            # every tensor
+"""
+EXPORT_EXAMPLES = """
+miv backbones export efficientnet_lite0 -o lite0.onnx
+miv backbones export timm:resnet18 --weights resnet18.safetensors -o resnet18.onnx
+miv backbones export model.onnx --outputs relu_31,relu_40 -o tapped.onnx
+miv fit shots/ -o birds.miv --backbone tapped.onnx
+"""
+SERVE_EXAMPLES = """
+miv backbones serve efficientnet_lite0                # for programs on this computer
+miv fit shots/ -o birds.miv --backbone http://127.0.0.1:8765
+miv backbones serve clip_vitl14 --device cuda --host 0.0.0.0 --key MIV_KEY
+"""
+NAME_HELP = "a name from `miv backbones list`, timm:NAME, hf:FOLDER_OR_ID, FILE.onnx or a URL"
+WEIGHTS_HELP = "checkpoint of the backbone (default: its published weights)"
 
 
-def _add_list(subparsers: Any) -> None:
-    """Add the command."""
-    parser = options.new_command(
+def add_parser(subparsers: Any) -> None:
+    """Add the command and its actions."""
+    actions = options.new_group(
         subparsers,
+        "backbones",
+        "list, inspect, export or serve backbones",
+        "Work with frozen backbones, which are given by a name, a file or a URL.",
+        "miv backbones list",
+    )
+    _add_list(actions)
+    _add_inspect(actions)
+    _add_export(actions)
+    _add_serve(actions)
+
+
+def _add_list(actions: Any) -> None:
+    parser = options.new_command(
+        actions,
         "list",
-        "the backbones that have a name",
-        "List the backbones that have a name here, with their settings. Beside them --backbone "
-        "takes timm:NAME, hf:FOLDER_OR_ID, the path of an .onnx file and http addresses.",
+        "list the named backbones",
+        "List the named backbones with their settings. The option --backbone also accepts "
+        "timm:NAME, hf:FOLDER_OR_ID, the path of an .onnx file and the URL of a service.",
         LIST_EXAMPLES,
     )
     options.add_json(parser)
@@ -55,8 +72,10 @@ def _add_list(subparsers: Any) -> None:
 
 
 def run_list(args: argparse.Namespace) -> int:
-    """Run the command."""
-    found = [_facts(name) for name in _names()]
+    """Run `miv backbones list`."""
+    from mivhead.backbones import list_backbones
+
+    found = [_facts(name) for name in list_backbones()]
     if args.json:
         print_json({"backbones": found})
         return 0
@@ -66,12 +85,6 @@ def run_list(args: argparse.Namespace) -> int:
     ]
     print(table(["name", "px", "taps", "T", "weights"], rows, right="px T"))
     return 0
-
-
-def _names() -> list[str]:
-    from mivhead.backbones import list_backbones
-
-    return list_backbones()
 
 
 def _facts(name: str) -> dict[str, Any]:
@@ -93,37 +106,25 @@ def _facts(name: str) -> dict[str, Any]:
     }
 
 
-# `miv backbones inspect`: what a backbone gives, and what can be tapped in an ONNX file.
-
-
-INSPECT_EXAMPLES = """
-miv backbones inspect model.onnx                  # the last tensor of every shape
-miv backbones inspect model.onnx --all            # every tensor
-miv backbones inspect efficientnet_lite0
-miv backbones inspect resnet50 --weights random   # its shapes, without its weights
-"""
-
-
-def _add_inspect(subparsers: Any) -> None:
-    """Add the command."""
+def _add_inspect(actions: Any) -> None:
     parser = options.new_command(
-        subparsers,
+        actions,
         "inspect",
-        "what a backbone gives, or what an ONNX file could",
-        "Show the blocks that a backbone gives and its settings; for an ONNX file, the tensors "
-        "that can be tapped, with their shapes for one image: C x H x W is a map, tokens x C are "
-        "patches of a transformer, C a vector.",
+        "show the blocks of a backbone or the tensors of an ONNX file",
+        "Show the blocks and settings of a backbone. For an ONNX file, show the tensors that can "
+        "be tapped and their shapes for one image: C x H x W is a feature map, tokens x C are the "
+        "patches of a transformer, and C is a vector.",
         INSPECT_EXAMPLES,
     )
-    parser.add_argument("name", metavar="NAME", help="an .onnx file, or as for --backbone")
-    parser.add_argument("--weights", metavar="FILE", help="a checkpoint for it, or `random`")
+    parser.add_argument("name", metavar="NAME", help=NAME_HELP)
+    parser.add_argument("--weights", metavar="FILE", help=f"`random`, or a {WEIGHTS_HELP}")
     parser.add_argument("--all", action="store_true", help="list every tensor of an ONNX file")
     options.add_json(parser)
     parser.set_defaults(run=run_inspect)
 
 
 def run_inspect(args: argparse.Namespace) -> int:
-    """Run the command."""
+    """Run `miv backbones inspect`."""
     options.prepare(args)
     facts = _onnx_facts(args) if args.name.endswith(".onnx") else _backbone_facts(args)
     if args.json:
@@ -232,12 +233,12 @@ def _describe_tensors(facts: dict[str, Any]) -> str:
         for each in facts["tensors"]
     ]
     text = f"{facts['name']}, {facts['size']} px\n\n"
-    text += table(["tensor", "shape", "made by", "output"], rows)
+    text += table(["tensor", "shape", "operation", "output"], rows)
     if facts["left_out"]:
         text += f"\n... and {plural(facts['left_out'], 'tensor')} of the same shapes (--all)"
     return (
         f"{text}\n\nTap some of them, shallow to deep, with\n"
-        f"  miv backbones export {facts['name']} --outputs TENSOR ... -o tapped.onnx"
+        f"  miv backbones export {facts['name']} --outputs TENSOR,... -o tapped.onnx"
     )
 
 
@@ -245,52 +246,46 @@ def _times(shape: list[int] | None) -> str:
     return "x".join(map(str, shape)) if shape else "-"
 
 
-# `miv backbones export`: a backbone as an ONNX file that needs no options.
-
-
-EXPORT_EXAMPLES = """
-miv backbones export efficientnet_lite0 -o lite0.onnx
-miv backbones export timm:resnet18 --weights resnet18.safetensors -o resnet18.onnx
-miv backbones export model.onnx --outputs relu_31 relu_40 -o tapped.onnx
-miv fit shots/ -o birds.miv --backbone tapped.onnx
-"""
-
-
-def _add_export(subparsers: Any) -> None:
-    """Add the command."""
+def _add_export(actions: Any) -> None:
     parser = options.new_command(
-        subparsers,
+        actions,
         "export",
-        "write a backbone as an ONNX file",
-        "Write a backbone as an ONNX file with its taps as outputs; its settings and "
-        "preprocessing are recorded in the file. From another ONNX file, make one that names the "
-        "tensors to tap.",
+        "write a backbone to an ONNX file",
+        "Write a backbone to an ONNX file whose outputs are its taps, together with its settings "
+        "and preprocessing. Given another ONNX file, write a copy that outputs the tensors to "
+        "tap.",
         EXPORT_EXAMPLES,
     )
-    parser.add_argument("name", metavar="NAME", help="an .onnx file, or as for --backbone")
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="file to write")
-    parser.add_argument("--weights", metavar="FILE", help="a checkpoint for it")
-    group = parser.add_argument_group("for an ONNX file")
+    parser.add_argument("name", metavar="NAME", help=NAME_HELP)
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="ONNX file to write")
+    parser.add_argument("--weights", metavar="FILE", help=WEIGHTS_HELP)
+    group = parser.add_argument_group("if NAME is an ONNX file")
     group.add_argument(
-        "--outputs", nargs="+", metavar="TENSOR", help="tensors to tap, shallow to deep"
+        "--outputs",
+        type=options.names,
+        nargs="+",
+        metavar="A,B",
+        help="tensors to tap, shallow to deep; may also be separated by spaces",
     )
-    group.add_argument("--size", type=options.positive, metavar="R", help="side of its images")
+    group.add_argument(
+        "--size", type=options.positive, metavar="R", help="side of the input images in pixels"
+    )
     for name in ("mean", "std"):
         group.add_argument(
             f"--{name}",
             type=float,
             nargs=3,
             metavar=("R", "G", "B"),
-            help="of its normalisation, for colours from 0 to 1 (default: ImageNet's)",
+            help=f"{name} of the normalization, for colours from 0 to 1 (default: ImageNet's)",
         )
     options.add_json(parser)
     parser.set_defaults(run=run_export)
 
 
 def run_export(args: argparse.Namespace) -> int:
-    """Run the command."""
+    """Run `miv backbones export`."""
     if not args.output.endswith(".onnx"):
-        raise InputError(f"The name of an ONNX file ends in .onnx, got {args.output!r}.")
+        raise InputError(f"The output must be an .onnx file, got {args.output!r}.")
     check_output(args.output)
     options.prepare(args)
     difference = None
@@ -303,7 +298,7 @@ def run_export(args: argparse.Namespace) -> int:
         print_json({"file": args.output, "bytes": written, "difference": difference})
     elif not args.quiet:
         agreement = "" if difference is None else f"; it agrees with PyTorch to {difference:.0e}"
-        print(f"Wrote {args.output} ({size(written)}){agreement}.")
+        print(f"Saved {args.output} ({size(written)}){agreement}.")
     return 0
 
 
@@ -311,7 +306,7 @@ def _export(args: argparse.Namespace) -> float:
     from mivhead.export.backbone import export_onnx
 
     if args.outputs or args.size or args.mean or args.std:
-        raise InputError("--outputs, --size, --mean and --std are for ONNX files only.")
+        raise InputError("--outputs, --size, --mean and --std need an ONNX file as input.")
     return export_onnx(args.name, args.output, weights=args.weights)
 
 
@@ -326,61 +321,52 @@ def _tap(args: argparse.Namespace) -> None:
             "lists them."
         )
     if args.weights:
-        raise InputError("An ONNX file holds its weights: leave out --weights.")
-    usual = Preprocessing()
+        raise InputError("An ONNX file contains its weights: leave out --weights.")
+    default = Preprocessing()
     preprocessing = Preprocessing(
-        args.size or image_input(read_graph(args.name)[0], args.name).size or usual.size,
-        tuple(args.mean or usual.mean),
-        tuple(args.std or usual.std),
+        args.size or image_input(read_graph(args.name)[0], args.name).size or default.size,
+        tuple(args.mean or default.mean),
+        tuple(args.std or default.std),
     )
-    tap_onnx(args.name, args.output, args.outputs, preprocessing=preprocessing)
+    tensors = [name for part in args.outputs for name in part]
+    tap_onnx(args.name, args.output, tensors, preprocessing=preprocessing)
 
 
-# `miv backbones serve`: a local backbone for other machines.
-
-
-SERVE_EXAMPLES = """
-miv backbones serve efficientnet_lite0                # for programs on this machine
-miv fit shots/ -o birds.miv --backbone http://127.0.0.1:8765
-miv backbones serve clip_vitl14 --device cuda --host 0.0.0.0 --key MIV_KEY  # for others
-"""
-
-
-def _add_serve(subparsers: Any) -> None:
-    """Add the command."""
+def _add_serve(actions: Any) -> None:
     parser = options.new_command(
-        subparsers,
+        actions,
         "serve",
-        "let other programs use a backbone over HTTP",
-        "Serve a backbone over HTTP until Ctrl-C, so that one machine with a GPU can work for "
-        "many. Its address is then a backbone elsewhere: --backbone http://HOST:PORT. There is no "
-        "encryption: on an open network, put a proxy with HTTPS in front.",
+        "serve a backbone over HTTP",
+        "Serve a backbone over HTTP until you press Ctrl-C, so that many computers can share one "
+        "GPU. Other commands use it with --backbone http://HOST:PORT. Connections are not "
+        "encrypted: on an open network, put an HTTPS proxy in front.",
         SERVE_EXAMPLES,
     )
-    parser.add_argument("name", metavar="NAME", help="any backbone, as for --backbone")
-    parser.add_argument("--weights", metavar="FILE", help="a checkpoint for it")
+    parser.add_argument("name", metavar="NAME", help=NAME_HELP)
+    parser.add_argument("--weights", metavar="FILE", help=WEIGHTS_HELP)
     parser.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: here)"
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on"
     )
     parser.add_argument(
         "--port",
         type=options.not_negative,
         default=8765,
         metavar="N",
-        help="where to listen; 0 takes a free one (default: 8765)",
+        help="port to listen on; 0 chooses a free one",
     )
     parser.add_argument(
         "--key",
         metavar="VARIABLE",
-        help="environment variable with a key that clients must send; they name theirs with "
-        "http://HOST:PORT#key=VARIABLE",
+        help="environment variable that holds the key clients must send; clients name their own "
+        "variable in http://HOST:PORT#key=VARIABLE",
     )
     options.add_device(parser)
+    options.add_json(parser)
     parser.set_defaults(run=run_serve)
 
 
 def run_serve(args: argparse.Namespace) -> int:
-    """Run the command."""
+    """Run `miv backbones serve`."""
     options.prepare(args)
     import numpy as np
 
@@ -389,18 +375,22 @@ def run_serve(args: argparse.Namespace) -> int:
     from mivhead.service.backbone import BackboneServer
 
     backbone = load_backbone(args.name, weights=args.weights, device=args.device)
-    backbone.extract([np.zeros((8, 8, 3), np.uint8)])  # what is missing is missed now
+    backbone.extract([np.zeros((8, 8, 3), np.uint8)])  # a missing package or file is an error now
     server = BackboneServer(backbone, args.host, args.port, key=args.key)
     if not is_loopback(args.host) and args.key is None:
         print(
-            f"miv: warning: whoever can reach {args.host} can use this server and no key is "
-            "asked for; give one with --key VARIABLE.",
+            f"miv: warning: anyone who can reach {args.host} can use this server, because it "
+            "requires no key; set one with --key VARIABLE.",
             file=sys.stderr,
         )
     if not args.quiet:
         _log_requests()
-    print(f"Serving {backbone.identity.name} at {server.url} (Ctrl-C stops it).", flush=True)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's Ctrl-C
+    if args.json:
+        print_json({"backbone": backbone.identity.name, "url": server.url})
+    else:
+        print(f"Serving {backbone.identity.name} at {server.url}; press Ctrl-C to stop.")
+    sys.stdout.flush()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as service managers stop
     try:
         server.serve_forever()
     except KeyboardInterrupt:

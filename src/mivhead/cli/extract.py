@@ -1,19 +1,20 @@
-"""`miv extract`: images to a features file."""
+"""`miv extract`: from images to a features file or a database table."""
 
 from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import asdict
 from typing import Any
 
 from mivhead.cli import options
-from mivhead.cli.output import check_output, is_table, plural, report_skipped, seconds, size
+from mivhead.cli.output import check_output, plural, print_json, report_skipped, seconds, size
 from mivhead.errors import InputError
 
 EXAMPLES = """
-miv extract shots/ -o shots.safetensors          # with labels and augmented views, for `miv fit`
+miv extract shots/ -o shots.safetensors                 # for `miv fit`
 miv extract new/*.jpg -o new.safetensors --unlabelled   # for `miv predict`
-miv extract shots/ -o lancedb://data/birds       # into a table of a database
+miv extract shots/ -o lancedb://data/birds              # to a database table
 """
 
 
@@ -22,59 +23,71 @@ def add_parser(subparsers: Any) -> None:
     parser = options.new_command(
         subparsers,
         "extract",
-        "images to a features file",
-        "Pass images through the backbone once and write their features, with labels and "
-        "augmented views, to a file that `miv fit`, `predict` and `evaluate` take.",
+        "write features of images to a file or database",
+        "Pass images through the backbone once and write their features, labels and augmented "
+        "views to a file or database table that `miv fit`, `predict` and `evaluate` accept.",
         EXAMPLES,
     )
     parser.add_argument(
         "images",
         nargs="+",
         metavar="IMAGES",
-        help="a folder with one folder per class, a zip of one, or a CSV of path and label; "
-        "with --unlabelled any images, folders, zips or patterns",
+        help="a folder with one folder per class, a zip archive of one, or a CSV file of paths and "
+        "labels; with --unlabelled any images, folders, zip archives or patterns",
     )
     parser.add_argument(
-        "-o", "--output", required=True, metavar="FILE", help="file or table to write"
+        "-o", "--output", required=True, metavar="FILE", help="features file or table to write"
     )
     parser.add_argument(
-        "--unlabelled", action="store_true", help="images without labels, and no views"
+        "--unlabelled", action="store_true", help="extract images without labels, not augmented"
     )
     options.add_skip_bad(parser)
     options.add_extraction(parser)
     options.add_device(parser)
+    options.add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command."""
+    """Run `miv extract`."""
     started = time.perf_counter()
-    if not is_table(args.output):
-        check_output(args.output, replaces="features")
-    if len(args.images) > 1 and not args.unlabelled:
-        raise InputError(
-            "Labelled images come from one folder, zip or CSV; "
-            "give --unlabelled for several, without labels."
-        )
-    options.prepare(args)
     from mivhead import stores
     from mivhead.images.sources import open_labelled, open_unlabelled
 
-    images = (
-        open_unlabelled(args.images)
-        if args.unlabelled
-        else open_labelled(args.images[0], min_classes=1)
-    )
-    classifier = options.classifier_from(args)
-    features = classifier.extract(images, skip_bad=args.skip_bad)
+    if not stores.is_store(args.output):
+        check_output(args.output, replaces="features")
+    if len(args.images) > 1 and not args.unlabelled:
+        raise InputError(
+            "Labelled images must come from one folder, zip archive or CSV file; for several "
+            "sources of images without labels, use --unlabelled."
+        )
+    options.prepare(args)
+    if args.unlabelled:
+        images = open_unlabelled(args.images)
+    else:
+        images = open_labelled(args.images[0], min_classes=1)
+    model = options.classifier_from(args)
+    features = model.extract(images, skip_bad=args.skip_bad)
     with stores.open(args.output) as store:
         store.write(features)
-    report_skipped(classifier.skipped_)
-    if not args.quiet:
-        views = 0 if features.views is None else len(features.views)
+    report_skipped(model.skipped_)
+    views = 0 if features.views is None else len(features.views)
+    spent = time.perf_counter() - started
+    if args.json:
+        print_json(
+            {
+                "features": store.name,
+                "images": len(features),
+                "views": views,
+                "bytes": features.nbytes,
+                "seconds": spent,
+                "skipped": [asdict(each) for each in model.skipped_],
+            }
+        )
+    elif not args.quiet:
         with_views = f" and {plural(views, 'augmented view')}" if views else ""
         print(
-            f"Wrote features of {plural(len(features), 'image')}{with_views} to {store.name} "
-            f"({size(features.nbytes)}) in {seconds(time.perf_counter() - started)}."
+            f"Saved features of {plural(len(features), 'image')}{with_views} to {store.name} "
+            f"({size(features.nbytes)}) in {seconds(spent)}."
         )
     return 0

@@ -1,4 +1,4 @@
-"""`miv fit`: labelled images, or their features, to a model file."""
+"""`miv fit`: from labelled images, or their features, to a model file."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
+from mivhead.cli.inputs import is_features
 from mivhead.cli.output import (
     check_output,
     interval,
-    is_features,
-    is_table,
     percent,
     plural,
     print_json,
@@ -29,20 +28,19 @@ from mivhead.errors import InputError
 from mivhead.methods import get_method
 
 if TYPE_CHECKING:
-    from mivhead.classifier import FeatureClassifier
-    from mivhead.diagnostics.estimate import HeldOut
+    from mivhead.diagnostics.estimate import CrossValidation
     from mivhead.features import FeatureTable
     from mivhead.fewshot import FewShotClassifier
 
 MAX_CLASSES = 30  # listed one by one
 MAX_SUSPECTS = 10
-SURE = 0.5  # a shot is suspect if another class has more than half of the probability
+SURE = 0.5  # a shot is suspicious if another class is more probable than this
 
 EXAMPLES = """
 miv fit shots/ -o birds.miv              # shots/robin/1.jpg, shots/wren/1.jpg, ...
 miv fit shots.zip -o birds.miv --skip-bad
 miv fit labels.csv -o birds.miv          # a path and a label per row
-miv fit digits/ -o digits.miv --no-flip  # a mirrored digit is another thing
+miv fit digits/ -o digits.miv --no-flip  # a mirrored digit is not the same digit
 miv fit features.safetensors -o birds.miv
 miv fit lancedb://data/birds -o birds.miv --label species --where "split = 'train'"
 miv fit shots/ -o plain.miv --method logistic --param use_views=true --param C=10
@@ -56,227 +54,197 @@ def add_parser(subparsers: Any) -> None:
         subparsers,
         "fit",
         "learn classes from a few images each",
-        "Learn classes from a few images each, and write a model file. Afterwards every shot is "
-        "predicted by a head that has not seen it: an estimate of the accuracy to expect, and a "
-        "list of shots that look mislabelled. The model file contains features of the images.",
+        "Learn classes from a few images each and write a model file. Cross-validation on these "
+        "images (the shots) then estimates the accuracy on new images and finds shots that look "
+        "mislabelled. The model file contains features of the shots.",
         EXAMPLES,
     )
     parser.add_argument(
         "shots",
         metavar="SHOTS",
-        help="a folder with one folder per class, a zip of one, a CSV of path and label, "
-        "a features file of `miv extract`, or a table in a database (lancedb://FOLDER/TABLE, "
-        "postgresql://HOST/DATABASE?table=NAME, qdrant://FOLDER/COLLECTION)",
+        help="a folder with one folder per class, a zip archive of one, a CSV file of paths and "
+        "labels, a features file written by `miv extract`, or a database table "
+        "(lancedb://FOLDER/TABLE, postgresql://HOST/DATABASE?table=NAME, "
+        "qdrant://FOLDER/COLLECTION)",
     )
-    parser.add_argument("-o", "--output", required=True, metavar="MODEL", help="file to write")
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="MODEL", help="model file to write"
+    )
     options.add_skip_bad(parser)
     group = options.add_table(parser)
     group.add_argument("--label", metavar="COLUMN", help="column of the labels (default: label)")
     options.add_extraction(parser)
     options.add_training(parser)
     options.add_device(parser)
-    parser.add_argument("--no-check", action="store_true", help="leave the check of the shots out")
+    parser.add_argument("--no-check", action="store_true", help="skip the cross-validation")
     parser.add_argument(
-        "--folds", type=options.positive, default=5, metavar="K", help="trainings for the check"
+        "--folds", type=options.positive, default=5, metavar="K", help="folds of cross-validation"
     )
     options.add_json(parser)
     parser.set_defaults(run=run)
 
 
+@dataclass(frozen=True)
+class _Fitted:
+    """What a model was fitted on, and how long it took."""
+
+    shots: Mapping[str, int]  # by class
+    views: int
+    seconds: Mapping[str, float]
+    table: FeatureTable | None  # None for a method that tunes the backbone
+
+
 def run(args: argparse.Namespace) -> int:
-    """Run the command."""
+    """Run `miv fit`."""
     started = time.perf_counter()
     _check_arguments(args)
-    options.prepare(args)
-    from mivhead.model_file import save
-
-    classifier = options.classifier_from(args)
-    if classifier.needs_images:
-        return _run_tuning(classifier, args, started)
-    shots = _read_features(args) if is_features(args.shots) else _read_images(args, classifier)
-    extracted = time.perf_counter()
-    model, on_features = _train(classifier, shots, args)
-    save(model, args.output)
-    trained = time.perf_counter()
-    skipped = getattr(classifier, "skipped_", [])
+    model = options.classifier_from(args)
+    fit = _fit_backbone if model.needs_images else _fit_head
+    fitted = fit(model, args, started)
+    skipped = getattr(model, "skipped_", [])
     report_skipped(skipped)
-    views = 0 if shots.views is None else len(shots.views)
-    counts = Counter(shots.labels or ())
-    if not args.quiet and not args.json:
-        times = {"features": extracted - started, "training": trained - extracted}
-        print(_describe_model(counts, views, times, args.output))
-    check = _check(on_features, shots, args)
-    if args.json:
-        document = _as_json(counts, views, check, args.output)
-        document["seconds"] = {"features": extracted - started, "training": trained - extracted}
-        document["skipped"] = [asdict(each) for each in skipped]
-        print_json(document)
-    elif check is not None and not args.quiet:
-        print(_describe_check(check))
-    return 0
+    for_people = not args.quiet and not args.json
+    if for_people:
+        print(_describe_model(fitted, args.output))
+    estimate = None
+    if fitted.table is not None and not args.no_check:
+        from mivhead.diagnostics.estimate import cross_validate
 
-
-def _run_tuning(classifier: FewShotClassifier, args: argparse.Namespace, started: float) -> int:
-    """Run the command for a method that tunes the backbone: there are no features in between."""
-    if is_features(args.shots):
-        raise InputError(
-            f"{args.method} tunes the backbone: it needs images, {args.shots} holds features of a "
-            "frozen one."
+        estimate = cross_validate(
+            model.classifier_, fitted.table, folds=args.folds, verbose=not args.quiet
         )
-    classifier.fit_folder(args.shots, skip_bad=args.skip_bad)
-    classifier.save(args.output)
-    times = {"training": time.perf_counter() - started}
-    report_skipped(classifier.skipped_)
-    tuner = classifier.classifier_
-    counts = dict(zip(tuner.classes_.tolist(), tuner.shots_, strict=True))
     if args.json:
-        document = _as_json(counts, tuner.views_, None, args.output)
-        document["seconds"] = times
-        document["skipped"] = [asdict(each) for each in classifier.skipped_]
-        print_json(document)
-    elif not args.quiet:
-        print(_describe_model(counts, tuner.views_, times, args.output))
+        document = _as_json(fitted, estimate, args.output)
+        print_json({**document, "skipped": [asdict(each) for each in skipped]})
+    elif for_people and estimate is not None:
+        print(_describe_estimate(estimate))
+    elif for_people and fitted.table is None:
         print(
-            f"\nNo check of the shots: {args.method} would have to be trained {args.folds} times "
-            "more.\nMeasure it on other images, with `miv evaluate`."
+            f"\nNo cross-validation: {args.method} would have to be trained {args.folds} more "
+            "times.\nMeasure the model on other images with `miv evaluate`."
         )
     return 0
 
 
 def _check_arguments(args: argparse.Namespace) -> None:
+    """Refuse what cannot work before any image is read."""
     check_output(args.output, replaces="model")
     if args.folds < 2:
         raise InputError(f"--folds must be at least 2, got {args.folds}.")
     if args.recipe and args.method and not get_method(args.method).has_recipe:
         raise InputError(f"--recipe is for the MIV-head and its ablations, not for {args.method}.")
     if (args.label or args.where) and not is_features(args.shots):
-        raise InputError("--label and --where are for tables in databases.")
+        raise InputError("--label and --where are for database tables.")
+    options.prepare(args)
 
 
-def _read_images(args: argparse.Namespace, classifier: FewShotClassifier) -> FeatureTable:
+def _fit_backbone(model: FewShotClassifier, args: argparse.Namespace, started: float) -> _Fitted:
+    """Fit a method that tunes the backbone, which takes images."""
+    if is_features(args.shots):
+        raise InputError(
+            f"{args.method} tunes the backbone, so it needs images; {args.shots} holds features of "
+            "a frozen one."
+        )
+    model.fit_folder(args.shots, skip_bad=args.skip_bad)
+    model.save(args.output)
+    tuner = model.classifier_
+    shots = dict(zip(tuner.classes_.tolist(), tuner.shots_, strict=True))
+    return _Fitted(shots, tuner.views_, {"training": time.perf_counter() - started}, None)
+
+
+def _fit_head(model: FewShotClassifier, args: argparse.Namespace, started: float) -> _Fitted:
+    """Fit a method on features, which are extracted unless they are given."""
     from mivhead.images.sources import open_labelled
 
-    return classifier.extract(open_labelled(args.shots), skip_bad=args.skip_bad)
+    if is_features(args.shots):
+        shots = _read_features(args)
+    else:
+        shots = model.extract(open_labelled(args.shots), skip_bad=args.skip_bad)
+    extracted = time.perf_counter()
+    model.fit_table(shots)
+    model.save(args.output)
+    times = {"features": extracted - started, "training": time.perf_counter() - extracted}
+    views = 0 if shots.views is None else len(shots.views)
+    return _Fitted(Counter(shots.labels or ()), views, times, shots)
 
 
 def _read_features(args: argparse.Namespace) -> FeatureTable:
     from mivhead import stores
 
     if args.threshold is not None:
-        raise InputError(
-            "--threshold is for images; a features file or table has its views already."
-        )
+        raise InputError("--threshold is for images; features already come with their views.")
     with stores.open(args.shots, label=args.label, where=args.where) as store:
         shots = store.read()
     if shots.labels is None:
-        raise InputError(
-            f"{store.name} has no labels to learn from: "
-            + (
-                "name their column with --label, and leave out rows without one with --where."
-                if is_table(args.shots)
-                else "extract a folder of class folders."
-            )
+        hint = (
+            "name their column with --label, and exclude rows without a label with --where."
+            if stores.is_store(args.shots)
+            else "extract a folder with one folder per class."
         )
+        raise InputError(f"{store.name} has no labels to learn from: {hint}")
     return replace(shots, views=None, view_of=None) if args.no_augmentation else shots
 
 
-def _train(
-    classifier: FewShotClassifier, shots: FeatureTable, args: argparse.Namespace
-) -> tuple[FewShotClassifier | FeatureClassifier, FeatureClassifier]:
-    """Train; return what is saved, and the part of it that works on features."""
-    from mivhead.backbones.base import Identity, named_by_file
-
-    if shots.backbone is not None:
-        if args.backbone is None:
-            identity = Identity.from_json(shots.backbone)
-            classifier.set_params(backbone=named_by_file(identity))
-        classifier.fit_table(shots)
-        return classifier, classifier.classifier_
-    from mivhead.methods import make_method
-
-    # Without a backbone there is no preset: the settings follow from the shapes.
-    model = make_method(
-        classifier.method,
-        recipe=args.recipe,
-        random_state=args.seed,
-        device=args.device,
-        **dict(args.params),
-    )
-    model.fit(shots.features, shots.labels or (), views=shots.views, view_of=shots.view_of)
-    return model, model
-
-
-def _check(
-    model: FeatureClassifier, shots: FeatureTable, args: argparse.Namespace
-) -> HeldOut | None:
-    from mivhead.diagnostics.estimate import held_out
-
-    if args.no_check:
-        return None
-    return held_out(model, shots, folds=args.folds, verbose=not args.quiet)
-
-
-def _describe_model(
-    counts: Mapping[str, int], views: int, times: Mapping[str, float], output: str
-) -> str:
-    spent = ", ".join(f"{what} {seconds(time)}" for what, time in times.items())
-    with_views = f" and {plural(views, 'augmented view')}" if views else ""
-    listed = sorted(counts.items())[:MAX_CLASSES]
-    text = table(["class", "shots"], listed, right="shots")
-    if len(counts) > MAX_CLASSES:
-        text += f"\n... and {len(counts) - MAX_CLASSES} more (`miv info {output}` lists them)"
+def _describe_model(fitted: _Fitted, output: str) -> str:
+    shots = fitted.shots
+    spent = ", ".join(f"{what} {seconds(time)}" for what, time in fitted.seconds.items())
+    with_views = f" and {plural(fitted.views, 'augmented view')}" if fitted.views else ""
+    text = table(["class", "shots"], sorted(shots.items())[:MAX_CLASSES], right="shots")
+    if len(shots) > MAX_CLASSES:
+        text += f"\n... and {len(shots) - MAX_CLASSES} more (`miv info {output}` lists them)"
     return (
-        f"Learned {plural(len(counts), 'class')} from "
-        f"{plural(sum(counts.values()), 'image')}{with_views}: {spent}.\n\n{text}\n\n"
+        f"Learned {plural(len(shots), 'class')} from "
+        f"{plural(sum(shots.values()), 'image')}{with_views}: {spent}.\n\n{text}\n\n"
         f"Saved {output} ({size(Path(output).stat().st_size)})."
     )
 
 
-def _describe_check(check: HeldOut) -> str:
-    tested = len(check.correct)
-    if not tested:
+def _describe_estimate(estimate: CrossValidation) -> str:
+    score = estimate.score
+    if not score.images:
         return (
-            "\nNo estimate of the accuracy: a class needs 2 shots or more, so that one can be "
-            "left out."
+            "\nNo estimate of the accuracy: cross-validation needs a class with at least 2 shots."
         )
-    right = int(check.correct.sum())
-    untested = len(check.labels) - tested
+    name = "Leave-one-out" if estimate.leave_one_out else f"{estimate.folds}-fold"
     text = (
-        f"\nLeave-one-out estimate: {right} of {tested} shots right, {percent(check.accuracy)} "
-        f"(95 % interval {interval(check.interval)}).\n"
-        "Each shot was predicted by a head trained without it. The model itself has all shots, so "
-        "new\nimages of the same kind tend to do better, much better if shots are very few."
+        f"\n{name} cross-validation: {score.right} of {score.images} shots right, "
+        f"{percent(score.accuracy)} (95 % interval {interval(score.interval)}).\n"
+        "Each shot was predicted by a head trained without it. The saved model learned from all "
+        "shots,\nso its accuracy on similar new images is usually higher, much higher if there "
+        "are very few shots."
     )
+    untested = len(estimate.labels) - score.images
     if untested:
-        text += f"\n{plural(untested, 'shot')} could not be tested, as the only one of its class."
-    suspects = [each for each in check.suspects if each.probability > SURE]
+        text += f"\n{plural(untested, 'shot')} could not be tested: the only one of its class."
+    suspects = [each for each in estimate.suspects if each.probability > SURE]
     if not suspects:
         return text + "\n\nNo shot looks mislabelled."
     rows = [[s.id, s.label, s.predicted, percent(s.probability)] for s in suspects[:MAX_SUSPECTS]]
-    text += "\n\nThese shots look mislabelled, or are hard; please look at them:\n"
+    text += "\n\nThese shots look mislabelled or are hard to classify; please check them:\n"
     text += table(["file", "label", "looks like", "probability"], rows, right="probability")
     if len(suspects) > MAX_SUSPECTS:
         text += f"\n... and {len(suspects) - MAX_SUSPECTS} more (--json lists all)"
     return text
 
 
-def _as_json(
-    counts: Mapping[str, int], views: int, check: HeldOut | None, output: str
-) -> dict[str, Any]:
+def _as_json(fitted: _Fitted, estimate: CrossValidation | None, output: str) -> dict[str, Any]:
     document: dict[str, Any] = {
         "model": output,
-        "classes": dict(sorted(counts.items())),
-        "images": sum(counts.values()),
-        "views": views,
+        "classes": dict(sorted(fitted.shots.items())),
+        "images": sum(fitted.shots.values()),
+        "views": fitted.views,
+        "seconds": dict(fitted.seconds),
         "check": None,
     }
-    if check is not None:
-        known = not math.isnan(check.accuracy)
+    if estimate is not None:
+        score = estimate.score
+        known = not math.isnan(score.accuracy)
         document["check"] = {
-            "tested": len(check.correct),
-            "right": int(check.correct.sum()),
-            "accuracy": check.accuracy if known else None,
-            "interval": list(check.interval) if known else None,
-            "suspects": [asdict(each) for each in check.suspects],
+            "folds": estimate.folds,
+            "tested": score.images,
+            "right": score.right,
+            "accuracy": score.accuracy if known else None,
+            "interval": list(score.interval) if known else None,
+            "suspects": [asdict(each) for each in estimate.suspects],
         }
     return document

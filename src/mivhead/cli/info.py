@@ -1,4 +1,4 @@
-"""`miv info`: what a model file or a features file holds."""
+"""`miv info`: the contents of a model file or a features file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mivhead.cli import options
-from mivhead.cli.output import kind_of, plural, print_json, size, table
+from mivhead.cli.inputs import kind_of
+from mivhead.cli.output import plural, print_json, size, table
 
 EXAMPLES = """
 miv info birds.miv
@@ -21,8 +22,8 @@ def add_parser(subparsers: Any) -> None:
     parser = options.new_command(
         subparsers,
         "info",
-        "what a model or features file holds",
-        "Show what a model file or a features file holds. Nothing in the file is executed.",
+        "show the contents of a model or features file",
+        "Show the contents of a model file or a features file. Nothing in the file is executed.",
         EXAMPLES,
     )
     parser.add_argument("file", metavar="FILE", help="model or features file")
@@ -31,7 +32,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command."""
+    """Run `miv info`."""
     kind = kind_of(args.file)
     facts = _features_facts(args.file) if kind == "features" else _model_facts(args.file)
     facts["bytes"] = Path(args.file).stat().st_size
@@ -80,16 +81,16 @@ def _features_facts(path: str) -> dict[str, Any]:
 
 def _describe(facts: dict[str, Any]) -> str:
     backbone = facts["backbone"]
-    lines = [("file", f"{facts['file']} ({size(facts['bytes'])})"), ("holds", _holds(facts))]
+    lines = [("file", f"{facts['file']} ({size(facts['bytes'])})"), ("contents", _contents(facts))]
     if facts["kind"] == "model":
         lines.append(("method", facts["method"]))
-        lines.append(("weight seed", facts["seed"]))
+        lines.append(("random seed", facts["seed"]))
         lines.append(("written by", f"mivhead {facts['library']} (format {facts['format']})"))
     else:
         blocks = (f"{k} {'x'.join(map(str, v))}" for k, v in facts["blocks"].items())
         lines.append(("blocks", ", ".join(blocks)))
     if backbone is None:
-        lines.append(("backbone", "not known"))
+        lines.append(("backbone", "unknown"))
     else:
         lines.append(("backbone", f"{backbone['name']}, weights {backbone['weights'][:12]}"))
         lines.append(("taps", ", ".join(backbone["taps"])))
@@ -100,7 +101,7 @@ def _describe(facts: dict[str, Any]) -> str:
     return text
 
 
-def _holds(facts: dict[str, Any]) -> str:
+def _contents(facts: dict[str, Any]) -> str:
     classes = facts["classes"] or {}
     if facts["kind"] == "features":
         return (

@@ -1,79 +1,75 @@
-"""What `predict` and `evaluate` share: a model, images or features for it, and its answers."""
+"""What commands read: model files, features files and database tables."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
-    from mivhead.backbones.base import Identity
     from mivhead.features import FeatureTable
-    from mivhead.fewshot import FewShotClassifier, Prediction
-    from mivhead.images.imageset import ImageSet, Skipped
+    from mivhead.fewshot import FewShotClassifier
 
 
-@dataclass(frozen=True)
-class Model:
-    """A loaded model file."""
+def kind_of(path: str | Path) -> str | None:
+    """Return `"model"` or `"features"` for a file that mivhead wrote, else None.
 
-    path: str
-    classifier: FewShotClassifier
-    identity: Identity | None  # of the backbone; None: trained on features of unknown origin
+    Only the header is read; the file is checked completely when it is loaded.
+    """
+    from safetensors import SafetensorError, safe_open
 
-    @property
-    def names(self) -> list[str]:
-        """The classes, as texts."""
-        return [str(name) for name in self.classifier.classes_.tolist()]
+    from mivhead._files import METADATA_KEY
+
+    if not Path(path).is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            document = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
+    except (OSError, SafetensorError, ValueError):
+        return None
+    if not isinstance(document, dict):
+        return None
+    return "features" if document.get("kind") == "features" else "model"
 
 
-def load_model(
-    path: str, *, device: str | None, backbone: str | None = None, weights: str | None = None
-) -> Model:
-    """Read a model file; the backbone is loaded with the first image."""
+def is_features(path: str | Path) -> bool:
+    """Tell whether a path names a features file, corrupted or not, or a database table."""
+    from mivhead.stores import is_store
+
+    named = is_store(path) or Path(path).suffix.lower() == ".safetensors"
+    return named or kind_of(path) == "features"
+
+
+def load_model(path: str, args: argparse.Namespace) -> FewShotClassifier:
+    """Read a model file; its backbone is loaded with the first image."""
     from mivhead.model_file import load
 
-    loaded = load(path, backbone=backbone, weights=weights, device=device)
-    return Model(path, loaded, loaded.identity_)
+    loaded = load(path, backbone=args.backbone, weights=args.weights, device=args.device)
+    loaded.verbose = not args.quiet
+    return loaded
 
 
-def classify_table(model: Model, table: FeatureTable) -> list[Prediction]:
-    """Predict images whose features were extracted before, by the same backbone."""
-    from mivhead.backbones.base import Identity
-
-    # A tuned model takes no features at all, and says so itself.
-    expected = None if model.classifier.needs_images else model.identity
-    if expected and table.backbone and Identity.from_json(table.backbone) != expected:
+def check_takes_images(model: FewShotClassifier, path: str) -> None:
+    """Raise an error if a model does not know its backbone."""
+    if model.identity_ is None:
         raise InputError(
-            f"The features come from the backbone {table.backbone.get('name')!r}, the model "
-            f"{model.path} from {expected.name!r} with its weights, taps and preprocessing: "
-            "extract them with the model's backbone."
-        )
-    return model.classifier.classify(table)
-
-
-def classify_images(model: Model, images: ImageSet, *, verbose: bool) -> list[Prediction]:
-    """Predict any number of images in little memory."""
-    from mivhead._progress import progress_bar
-
-    if model.identity is None:
-        raise InputError(
-            f"The model {model.path} was trained on features of unknown origin, not on images: "
+            f"The model {path} was trained on features of unknown origin, not on images: "
             "give it a features file."
         )
-    classifier = model.classifier.set_params(verbose=False)  # this bar is enough
-    predictions: list[Prediction] = []
-    with progress_bar("predicting", len(images), show=verbose) as advance:
-        for part in classifier.classify_parts(images):
-            predictions += part
-            advance(len(part))
-    return predictions
 
 
-def drop_bad(images: ImageSet, skip_bad: bool) -> tuple[ImageSet, list[Skipped]]:
-    """With `--skip-bad`, leave out what cannot be read; else the first such image is an error."""
-    from mivhead.images.imageset import check_images
+def check_takes_features(model: FewShotClassifier, path: str, table: FeatureTable) -> None:
+    """Raise an error if features come from another backbone than the model's."""
+    from mivhead.backbones.base import Identity
 
-    skipped = check_images(images) if skip_bad else []
-    return images.without(skipped), skipped
+    # A tuned model takes no features at all; its own error says so.
+    expected = None if model.needs_images else model.identity_
+    if expected and table.backbone and Identity.from_json(table.backbone) != expected:
+        raise InputError(
+            f"The features come from the backbone {table.backbone.get('name')!r}, but the model "
+            f"{path} was trained on {expected.name!r} with its own weights, taps and "
+            "preprocessing: extract the features with the model's backbone."
+        )

@@ -1,9 +1,10 @@
-"""Options that several commands share, each defined once."""
+"""Options that several commands share, each defined once, and the parser that reads them."""
 
 from __future__ import annotations
 
 import argparse
 import textwrap
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,54 +15,104 @@ from mivhead.methods import METHODS
 if TYPE_CHECKING:
     from mivhead.fewshot import FewShotClassifier
 
-WORDS = {"true": True, "false": False, "none": None}
-HAVE_OPTIONS = {
-    "random_state": "give --seed",
-    "device": "give --device",
-    "recipe": "give --recipe",
-    "verbose": "give --quiet",
+LINE = 79  # characters; argparse does not wrap descriptions, for the sake of the examples
+CONSTANTS = {"true": True, "false": False, "none": None}
+# Parameters of a method that `--param` does not set, and what does.
+NOT_PARAMS = {
+    "random_state": "use --seed",
+    "device": "use --device",
+    "recipe": "use --recipe",
+    "verbose": "use --quiet",
     "preset": "it belongs to the backbone",
 }
-LINE = 79  # characters; argparse leaves descriptions as they are, for the sake of the examples
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one sentence, like all other errors of `miv`."""
+    """A parser whose errors are one sentence that suggests the nearest command or option."""
 
     def __init__(self, **settings: Any) -> None:
+        settings = {"formatter_class": _HelpFormatter} | settings
         super().__init__(allow_abbrev=False, **settings)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse unknown arguments where the options of the command are known."""
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            names = [each.partition("=")[0] for each in unknown if each.startswith("-")]
+            hint = _suggest(names[0], self._option_string_actions) if names else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return namespace, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            names = [str(choice) for choice in action.choices]
+            hint = _suggest(str(value), names) or f"; choose from {', '.join(names)}"
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint}")
+
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong and where help is, and exit with code 2."""
-        self.exit(2, f"miv: error: {message.rstrip('.')}; see `{self.prog} --help`.\n")
+        """Print what is wrong and where to find help, and exit with code 2."""
+        end = "" if message.endswith("?") else "."
+        self.exit(2, f"miv: error: {message.rstrip('.')}{end} See `{self.prog} --help`.\n")
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows the default of every option that has one and does not describe it itself."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text, default = action.help, action.default
+        shown = text is None or "default" in text or not action.option_strings
+        if shown or default is None or default is False or default in ([], argparse.SUPPRESS):
+            return text
+        return f"{text} (default: %(default)s)"
+
+
+def _suggest(value: str, names: Iterable[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(value, names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def new_command(
     subparsers: Any, name: str, summary: str, description: str, examples: str
 ) -> Parser:
-    """Add a command with what all have in common."""
+    """Add a command with the help and the options that all commands have."""
     parser: Parser = subparsers.add_parser(
         name,
         help=summary,
         description=textwrap.fill(description, LINE),
         epilog="examples:\n" + "".join(f"  {line}\n" for line in examples.strip().splitlines()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     group = parser.add_argument_group("general options")
-    group.add_argument("--threads", type=positive, metavar="N", help="processor cores to use")
-    group.add_argument("--quiet", action="store_true", help="no progress bars, no remarks")
+    group.add_argument(
+        "--threads", type=positive, metavar="N", help="number of CPU threads (default: all cores)"
+    )
+    group.add_argument("--quiet", action="store_true", help="show no progress bars and no messages")
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 
+def new_group(subparsers: Any, name: str, summary: str, description: str, example: str) -> Any:
+    """Add a group of commands, and return the subparsers of its actions."""
+    parser = subparsers.add_parser(
+        name,
+        help=summary,
+        description=textwrap.fill(description, LINE),
+        epilog=f"examples:\n  {example}\n\n`miv {name} ACTION --help` explains an action.",
+    )
+    return parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+
+
 def add_json(parser: argparse._ActionsContainer) -> None:
     """Add `--json`."""
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def add_device(parser: Parser) -> None:
     """Add `--device`."""
-    parser.add_argument("--device", metavar="NAME", help="where to run, such as cpu or cuda")
+    parser.add_argument(
+        "--device", metavar="NAME", help="cpu, cuda, ... (default: a GPU if there is one)"
+    )
 
 
 def add_skip_bad(parser: Parser) -> None:
@@ -69,56 +120,54 @@ def add_skip_bad(parser: Parser) -> None:
     parser.add_argument(
         "--skip-bad",
         action="store_true",
-        help="leave out images that cannot be read, and list them, instead of stopping",
+        help="leave out unreadable images and list them, instead of stopping at the first",
     )
 
 
 def add_model_backbone(parser: Parser) -> None:
-    """Add `--backbone` for a model that was trained with one already."""
+    """Add `--backbone` and `--weights` for a model that has been trained."""
     parser.add_argument(
         "--backbone",
         metavar="NAME",
-        help="where the model's backbone is, if not under its name: an address or a file",
+        help="file or URL of the model's backbone (default: the backbone that the model names)",
     )
     _add_weights(parser)
 
 
 def add_table(parser: Parser) -> argparse._ArgumentGroup:
-    """Add what chooses rows of a table in a database."""
-    group = parser.add_argument_group("tables in databases")
+    """Add the options that select rows of a database table."""
+    group = parser.add_argument_group("database tables")
     group.add_argument(
         "--where",
         metavar="FILTER",
-        help="only these rows; passed on to the database as it is: SQL, or JSON for Qdrant",
+        help="use only these rows; passed to the database unchanged: SQL, or JSON for Qdrant",
     )
     return group
 
 
 def add_extraction(parser: Parser) -> None:
-    """Add what decides about the features of labelled images."""
+    """Add the options that determine the features of labelled images."""
     parser.add_argument(
         "--backbone",
         metavar="NAME",
-        help="a name of `miv backbones list`, timm:NAME, hf:FOLDER_OR_ID, FILE.onnx or an address "
+        help="a name from `miv backbones list`, timm:NAME, hf:FOLDER_OR_ID, FILE.onnx or a URL "
         f"(default: {DEFAULT_BACKBONE})",
     )
     _add_weights(parser)
-    parser.add_argument(
-        "--seed", type=not_negative, default=0, metavar="N", help="seed of all that is random"
-    )
+    parser.add_argument("--seed", type=not_negative, default=0, metavar="N", help="random seed")
     parser.add_argument(
         "--threshold",
         type=not_negative,
         metavar="T",
-        help="classes with at most T shots get augmented views (default: the backbone's)",
+        help="augment classes with at most T shots (default: set by the backbone)",
     )
     parser.add_argument(
-        "--no-augmentation", action="store_true", help="no augmented views, like --threshold 0"
+        "--no-augmentation", action="store_true", help="do not augment; same as --threshold 0"
     )
     parser.add_argument(
         "--no-flip",
         action="store_true",
-        help="do not mirror views: for digits, letters, traffic signs",
+        help="do not mirror augmented views: for digits, letters or traffic signs",
     )
 
 
@@ -126,18 +175,18 @@ def _add_weights(parser: Parser) -> None:
     parser.add_argument(
         "--weights",
         metavar="FILE",
-        help="checkpoint for the backbone (.safetensors, .pth) instead of its usual weights",
+        help="checkpoint of the backbone, .safetensors or .pth (default: its published weights)",
     )
 
 
 def add_training(parser: Parser) -> None:
-    """Add what decides about the classifier on features."""
+    """Add the options that determine the classifier."""
     plain = [name for name in METHODS if not name.startswith("miv-")]  # without ablations
     parser.add_argument("--method", metavar="NAME", help=f"{', '.join(plain)} (default: miv)")
     parser.add_argument(
         "--recipe",
         metavar="NAME",
-        help="how the MIV-head is trained: `mivhead` (default) or `paper`",
+        help="how the MIV-head is trained: mivhead or paper (default: mivhead)",
     )
     parser.add_argument(
         "--param",
@@ -146,7 +195,7 @@ def add_training(parser: Parser) -> None:
         default=[],
         dest="params",
         metavar="NAME=VALUE",
-        help="hyperparameter of the method, as `miv methods NAME` lists them; repeat for several",
+        help="hyperparameter of the method, listed by `miv methods NAME`; may be repeated",
     )
 
 
@@ -157,7 +206,7 @@ def classifier_from(args: argparse.Namespace) -> FewShotClassifier:
 
     given = {name: getattr(args, name, None) for name in ("method", "recipe")}
     return FewShotClassifier(
-        args.backbone or DEFAULT_BACKBONE,
+        args.backbone,
         weights=args.weights,
         threshold=0 if args.no_augmentation else args.threshold,
         augmentation=Augmentation(flip=0.0) if args.no_flip else None,
@@ -170,7 +219,7 @@ def classifier_from(args: argparse.Namespace) -> FewShotClassifier:
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Apply `--threads` and check `--device`, before anything expensive."""
+    """Apply `--threads` and check `--device`, before any expensive work."""
     import torch
 
     if args.threads is not None:
@@ -186,17 +235,26 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def positive(text: str) -> int:
-    """Read a whole number from 1 up."""
+    """Read an integer of at least 1."""
     return _at_least(1, text)
 
 
 def not_negative(text: str) -> int:
-    """Read a whole number from 0 up."""
+    """Read an integer of at least 0."""
     return _at_least(0, text)
 
 
+def names(text: str) -> list[str]:
+    """Read names that are separated by commas.
+
+    >>> names("miv, ncc")
+    ['miv', 'ncc']
+    """
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def parameter(text: str) -> tuple[str, Any]:
-    """Read a hyperparameter: a number, true, false, none, or else a text.
+    """Read a hyperparameter: a number, true, false, none, or else a string.
 
     >>> parameter("steps=20"), parameter("use_views=True"), parameter("prototype=mean")
     (('steps', 20), ('use_views', True), ('prototype', 'mean'))
@@ -204,10 +262,10 @@ def parameter(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
-    if name in HAVE_OPTIONS:
-        raise argparse.ArgumentTypeError(f"{name} is no hyperparameter: {HAVE_OPTIONS[name]}")
-    if value.lower() in WORDS:
-        return name, WORDS[value.lower()]
+    if name in NOT_PARAMS:
+        raise argparse.ArgumentTypeError(f"{name} is not a hyperparameter: {NOT_PARAMS[name]}")
+    if value.lower() in CONSTANTS:
+        return name, CONSTANTS[value.lower()]
     for kind in (int, float):
         with suppress(ValueError):
             return name, kind(value)
@@ -220,5 +278,5 @@ def _at_least(least: int, text: str) -> int:
     except ValueError:
         value = least - 1
     if not least <= value < 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {least}")
     return value

@@ -1,4 +1,4 @@
-"""Plain text for people: tables, shortened names, percentages, times, sizes."""
+"""What commands print - numbers, tables, JSON - and whether they can write to a file."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import tempfile
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mivhead.cli.inputs import kind_of
 from mivhead.errors import InputError, NotAvailableError
+
+if TYPE_CHECKING:
+    from mivhead.images.imageset import Skipped
 
 MAX_CELL = 48  # characters of a name in a table
 
 
 def one_line(text: str) -> str:
-    r"""Replace line breaks and control characters, which a file name may hold.
+    r"""Replace line breaks and control characters, which file names may contain.
 
     >>> one_line("a\nb")
     'a b'
@@ -27,7 +31,7 @@ def one_line(text: str) -> str:
 
 
 def width(text: str) -> int:
-    """Columns that a text takes in a terminal.
+    """Count the columns that a string occupies in a terminal.
 
     >>> width("cat"), width("猫"), width("e\u0301")
     (3, 2, 1)
@@ -39,7 +43,7 @@ def width(text: str) -> int:
 
 
 def shorten(text: str, limit: int = MAX_CELL) -> str:
-    """Cut the middle out of a long text, as names differ at their ends.
+    """Cut the middle out of a long string, because names differ at their ends.
 
     >>> shorten("photos/2024/birds/img_0001.jpg", 20)
     'photos/2..._0001.jpg'
@@ -61,9 +65,9 @@ def table(
     right: str = "",
     limit: int = MAX_CELL,
 ) -> str:
-    """Align a table; columns named in `right` (separated by spaces) are right-aligned.
+    """Format a table. Columns named in `right`, separated by spaces, are right-aligned.
 
-    Cells longer than `limit` are cut in the middle.
+    Cells longer than `limit` are shortened.
 
     >>> print(table(["class", "shots"], [["cat", 5], ["goldfinch", 12]], right="shots"))
     class      shots
@@ -84,7 +88,7 @@ def table(
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """Write a share as a percentage; never 100 % (or 0 %) for what is not quite.
+    """Format a share as a percentage that is 100 % or 0 % only if it is exactly that.
 
     >>> percent(0.947), percent(0.9999), percent(1.0), percent(float("nan"))
     ('95 %', '>99 %', '100 %', '-')
@@ -100,7 +104,7 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def interval(bounds: tuple[float, float]) -> str:
-    """Write a 95 % interval.
+    """Format an interval of shares.
 
     >>> interval((0.71, 0.92))
     '71 % to 92 %'
@@ -109,7 +113,7 @@ def interval(bounds: tuple[float, float]) -> str:
 
 
 def seconds(value: float) -> str:
-    """Write a duration.
+    """Format a duration.
 
     >>> seconds(3.21), seconds(75)
     ('3.2 s', '1 min 15 s')
@@ -121,7 +125,7 @@ def seconds(value: float) -> str:
 
 
 def size(count: int) -> str:
-    """Write a number of bytes.
+    """Format a number of bytes.
 
     >>> size(532), size(5_600_000)
     ('532 bytes', '5.6 MB')
@@ -133,7 +137,7 @@ def size(count: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Write a count with its noun.
+    """Format a count with its noun.
 
     >>> plural(1, "image"), plural(3, "class"), plural(1200, "image")
     ('1 image', '3 classes', '1,200 images')
@@ -143,61 +147,39 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
-# Files a command reads and writes: what they hold, and whether writing will work.
+def print_json(document: Any) -> None:
+    """Print one JSON document, in ASCII if the terminal does not take UTF-8."""
+    ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    print(json.dumps(document, indent=2, ensure_ascii=ascii_only, allow_nan=False))
 
 
-def kind_of(path: str | Path) -> str | None:
-    """Return `"model"` or `"features"` for a file that mivhead wrote, else None.
-
-    Only the header is read; the file is checked in full when it is loaded.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    from mivhead._files import METADATA_KEY
-
-    if not Path(path).is_file():
-        return None
-    try:
-        with safe_open(path, framework="pt") as file:
-            document = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
-    except (OSError, SafetensorError, ValueError):
-        return None
-    if not isinstance(document, dict):
-        return None
-    return "features" if document.get("kind") == "features" else "model"
-
-
-def is_features(path: str | Path) -> bool:
-    """Tell whether a path is meant to be a features file, damaged or not, or a table of them."""
-    return (
-        is_table(path) or Path(path).suffix.lower() == ".safetensors" or kind_of(path) == "features"
-    )
-
-
-def is_table(path: str | Path) -> bool:
-    """Tell whether a path is the address of a table in a database, such as `lancedb://...`."""
-    return "://" in str(path)
+def report_skipped(skipped: Sequence[Skipped]) -> None:
+    """List on stderr the images that `--skip-bad` left out."""
+    if skipped:
+        print(f"Skipped {plural(len(skipped), 'image')}:", file=sys.stderr)
+    for each in skipped:
+        print(f"  {one_line(each.reason)}", file=sys.stderr)
 
 
 def check_output(path: str | Path, *, replaces: str | None = None) -> None:
-    """Raise an error if a file cannot be written here; called before the expensive work.
+    """Raise an error if a file cannot be written; called before any expensive work.
 
     Parameters
     ----------
-    path
-        The file to be written.
-    replaces
-        The kind of file (`kind_of`) that may be overwritten; None: any.
+    path : str or Path
+        The file to write.
+    replaces : {"model", "features"}, default=None
+        The kind of file that may be overwritten; None allows any.
     """
     path = Path(path)
     if path.is_dir():
-        raise InputError(f"The output {path} is a folder; give the name of a file in it.")
+        raise InputError(f"The output {path} is a folder; give the name of a file.")
     if path.exists() and not path.is_file():
         raise InputError(f"The output {path} is not a regular file.")
     if replaces and path.exists() and kind_of(path) != replaces:
         raise InputError(
-            f"The output {path} exists and is not a {replaces} file of mivhead; "
-            "it is left as it is: choose another name or remove it."
+            f"The output {path} exists and is not a mivhead {replaces} file, so it is not "
+            "overwritten: choose another name or remove it."
         )
     if path.exists() and not os.access(path, os.W_OK):
         raise NotAvailableError(f"The output {path} is write-protected.")
@@ -205,25 +187,11 @@ def check_output(path: str | Path, *, replaces: str | None = None) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise an error if no file can be made in a folder."""
+    """Raise an error if no file can be created in a folder."""
     if not folder.is_dir():
-        raise InputError(f"The folder {folder} of the output does not exist; make it first.")
+        raise InputError(f"The output folder {folder} does not exist; create it first.")
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise NotAvailableError(f"Cannot write into {folder}: {error.strerror}.") from error
-
-
-def print_json(document: Any) -> None:
-    """Print one JSON document, readable for people where the terminal allows it."""
-    ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    print(json.dumps(document, indent=2, ensure_ascii=ascii_only, allow_nan=False))
-
-
-def report_skipped(skipped: list[Any]) -> None:
-    """List on stderr the images that `--skip-bad` left out."""
-    if skipped:
-        print(f"Skipped {plural(len(skipped), 'image')}:", file=sys.stderr)
-    for each in skipped:
-        print(f"  {one_line(each.reason)}", file=sys.stderr)
+        raise NotAvailableError(f"Cannot write to {folder}: {error.strerror}.") from error

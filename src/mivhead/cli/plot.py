@@ -1,4 +1,4 @@
-"""`miv plot`: pictures of what a model does with one image."""
+"""`miv plot`: drawings of how a MIV-head classifies one image."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
+from mivhead.cli.inputs import check_takes_images, load_model
+from mivhead.cli.output import check_output, print_json
 from mivhead.errors import InputError, check_one_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from mivhead.classifier import MIVClassifier
-    from mivhead.diagnostics.tsne import Episode
+    from mivhead.diagnostics.tsne import Embeddings
     from mivhead.features import Features
-    from mivhead.fewshot import Prediction
+    from mivhead.fewshot import FewShotClassifier, Prediction
     from mivhead.images.imageset import ImageSet
 
 TSNE_EXAMPLES = """
@@ -30,86 +32,97 @@ miv plot attention birds.miv new.jpg --shots shots/ -o attention.png
 
 def add_parser(subparsers: Any) -> None:
     """Add the command and its actions."""
-    parser = subparsers.add_parser(
+    actions = options.new_group(
+        subparsers,
         "plot",
-        help="draw what a model does with an image",
-        description="Pictures of what a MIV-head does with one image.",
+        "draw how a model classifies an image",
+        "Draw how a MIV-head classifies one image.",
+        "miv plot attention birds.miv new.jpg -o attention.png",
     )
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
-    tsne = options.new_command(
+    _add_tsne(actions)
+    _add_attention(actions)
+
+
+def _add_tsne(actions: Any) -> None:
+    parser = options.new_command(
         actions,
         "tsne",
-        "shots, prototypes and query on a plane",
-        "Lay the vectors of one episode out by t-SNE, one panel a block: shots are circles, "
-        "prototypes squares, the image a star. Beside it, what nearest centroids compare.",
+        "shots, prototypes and the image on a plane, by t-SNE",
+        "Project the vectors that the head compares onto a plane by t-SNE, in one panel per block: "
+        "shots are circles, prototypes squares, the image a star. Another panel shows the vectors "
+        "that a nearest-centroid classifier compares.",
         TSNE_EXAMPLES,
     )
-    _add_common(tsne)
-    tsne.add_argument("--truth", metavar="CLASS", help="the image's class: the star's colour")
-    tsne.add_argument(
+    _add_common(parser)
+    parser.add_argument(
+        "--truth", metavar="CLASS", help="true class of the image; colours the star"
+    )
+    parser.add_argument(
         "--beside",
         metavar="MODEL",
-        help="a model of a method that tunes the backbone, such as tsa, trained on the same "
-        "images, instead of nearest centroids; needs --shots",
+        help="compare with this model, which tunes the backbone (tsa, ...) and was trained on the "
+        "same images, instead of nearest centroids; needs --shots",
     )
-    tsne.add_argument("--shots", metavar="DIR", help="the images both were trained on")
-    tsne.add_argument(
-        "--seed", type=options.not_negative, default=0, metavar="N", help="of the layout"
+    parser.add_argument("--shots", metavar="DIR", help="the images both models were trained on")
+    parser.add_argument(
+        "--seed", type=options.not_negative, default=0, metavar="N", help="random seed of t-SNE"
     )
-    tsne.set_defaults(run=run_tsne)
-    attention = options.new_command(
+    parser.set_defaults(run=run_tsne)
+
+
+def _add_attention(actions: Any) -> None:
+    parser = options.new_command(
         actions,
         "attention",
-        "where the head looked: in the image, and at which shots",
-        "Show the attention of a MIV-head over the image, block by block, and over the shots of "
+        "the patches and the shots that the head attends to",
+        "Draw the attention of a MIV-head over the image, block by block, and over the shots of "
         "every class.",
         ATTENTION_EXAMPLES,
     )
-    _add_common(attention)
-    attention.add_argument(
-        "--shots", metavar="DIR", help="the images the model was trained on, to be shown"
+    _add_common(parser)
+    parser.add_argument(
+        "--shots", metavar="DIR", help="the images the model was trained on; draws them"
     )
-    attention.set_defaults(run=run_attention)
+    parser.set_defaults(run=run_attention)
 
 
 def _add_common(parser: options.Parser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="model file of the MIV-head")
+    parser.add_argument("model", metavar="MODEL", help="model file of a MIV-head")
     parser.add_argument("image", metavar="IMAGE", help="one image")
     parser.add_argument(
-        "-o", "--output", required=True, metavar="FILE", help="picture: .png, .svg or .pdf"
+        "-o",
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="picture to write: .png, .svg or .pdf",
     )
     options.add_model_backbone(parser)
     options.add_device(parser)
+    options.add_json(parser)
 
 
 class _Case:
-    """A model of the MIV-head, an image, and what the model says of it."""
+    """A MIV-head, one image, and the prediction for it."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         from mivhead.classifier import MIVClassifier
-        from mivhead.cli.inputs import load_model
-        from mivhead.cli.output import check_output
         from mivhead.diagnostics.pictures import check_format
         from mivhead.images.sources import open_unlabelled
 
         options.prepare(args)
         check_format(args.output)
         check_output(args.output)
-        model = load_model(
-            args.model, device=args.device, backbone=args.backbone, weights=args.weights
-        )
-        if not isinstance(model.classifier.classifier_, MIVClassifier):
-            raise InputError(f"{args.model} is not a MIV-head, which alone can be drawn like this.")
-        if model.identity is None:
-            raise InputError(f"{args.model} knows no backbone, so images cannot pass it.")
-        images: ImageSet = open_unlabelled([args.image])
-        if len(images) != 1:
-            raise InputError(f"{args.image} holds {len(images)} images; give one.")
-        table = model.classifier.extract(images)
-        self.classifier: MIVClassifier = model.classifier.classifier_
+        model = load_model(args.model, args)
+        if not isinstance(model.classifier_, MIVClassifier):
+            raise InputError(f"{args.model} is not a MIV-head; `miv plot` draws only those.")
+        check_takes_images(model, args.model)
+        self.images: ImageSet = open_unlabelled([args.image])
+        if len(self.images) != 1:
+            raise InputError(f"{args.image} holds {len(self.images)} images; give one.")
+        table = model.extract(self.images)
+        self.classifier: MIVClassifier = model.classifier_
         self.features: Features = table.features
-        self.prediction: Prediction = model.classifier.classify(table)[0]
-        self.images = images
+        self.prediction: Prediction = model.classify(table)[0]
         self.names: list[str] = [str(name) for name in self.classifier.classes_]
 
     @property
@@ -120,17 +133,17 @@ class _Case:
 def run_tsne(args: argparse.Namespace) -> int:
     """Run `miv plot tsne`."""
     case = _Case(args)
-    from mivhead.diagnostics.tsne import centroid_episode, draw_tsne, miv_episodes
+    from mivhead.diagnostics.tsne import centroid_embeddings, draw_tsne, miv_embeddings
 
     if args.truth is not None:
         check_one_of("--truth", args.truth, case.names)
-    episodes = miv_episodes(case.classifier, case.features)
+    panels = miv_embeddings(case.classifier, case.features)
     if args.beside is None:
-        episodes.append(centroid_episode(case.classifier, case.features))
+        panels.append(centroid_embeddings(case.classifier, case.features))
     else:
-        episodes.append(_tuned(args, case))
-    draw_tsne(episodes, case.names, args.output, title=case.title, truth=args.truth, seed=args.seed)
-    return _done(args)
+        panels.append(_tuned(args, case))
+    draw_tsne(panels, case.names, args.output, title=case.title, truth=args.truth, seed=args.seed)
+    return _done(args, case)
 
 
 def run_attention(args: argparse.Namespace) -> int:
@@ -152,20 +165,20 @@ def run_attention(args: argparse.Namespace) -> int:
         title=case.title,
         pictures=None if args.shots is None else _pictures(args.shots, case),
     )
-    return _done(args)
+    return _done(args, case)
 
 
-def _tuned(args: argparse.Namespace, case: _Case) -> Episode:
-    from mivhead.cli.inputs import load_model
-    from mivhead.diagnostics.tsne import tuned_episode
+def _tuned(args: argparse.Namespace, case: _Case) -> Embeddings:
+    from mivhead.diagnostics.tsne import tuned_embeddings
+    from mivhead.model_file import load
 
     if args.shots is None:
-        raise InputError("--beside needs --shots: a tuned backbone has to see the shots again.")
+        raise InputError("--beside needs --shots, because a tuned backbone embeds the shots again.")
     shots = _shots(args.shots, case)
-    model = load_model(args.beside, device=args.device)
-    if [str(name) for name in model.classifier.classes_] != case.names:
+    model: FewShotClassifier = load(args.beside, device=args.device)
+    if [str(name) for name in model.classes_] != case.names:
         raise InputError(f"{args.beside} has other classes than {args.model}.")
-    return tuned_episode(model.classifier, shots, case.images)
+    return tuned_embeddings(model, shots, case.images)
 
 
 def _pictures(folder: str, case: _Case) -> list[Image]:
@@ -174,7 +187,7 @@ def _pictures(folder: str, case: _Case) -> list[Image]:
 
 
 def _shots(folder: str, case: _Case) -> ImageSet:
-    """Images of the shots, in the order that the model keeps them."""
+    """Open the images of the shots, in the order of the model's support."""
     from mivhead.images.sources import open_labelled
 
     images = open_labelled(folder)
@@ -182,7 +195,7 @@ def _shots(folder: str, case: _Case) -> ImageSet:
     counts = [labels.count(name) for name in case.names]
     if counts != case.classifier.shots_.tolist() or len(labels) != sum(counts):
         raise InputError(
-            f"{folder} does not hold the images the model was trained on: the model has "
+            f"{folder} does not hold the images that the model was trained on: the model has "
             f"{case.classifier.shots_.sum()} shots in {len(case.names)} classes, the folder "
             f"{len(labels)} in {len(set(labels))}."
         )
@@ -190,7 +203,13 @@ def _shots(folder: str, case: _Case) -> ImageSet:
     return images.take(order)
 
 
-def _done(args: argparse.Namespace) -> int:
-    if not args.quiet:
-        print(f"Wrote {args.output}")
+def _done(args: argparse.Namespace, case: _Case) -> int:
+    if args.json:
+        prediction = {
+            "label": str(case.prediction.label),
+            "probability": case.prediction.probability,
+        }
+        print_json({"file": args.output, "image": args.image, **prediction})
+    elif not args.quiet:
+        print(f"Saved {args.output}.")
     return 0

@@ -1,4 +1,4 @@
-"""`miv predict`: names and probabilities of images."""
+"""`miv predict`: classes and probabilities of new images."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.inputs import Model, classify_images, classify_table, drop_bad, load_model
+from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_model
 from mivhead.cli.output import (
     check_folder,
-    is_features,
     percent,
     plural,
     print_json,
@@ -29,18 +28,22 @@ from mivhead.cli.output import (
 from mivhead.errors import InputError, NotAvailableError
 
 if TYPE_CHECKING:
-    from mivhead.fewshot import Prediction
+    from mivhead.fewshot import FewShotClassifier, Prediction
     from mivhead.images.imageset import ImageSet, ImageSource, Skipped
 
-
 MAX_NAME = 24  # characters of a runner-up's name
+MAX_NAME_BYTES = 200  # file systems allow 255; this leaves room for suffix and number
+MAX_SUFFIX = 10
+_FORBIDDEN = '/\\:*?"<>|'
+# Device names on Windows, in any folder and with any suffix.
+_RESERVED = {"con", "prn", "aux", "nul"} | {f"{p}{n}" for p in ("com", "lpt") for n in range(1, 10)}
 
 EXAMPLES = """
 miv predict birds.miv new/*.jpg
 miv predict birds.miv new/ --top 3
-miv predict birds.miv new.zip --csv > names.csv
-miv predict birds.miv new/ --sort-into sorted/   # copies; the originals stay
-miv predict birds.miv new.safetensors --json     # features of `miv extract`
+miv predict birds.miv new.zip --csv > predictions.csv
+miv predict birds.miv new/ --sort-into sorted/   # copies the images
+miv predict birds.miv new.safetensors --json     # from `miv extract`
 miv predict birds.miv lancedb://data/birds --where "split = 'new'" --write species
 """
 
@@ -50,8 +53,9 @@ def add_parser(subparsers: Any) -> None:
     parser = options.new_command(
         subparsers,
         "predict",
-        "name new images",
-        "Name new images with a model of `miv fit`: a table of file, class and probability.",
+        "classify new images",
+        "Classify new images with a model from `miv fit`, and print a table of files, classes and "
+        "probabilities.",
         EXAMPLES,
     )
     parser.add_argument("model", metavar="MODEL", help="model file")
@@ -59,10 +63,14 @@ def add_parser(subparsers: Any) -> None:
         "images",
         nargs="+",
         metavar="IMAGES",
-        help="images, folders, zips or patterns; or one features file, or table in a database",
+        help="images, folders, zip archives or patterns; or one features file or database table",
     )
     parser.add_argument(
-        "--top", type=options.positive, default=1, metavar="K", help="show the K likeliest classes"
+        "--top",
+        type=options.positive,
+        default=1,
+        metavar="K",
+        help="show the K most probable classes",
     )
     form = parser.add_mutually_exclusive_group()
     options.add_json(form)
@@ -70,14 +78,13 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--sort-into",
         metavar="DIR",
-        help="copy the images into folders of DIR named after their classes; "
-        "nothing is overwritten or moved",
+        help="copy each image into the folder of its class in DIR; never overwrites a file",
     )
     group = options.add_table(parser)
     group.add_argument(
         "--write",
         metavar="COLUMN",
-        help="write the classes into this column of the table, and their probabilities into "
+        help="write the classes to this column of the table, and the probabilities to "
         "COLUMN_probability",
     )
     options.add_skip_bad(parser)
@@ -87,37 +94,42 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command."""
+    """Run `miv predict`."""
     options.prepare(args)
-    model = load_model(args.model, device=args.device, backbone=args.backbone, weights=args.weights)
-    skipped: list[Skipped] = []
+    model = load_model(args.model, args)
     if len(args.images) == 1 and is_features(args.images[0]):
         if args.sort_into:
-            raise InputError("--sort-into needs images; features are none to copy.")
-        predictions = _predict_features(model, args)
-    else:
-        from mivhead.images.sources import open_unlabelled
-
-        if args.write or args.where:
-            raise InputError("--write and --where are for tables in databases.")
-        if args.sort_into:
-            _check_sort_folder(Path(args.sort_into))
-        images, skipped = drop_bad(open_unlabelled(args.images), args.skip_bad)
-        predictions = classify_images(model, images, verbose=not args.quiet)
-    report_skipped(skipped)
-    _print(predictions, skipped, args)
+            raise InputError("--sort-into copies images, so it cannot be used with features.")
+        _print(_predict_features(model, args), [], args)
+        return 0
+    if args.write or args.where:
+        raise InputError("--write and --where are for database tables.")
     if args.sort_into:
-        _sort(images, predictions, model.names, args)
+        _check_sort_folder(Path(args.sort_into))
+    check_takes_images(model, args.model)
+    from mivhead.images.sources import open_unlabelled
+
+    images = open_unlabelled(args.images)
+    predictions = model.classify(images, skip_bad=args.skip_bad)
+    report_skipped(model.skipped_)
+    _print(predictions, model.skipped_, args)
+    if args.sort_into:
+        labels = [str(each.label) for each in predictions]
+        names = [str(name) for name in model.classes_.tolist()]
+        copies = sort_images(images.without(model.skipped_), labels, names, args.sort_into)
+        if not args.quiet:
+            print(f"Copied {plural(len(copies), 'image')} into {args.sort_into}.", file=sys.stderr)
     return 0
 
 
-def _predict_features(model: Model, args: argparse.Namespace) -> list[Prediction]:
+def _predict_features(model: FewShotClassifier, args: argparse.Namespace) -> list[Prediction]:
     from mivhead import stores
 
     predictions: list[Prediction] = []
     with stores.open(args.images[0], where=args.where) as store:
         for batch in store.iter_batches():
-            predictions += classify_table(model, batch)
+            check_takes_features(model, args.model, batch)
+            predictions += model.classify(batch)
         if args.write:
             values: dict[str, Sequence[str | float]] = {
                 args.write: [str(each.label) for each in predictions],
@@ -128,13 +140,15 @@ def _predict_features(model: Model, args: argparse.Namespace) -> list[Prediction
 
 
 def _check_sort_folder(folder: Path) -> None:
-    """Find out before the work whether folders can be made there."""
+    """Raise an error if folders cannot be created there; called before any expensive work."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; --sort-into needs a folder.")
     check_folder(folder if folder.exists() else folder.absolute().parent)
 
 
-def _print(predictions: list[Prediction], skipped: list[Skipped], args: argparse.Namespace) -> None:
+def _print(
+    predictions: list[Prediction], skipped: Sequence[Skipped], args: argparse.Namespace
+) -> None:
     if args.json:
         print_json(
             {
@@ -186,40 +200,26 @@ def _as_table(predictions: list[Prediction], top: int) -> str:
     return table(header, rows, right="probability", limit=sys.maxsize)
 
 
-def _sort(
-    images: ImageSet, predictions: list[Prediction], names: list[str], args: argparse.Namespace
-) -> None:
-
-    copies = sort_images(images, [str(each.label) for each in predictions], names, args.sort_into)
-    if not args.quiet:
-        print(f"Copied {plural(len(copies), 'image')} into {args.sort_into}.", file=sys.stderr)
-
-
-# Copy images into one folder per predicted class; nothing is ever overwritten or moved.
-
-
-MAX_NAME_BYTES = 200  # file systems allow 255; some room for suffix and number
-MAX_SUFFIX = 10
-_FORBIDDEN = '/\\:*?"<>|'
-# Devices on Windows, in any folder and with any suffix.
-_RESERVED = {"con", "prn", "aux", "nul"} | {f"{p}{n}" for p in ("com", "lpt") for n in range(1, 10)}
-
-
 def sort_images(
     images: ImageSet, labels: Sequence[str], names: Sequence[str], folder: str | Path
 ) -> list[Path]:
-    """Copy every image into the folder of its label and return the copies.
+    """Copy every image into a folder named after its label; nothing is overwritten or moved.
 
     Parameters
     ----------
-    images
-        Files, or members of a zip.
-    labels
+    images : ImageSet
+        Image files or members of a zip archive.
+    labels : sequence of str
         One per image.
-    names
-        All labels that may occur; each gets a folder of its own, whatever characters it holds.
-    folder
-        Where the folders of the classes are made, if they are needed.
+    names : sequence of str
+        All labels that may occur; each gets its own folder, whatever characters it contains.
+    folder : str or Path
+        Where the folders are created, if they are needed.
+
+    Returns
+    -------
+    list of Path
+        The copies.
     """
     folder_of = _folders(names)
     copies = []
@@ -236,7 +236,7 @@ def sort_images(
 
 
 def safe_name(name: str) -> str:
-    """Make a name that every file system takes, and that stays inside its folder.
+    """Make a file name that every file system accepts and that stays inside its folder.
 
     >>> safe_name("cat.jpg"), safe_name("../etc"), safe_name("a/b: c?"), safe_name("NUL")
     ('cat.jpg', '_._etc', 'a_b_ c_', 'NUL_')
@@ -256,7 +256,7 @@ def safe_name(name: str) -> str:
 
 
 def _folders(names: Sequence[str]) -> dict[str, str]:
-    """Give every class a folder name; two names must not meet, not even in small letters."""
+    """Choose a distinct folder name for every class, regardless of upper and lower case."""
     taken: set[str] = set()
     folders = {}
     for name in names:
@@ -266,7 +266,7 @@ def _folders(names: Sequence[str]) -> dict[str, str]:
 
 
 def _numbered(name: str) -> Iterator[str]:
-    """Yield a name, then with numbers before its suffix: a.jpg, a (2).jpg, a (3).jpg."""
+    """Yield a name, then the name with numbers before its suffix: a.jpg, a (2).jpg, ..."""
     yield name
     stem, suffix = os.path.splitext(name)  # noqa: PTH122  # a name, not a path
     number = 2
@@ -280,7 +280,7 @@ def _copy(source: ImageSource, folder: Path) -> Path:
     for name in _numbered(safe_name(PurePosixPath(source.id).name)):
         copy = folder / name
         try:
-            file = copy.open("xb")  # fails if there is such a file
+            file = copy.open("xb")  # fails if the file exists
         except FileExistsError:
             continue
         try:
@@ -288,11 +288,11 @@ def _copy(source: ImageSource, folder: Path) -> Path:
                 _write(original, file)
             if isinstance(original, str | os.PathLike):
                 shutil.copystat(original, copy)
-        except BaseException:  # Ctrl-C too: no half copies
+        except BaseException:  # Ctrl-C too: leave no partial copies
             copy.unlink(missing_ok=True)
             raise
         return copy
-    raise AssertionError("numbers do not end")
+    raise AssertionError("unreachable: numbers do not end")
 
 
 def _write(original: object, file: IO[bytes]) -> None:
@@ -302,4 +302,4 @@ def _write(original: object, file: IO[bytes]) -> None:
     elif isinstance(original, bytes):
         shutil.copyfileobj(BytesIO(original), file)
     else:
-        raise TypeError(f"an image from a file or a zip was expected, got {type(original)}")
+        raise TypeError(f"expected an image from a file or a zip archive, got {type(original)}")

@@ -1,4 +1,4 @@
-"""Where the head looked: which patches of an image, and which shots of each class."""
+"""Attention of the MIV-head: over the patches of an image, and over the shots of each class."""
 
 from __future__ import annotations
 
@@ -14,23 +14,28 @@ from PIL import Image
 
 from mivhead._optional import need
 from mivhead.classifier import MIVClassifier
-from mivhead.diagnostics.pictures import overlay, save_figure, square
+from mivhead.diagnostics.pictures import INK, PALE, overlay, save_figure, square
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.head.cap import CrossAttentionPooling
 
+TRACK, BAR, FRAME = "#e9edf1", "#1f7a5c", "#cfd6dc"
+MAX_CLASSES = 12  # classes drawn: the most probable ones
+MAX_SHOTS = 8  # shots drawn per class: those with the most attention
+CELL = 1.5  # inches
+
 
 @dataclass(frozen=True, eq=False)
 class BlockAttention:
-    """What one block paid attention to, for n images.
+    """Attention of one block for some images.
 
     Parameters
     ----------
-    patches
-        (image, H, W): weight of every patch, summing to 1 per image; None if the block has no map.
-    shots
-        (image, shot): weight of every support image within its class, averaged over heads and in
-        the order of `MIVClassifier.support_`; None without cross-attention.
+    patches : array of shape (image, H, W) or None
+        Weight of every patch; the weights of an image sum to 1. None if the block has no map.
+    shots : array of shape (image, shot) or None
+        Weight of every shot within its class, averaged over the attention heads, in the order of
+        `MIVClassifier.support_`. None for a head without cross-attention.
     """
 
     patches: NDArray[np.floating[Any]] | None
@@ -38,7 +43,19 @@ class BlockAttention:
 
 
 def explain(classifier: MIVClassifier, X: Any) -> list[BlockAttention]:
-    """Attention of a fitted classifier for some images, block by block.
+    """Compute the attention of a fitted classifier for some images.
+
+    Parameters
+    ----------
+    classifier : MIVClassifier
+        A fitted classifier.
+    X : Features or array-like
+        Features of the images.
+
+    Returns
+    -------
+    list of BlockAttention
+        One per block, shallow to deep.
 
     Examples
     --------
@@ -50,7 +67,7 @@ def explain(classifier: MIVClassifier, X: Any) -> list[BlockAttention]:
     (2, 4, 4)
     """
     if not isinstance(classifier, MIVClassifier):
-        raise InputError("Only the MIV-head has attention to look at.")
+        raise InputError("Only the MIV-head has attention weights to show.")
     features = classifier._as_features(X, reset=False)
     head = classifier.head_
     found = []
@@ -76,20 +93,11 @@ def explain(classifier: MIVClassifier, X: Any) -> list[BlockAttention]:
 def _by_row(
     weights: torch.Tensor, support: Features, rows: torch.Tensor, real: torch.Tensor
 ) -> NDArray[np.floating[Any]]:
-    """(query, class, shot) to (query, support row)."""
-    weights = weights.expand(-1, *rows.shape)  # without cross-attention it is one for all queries
+    """Rearrange weights from (query, class, shot) to (query, support row)."""
+    weights = weights.expand(-1, *rows.shape)  # some ablations share one weight among all queries
     out = weights.new_zeros(len(weights), len(support))
     out[:, rows[real]] = weights[:, real]
     return out.numpy(force=True)
-
-
-# Attention of the MIV-head: over the image, block by block, and over the shots of every class.
-
-
-INK, PALE, TRACK, BAR = "#22303c", "#7b8894", "#e9edf1", "#1f7a5c"
-MAX_CLASSES = 12  # drawn; the most probable ones
-MAX_SHOTS = 8  # pictures of a class; those with most attention
-CELL = 1.5  # inches
 
 
 def draw_attention(
@@ -101,22 +109,22 @@ def draw_attention(
     title: str,
     pictures: Sequence[Image.Image] | None = None,
 ) -> None:
-    """Draw where the head looked in an image, and how much each shot counted.
+    """Draw the attention over an image, block by block, and the weight of every shot.
 
     Parameters
     ----------
-    image
+    image : PIL.Image.Image
         The query.
-    attention
-        Of one image, by block (`mivhead.diagnostics.attention.explain`).
-    classes
+    attention : sequence of BlockAttention
+        The attention for this image, from `explain`.
+    classes : sequence of (str, float, array)
         Name, probability and support rows of every class, the most probable first.
-    path
-        A .png, .svg or .pdf.
-    title
-        Of the picture.
-    pictures
-        The shots, in the order of the support; None: bars are drawn instead.
+    path : str or Path
+        The file to write: .png, .svg or .pdf.
+    title : str
+        Title of the drawing.
+    pictures : sequence of PIL.Image.Image, default=None
+        The shots, in the order of the support; None draws bars instead.
     """
     need("matplotlib", "plot")
     from matplotlib.figure import Figure
@@ -159,7 +167,7 @@ def draw_attention(
 
 
 def shot_weights(attention: Sequence[BlockAttention]) -> NDArray[np.floating[Any]] | None:
-    """Mean weight of every shot over the blocks; the shots of a class sum to 1."""
+    """Average the weight of every shot over the blocks; the shots of a class sum to 1."""
     weights = [block.shots[0] for block in attention if block.shots is not None]
     if not weights:
         return None
@@ -170,7 +178,7 @@ def shot_weights(attention: Sequence[BlockAttention]) -> NDArray[np.floating[Any
 def _image(axes: Any, picture: Any, caption: str) -> None:
     axes.imshow(picture)
     axes.set(xticks=[], yticks=[])
-    axes.spines[:].set_color("#cfd6dc")
+    axes.spines[:].set_color(FRAME)
     axes.set_xlabel(caption, fontsize=8, color=PALE, labelpad=3)
 
 
@@ -182,13 +190,13 @@ def _label(axes: Any, name: str, probability: float) -> None:
 
 
 def _excess(weights: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-    """How far weights are from an equal share, relative to it."""
+    """Compute how far weights are from equal shares, relative to such a share."""
     excess: NDArray[np.floating[Any]] = np.abs(weights * len(weights) - 1)
     return excess
 
 
 def _bars(axes: Any, weights: NDArray[np.floating[Any]], limit: float, *, caption: bool) -> None:
-    """Draw a bar a shot, up or down from where all would be equal."""
+    """Draw one bar per shot, up or down from an equal share."""
     bound = 1.1 * max(limit, 0.01)
     axes.bar(range(len(weights)), weights * len(weights) - 1, color=BAR, width=0.7)
     axes.axhline(0, color=PALE, linewidth=0.8)

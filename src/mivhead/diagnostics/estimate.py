@@ -1,14 +1,12 @@
-"""An honest estimate for a model fitted on a handful of images, and the shots that look wrong.
+"""Accuracy estimated by cross-validation on a handful of shots, and shots that look mislabelled.
 
-Every shot is predicted by a head that has not seen it, nor its views: the shots of each class are
-dealt into folds, and the head is trained once per fold on the rest. With at most as many shots per
-class as folds this leaves one shot of each class out at a time. A class with one shot cannot be
-tested, because nothing of it would be left to learn from.
+Every shot is predicted by a head that was trained on neither the shot nor its augmented views. The
+shots of each class are split into folds, and one head per fold is trained on the other folds. A
+class with a single shot cannot be tested, because nothing would remain to learn it from.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,91 +16,117 @@ from sklearn.base import clone
 
 from mivhead._progress import progress_bar
 from mivhead.classifier import FeatureClassifier
+from mivhead.diagnostics.evaluation import Mistake, Score
 from mivhead.errors import InputError
 from mivhead.features import FeatureTable
 
 
-@dataclass(frozen=True)
-class Suspect:
-    """A shot whose label the others contradict."""
-
-    id: str
-    label: str
-    predicted: str
-    probability: float  # of the predicted class
-
-
 @dataclass(frozen=True, eq=False)
-class HeldOut:
-    """Held-out predictions of the shots of a support set."""
+class CrossValidation:
+    """Out-of-fold predictions of the shots of a support set.
+
+    Parameters
+    ----------
+    ids, labels : sequence of str
+        One per shot.
+    classes : array of shape (class,)
+        The classes, sorted.
+    probabilities : array of shape (shot, class)
+        Out-of-fold predictions; NaN for shots that could not be tested.
+    folds : int
+        Number of folds that were used: at most as many as the largest class has shots.
+    """
 
     ids: tuple[str, ...]
     labels: tuple[str, ...]
     classes: NDArray[Any]
-    probabilities: NDArray[np.floating[Any]]  # (image, class); NaN where a shot was not tested
+    probabilities: NDArray[np.floating[Any]]
+    folds: int
 
     @property
     def tested(self) -> NDArray[np.bool_]:
-        """Which shots could be tested."""
+        """Mask of the shots that could be tested."""
         tested: NDArray[np.bool_] = ~np.isnan(self.probabilities[:, 0])
         return tested
 
     @property
-    def correct(self) -> NDArray[np.bool_]:
-        """Which of the tested shots were predicted right."""
+    def leave_one_out(self) -> bool:
+        """Whether every fold leaves out exactly one shot."""
+        return 0 < self.score.images == self.folds
+
+    @property
+    def score(self) -> Score:
+        """Number of tested shots, and how many were predicted correctly."""
         best = self.classes[self.probabilities[self.tested].argmax(axis=1)]
-        right: NDArray[np.bool_] = best == np.asarray(self.labels)[self.tested]
-        return right
+        right = best == np.asarray(self.labels)[self.tested]
+        return Score(len(right), int(right.sum()))
 
     @property
     def accuracy(self) -> float:
-        """Share of the tested shots that were predicted right; NaN if none could be tested."""
-        return float(self.correct.mean()) if len(self.correct) else math.nan
+        """Share of the tested shots that were predicted correctly; NaN if there are none."""
+        return self.score.accuracy
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the accuracy."""
-        return wilson_interval(int(self.correct.sum()), len(self.correct))
+        """95 % confidence interval of the accuracy."""
+        return self.score.interval
 
     @property
-    def suspects(self) -> list[Suspect]:
-        """Tested shots that were predicted as another class, the surest first."""
+    def suspects(self) -> list[Mistake]:
+        """Shots that were predicted as another class, the most confident prediction first."""
         found = []
         for row in np.flatnonzero(self.tested):
             best = int(self.probabilities[row].argmax())
             name = str(self.classes[best])
             if name != self.labels[row]:
                 p = float(self.probabilities[row, best])
-                found.append(Suspect(self.ids[row], self.labels[row], name, p))
-        return sorted(found, key=lambda s: -s.probability)
+                found.append(Mistake(self.ids[row], self.labels[row], name, p))
+        return sorted(found, key=lambda suspect: -suspect.probability)
 
 
-def held_out(
+def cross_validate(
     classifier: FeatureClassifier, table: FeatureTable, *, folds: int = 5, verbose: bool = True
-) -> HeldOut:
-    """Predict every shot of a support set by a head that has not seen it.
+) -> CrossValidation:
+    """Predict every shot of a support set with a head that has not seen it.
 
     Parameters
     ----------
-    classifier
-        Its parameters are used; it need not be fitted and is not changed.
-    table
-        The support set, with labels and perhaps views.
-    folds
-        Trainings to spend; more folds, more shots to learn from in each.
-    verbose
-        Show a progress bar if it takes more than two seconds.
+    classifier : FeatureClassifier
+        A classifier with the parameters to use; it need not be fitted and is not modified.
+    table : FeatureTable
+        The support set with its labels and, optionally, augmented views.
+    folds : int, default=5
+        Number of folds, and therefore of heads to train. More folds leave more shots to learn from.
+    verbose : bool, default=True
+        Show a progress bar if this takes more than two seconds.
+
+    Returns
+    -------
+    CrossValidation
+        Out-of-fold predictions, the accuracy they give, and suspicious shots.
+
+    Examples
+    --------
+    >>> from mivhead import Features
+    >>> from mivhead.methods import make_method
+    >>> X = Features(np.eye(4, dtype=np.float32)[[0, 0, 0, 1, 1, 0]])  # the last looks like an "a"
+    >>> shots = FeatureTable(X, tuple("123456"), ("a", "a", "a", "b", "b", "b"))
+    >>> result = cross_validate(make_method("ncc"), shots)
+    >>> result.folds, result.score
+    (3, Score(images=6, right=5))
+    >>> [suspect.id for suspect in result.suspects]
+    ['6']
     """
     if table.labels is None:
-        raise InputError("The table has no labels.")
+        raise InputError("The table has no labels, which cross-validation needs.")
     if folds < 2:
         raise InputError(f"folds must be at least 2, got {folds}.")
     labels = np.asarray(table.labels)
     classes = np.unique(labels)
-    fold_of = _deal(labels, folds)
+    fold_of = _assign_folds(labels, folds)
     probabilities = np.full((len(labels), len(classes)), np.nan)
     used = [fold for fold in range(folds) if (fold_of == fold).any()]
-    with progress_bar("checking", len(used), show=verbose, unit="fold") as advance:
+    with progress_bar("cross-validating", len(used), show=verbose, unit="fold") as advance:
         for fold in used:
             out = fold_of == fold
             kept = np.flatnonzero(~out)
@@ -110,26 +134,12 @@ def held_out(
             model.fit(table.features[kept], labels[kept], **_views_of(table, kept))
             probabilities[out] = model.predict_proba(table.features[np.flatnonzero(out)])
             advance(1)
-    return HeldOut(table.ids, table.labels, classes, probabilities)
+    return CrossValidation(table.ids, table.labels, classes, probabilities, len(used))
 
 
-def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Return an interval of a proportion that is right for few trials too; NaN for none.
-
-    >>> [round(bound, 3) for bound in wilson_interval(8, 10)]
-    [0.49, 0.943]
-    """
-    if trials == 0:
-        return math.nan, math.nan
-    share = successes / trials
-    centre = share + z * z / (2 * trials)
-    half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    scale = 1 + z * z / trials
-    return (centre - half) / scale, (centre + half) / scale
-
-
-def _deal(labels: NDArray[Any], folds: int) -> NDArray[np.int64]:
-    """Deal the shots of each class into folds; -1 for the only shot of a class."""
+def _assign_folds(labels: NDArray[Any], folds: int) -> NDArray[np.int64]:
+    """Assign the shots of each class to folds in turn; -1 for the only shot of a class."""
+    # scikit-learn's StratifiedKFold would test a single shot too, with nothing to learn it from.
     fold_of = np.full(len(labels), -1)
     for name in np.unique(labels):
         rows = np.flatnonzero(labels == name)
@@ -139,7 +149,7 @@ def _deal(labels: NDArray[Any], folds: int) -> NDArray[np.int64]:
 
 
 def _views_of(table: FeatureTable, kept: NDArray[np.int64]) -> dict[str, Any]:
-    """Select the views of the kept images, with rows counted among them."""
+    """Select the views of the kept images, and number their originals among the kept images."""
     if table.views is None or table.view_of is None:
         return {}
     place = np.full(len(table), -1)

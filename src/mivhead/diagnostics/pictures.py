@@ -1,4 +1,7 @@
-"""Write a figure to a file: whole, or not at all."""
+"""What the drawings share: files, colours and heat maps; and the confusion matrix.
+
+matplotlib is imported only when something is drawn.
+"""
 
 from __future__ import annotations
 
@@ -20,32 +23,36 @@ from mivhead.errors import InputError, NotAvailableError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
 FORMATS = (".png", ".svg", ".pdf")
 DOTS_PER_INCH = 150
+SIDE = 224  # pixels of a drawn image
+INK, PALE, HEAT = "#22303c", "#8a97a3", "#e8590c"
+MAX_COUNTS = 40  # classes up to which the counts are written into the cells
+MAX_NAMES = 80  # classes up to which all names are written
+MAX_LETTERS = 28  # of a class name
 
 
 def check_format(path: str | Path) -> None:
-    """Raise an error if a picture cannot be drawn, or not be written under such a name.
+    """Raise an error if a picture cannot be drawn, or not in the format of its path.
 
-    >>> check_format("confusion.gif")
+    >>> check_format("matrix.gif")
     Traceback (most recent call last):
         ...
-    mivhead.errors.InputError: A picture's name ends in .png, .svg or .pdf, got confusion.gif.
+    mivhead.errors.InputError: A picture must be a .png, .svg or .pdf file, got matrix.gif.
     """
     if Path(path).suffix.lower() not in FORMATS:
         raise InputError(
-            f"A picture's name ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {path}."
+            f"A picture must be a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file, got {path}."
         )
     need("matplotlib", "plot")
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure; the suffix of the path decides the format."""
+    """Write a figure atomically, in the format that the suffix of the path names."""
     path = Path(path)
     check_format(path)
     buffer = BytesIO()
-    with warnings.catch_warnings():  # letters that matplotlib's font lacks are drawn as boxes
+    with warnings.catch_warnings():  # characters missing from the font become boxes
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
         figure.savefig(buffer, format=path.suffix[1:].lower(), dpi=DOTS_PER_INCH)
     handle = None
@@ -54,7 +61,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
             handle = Path(file.name)
             file.write(buffer.getvalue())
         handle.chmod(0o644)
-        os.replace(handle, path)  # noqa: PTH105  # the word says what happens
+        os.replace(handle, path)  # noqa: PTH105
     except OSError as error:
         raise NotAvailableError(
             f"Cannot write the picture {path}: {error.strerror or error}."
@@ -64,22 +71,15 @@ def save_figure(figure: Figure, path: str | Path) -> None:
             handle.unlink(missing_ok=True)
 
 
-# Where attention lies, as colour over an image.
-
-
-SIDE = 224  # pixels of a drawn image
-HEAT = "#e8590c"
-
-
 def square(image: Image.Image) -> Image.Image:
-    """Bring an image to the size it is drawn in."""
+    """Resize an image to the square it is drawn in."""
     return image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
 
 
 def overlay(
     image: Image.Image, heats: Sequence[NDArray[np.floating[Any]]]
 ) -> NDArray[np.floating[Any]]:
-    """Tint a paler, grey image where the attention is."""
+    """Tint a pale grey copy of an image by the mean of some heat maps (H, W)."""
     grey = np.asarray(square(image).convert("L"), dtype=np.float64)[:, :, None] / 255
     pale = 0.3 + 0.7 * grey  # (SIDE, SIDE, 1)
     weight = 0.85 * np.mean([_enlarge(heat) for heat in heats], axis=0)[:, :, None]
@@ -89,7 +89,7 @@ def overlay(
 
 
 def _enlarge(heat: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-    """(H, W) to (SIDE, SIDE), from 0 at the lowest to 1 at the highest weight."""
+    """Scale a heat map from (H, W) to (SIDE, SIDE) and its values to the range 0 to 1."""
     smooth = Image.fromarray(heat.astype(np.float32)).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
     values = np.asarray(smooth, dtype=np.float64)
     spread = float(values.max() - values.min())
@@ -97,32 +97,23 @@ def _enlarge(heat: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
     return scaled
 
 
-# The confusion matrix as a picture.
-
-
-MAX_NUMBERS = 40  # classes up to which the counts are written into the cells
-MAX_NAMES = 80  # classes up to which all names are written
-MAX_LETTERS = 28
-INK, PALE = "#22303c", "#8a97a3"
-
-
 def draw_confusion(
     matrix: ArrayLike, names: Sequence[str], path: str | Path, title: str | None = None
 ) -> None:
-    """Draw counts of images by true class (rows) and predicted class (columns).
+    """Draw a confusion matrix: true classes as rows, predicted classes as columns.
 
-    Colours show the share of the true class, so that large classes do not drown small ones.
+    Colours show the share of the true class, so that small classes are as visible as large ones.
 
     Parameters
     ----------
-    matrix
-        (true class, predicted class) counts.
-    names
+    matrix : array-like of shape (class, class)
+        Number of images by true class and predicted class.
+    names : sequence of str
         The classes.
-    path
-        A .png, .svg or .pdf.
-    title
-        By default the accuracy.
+    path : str or Path
+        The file to write: .png, .svg or .pdf.
+    title : str, default=None
+        Title of the drawing; None shows the accuracy.
     """
     need("matplotlib", "plot")
     from matplotlib.figure import Figure
@@ -148,7 +139,7 @@ def draw_confusion(
     if n <= MAX_NAMES:
         labels = [_short(name) for name in names]
         size = 9 if n <= 30 else 6
-        # parse_math: a $ in a class name is a dollar
+        # parse_math=False: a $ in a class name is not a formula
         axes.set_xticks(
             range(n),
             labels,
@@ -165,7 +156,7 @@ def draw_confusion(
     axes.set_yticks(np.arange(n - 1) + 0.5, minor=True)
     axes.grid(which="minor", color="white", linewidth=1.0)
     axes.tick_params(which="minor", length=0)
-    if n <= MAX_NUMBERS:
+    if n <= MAX_COUNTS:
         for i, j in zip(*np.nonzero(counts), strict=True):
             colour = "white" if shares[i, j] > 0.55 else INK
             axes.text(
@@ -186,6 +177,3 @@ def draw_confusion(
 
 def _short(name: str) -> str:
     return name if len(name) <= MAX_LETTERS else f"{name[: MAX_LETTERS - 9]}...{name[-6:]}"
-
-
-# Pictures for people, drawn with matplotlib, which is imported only when one is drawn.

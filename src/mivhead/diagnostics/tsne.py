@@ -1,4 +1,4 @@
-"""The vectors of one episode, as the head compares them: shots, prototypes and the query."""
+"""The vectors that a method compares - shots, prototypes and a query - drawn by t-SNE."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mivhead._optional import need
 from mivhead.classifier import MIVClassifier
-from mivhead.diagnostics.pictures import save_figure
+from mivhead.diagnostics.pictures import INK, PALE, save_figure
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.fewshot import FewShotClassifier, load_pixels
@@ -25,23 +25,26 @@ from mivhead.methods.tuning.base import PREDICTED, TuningClassifier, embed
 
 Vectors = NDArray[np.floating[Any]]
 
+MAX_LEGEND = 24  # classes that are named
+PERPLEXITY = 30.0
+
 
 @dataclass(frozen=True, eq=False)
-class Episode:
-    """A query and what it is compared with, in one space.
+class Embeddings:
+    """A query, the shots and the prototypes it is compared with, as vectors of one space.
 
     Parameters
     ----------
-    title
-        Which vectors they are, such as `block 2 of 4`.
-    shots
-        (shot, channel), ordered by class.
-    labels
-        (shot,): class numbers.
-    prototypes
-        (class, channel).
-    query
-        (channel,).
+    title : str
+        The name of the space, such as `block 2 of 4`.
+    shots : array of shape (shot, channel)
+        The shots, ordered by class.
+    labels : array of shape (shot,)
+        The index of each shot's class.
+    prototypes : array of shape (class, channel)
+        One vector per class.
+    query : array of shape (channel,)
+        The query.
     """
 
     title: str
@@ -51,17 +54,29 @@ class Episode:
     query: Vectors
 
 
-def miv_episodes(classifier: MIVClassifier, X: Any) -> list[Episode]:
-    """Vectors of the MIV-head for one image, block by block, shallow to deep.
+def miv_embeddings(classifier: MIVClassifier, X: Any) -> list[Embeddings]:
+    """Compute the vectors that the MIV-head compares for one image, block by block.
 
-    All of them stand under the query's gate g: v^Q = V g + K of the query, V g + K of every shot,
-    and v^P of every class, the mean of its shots weighted by attention.
+    All of them depend on the query through its gate g: v^Q = V g + K of the query, V g + K of every
+    shot, and v^P of every class, the mean of its shots weighted by attention.
+
+    Parameters
+    ----------
+    classifier : MIVClassifier
+        A fitted classifier.
+    X : Features or array-like
+        Features of one image.
+
+    Returns
+    -------
+    list of Embeddings
+        One per block, shallow to deep.
 
     Examples
     --------
     >>> X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
     >>> classifier = MIVClassifier(random_state=0).fit(X, [0, 0, 0, 1, 1, 1])
-    >>> [(e.shots.shape, e.prototypes.shape) for e in miv_episodes(classifier, X[:1])]
+    >>> [(e.shots.shape, e.prototypes.shape) for e in miv_embeddings(classifier, X[:1])]
     [((6, 8), (2, 8))]
     """
     if not isinstance(classifier, MIVClassifier):
@@ -83,7 +98,7 @@ def miv_episodes(classifier: MIVClassifier, X: Any) -> list[Episode]:
             bagged = gated[bags.rows].permute(2, 0, 1, 3)  # (head, class, shot, d)
             prototypes = (weights @ bagged).squeeze(2).transpose(0, 1)  # (class, head, d)
             found.append(
-                Episode(
+                Embeddings(
                     f"block {i + 1} of {len(head.layers)}",
                     gated.flatten(1).numpy(force=True),
                     labels,
@@ -94,13 +109,28 @@ def miv_episodes(classifier: MIVClassifier, X: Any) -> list[Episode]:
     return found
 
 
-def centroid_episode(classifier: MIVClassifier, X: Any) -> Episode:
-    """Vectors of nearest centroids for one image, from the support of a fitted MIV-head."""
+def centroid_embeddings(classifier: MIVClassifier, X: Any) -> Embeddings:
+    """Compute the vectors that a nearest-centroid classifier compares for one image.
+
+    The shots are the support of a fitted MIV-head.
+
+    Parameters
+    ----------
+    classifier : MIVClassifier
+        A fitted classifier.
+    X : Features or array-like
+        Features of one image.
+
+    Returns
+    -------
+    Embeddings
+        Pooled features of the deepest block, and their class means.
+    """
     features = _one(classifier._as_features(X, reset=False))
     labels = np.repeat(np.arange(len(classifier.shots_)), classifier.shots_)
     shots = pooled(classifier.support_)
     means = class_means(shots, torch.as_tensor(labels), len(classifier.shots_))
-    return Episode(
+    return Embeddings(
         "nearest centroids",
         shots.numpy(force=True),
         labels,
@@ -109,29 +139,34 @@ def centroid_episode(classifier: MIVClassifier, X: Any) -> Episode:
     )
 
 
-def tuned_episode(model: FewShotClassifier, shots: ImageSet, image: ImageSet) -> Episode:
-    """Vectors of a method that tunes the backbone, such as TSA, for one image.
+def tuned_embeddings(model: FewShotClassifier, shots: ImageSet, image: ImageSet) -> Embeddings:
+    """Compute the vectors of a method that tunes the backbone, such as TSA, for one image.
 
     Parameters
     ----------
-    model
-        Fitted with such a method.
-    shots
+    model : FewShotClassifier
+        A model fitted with such a method.
+    shots : ImageSet
         The images it was trained on, with their labels, ordered by class.
-    image
+    image : ImageSet
         One image.
+
+    Returns
+    -------
+    Embeddings
+        Outputs of the tuned backbone, and the class means that the model keeps.
     """
     tuner = model.classifier_
     if not isinstance(tuner, TuningClassifier):
         raise InputError("The model does not tune its backbone; its vectors are the features.")
-    model.predict_proba(image)  # a loaded model makes its network with the first image
+    model.predict_proba(image)  # a loaded model copies its network when it gets the first image
     network = tuner.network_
     vectors, query = (
         embed(network, load_pixels(images, network.size, verbose=False)[0], PREDICTED)
         for images in (shots, image)
     )
     names = [str(name) for name in tuner.classes_]
-    return Episode(
+    return Embeddings(
         method_name(tuner),
         vectors.numpy(force=True),
         np.array([names.index(label) for label in shots.labels or ()]),
@@ -141,7 +176,7 @@ def tuned_episode(model: FewShotClassifier, shots: ImageSet, image: ImageSet) ->
 
 
 def _gated(cap: torch.nn.Module, images: Projected, query: Projected) -> torch.Tensor:
-    """V g + K of images under the gate g of one query: (image, head, d)."""
+    """Compute V g + K of images, with the gate g of one query: (image, head, d)."""
     if isinstance(cap, CrossAttentionPooling) and cap.recipe.skip:
         return images.value * query.gate + images.key
     return images.value * query.gate
@@ -149,28 +184,20 @@ def _gated(cap: torch.nn.Module, images: Projected, query: Projected) -> torch.T
 
 def _one(features: Features) -> Features:
     if len(features) != 1:
-        raise InputError(f"An episode has one query, got {len(features)} images.")
+        raise InputError(f"X must hold the features of one image, got {len(features)}.")
     return features
 
 
-# t-SNE pictures of an episode: shots are circles, prototypes squares, the query a star.
-
-
-INK, PALE = "#22303c", "#8a97a3"
-MAX_LEGEND = 24  # classes that are named
-PERPLEXITY = 30.0
-
-
-def place(episode: Episode, seed: int) -> NDArray[np.floating[Any]]:
-    """Lay all vectors of an episode out on a plane: shots, prototypes, query, (vector, 2)."""
+def project(embeddings: Embeddings, seed: int) -> Vectors:
+    """Project shots, prototypes and query, in this order, onto a plane by t-SNE: (vector, 2)."""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
-    stacked = np.concatenate([episode.shots, episode.prototypes, episode.query[None]])
+    stacked = np.concatenate([embeddings.shots, embeddings.prototypes, embeddings.query[None]])
     perplexity = max(1.0, min(PERPLEXITY, (len(stacked) - 1) / 3))
-    # Its threads wait for each other at every step: with fewer cores than threads it stalls.
+    # Its threads synchronize at every step: with fewer cores than threads it stalls.
     with threadpool_limits(1):
-        plane: NDArray[np.floating[Any]] = TSNE(
+        plane: Vectors = TSNE(
             init="pca" if len(stacked) > 2 else "random",
             perplexity=perplexity,
             random_state=seed,
@@ -180,7 +207,7 @@ def place(episode: Episode, seed: int) -> NDArray[np.floating[Any]]:
 
 
 def draw_tsne(
-    episodes: Sequence[Episode],
+    panels: Sequence[Embeddings],
     names: Sequence[str],
     path: str | Path,
     *,
@@ -188,39 +215,39 @@ def draw_tsne(
     truth: str | None = None,
     seed: int = 0,
 ) -> None:
-    """Draw one panel for each set of vectors, side by side.
+    """Draw panels side by side: shots are circles, prototypes squares, the query a star.
 
     Parameters
     ----------
-    episodes
-        Vectors, each with a title (`mivhead.diagnostics.tsne`).
-    names
+    panels : sequence of Embeddings
+        The vectors to draw.
+    names : sequence of str
         The classes.
-    path
-        A .png, .svg or .pdf.
-    title
-        Of the whole picture.
-    truth
-        Class of the query, whose colour the star has; None: the star is black.
-    seed
-        Of t-SNE.
+    path : str or Path
+        The file to write: .png, .svg or .pdf.
+    title : str
+        Title of the drawing.
+    truth : str, default=None
+        Class of the query, which gives the star its colour; None draws a black star.
+    seed : int, default=0
+        Random seed of t-SNE.
     """
     need("matplotlib", "plot")
     from matplotlib.figure import Figure
 
     colours = _colours(len(names))
-    width = 3.9 * len(episodes) + 2.2
+    width = 3.9 * len(panels) + 2.2
     figure = Figure(figsize=(width, 4.6), layout="constrained")
     figure.suptitle(title, color=INK, fontsize=12, parse_math=False)
-    for column, episode in enumerate(episodes):
-        axes = figure.add_subplot(1, len(episodes), column + 1, xticks=[], yticks=[])
-        axes.set_title(episode.title, fontsize=10, color=INK)
+    for column, panel in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), column + 1, xticks=[], yticks=[])
+        axes.set_title(panel.title, fontsize=10, color=INK)
         axes.spines[:].set_color(PALE)
         axes.margins(0.08)
-        points = place(episode, seed)
-        shots, rest = np.split(points, [len(episode.shots)])
+        points = project(panel, seed)
+        shots, rest = np.split(points, [len(panel.shots)])
         for number, (name, colour) in enumerate(zip(names, colours, strict=True)):
-            own = shots[episode.labels == number]
+            own = shots[panel.labels == number]
             axes.scatter(
                 own[:, 0], own[:, 1], s=34, color=colour, alpha=0.75, linewidth=0, label=name
             )
@@ -234,7 +261,7 @@ def draw_tsne(
 
 
 def _legend(figure: Any, axes: Any, classes: int) -> None:
-    """Name the classes, as many as fit, and the three shapes."""
+    """Explain the three shapes and name the classes, as many as fit."""
     from matplotlib.lines import Line2D
 
     handles, labels = axes.get_legend_handles_labels()
@@ -252,7 +279,7 @@ def _legend(figure: Any, axes: Any, classes: int) -> None:
         frameon=False,
     )
     for text in legend.get_texts():
-        text.set_parse_math(False)  # a $ in a class name is a dollar
+        text.set_parse_math(False)  # a $ in a class name is not a formula
 
 
 def _colours(count: int) -> list[Any]:

@@ -35,7 +35,7 @@ def test_serves_this_machine_alone_by_default(
     output, errors = capsys.readouterr()
     host, port = served[0].server_address[:2]
     assert host == "127.0.0.1"
-    assert output == f"Serving toy at http://127.0.0.1:{port} (Ctrl-C stops it).\n"
+    assert output == f"Serving toy at http://127.0.0.1:{port}; press Ctrl-C to stop.\n"
     assert errors == ""
     assert signal.getsignal(signal.SIGTERM) == before
 
@@ -47,7 +47,7 @@ def test_open_door_is_warned_of(
 ) -> None:
     command = ["backbones", "serve", "toy", "--host", "0.0.0.0", "--port", "0", "--quiet"]
     assert main(command) == 0
-    assert "whoever can reach 0.0.0.0 can use this server" in capsys.readouterr().err
+    assert "anyone who can reach 0.0.0.0 can use this server" in capsys.readouterr().err
     monkeypatch.setenv("SERVER_KEY", "abc")
     assert main([*command, "--key", "SERVER_KEY"]) == 0
     output, errors = capsys.readouterr()
@@ -58,7 +58,7 @@ def test_open_door_is_warned_of(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--port", "x"], "'x' is not a whole number"),
+        (["--port", "x"], "'x' is not an integer"),
         (["--port", "70000"], "Cannot listen on 127.0.0.1, port 70000"),
         (["--key", "NO_SUCH_KEY"], "NO_SUCH_KEY, which holds the key, is not set"),
         (["--device", "nowhere"], "'nowhere' cannot be used"),

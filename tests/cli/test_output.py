@@ -1,7 +1,9 @@
-"""Plain text for people."""
+"""What commands print, and whether they can write to a file."""
 
+import os
 import unicodedata
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,3 +45,30 @@ def test_percent_never_claims_certainty():
     assert percent(0.8767, 1) == "87.7 %"
     assert percent(0.9999, 1) == ">99.9 %"
     assert interval((0.0, 0.5)) == "0 % to 50 %"
+
+
+@pytest.mark.parametrize("command", ["fit", "extract"])
+def test_output_is_checked_before_the_work(command, fails, shots, tmp_path, monkeypatch):
+    monkeypatch.setattr("mivhead.fewshot.extract_table", None)  # calling it would fail
+    foreign = tmp_path / "photo.jpg"
+    foreign.write_bytes(b"precious")
+    assert "does not exist" in fails(command, shots, "-o", tmp_path / "no" / "m.miv")
+    assert "is a folder" in fails(command, shots, "-o", tmp_path)
+    assert "is not a regular file" in fails(command, shots, "-o", os.devnull)
+    assert "not overwritten" in fails(command, shots, "-o", foreign)
+    assert foreign.read_bytes() == b"precious"
+
+
+def test_a_model_does_not_replace_features(fails, features, tmp_path):
+    before = features.read_bytes()
+    assert "not overwritten" in fails("fit", features, "-o", features)
+    assert features.read_bytes() == before
+
+
+def test_a_folder_that_is_not_writable(fails, shots, tmp_path, monkeypatch):
+    def refuse(**settings):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)  # tests may run as root
+    error = fails("fit", shots, "-o", tmp_path / "m.miv")
+    assert f"Cannot write to {tmp_path}: Permission denied." in error

@@ -55,20 +55,20 @@ def test_views_are_a_choice(miv, shots, tmp_path):
     assert "9 images and 9 augmented views" in miv(*arguments, *views).out
 
 
-def test_check_of_shots_is_left_out_and_said(miv, shots, tmp_path):
+def test_cross_validation_is_skipped_and_the_output_says_so(miv, shots, tmp_path):
     answer = miv("fit", shots, "-o", tmp_path / "m.miv", "--method", "tsa", *SMALL)
     assert answer.code == 0
-    assert "No check of the shots: tsa would have to be trained 5 times" in answer.out
+    assert "No cross-validation: tsa would have to be trained 5 more times" in answer.out
     assert "training" in answer.out
 
 
 def test_features_are_refused(fails, model, features, tmp_path):
     text = fails("fit", features, "-o", tmp_path / "m.miv", "--method", "finetune")
-    assert "finetune tunes the backbone: it needs images" in text
+    assert "finetune tunes the backbone, so it needs images" in text
     assert "needs images, not features" in fails("evaluate", model, features)
 
 
-def test_wrong_backbones_are_refused_before_any_work(fails, shots, tmp_path):
+def test_wrong_backbones_are_refused(fails, shots, tmp_path):
     output = ("-o", tmp_path / "m.miv")
     assert "take a ResNet" in fails("fit", shots, *output, "--method", "tsa")
     vit = ("--backbone", "timm:test_vit", "--weights", "random")

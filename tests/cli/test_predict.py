@@ -83,7 +83,7 @@ def test_a_features_file(miv, fails, model, new, expected, tmp_path):
     assert [each["label"] for each in document["predictions"]] == [
         next(iter(ranked)) for ranked in expected.values()
     ]
-    assert "needs images" in fails("predict", model, path, "--sort-into", tmp_path / "out")
+    assert "copies images" in fails("predict", model, path, "--sort-into", tmp_path / "out")
 
 
 def test_sort_into_copies_by_class_and_never_overwrites(miv, model, new, expected, tmp_path):

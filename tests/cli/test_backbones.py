@@ -70,7 +70,7 @@ def test_inspect_an_onnx_file(miv, network):
 
 def test_tap_fit_and_predict_with_an_onnx_file(miv, network, shots, new, tmp_path):
     tapped, model = tmp_path / "tapped.onnx", tmp_path / "model.miv"
-    taps = ("--outputs", "shallow", "deep", "--mean", "0.5", "0.5", "0.5")
+    taps = ("--outputs", "shallow,deep", "--mean", "0.5", "0.5", "0.5")
     assert miv("backbones", "export", network, *taps, "-o", tapped).code == 0
     assert load_backbone(tapped).preset.preprocessing.mean == (0.5, 0.5, 0.5)
     assert "deep" in miv("backbones", "inspect", tapped).out
@@ -93,14 +93,16 @@ def test_fit_and_predict_with_a_checkpoint(miv, fails, weights, shots, new, tmp_
 def test_export_refusals(fails, network, tmp_path):
     out = ("-o", tmp_path / "x.onnx")
     assert "Name the tensors to tap" in fails("backbones", "export", network, *out)
-    assert "ends in .onnx" in fails("backbones", "export", network, "-o", tmp_path / "x.bin")
+    assert "must be an .onnx file" in fails(
+        "backbones", "export", network, "-o", tmp_path / "x.bin"
+    )
     assert "no tensor 'deeper'" in fails(
         "backbones", "export", network, "--outputs", "deeper", *out
     )
     assert "contains its weights" in fails(
         "backbones", "export", network, "--outputs", "deep", "--weights", "a.pth", *out
     )
-    assert "for ONNX files only" in fails(
+    assert "need an ONNX file as input" in fails(
         "backbones", "export", "timm:test_resnet", "--outputs", "layer4", *out
     )
     assert "does not exist" in fails("backbones", "inspect", "missing.onnx")

@@ -74,10 +74,9 @@ def test_skip_bad_leaves_out_and_reports(command, miv, copy, model, tmp_path):
     assert answer.err.startswith("Skipped 4 images:\n")
     assert answer.err.count("\n") == 5
     assert all(name in answer.err for name in BAD_IMAGES)
-    if command != "extract":
-        answer = miv(command, *places, "--skip-bad", "--json")
-        skipped = json.loads(answer.out)["skipped"]
-        assert {each["id"].rpartition("/")[2] for each in skipped} == set(BAD_IMAGES)
+    answer = miv(command, *places, "--skip-bad", "--json")
+    skipped = json.loads(answer.out)["skipped"]
+    assert {each["id"].rpartition("/")[2] for each in skipped} == set(BAD_IMAGES)
 
 
 def test_a_class_without_readable_images(fails, copy, tmp_path):
@@ -182,7 +181,7 @@ def test_features_of_another_backbone(fails, model, features, tmp_path):
     FeatureTable(table.features, table.ids, table.labels, backbone=other).save(
         tmp_path / "o.safetensors"
     )
-    assert "extract them with the model's backbone" in fails(
+    assert "extract the features with the model's backbone" in fails(
         "predict", model, tmp_path / "o.safetensors"
     )
     assert "other weights" in fails("fit", tmp_path / "o.safetensors", "-o", tmp_path / "m.miv")

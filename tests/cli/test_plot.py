@@ -1,5 +1,7 @@
 """`miv plot`: pictures of a model and an image."""
 
+import json
+
 import pytest
 from PIL import Image
 
@@ -13,9 +15,16 @@ def test_a_picture_is_written(action, miv, model, new, tmp_path):
     path = tmp_path / "picture.png"
     answer = miv("plot", action, model, new / "rings" / "5.png", "-o", path)
     assert answer.code == 0, answer.err
-    assert f"Wrote {path}" in answer.out
+    assert f"Saved {path}." in answer.out
     with Image.open(path) as picture:
         assert picture.size[0] > 500
+
+
+def test_json(miv, model, new, tmp_path):
+    image, path = new / "rings" / "5.png", tmp_path / "a.png"
+    document = json.loads(miv("plot", "attention", model, image, "-o", path, "--json").out)
+    assert document.keys() == {"file", "image", "label", "probability"}
+    assert document["file"] == str(path)
 
 
 def test_shots_are_shown(miv, model, shots, new, tmp_path):

@@ -15,7 +15,7 @@ ON_FEATURES = [name for name, method in METHODS.items() if method.needs == "feat
 NCC = ("--method", "ncc")  # nothing is trained: for what does not depend on the head
 
 
-def test_fit_tells_what_it_learned_and_checks_the_shots(miv, shots, new, tmp_path):
+def test_fit_reports_what_it_learned_and_cross_validates(miv, shots, new, tmp_path):
     output = tmp_path / "m.miv"
     answer = miv("fit", shots, "-o", output, "--threshold", "3", "--folds", "2")
     assert answer.code == 0
@@ -23,7 +23,7 @@ def test_fit_tells_what_it_learned_and_checks_the_shots(miv, shots, new, tmp_pat
     assert "Learned 3 classes from 9 images and 9 augmented views: features " in answer.out
     assert re.search(r"^class +shots\nchecks +3\nrings +3\nstripes +3$", answer.out, re.M)
     assert f"Saved {output} (" in answer.out
-    found = re.search(r"Leave-one-out estimate: (\d) of 9 shots right, (\d+) %", answer.out)
+    found = re.search(r"2-fold cross-validation: (\d) of 9 shots right, (\d+) %", answer.out)
     assert int(found[2]) == round(100 * int(found[1]) / 9)
     assert "95 % interval" in answer.out
     loaded = mivhead.load(output)
@@ -44,7 +44,7 @@ def test_json_is_one_document(miv, shots, tmp_path):
     assert document["images"] == 9
     assert document["views"] == 0
     check = document["check"]
-    assert check["tested"] == 9
+    assert (check["tested"], check["folds"]) == (9, 3)  # no class has more than 3 shots
     assert check["accuracy"] == pytest.approx(check["right"] / 9)
     assert check["interval"][0] < check["accuracy"] <= check["interval"][1] + 1e-9
     assert len(check["suspects"]) == 9 - check["right"]
@@ -136,7 +136,7 @@ def test_hyperparameters_reach_a_method_on_features_of_unknown_origin(miv, tmp_p
         (["neighbors=3"], "Did you mean 'neighbours'?"),
         (["neighbours=0"], "neighbours must be an integer of at least 1, got 0"),
         (["neighbours=many"], "neighbours must be an integer of at least 1, got 'many'"),
-        (["random_state=1"], "random_state is no hyperparameter: give --seed"),
+        (["random_state=1"], "random_state is not a hyperparameter: use --seed"),
     ],
 )
 def test_wrong_hyperparameters(params, words, capsys, shots, tmp_path):
@@ -172,4 +172,4 @@ def test_features_without_labels(miv, fails, shots, tmp_path):
 
 def test_threshold_with_features(fails, features, tmp_path):
     error = fails("fit", features, "-o", tmp_path / "m.miv", "--threshold", "3")
-    assert "views already" in error
+    assert "already come with their views" in error

@@ -1,0 +1,22 @@
+"""`miv info`."""
+
+import json
+import re
+
+
+def test_info_of_a_model(miv, model):
+    text = miv("info", model).out
+    assert "a model of 3 classes and the features of their 9 images" in text
+    assert re.search(r"^rings +3$", text, re.M)
+    document = json.loads(miv("info", model, "--json").out)
+    assert document["kind"] == "model"
+    assert document["classes"] == {"checks": 3, "rings": 3, "stripes": 3}
+    assert document["backbone"]["name"] == "efficientnet_lite0"
+    assert document["bytes"] == model.stat().st_size
+
+
+def test_info_of_features(miv, features):
+    assert "features of 9 images and 9 views, 3 classes" in miv("info", features).out
+    document = json.loads(miv("info", features, "--json").out)
+    assert document["kind"] == "features"
+    assert document["images"] == document["views"] == 9
