@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mivhead.datasets.sets import declared
+from mivhead.datasets.catalogue import find_declared
 
 FILE = Path(__file__).with_name("published.csv")
 
@@ -52,7 +52,7 @@ def published(backbone: str, protocol: str, method: str, name: str) -> Published
     >>> published("resnet50", "varying", "miv", "my_own_photos") is None
     True
     """
-    info = declared(name)
+    info = find_declared(name)
     if info is None:
         return None
     if method == "miv-paper" or (backbone, method) == FULL:

@@ -161,13 +161,12 @@ def _duplicate(each: Duplicate) -> str:
 
 def run_list(args: argparse.Namespace) -> int:
     """Run `miv data list`."""
-    from mivhead.datasets.catalogue import SETS
-    from mivhead.datasets.sets import declared, find_sets
+    from mivhead.datasets.catalogue import SETS, find_declared, find_sets
 
     data = args.data or os.environ.get("MIV_DATA")
     present: dict[str | None, list[str]] = {}
     for found in find_sets(data) if data else ():
-        info = declared(found)
+        info = find_declared(found)
         present.setdefault(info.name if info else None, []).append(found)
     chosen = SETS if args.name is None else (_declared(args.name),)
     if args.json:
@@ -189,9 +188,9 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def _declared(name: str) -> DataSet:
-    from mivhead.datasets.sets import declared
+    from mivhead.datasets.catalogue import find_declared
 
-    info = declared(name)
+    info = find_declared(name)
     if info is None:
         raise InputError(f"{name!r} is none of the paper's sets; `miv data list` shows them.")
     return info

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
+from pkgutil import resolve_name
 from typing import Any
 
 from PIL import Image
@@ -29,9 +30,11 @@ from mivhead.images.imageset import (
     natural_key,
     normal,
 )
-from mivhead.images.records import is_records, open_records
 
 _TABLES = (".csv", ".tsv")
+# Folders with such a file have a format of their own. The function that opens them is named, not
+# imported, because `mivhead.datasets` builds on this package.
+_FORMATS = {"dataset_spec.json": "mivhead.datasets.records:open_records"}
 
 
 def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> ImageSet:
@@ -54,8 +57,9 @@ def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> Imag
         ids of a folder and of its zip are the same.
     """
     path = Path(path)
-    if is_records(path):
-        images = open_records(path)
+    opener = next((name for file, name in _FORMATS.items() if (path / file).is_file()), None)
+    if opener is not None:
+        images = resolve_name(opener)(path)
     elif path.is_dir():
         images = _label_by_folder(path, *_unwrap(*_list_folder(path)))
     elif not path.exists():

@@ -12,7 +12,7 @@ import numpy as np
 from mivhead.benchmark.compare import LEVEL, Average, Cell, Comparison, calibration_error, holm
 from mivhead.benchmark.published import published
 from mivhead.benchmark.report.model import Entry, Table, entries, number, p_value, plain_table
-from mivhead.datasets.sets import declared
+from mivhead.datasets.catalogue import find_declared
 
 OURS = "miv"
 
@@ -31,7 +31,7 @@ def set_title(name: str) -> str:
     >>> set_title("cu_birds"), set_title("cub200_birds"), set_title("my_photos")
     ('Birds', 'Birds (cub200_birds)', 'my_photos')
     """
-    info = declared(name)
+    info = find_declared(name)
     if info is None:
         return name
     return info.title if name in (info.name, info.title) else f"{info.title} ({name})"
