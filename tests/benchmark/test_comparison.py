@@ -64,9 +64,9 @@ def test_a_set_without_memory_is_left_out_of_all_averages():
     assert md.title == "MD"
     assert md.sets == ("birds", "dtd")
     assert md.means == pytest.approx({"miv": 0.75, "tsa": 0.6})
-    assert md.lacking["quickdraw"] == "OOM of tsa"
-    assert md.lacking["fungi"] == "not run"
-    assert len(md.lacking) == 7
+    assert md.missing["quickdraw"] == "OOM of tsa"
+    assert md.missing["fungi"] == "not run"
+    assert len(md.missing) == 7
 
 
 def test_md_and_md_plus_are_means_of_set_means():
@@ -75,7 +75,7 @@ def test_md_and_md_plus_are_means_of_set_means():
     comparison = only(results)
     md, plus, everything = comparison.averages()
     assert (len(md.sets), len(plus.sets), len(everything.sets)) == (9, 17, 18)
-    assert md.lacking == plus.lacking == {}
+    assert md.missing == plus.missing == {}
     means = [
         sum(r.accuracy for r in results if r.set == name and r.method == "miv") / 5
         for name in BENCHMARKS["MD"]

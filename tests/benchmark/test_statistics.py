@@ -24,7 +24,7 @@ def test_interval_by_hand():
 
 
 def test_nothing_has_no_mean():
-    with pytest.raises(InputError, match="no result"):
+    with pytest.raises(InputError, match="no results"):
         summarise([])
 
 

@@ -1,9 +1,9 @@
 """Compare methods on the same tasks: intervals, paired tests, averages over data sets, ranks.
 
-`compare` sorts the results of a run into one `Comparison` per backbone and protocol; `pair` compares
-two methods, from one run or from two. Failures never count as an accuracy. A set on which a method
-runs out of memory is excluded from the averages of all methods. A task that a method fails for
-another reason, or has not finished yet, is excluded for all methods.
+`compare` sorts the results of a run into one `Comparison` per backbone and protocol; `pair`
+compares two methods, from one run or from two. Failures never count as an accuracy. A set on which
+a method runs out of memory is excluded from the averages of all methods. A task that a method fails
+for another reason, or has not finished yet, is excluded for all methods.
 """
 
 from __future__ import annotations
@@ -70,15 +70,14 @@ def summarise(values: ArrayLike, *, small_sample: bool = False) -> Summary:
     >>> str(summarise([0.5, 0.7, 0.9], small_sample=True))
     '70.0 ± 49.7'
     """
-    from scipy import stats
-
     x = np.asarray(values, dtype=np.float64)
     if not x.size:
         raise InputError("There are no results to summarise.")
+    half_width = NORMAL_95 * x.std() / math.sqrt(x.size)
     if small_sample:
+        from scipy import stats
+
         half_width = stats.t.ppf(0.975, x.size - 1) * stats.sem(x)
-    else:
-        half_width = NORMAL_95 * stats.sem(x, ddof=0)
     return Summary(float(x.mean()), float(half_width), x.size)
 
 
@@ -363,7 +362,7 @@ class Comparison:
         return first if test.significant and test.difference.mean > 0 else None
 
     def averages(self) -> list[Average]:
-        """Average over MD, MD+ and all sets of the run; averages of the same sets are listed once."""
+        """Average over MD, MD+ and all sets of the run, without repeating the same sets."""
         here = {info.name: name for name in self.sets if (info := find_declared(name)) is not None}
         wanted = {title: {m: here.get(m) for m in names} for title, names in BENCHMARKS.items()}
         found: dict[tuple[str, ...], Average] = {}
@@ -386,9 +385,7 @@ class Comparison:
 
     def ranks(self) -> dict[str, float]:
         """Compute the average rank of every method over the complete sets."""
-        return average_ranks(
-            {m: [self.mean(m, [s]) for s in self.complete] for m in self.methods}
-        )
+        return average_ranks({m: [self.mean(m, [s]) for s in self.complete] for m in self.methods})
 
     def _reasons(self, name: str) -> list[str]:
         """Return the reasons for which a set is excluded from averages, if any."""

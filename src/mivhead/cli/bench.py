@@ -279,7 +279,7 @@ def _add_report(subparsers: Any) -> None:
 
 def run_report(args: argparse.Namespace) -> int:
     """Run the action."""
-    from mivhead.benchmark.report.writing import write_report
+    from mivhead.benchmark.report import write_report
     from mivhead.benchmark.results import read_results
 
     folder = Path(args.folder)
@@ -358,7 +358,7 @@ def _parse(text: str) -> tuple[str, str | None]:
 
 
 def _as_text(first: Side, second: Side, rows: list[Row]) -> str:
-    from mivhead.benchmark.report.model import p_value
+    from mivhead.benchmark.report.formats import p_value
 
     lines = [
         (
