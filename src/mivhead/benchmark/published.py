@@ -42,6 +42,13 @@ class Published:
     train_seconds: float | None
     infer_seconds: float | None
 
+    @property
+    def total_seconds(self) -> float | None:
+        """The sum of both; None unless both are printed."""
+        if self.train_seconds is None or self.infer_seconds is None:
+            return None
+        return self.train_seconds + self.infer_seconds
+
 
 def published(backbone: str, protocol: str, method: str, name: str) -> Published | None:
     """Find the figures that the paper prints.

@@ -59,7 +59,7 @@ def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> Imag
     path = Path(path)
     opener = next((name for file, name in _FORMATS.items() if (path / file).is_file()), None)
     if opener is not None:
-        images = resolve_name(opener)(path)
+        images: ImageSet = resolve_name(opener)(path)
     elif path.is_dir():
         images = _label_by_folder(path, *_unwrap(*_list_folder(path)))
     elif not path.exists():

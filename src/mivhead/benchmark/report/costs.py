@@ -63,12 +63,11 @@ def latency_table(comparison: Comparison) -> Table:
 
     def row(cell: Cell, base: Cell, printed: Published | None) -> list[str]:
         spent = latency(cell)
-        known = printed and printed.train_seconds is not None and printed.infer_seconds is not None
         return [
             *map(number, (spent.train, spent.infer, spent.total)),
             share(spent.infer, spent.total),
             share(spent.total, latency(base).total) if base.results else "-",
-            number(printed.train_seconds + printed.infer_seconds) if known else "",
+            number(printed.total_seconds) if printed and printed.total_seconds else "",
         ]
 
     rival, rows = _rows(comparison, row)
