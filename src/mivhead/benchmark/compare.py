@@ -261,8 +261,9 @@ class Cell:
         return summarise(self.accuracies) if self.results else None
 
     def mean(self, name: str) -> float:
-        """Compute the mean of a numeric field of the results, such as `gflops`."""
-        return float(np.mean([getattr(r, name) for r in self.results]))
+        """Compute the mean of a field of the results, such as `gflops`; NaN if it is unknown."""
+        values = [getattr(r, name) for r in self.results]
+        return math.nan if None in values else float(np.mean(values))
 
 
 @dataclass(frozen=True)

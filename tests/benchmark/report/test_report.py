@@ -161,6 +161,17 @@ def test_gflops_and_shares(run):
     assert rows["Omniglot, miv"][4] == "25,110"  # the paper's figure for ResNet-50
 
 
+def test_unknown_gflops_are_shown_as_unknown(tmp_path):
+    unknown = cell("cu_birds", "mine", [0.5, 0.6], gflops=None, gflops_paper=None)
+    results = cell("cu_birds", "miv", [0.5, 0.7]) + unknown
+    (comparison,) = compare(results)
+    rows = {row[0].text: [e.text for e in row[1:]] for row in gflops_table(comparison).rows}
+    assert rows["Birds, miv"][:4] == ["20", "-", "10", "-"]
+    assert rows["Birds, mine"][:4] == ["unknown", "-", "unknown", "-"]
+    write_report(results, tmp_path, "Unknown")
+    write_report(unknown, tmp_path, "Nothing known")
+
+
 def test_the_full_benchmark_by_hand():
     results = cell("birds", "miv", [0.5, 0.5], adapt_seconds=3.0, infer_seconds=0.6)
     (row,) = budget_table(compare(results)).rows

@@ -62,7 +62,11 @@ def accuracy_against_cost(comparison: Comparison) -> Chart | None:
         for method in comparison.methods:
             cells = [comparison.cell(s, method) for s in comparison.complete]
             costs = [c.mean("gflops") if place == 0 else latency(c).total for c in cells]
-            points[method] = (max(float(np.mean(costs)), 1e-6), 100 * comparison.mean(method))
+            if not np.isnan(costs).any():  # the GFLOPs of a method may be unknown
+                points[method] = (max(float(np.mean(costs)), 1e-6), 100 * comparison.mean(method))
+        if not points:
+            axes.set_axis_off()
+            continue
         heights = [y for _, y in points.values()]
         labels = spread(heights, 0.055 * max(max(heights) - min(heights), 1.0))
         for (method, (x, y)), label in zip(points.items(), labels, strict=True):
@@ -179,6 +183,8 @@ def cost_bars(comparison: Comparison) -> Chart | None:
             base, own = (c.mean("gflops") if place == 0 else latency(c).train for c in cells)
             axes.bar(column - 0.19, base, width=0.38, color="#5b7c99", label=rival)
             axes.bar(column + 0.19, own, width=0.38, color="#a9d5c3", label=ours)
+            if np.isnan([base, own]).any():
+                continue
             text = f"{100 * own / base:.0f} %" if base else "-"
             axes.text(column + 0.19, own, text, ha="center", va="bottom", fontsize=7, color=INK)
         axes.set_ylabel(f"{title} of adaptation", **LABEL)

@@ -8,6 +8,7 @@ under version control.
 from __future__ import annotations
 
 import base64
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -87,11 +88,13 @@ def plain_table(
 
 
 def number(value: float) -> str:
-    """Format a number with three significant digits.
+    """Format a number with three significant digits, NaN as unknown.
 
-    >>> number(1234.5), number(12.345), number(0.01234), number(0)
-    ('1,234', '12.3', '0.0123', '0')
+    >>> number(1234.5), number(12.345), number(0.01234), number(0), number(math.nan)
+    ('1,234', '12.3', '0.0123', '0', 'unknown')
     """
+    if math.isnan(value):
+        return "unknown"
     if value == 0:
         return "0"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
@@ -100,10 +103,10 @@ def number(value: float) -> str:
 def share(part: float, whole: float) -> str:
     """Format a ratio as a percentage.
 
-    >>> share(1, 8), share(1, 0)
-    ('12.5 %', '-')
+    >>> share(1, 8), share(1, 0), share(math.nan, 1)
+    ('12.5 %', '-', '-')
     """
-    return f"{100 * part / whole:.1f} %" if whole else "-"
+    return f"{100 * part / whole:.1f} %" if whole and not math.isnan(part / whole) else "-"
 
 
 def p_value(p: float) -> str:
