@@ -1,9 +1,9 @@
-"""The backbones that measurements are made on, and what can be tapped in each.
+"""The backbones that measurements use, and the layers that can be tapped in each.
 
-EfficientNet-Lite0, Lite1 and Lite2 have the weights that pip packages carry. ResNet-50 has those of
-a file that the user gives: a network trained with Keras, in torchvision's names. It is the "v1"
-network, with its strides in the first convolution of a stage, and has a preprocessing of its own,
-so that neither torchvision nor timm builds it as it is.
+EfficientNet-Lite0, Lite1 and Lite2 have the weights that pip packages contain. ResNet-50 has the
+weights of a file that the user gives: a network trained with Keras, in torchvision's names. It is
+the "v1" network, with strides in the first convolution of a stage and its own preprocessing, which
+neither torchvision nor timm builds.
 """
 
 from __future__ import annotations
@@ -27,16 +27,14 @@ RANDOM = "random"
 
 @dataclass(frozen=True)
 class Subject:
-    """A backbone under measurement; every worker loads its own.
+    """A backbone under measurement.
 
     Parameters
     ----------
     name
-        What it is called in result files.
+        Its name in result files.
     shapes
-        What can be tapped, in the order in which the model runs: name to channels and side.
-    plain
-        The tap whose average is the feature of the plain heads.
+        The layers that can be tapped, in the order of execution: name to channels and side.
     preprocessing
         How images are prepared.
     load
@@ -45,7 +43,6 @@ class Subject:
 
     name: str
     shapes: Mapping[str, tuple[int, int]]
-    plain: str
     preprocessing: Preprocessing
     load: Callable[[Preset], Backbone]
 
@@ -69,7 +66,7 @@ def efficientnet_lite(name: str = "efficientnet_lite0") -> Subject:
         "blocks.6": (six, last),
         "bn2": (1280, last),
     }
-    return Subject(name, shapes, "bn2", preprocessing, partial(_load_lite, name))
+    return Subject(name, shapes, preprocessing, partial(_load_lite, name))
 
 
 def _load_lite(name: str, preset: Preset) -> Backbone:
@@ -77,7 +74,7 @@ def _load_lite(name: str, preset: Preset) -> Backbone:
 
 
 def keras_resnet50(weights: Path) -> Subject:
-    """ResNet-50 with the weights of a file, or untrained ones if it is called "random"."""
+    """ResNet-50 with the weights of a file, or untrained if the file is named "random"."""
     random = str(weights) == RANDOM
     name = "resnet50 (random weights)" if random else "resnet50"
     preprocessing = Preprocessing(
@@ -87,7 +84,7 @@ def keras_resnet50(weights: Path) -> Subject:
     )
     shapes = {"layer2": (512, 28), "layer3": (1024, 14), "layer4": (2048, 7)}
     load = partial(_load_resnet50, name, None if random else weights)
-    return Subject(name, shapes, "layer4", preprocessing, load)
+    return Subject(name, shapes, preprocessing, load)
 
 
 def _load_resnet50(name: str, weights: Path | None, preset: Preset) -> Backbone:

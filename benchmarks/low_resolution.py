@@ -1,10 +1,11 @@
-"""Why small images are hard: what the size and the filter of upsampling do, on the same tasks.
+"""Why small images are hard: the effect of size and filter of upsampling, on the same tasks.
 
     python benchmarks/low_resolution.py --data DIR [--sets cifar10,eurosat] [--tasks 4]
 
-Images of 32 or 64 pixels are upsampled for the backbone. Here they are brought to several sizes by
-several filters, and classified by the MIV-head and by ridge regression on the deepest block (10-way
-5-shot, no views). About five minutes a set on one core. Figures: docs/explanation/the-recipe.md.
+Images of 32 or 64 pixels are upsampled for the backbone. Here they are upsampled to several sizes
+with several filters, and classified by the MIV-head and by ridge regression on the deepest block
+(10-way 5-shot, no views). Takes about five minutes per set on one core. The figures are in
+docs/explanation/the-recipe.md.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ VARIANTS = [
 
 
 def measure(images: ImageSet, tasks: Sequence[Task], size: int, name: str) -> dict[str, float]:
-    """Mean accuracy of both methods on tasks, images brought to a size by a filter."""
+    """Mean accuracy of both methods, with images upsampled to a size by a filter."""
     usual = load_backbone(DEFAULT_BACKBONE).preset
     preset = replace(usual, preprocessing=replace(usual.preprocessing, size=size))
     backbone = load_backbone(DEFAULT_BACKBONE, preset=preset)

@@ -1,14 +1,14 @@
-"""Which activations of a backbone to tap, and at which sizes: a measured choice.
+r"""Which activations of a backbone to tap, and at which sizes: a measured choice.
 
-    python benchmarks/presets.py --data DIR --results presets.jsonl --tasks 5
-    python benchmarks/presets.py --data DIR --results presets.jsonl --variants head,exp4+head:paper
-    python benchmarks/presets.py --data DIR --results presets.jsonl --backbone resnet50 \
-        --weights resnet50.safetensors --variants layer3+layer4:paper,layer4:native,logistic
+    python benchmarks/presets.py --data DIR -o RUN --tasks 5
+    python benchmarks/presets.py --data DIR -o RUN --variants head,exp4+head:paper
+    python benchmarks/presets.py --data DIR -o RUN --backbone resnet50 \
+        --weights resnet50.safetensors --variants layer3+layer4:paper,layer4:native
 
-`--data` is a folder that holds the sets as folders of class folders, or zips of them. The MIV-head
-is trained with recipe "paper" on 10-way 5-shot tasks; prints Markdown tables. The choice is made
-on the eight tuning sets only; `--sets confirmation` checks it. With EfficientNet-Lite0 a fit takes
-0.5 to 6 seconds of one core, with `--views yes` 2 to 12. The tables and the choices are in
+Every variant is the backbone with another preset; the MIV-head is trained with recipe "paper" on
+10-way 5-shot tasks. Writes RUN/report and prints each variant's difference from the first one. The
+choice is made on the eight tuning sets; `--sets confirmation` confirms it. With EfficientNet-Lite0
+a fit takes 0.5 to 6 seconds on one core, with `--views 3` 2 to 12. The results are discussed in
 docs/results/presets.md and docs/results/preset-variants.md.
 """
 
@@ -18,9 +18,10 @@ import argparse
 from pathlib import Path
 
 from _backbones import Subject, efficientnet_lite, keras_resnet50
-from _methods import Centroid, Logistic, Method, Miv, describe
-from _runs import Scores, arguments, markdown, mean_over_sets, paired, run
+from _bench import arguments, measure, names
 from mivhead import BlockPreset, Preset
+from mivhead.benchmark.compare import Side, pair
+from mivhead.benchmark.report.formats import p_value
 from mivhead.head.recipe import default_pool_sizes
 
 RESNET50 = "resnet50"
@@ -54,7 +55,7 @@ RESNET_VARIANTS = {
 }
 
 Sizes = tuple[int, ...]
-LARGE = 28  # maps of this side and above have no pooled candidates, but by the rule
+LARGE = 28  # maps of this side and above have no pooled candidates, except by the rule
 
 
 def one(side: int, _: int | None) -> Sizes:
@@ -72,9 +73,8 @@ def rule(side: int, deeper: int | None) -> Sizes:
     return default_pool_sizes((side, side), None if deeper is None else (deeper, deeper))
 
 
-# Max-pooled candidates beside the native map.
+# Max-pooled candidates in addition to the native map.
 POOLED = {"native": lambda _, __: (), "one": one, "paper": paper, "rule": rule}
-PLAIN = ("centroid", "logistic")
 
 
 def make_preset(subject: Subject, name: str) -> Preset:
@@ -83,31 +83,21 @@ def make_preset(subject: Subject, name: str) -> Preset:
     taps = (RESNET_VARIANTS if subject.name.startswith(RESNET50) else LITE_VARIANTS)[taps_name]
     sizes = POOLED[pooled or "one"]
     sides = [subject.shapes[tap][1] for tap in taps]
-    blocks = (BlockPreset(sizes(*pair)) for pair in zip(sides, [*sides[1:], None], strict=True))
+    blocks = (BlockPreset(sizes(*pair_)) for pair_ in zip(sides, [*sides[1:], None], strict=True))
     return Preset(taps, tuple(blocks), subject.preprocessing)
 
 
-def make_method(subject: Subject, name: str, *, views: bool) -> Method:
-    """Make what a variant's name means: the MIV-head with a preset, or a plain head."""
-    kind, _, setting = name.partition(":")
-    if kind == "centroid":
-        return Centroid(views, (subject.plain,))
-    if kind == "logistic":
-        return Logistic(float(setting or 10), views, (subject.plain,))
-    return Miv(make_preset(subject, name), views)
-
-
-def row(name: str, scores: Scores, key: str, first: str) -> list[str]:
-    mean, width = mean_over_sets(scores, key)
-    seconds = sum(by_method[key].seconds for by_method in scores.values()) / len(scores)
-    figures = [str(by_method[key]) for by_method in scores.values()]
-    difference, p = paired(scores.values(), key, first)
-    gain = "" if key == first else f"{difference:+.1f} (p = {p:.2g})"
-    return [name, *figures, f"**{mean:.1f}** ± {width:.1f}", gain, f"{seconds:.1f}"]
+def describe(preset: Preset) -> str:
+    """Taps and the sizes of their candidates, of which "n" is the native map: `bn2[n,6,5,4]`."""
+    parts = []
+    for tap, block in zip(preset.taps, preset.blocks, strict=True):
+        sizes = ["n"] * block.native + [str(size) for size in block.pool_sizes]
+        parts.append(f"{tap}[{','.join(sizes)}]")
+    return "+".join(parts)
 
 
 def parse() -> argparse.Namespace:
-    parser = arguments(__doc__.splitlines()[0], "tuning")
+    parser = arguments(__doc__.splitlines()[0], sets="tuning", views=0)
     parser.add_argument("--backbone", choices=(*LITE, RESNET50), default=LITE[0])
     parser.add_argument(
         "--weights",
@@ -116,14 +106,11 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--variants",
-        type=lambda text: text.split(","),
-        help=f"with commas between: {', '.join(LITE_VARIANTS)}, or for resnet50 "
-        f"{', '.join(RESNET_VARIANTS)}; each may end in a colon and which pooled candidates it "
-        f"has, {', '.join(POOLED)} (default: one). {' and '.join(PLAIN)} are plain heads on the "
-        "average of the deepest map; the latter may end in a colon and its C (default: 10). The "
-        "others are compared with the first (default: all with pooled candidates)",
+        type=names,
+        help=f"separated by commas: {', '.join(LITE_VARIANTS)}, or for resnet50 "
+        f"{', '.join(RESNET_VARIANTS)}; each may end in a colon and the kind of pooled candidates, "
+        f"{', '.join(POOLED)}, which is `one` if not given. The others are compared with the first",
     )
-    parser.add_argument("--views", choices=("no", "yes", "both"), default="no")
     args = parser.parse_args()
     if (args.backbone == RESNET50) != (args.weights is not None):
         parser.error(f"--weights belongs to --backbone {RESNET50}, which needs it")
@@ -134,27 +121,20 @@ def main() -> None:
     args = parse()
     resnet = args.backbone == RESNET50
     subject = keras_resnet50(args.weights) if resnet else efficientnet_lite(args.backbone)
-    names = args.variants or list(RESNET_VARIANTS if resnet else LITE_VARIANTS)
-    choices = {"no": (False,), "yes": (True,), "both": (False, True)}[args.views]
-    methods = {(n, v): make_method(subject, n, views=v) for v in choices for n in names}
-    scores = run(subject, list(methods.values()), args)
-
-    def shape(tap: str) -> str:
-        channels, side = subject.shapes[tap]
-        return f"{channels}x{side}x{side}"
-
-    heads = {name: methods[name, choices[0]] for name in names}
-    rows = [
-        [name, f"`{describe(m.preset)}`", " + ".join(map(shape, m.taps))]
-        for name, m in heads.items()
-        if isinstance(m, Miv)
-    ]
-    print("\n" + markdown(["variant", "taps [sizes], shallow to deep", "maps"], rows))
-    for views in choices:
-        print(f"\n{'With' if views else 'Without'} views, {args.tasks} tasks a set:\n")
-        first = methods[names[0], views].key
-        rows = [row(name, scores, methods[name, views].key, first) for name in names]
-        print(markdown(["variant", *args.sets, "mean", "minus first", "s per fit"], rows))
+    variants = args.variants or tuple(RESNET_VARIANTS if resnet else LITE_VARIANTS)
+    presets = {name: make_preset(subject, name) for name in variants}
+    results = measure(
+        {"backbones": list(variants), "methods": [{"name": "miv", "recipe": "paper"}]},
+        args,
+        {name: subject.load(preset) for name, preset in presets.items()},
+    )
+    sides = {n: Side(n, tuple(r for r in results if r.backbone == n)) for n in variants}
+    for name, preset in presets.items():
+        maps = ["{0}x{1}x{1}".format(*subject.shapes[tap]) for tap in preset.taps]
+        print(f"\n{name}: {describe(preset)}, maps {' + '.join(maps)}")
+        for row in pair(sides[name], sides[variants[0]]) if name != variants[0] else ():
+            difference = f"{row.paired.difference.signed}, Holm p {p_value(row.holm)}"
+            print(f"  {row.set}: {row.first}, minus {variants[0]}: {difference}")
 
 
 if __name__ == "__main__":

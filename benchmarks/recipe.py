@@ -1,11 +1,11 @@
-"""The steps from the paper's recipe to `mivhead`, one change at a time, on the same tasks.
+"""From the paper's recipe to `mivhead`, one change at a time, on the same tasks.
 
     python benchmarks/recipe.py --data DIR -o RUN [--protocol "10-way 5-shot"] [--tasks 3]
     miv bench report RUN
 
 Every variant is a `Recipe`; those named `without-...` leave a kind of expert out. Runs in one
-process and one thread, and goes on where it was when it is started again: the eight tuning sets
-with three tasks each take about half an hour. Figures: docs/explanation/the-recipe.md.
+process and one thread, and resumes when it is started again: the eight tuning sets with three tasks
+each take about half an hour. Figures: docs/explanation/the-recipe.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from _tasks import TUNING
+from _bench import TUNING
 from mivhead.benchmark.config import read_config
 from mivhead.benchmark.live import LiveView
 from mivhead.benchmark.runner import Place, run
@@ -73,8 +73,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=3)
     parser.add_argument("--views", type=int, default=3)
     parser.add_argument("--seed", type=int, default=100)
-    parser.add_argument("--variants", help="some of them, separated by semicolons")
-    parser.add_argument("--bank", type=Path)
+    parser.add_argument("--variants", help="only these, separated by semicolons")
     args = parser.parse_args()
     torch.set_num_threads(1)
     wanted = args.variants.split(";") if args.variants else list(VARIANTS)
@@ -91,7 +90,7 @@ def main() -> None:
                 "methods": methods,
             }
         )
-        run(config, Place(args.output, args.data, args.bank), view=LiveView())
+        run(config, Place(args.output, args.data), view=LiveView())
 
     measure([{"name": name, "method": "miv", "recipe": name} for name in wanted])
     if not args.variants:

@@ -2,8 +2,8 @@
 
     python benchmarks/tuning_memory.py --method tsa
 
-500 images of 50 classes, a ResNet-18, two steps. Noise for images and random weights will do:
-neither changes what is computed. One method per process, as the peak is the process's own.
+500 images of 50 classes, a ResNet-18, two steps. The images are noise and the weights random:
+neither changes what is computed. One method per process, because the peak is that of the process.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def main() -> None:
         times.append(time.process_time())
     fixed, whole = np.diff(times)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # kB on Linux
-    print(f"{args.method}: peak of the process {peak:.2f} GiB")
-    print(f"{(whole - fixed) / STEPS:.1f} s of one core a step, {fixed:.1f} s beside the steps")
+    print(f"{args.method}: peak memory of the process {peak:.2f} GiB")
+    print(f"{(whole - fixed) / STEPS:.1f} s per step on one core, plus {fixed:.1f} s")
 
 
 if __name__ == "__main__":

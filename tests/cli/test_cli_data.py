@@ -1,4 +1,4 @@
-"""`miv data list` and `miv data prepare`."""
+"""`miv data list` and `miv data prepare`; `tests/images/test_check.py` has `miv data check`."""
 
 import json
 
@@ -24,7 +24,7 @@ def test_all_sets_are_listed(capsys):
     assert code == 0
     lines = output.out.splitlines()
     assert [line.split()[0] for line in lines[1:18]] == [each.name for each in SETS]
-    assert "Name a data folder with --data" in output.out
+    assert "Give a data folder with --data" in output.out
 
 
 @pytest.mark.parametrize("by", ["--data", "MIV_DATA"])
@@ -65,7 +65,7 @@ def test_the_list_as_json(capsys, tmp_path):
 def test_an_unknown_set(capsys, tmp_path):
     code, output = run(capsys, "data", "list", "nope")
     assert code == 2
-    assert "'nope' is none of the paper's sets" in output.err
+    assert "'nope' is not one of the paper's sets" in output.err
 
 
 def test_prepare_a_set(capsys, tmp_path):
@@ -74,12 +74,23 @@ def test_prepare_a_set(capsys, tmp_path):
     arguments = ("data", "prepare", "EuroSAT", tmp_path / "raw", "-o", tmp_path / "EuroSAT")
     code, output = run(capsys, *arguments)
     assert code == 0
-    assert f"Wrote 2 images of 2 classes to {tmp_path / 'EuroSAT'}." in output.out
+    assert f"Wrote 2 images in 2 classes to {tmp_path / 'EuroSAT'}." in output.out
     assert "The paper's set has 10 classes: check" in output.out
     assert (tmp_path / "EuroSAT" / "Forest" / "1.jpg").read_bytes() == png()
     code, output = run(capsys, *arguments)
     assert code == 2
-    assert "exists already" in output.err
+    assert "already exists" in output.err
+
+
+def test_prepare_as_json(capsys, tmp_path):
+    make_folder(tmp_path / "raw", {f"2750/{name}/1.jpg": png() for name in ("AnnualCrop", "River")})
+    arguments = ("data", "prepare", "EuroSAT", tmp_path / "raw", "-o", tmp_path / "EuroSAT")
+    code, output = run(capsys, *arguments, "--json")
+    assert code == 0
+    assert json.loads(output.out) == {
+        "folder": str(tmp_path / "EuroSAT"),
+        "classes": {"AnnualCrop": 1, "River": 1},
+    }
 
 
 def test_prepare_into_no_folder(capsys, tmp_path):

@@ -1,14 +1,13 @@
 """`miv demo`, in a small size."""
 
+import json
 import re
 
 import numpy as np
 import pytest
 from PIL import Image
-from scipy import stats
 
 from mivhead.cli import demo as command
-from mivhead.cli._demo_steps import Comparison
 from mivhead.cli.demo import Scale
 from tests.helpers.extras import needs
 
@@ -43,22 +42,18 @@ def test_the_demo_touches_only_its_own_folder(fails, tmp_path):
     mine = tmp_path / "shots" / "zero" / "1.png"
     mine.parent.mkdir(parents=True)
     mine.write_bytes(b"precious")
-    assert "something else" in fails("demo", "-o", tmp_path)
+    assert "something other than a demo" in fails("demo", "-o", tmp_path)
     assert "is a file" in fails("demo", "-o", mine)
     assert "does not exist" in fails("demo", "-o", tmp_path / "no" / "demo")
     assert "at least 2" in fails("demo", "-o", tmp_path / "demo", "--tasks", "1")
     assert mine.read_bytes() == b"precious"
 
 
-def test_statistics_of_the_comparison():
-    values = {"miv": np.array([0.9, 0.8, 0.85]), "ncc": np.array([0.7, 0.75, 0.7])}
-    result = Comparison(values)
-    low, high = stats.t.interval(
-        0.95, df=2, loc=values["miv"].mean(), scale=stats.sem(values["miv"])
-    )
-    assert result.mean("miv") == pytest.approx(0.85)
-    assert result.half_width("miv") == pytest.approx((high - low) / 2)
-    gap, p = result.difference("miv", "ncc")
-    assert gap == pytest.approx(0.4 / 3)
-    assert p == pytest.approx(stats.ttest_rel(values["miv"], values["ncc"]).pvalue)
-    assert result.difference("miv", "miv") == (0.0, 1.0)
+def test_the_demo_as_json(miv, small, tmp_path):
+    answer = miv("demo", "--quick", "-o", tmp_path / "demo", "--json", "--seed", "1")
+    assert answer.code == 0
+    document = json.loads(answer.out)
+    assert document["images"] == 12
+    assert 0 < document["right"] <= 12
+    assert set(document["accuracies"]) == {"miv", "logistic", "ncc"}
+    assert all(len(each) == 2 for each in document["accuracies"].values())

@@ -1,223 +1,107 @@
-"""Preparations, on tiny downloads in the real formats."""
+"""Corrupted or incomplete downloads, and those of other sets: a clear error, nothing written."""
 
-import gzip
-import json
-import struct
+import io
 
 import numpy as np
 import pytest
-from PIL import Image
-from scipy.io import savemat
 
-from mivhead.datasets import downloads as bitmaps
-from mivhead.datasets.catalogue import SETS
-from mivhead.datasets.downloads import AIRCRAFT, BIRDS, DRAWINGS, FLOWERS, TEXTURES, THINGS, enlarge
-from mivhead.datasets.prepare import PREPARATIONS, prepare_set
-from mivhead.images.sources import open_labelled
+from mivhead.datasets.downloads import PREPARATIONS
+from mivhead.datasets.prepare import prepare_set
+from mivhead.errors import ImageError, InputError, NotAvailableError
 from tests.helpers.sample_files import make_folder, png
 
 
-def photograph(path, width=60, height=40):
-    """Left to right red grows, top to bottom green: a pixel tells where it was."""
-    x, y = np.meshgrid(np.arange(width), np.arange(height))
-    pixels = np.stack([4 * x, 4 * y, 0 * x], axis=-1).astype(np.uint8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(path, quality=100, subsampling=0)
-
-
-def corner(picture):
-    """Where the top left pixel of a crop was in the photograph."""
-    red, green, _ = np.asarray(picture.convert("RGB")).astype(int)[0, 0]
-    return round(red / 4), round(green / 4)
-
-
-def write_idx(path, array):
-    head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    data = head + array.tobytes()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-
-
-@pytest.mark.parametrize("ending", ["-idx{}-ubyte", ".idx{}-ubyte", "-idx{}-ubyte.gz"])
-def test_mnist(ending, tmp_path):
-    images = np.random.default_rng(0).integers(0, 256, (6, 28, 28), dtype=np.uint8)
-    labels = np.array([3, 1, 3, 0, 1, 9], np.uint8)
-    write_idx(tmp_path / "raw" / f"t10k-images{ending.format(3)}", images)
-    write_idx(tmp_path / "raw" / f"t10k-labels{ending.format(1)}", labels)
-    write_idx(tmp_path / "raw" / f"train-images{ending.format(3)}", images[:1])
-    assert prepare_set("mnist", tmp_path / "raw", tmp_path / "out") == {
-        "0": 1,
-        "1": 2,
-        "3": 2,
-        "9": 1,
-    }
-    prepared = open_labelled(tmp_path / "out")
-    assert prepared.ids[:3] == ("0/00003.png", "1/00001.png", "1/00004.png")
-    assert (np.asarray(prepared.load(1))[:, :, 0] == images[1]).all()
-
-
-@pytest.mark.parametrize(
-    ("name", "data_file", "names_file", "labels"),
-    [
-        ("cifar10", "test_batch.bin", "batches.meta.txt", 1),
-        ("cifar100", "test.bin", "fine_label_names.txt", 2),
-    ],
-)
-def test_cifar(name, data_file, names_file, labels, tmp_path):
-    colours = np.random.default_rng(0).integers(0, 256, (3, 3, 32, 32), dtype=np.uint8)
-    fine = [1, 0, 1]
-    rows = b"".join(
-        bytes([7] * (labels - 1) + [label]) + image.tobytes()
-        for label, image in zip(fine, colours, strict=True)
-    )
-    files = {data_file: rows, names_file: b"apple\nbear\n\n"}
-    make_folder(tmp_path / "raw" / "cifar-binary", files)
-    assert prepare_set(name, tmp_path / "raw", tmp_path / "out") == {"apple": 1, "bear": 2}
-    pixels = np.asarray(open_labelled(tmp_path / "out").load(0))
-    assert (pixels == np.moveaxis(colours[1], 0, -1)).all()
-
-
-def test_aircraft_is_cut_to_its_box(tmp_path):
-    data = tmp_path / "raw" / "fgvc-aircraft-2013b" / "data"
-    for name in ("0000001", "0000002", "0000003"):
-        photograph(data / "images" / f"{name}.jpg")
-    (data / "images_box.txt").write_text("0000001 5 6 35 26\n0000002 1 1 20 20\n0000003 9 3 19 8\n")
-    (data / "images_variant_trainval.txt").write_text("0000001 Saab 2000\n0000002 A380\n")
-    (data / "images_variant_test.txt").write_text("0000003 Spitfire\n")
-    counts = prepare_set("aircraft", tmp_path / "raw", tmp_path / "out")
-    assert counts == {"Saab 2000": 1, "Spitfire": 1}
-    prepared = open_labelled(tmp_path / "out")
-    assert prepared.ids == ("Saab 2000/0000001.jpg", "Spitfire/0000003.jpg")
-    assert [prepared.load(i).size for i in range(2)] == [(30, 20), (10, 5)]
-    assert [corner(prepared.load(i)) for i in range(2)] == [(5, 6), (9, 3)]
-
-
-def test_mscoco_boxes_are_enlarged(tmp_path):
-    photograph(tmp_path / "raw" / "train2017" / "000000000009.jpg")
-    boxes = [(1, [20, 10, 20, 10]), (1, [50, 30, 10, 10]), (2, [0, 0, 9, 9]), (1, [99, 99, 5, 5])]
-    document = {
-        "images": [{"id": 9, "file_name": "000000000009.jpg"}],
-        "categories": [{"id": 1, "name": "stop sign"}, {"id": 2, "name": "person"}],
-        "annotations": [
-            {"id": 100 + i, "image_id": 9, "category_id": category, "bbox": box}
-            for i, (category, box) in enumerate(boxes)
-        ],
-    }
-    path = tmp_path / "raw" / "annotations" / "instances_train2017.json"
-    make_folder(path.parent, {path.name: json.dumps(document).encode()})
-    # The person is not a test class; the last box lies outside of the photograph.
-    assert prepare_set("mscoco", tmp_path / "raw", tmp_path / "out") == {"stop sign": 2}
-    first, second = (open_labelled(tmp_path / "out", min_classes=1).load(i) for i in range(2))
-    assert corner(first) == (18, 8)  # 20 - 0.1 * 20 and 10 - 0.1 * 10, half a pixel less, rounded
-    assert first.size == (25, 13)
-    assert corner(second) == (48, 28)
-    assert second.size == (12, 12)  # up to the edges at 60 and 40
-
-
-def test_enlarged_boxes_keep_their_centre():
-    left, top, right, bottom = enlarge([100, 200, 50, 30], (1000, 1000))
-    assert (left + right) / 2 == pytest.approx(125, abs=1)
-    assert (top + bottom) / 2 == pytest.approx(215, abs=1)
-    assert right - left == pytest.approx(60, abs=1)
-    assert bottom - top == pytest.approx(36, abs=1)
-
-
-def test_omniglot_is_inverted_and_named_by_alphabet(tmp_path):
-    for alphabet in ("Tibetan", "Avesta"):
-        folder = tmp_path / "raw" / "images_evaluation" / alphabet / "character01"
-        folder.mkdir(parents=True)
-        Image.new("1", (5, 5), 1).save(folder / "0965_01.png")
-    make_folder(tmp_path / "raw" / "images_background" / "Greek" / "character01", {"1.png": png()})
-    assert list(prepare_set("omniglot", tmp_path / "raw", tmp_path / "out")) == [
-        "Avesta.character01",
-        "Tibetan.character01",
-    ]
-    assert np.asarray(open_labelled(tmp_path / "out").load(0)).max() == 0
-
-
-def test_isic_by_its_table(tmp_path):
-    table = b"image,MEL,NV,BCC\nISIC_1,0.0,1.0,0.0\nISIC_2,1.0,0.0,0.0\nISIC_3,0.0,1.0,0.0\n"
-    make_folder(
-        tmp_path / "raw",
-        {
-            "truth/ISIC2018_Task3_Training_GroundTruth.csv": table,
-            **{f"ISIC2018_Task3_Training_Input/ISIC_{i}.jpg": png(i) for i in range(1, 4)},
-        },
-    )
-    assert prepare_set("ISIC", tmp_path / "raw", tmp_path / "out") == {"MEL": 1, "NV": 2}
-    assert (tmp_path / "out" / "NV" / "ISIC_3.jpg").read_bytes() == png(3)
-
-
-def test_chest_takes_images_with_one_finding(tmp_path):
-    table = (
-        b"Image Index,Finding Labels,Follow-up #\n1.png,Mass,0\n2.png,Mass|Nodule,0\n"
-        b"3.png,No Finding,0\n4.png,Effusion,1\n5.png,Hernia,0\n"
-    )
-    images = {f"images_00{i}/images/{i}.png": png(i) for i in range(1, 6)}
-    make_folder(tmp_path / "raw", {"Data_Entry_2017_v2020.csv": table, **images})
-    assert prepare_set("ChestX", tmp_path / "raw", tmp_path / "out") == {"Effusion": 1, "Mass": 1}
-
-
-def test_flowers_by_their_labels(tmp_path):
-    make_folder(tmp_path / "raw", {f"jpg/image_{i:05}.jpg": png(i) for i in range(1, 5)})
-    savemat(tmp_path / "raw" / "imagelabels.mat", {"labels": np.array([[77, 5, 98, 5]], np.uint8)})
-    assert prepare_set("vgg_flower", tmp_path / "raw", tmp_path / "out") == {
-        "005.english marigold": 2,
-        "098.mexican petunia": 1,
-    }
-    copied = tmp_path / "out" / "005.english marigold" / "image_00004.jpg"
-    assert copied.read_bytes() == png(4)
-
-
-def test_drawings(tmp_path, monkeypatch):
-    monkeypatch.setattr(bitmaps, "DRAWINGS_PER_CLASS", 2)
-    drawings = np.random.default_rng(0).integers(0, 256, (3, 784), dtype=np.uint8)
+@pytest.mark.parametrize("name", PREPARATIONS)
+def test_an_empty_download(name, tmp_path):
     (tmp_path / "raw").mkdir()
-    for name in DRAWINGS:
-        np.save(tmp_path / "raw" / f"{name}.npy", drawings)
-    counts = prepare_set("quickdraw", tmp_path / "raw", tmp_path / "out")
-    assert counts == dict.fromkeys(DRAWINGS, 2)
-    second = np.asarray(open_labelled(tmp_path / "out").load(1))[:, :, 0]
-    assert (second.ravel() == drawings[1]).all()
+    with pytest.raises(
+        InputError, match=r"raw does not contain the (file|class folder|folder) .*: (give|unp)"
+    ):
+        prepare_set(name, tmp_path / "raw", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+
+def npy(array):
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+MNIST = {
+    "t10k-images-idx3-ubyte": bytes([0, 0, 8, 3, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 9]),
+    "t10k-labels-idx1-ubyte": bytes([0, 0, 8, 1, 0, 0, 0, 1, 5]),
+}
+ISIC = "ISIC2018_Task3_Training_GroundTruth.csv"
 
 
 @pytest.mark.parametrize(
-    ("name", "files", "classes"),
+    ("name", "files", "message"),
     [
-        ("cu_birds", [f"CUB/images/{c}/1.jpg" for c in (*BIRDS, "001.Albatross")], set(BIRDS)),
-        ("dtd", [f"dtd/images/{c}/1.jpg" for c in (*TEXTURES, "grid")], set(TEXTURES)),
-        (
-            "traffic_sign",
-            ["GTSRB/Final_Training/Images/00000/1.ppm", "GTSRB/Final_Training/Images/00001/1.ppm"],
-            {"00000", "00001"},
-        ),
-        (
-            "CropDisease",
-            [f"new/{part}/{c}/1.jpg" for part in ("train", "valid") for c in
-             ("Apple___Apple_scab", "Grape___healthy")],
-            {"Apple___Apple_scab", "Grape___healthy"},
-        ),
-        ("EuroSAT", ["2750/AnnualCrop/1.jpg", "2750/Forest/1.jpg"], {"AnnualCrop", "Forest"}),
-        ("Food101", ["food-101/images/apple_pie/1.jpg", "food-101/images/pho/2.jpg"],
-         {"apple_pie", "pho"}),
+        ("mnist", {**MNIST, "t10k-images-idx3-ubyte": b""}, "not an IDX file of 3 dim"),
+        ("mnist", {**MNIST, "t10k-images-idx3-ubyte": MNIST["t10k-images-idx3-ubyte"] + b"x"},
+         "not an IDX file"),
+        ("mnist", {**MNIST, "t10k-labels-idx1-ubyte": bytes([0, 0, 8, 1, 0, 0, 0, 0])},
+         "1 test images but 0 labels"),
+        ("mnist", {"t10k-images-idx3-ubyte.gz": b"x"}, r"ubyte\.gz cannot be read"),
+        ("cifar10", {"test_batch.bin": b"123", "batches.meta.txt": b"a b"},
+         "3 bytes are not a multiple"),
+        ("cifar10", {"test_batch.bin": bytes([2] * 3073), "batches.meta.txt": b"a b"},
+         "has the label 2, but .* has only 2 names"),
+        ("aircraft", {"images_box.txt": b""}, "images_variant_trainval.txt cannot be read"),
+        ("aircraft", {"images_box.txt": b"1 5 x", "images_variant_trainval.txt": b"1 Spitfire"},
+         "no box for the image 1"),
+        ("mscoco", {"instances_train2017.json": b"{}"}, "not a COCO annotation file"),
+        ("vgg_flower", {"imagelabels.mat": b"no labels"}, r"imagelabels\.mat cannot be read"),
+        ("quickdraw", {"angel.npy": b"no array"}, r"angel\.npy cannot be read"),
+        ("quickdraw", {"angel.npy": npy(np.zeros((2, 9)))}, r"float64 of shape \(2, 9\); expected"),
+        ("dtd", {"images/banded/1.jpg": png()}, "does not contain the class folder bumpy"),
+        ("EuroSAT", {"a/AnnualCrop/1.jpg": png(), "b/AnnualCrop/1.jpg": png()}, "several places"),
+        ("ISIC", {ISIC: b"name,NV\nx,1.0\n"}, "has no column 'image'"),
+        ("ISIC", {ISIC: b"image,NV\nx,1.0\n"}, "The image x, listed in .*, is missing"),
+        ("ISIC", {ISIC: b"image,NV,MEL\nx,1.0,1.0\n"}, "assigns 2 classes to x; expected 1"),
+        ("ISIC", {ISIC: b"\xff\xfe"}, "cannot be read"),
+        ("ChestX", {"Data_Entry_2017.csv": b"Image Index,Finding Labels\n"},
+         "does not contain images of"),
     ],
 )  # fmt: skip
-def test_class_folders_are_copied(name, files, classes, tmp_path):
-    litter = {"readme.txt": b"", ".DS_Store": b""}
-    make_folder(tmp_path / "raw", {**{file: png(i) for i, file in enumerate(files)}, **litter})
-    assert prepare_set(name, tmp_path / "raw", tmp_path / "out") == dict.fromkeys(classes, 1)
-    assert set(open_labelled(tmp_path / "out").classes) == classes
+def test_corrupted_downloads(name, files, message, tmp_path):
+    make_folder(tmp_path / "raw", files)
+    with pytest.raises(InputError, match=message):
+        prepare_set(name, tmp_path / "raw", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(".*"))
 
 
-def test_the_splits_have_meta_datasets_sizes():
-    sizes = {each.name: each.classes for each in SETS}
-    for name, classes in (
-        ("aircraft", AIRCRAFT), ("cu_birds", BIRDS), ("dtd", TEXTURES), ("mscoco", THINGS),
-        ("vgg_flower", FLOWERS), ("quickdraw", DRAWINGS),
-    ):  # fmt: skip
-        assert len(set(classes)) == len(classes) == sizes[name]
+def test_a_missing_photograph(tmp_path):
+    make_folder(
+        tmp_path / "raw",
+        {"images_box.txt": b"1 0 0 5 5", "images_variant_trainval.txt": b"1 Spitfire"},
+    )
+    with pytest.raises(ImageError, match=r"1\.jpg does not exist"):
+        prepare_set("aircraft", tmp_path / "raw", tmp_path / "out")
 
 
-def test_what_can_be_prepared_is_declared():
-    missing = {each.name for each in SETS} - set(PREPARATIONS)
-    assert missing == {"fungi"}  # by Meta-Dataset's records only
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my_photos", "not one of the paper's sets; `miv data list` shows them"),
+        ("fungi", "whose records are read directly: put its folder fungi"),
+    ],
+)
+def test_sets_without_a_preparation(name, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        prepare_set(name, tmp_path, tmp_path / "out")
+
+
+def test_outputs_are_never_overwritten(tmp_path):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match="out already exists"):
+        prepare_set("mnist", tmp_path, tmp_path / "out")
+    with pytest.raises(InputError, match="none is not a folder"):
+        prepare_set("mnist", tmp_path / "none", tmp_path / "new")
+
+
+def test_an_output_that_cannot_be_written(tmp_path):
+    make_folder(tmp_path / "raw", {**MNIST, "file": b""})
+    with pytest.raises(NotAvailableError, match="Nothing was written"):
+        prepare_set("mnist", tmp_path / "raw", tmp_path / "raw" / "file" / "out")

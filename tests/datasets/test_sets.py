@@ -1,4 +1,4 @@
-"""Sets in a data folder, and what is declared of the paper's."""
+"""Sets in a data folder, found by name."""
 
 import os
 import shutil
@@ -8,8 +8,7 @@ from PIL import Image
 
 from mivhead.benchmark.samplers import Protocol, sample_tasks
 from mivhead.benchmark.tasks import TaskSet
-from mivhead.datasets.catalogue import SETS
-from mivhead.datasets.sets import declared, find_sets, groups_of, open_set
+from mivhead.datasets.sets import find_sets, open_set
 from mivhead.errors import InputError
 from tests.helpers.record_files import write_set
 from tests.helpers.sample_files import make_folder, make_zip, png
@@ -37,7 +36,7 @@ def test_sets_are_found_by_name(data):
     ("name", "message"),
     [
         ("petz", "has no set 'petz'. Did you mean 'pets'?"),
-        ("cu_birds", "`miv data list cu_birds` says how to get it"),
+        ("cu_birds", "`miv data list cu_birds` explains how to get it"),
         ("../pets", "has no set '../pets'"),
         ("things", "it has birds, pets, zipped"),
     ],
@@ -51,34 +50,6 @@ def test_a_set_that_is_not_there(name, message, data):
 def test_no_data_folder(tmp_path):
     with pytest.raises(InputError, match=r"The data folder .* cannot be read: No such file"):
         find_sets(tmp_path / "none")
-
-
-def test_the_papers_sets_are_declared_in_its_order():
-    assert [each.name for each in SETS] == [
-        *("omniglot", "cu_birds", "dtd", "fungi", "vgg_flower", "traffic_sign", "mscoco"),
-        *("aircraft", "quickdraw"),
-        *("mnist", "cifar10", "cifar100", "CropDisease", "EuroSAT", "ISIC", "ChestX", "Food101"),
-    ]
-    assert [each.benchmark for each in SETS] == ["MD"] * 9 + ["MD+"] * 8
-    assert [each.name for each in SETS if each.grouped] == ["omniglot"]
-    for each in SETS:
-        assert each.source
-        assert each.licence
-        assert each.split
-        assert each.preparation
-        assert each.classes >= 5
-
-
-def test_every_name_means_one_set():
-    names = [(name, each) for each in SETS for name in (each.name, each.title, *each.aliases)]
-    for name, each in names:
-        assert declared(name) is each
-        assert declared(name.upper().replace("_", "-")) is each
-
-
-def test_omniglot_without_alphabets():
-    with pytest.raises(InputError, match=r"'character01' of omniglot names no alphabet; name the"):
-        groups_of("omniglot", ["Greek.character01", "character01"])
 
 
 def test_real_sets(tmp_path):

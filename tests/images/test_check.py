@@ -104,17 +104,17 @@ def miv(capsys):
 def test_command_on_a_good_set(miv, tmp_path):
     code, out = miv("data", "check", make_folder(tmp_path / "set", GOOD))
     assert code == 0
-    assert "4 images of 2 classes, 1 to 3 a class" in out
-    assert "Short side 4 to 10 pixels (median 6); most common size 8 x 6 (2 images)" in out
-    assert "All images can be read, and none is there twice." in out
+    assert "4 images in 2 classes, 1 to 3 per class" in out
+    assert "The short side has 4 to 10 pixels (median 6); the most common size is 8 x 6" in out
+    assert "All images can be read, and there are no duplicates." in out
 
 
 def test_command_on_a_bad_set(miv, tmp_path):
     files = {**GOOD, "dog/x.jpg": b"hello", "dog/2.png": picture(1), "dog/3.bmp": picture(4, "BMP")}
     code, out = miv("data", "check", make_folder(tmp_path / "set", files))
     assert code == 1
-    assert "Cannot be read (1):\n" in out
-    assert "The same image in several classes (1):\n  cat/1.png = dog/2.png\n" in out
+    assert "Images that cannot be read (1):\n" in out
+    assert "Duplicates across classes (1):\n  cat/1.png = dog/2.png\n" in out
     assert "All images" not in out
 
 
@@ -122,7 +122,7 @@ def test_command_on_a_repetition_within_a_class(miv, tmp_path):
     files = {**GOOD, "cat/4.bmp": picture(1, "BMP")}
     code, out = miv("data", "check", make_folder(tmp_path / "set", files))
     assert code == 0
-    assert "twice in a class (1):\n  cat/1.png = cat/4.bmp (same pixels, other file)" in out
+    assert "within a class (1):\n  cat/1.png = cat/4.bmp (same pixels, different files)" in out
 
 
 def test_long_lists_are_cut_but_not_in_json(miv, tmp_path):

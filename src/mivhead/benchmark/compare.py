@@ -1,8 +1,9 @@
-"""Results side by side: per data set the same tasks for every method, and averages over sets.
+"""Compare methods on the same tasks: intervals, paired tests, averages over data sets, ranks.
 
-Failures are never counted. A method that ran out of memory on a set shows as OOM there, and the set
-is left out of everybody's averages. A task on which a method failed otherwise, or which it has not
-finished yet, is left out for everybody.
+`compare` sorts the results of a run into one `Comparison` per backbone and protocol; `pair`
+compares two methods, from one run or from two. Failures never count as an accuracy. A set on which
+a method runs out of memory is excluded from the averages of all methods. A task that a method fails
+for another reason, or has not finished yet, is excluded for all methods.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mivhead.benchmark.results import Result
-from mivhead.datasets.catalogue import SETS
-from mivhead.datasets.sets import declared
+from mivhead.datasets.catalogue import SETS, find_declared
 from mivhead.errors import InputError, check_one_of
 
-State = Literal["done", "OOM", "failed", "missing"]
+LEVEL = 0.01  # significance level of the paper's tests
+NORMAL_95 = 1.96
 BENCHMARKS = {
     "MD": tuple(each.name for each in SETS if each.benchmark == "MD"),
     "MD+": tuple(each.name for each in SETS),
@@ -30,8 +31,221 @@ BENCHMARKS = {
 
 
 @dataclass(frozen=True)
+class Summary:
+    """A mean over tasks with half the width of its 95 % interval."""
+
+    mean: float
+    half_width: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{100 * self.mean:.1f} ± {100 * self.half_width:.1f}"
+
+    @property
+    def signed(self) -> str:
+        """The same with an explicit sign, for differences."""
+        return f"{100 * self.mean:+.1f} ± {100 * self.half_width:.1f}"
+
+
+def summarise(values: ArrayLike, *, small_sample: bool = False) -> Summary:
+    """Compute the mean of some values and its 95 % interval.
+
+    Parameters
+    ----------
+    values : array-like of shape (n,)
+        One value per task.
+    small_sample : bool, default=False
+        Whether to use Student's t with the sample standard deviation, which is wider and correct
+        for few tasks. By default the half-width is 1.96 std / sqrt(n) with the standard deviation
+        of the values themselves (`ddof=0`), as in the paper.
+
+    Returns
+    -------
+    Summary
+
+    Examples
+    --------
+    >>> str(summarise([0.5, 0.7, 0.9]))
+    '70.0 ± 18.5'
+    >>> str(summarise([0.5, 0.7, 0.9], small_sample=True))
+    '70.0 ± 49.7'
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if not x.size:
+        raise InputError("There are no results to summarise.")
+    half_width = NORMAL_95 * x.std() / math.sqrt(x.size)
+    if small_sample:
+        from scipy import stats
+
+        half_width = stats.t.ppf(0.975, x.size - 1) * stats.sem(x)
+    return Summary(float(x.mean()), float(half_width), x.size)
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One method minus another on the same tasks.
+
+    Parameters
+    ----------
+    difference : Summary
+        Mean difference and its interval.
+    p : float
+        Of the two-sided paired t-test; 1 with fewer than two tasks.
+    p_wilcoxon : float
+        Of the two-sided signed-rank test, which does not assume a normal distribution.
+    """
+
+    difference: Summary
+    p: float
+    p_wilcoxon: float
+
+    @property
+    def significant(self) -> bool:
+        """Whether the p-value of the t-test is below the paper's level."""
+        return self.p < LEVEL
+
+
+def paired_test(first: ArrayLike, second: ArrayLike) -> Paired:
+    """Compare two methods on the same tasks.
+
+    Parameters
+    ----------
+    first, second : array-like of shape (n,)
+        Accuracies of the methods, with the tasks in the same order.
+
+    Returns
+    -------
+    Paired
+
+    Examples
+    --------
+    >>> test = paired_test([0.8, 0.9, 0.7, 0.8], [0.6, 0.8, 0.6, 0.5])
+    >>> test.difference.signed, round(test.p, 3)
+    ('+17.5 ± 8.1', 0.035)
+    """
+    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    if a.shape != b.shape:
+        raise InputError(f"A paired test needs the same tasks, got {a.size} and {b.size} results.")
+    # Accuracies are ratios of small integers: smaller differences are rounding errors.
+    differences = np.round(a - b, 12)
+    return Paired(summarise(differences), *_p_values(differences))
+
+
+def _p_values(differences: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the p-values of the t-test and the signed-rank test; scipy's are NaN in edge cases."""
+    from scipy import stats
+
+    if not differences.any():
+        return 1.0, 1.0
+    wilcoxon = float(stats.wilcoxon(differences).pvalue)
+    if differences.size < 2:
+        return 1.0, wilcoxon
+    if np.ptp(differences) == 0:  # the same difference in every task
+        return 0.0, wilcoxon
+    return float(stats.ttest_1samp(differences, 0.0).pvalue), wilcoxon
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct p-values for multiple comparisons; scipy has no Holm correction.
+
+    Parameters
+    ----------
+    p_values : sequence of float
+        In any order.
+
+    Returns
+    -------
+    list of float
+        Corrected p-values in the same order.
+
+    References
+    ----------
+    S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of
+    Statistics 6, 1979.
+
+    Examples
+    --------
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    m = len(p_values)
+    corrected, highest = [0.0] * m, 0.0
+    for rank, i in enumerate(sorted(range(m), key=lambda i: p_values[i])):
+        highest = max(highest, min(1.0, (m - rank) * p_values[i]))
+        corrected[i] = highest
+    return corrected
+
+
+def average_ranks(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Compute the mean rank of every method over data sets; 1 is best, ties share their ranks.
+
+    Parameters
+    ----------
+    scores : mapping of str to sequence of float
+        Scores of each method, with the data sets in the same order.
+
+    Returns
+    -------
+    dict of str to float
+
+    Examples
+    --------
+    >>> average_ranks({"miv": [0.9, 0.8], "ncc": [0.7, 0.8]})
+    {'miv': 1.25, 'ncc': 1.75}
+    """
+    from scipy.stats import rankdata
+
+    if len({len(values) for values in scores.values()}) > 1:
+        raise InputError("Ranks need scores on the same data sets for every method.")
+    table = np.asarray(list(scores.values()), dtype=np.float64)  # (method, set)
+    if not table.size:
+        return {}
+    ranks = rankdata(-table.round(12), axis=0).mean(axis=1)
+    return {name: float(rank) for name, rank in zip(scores, ranks, strict=True)}
+
+
+Bins = tuple[tuple[float, float, float], ...]
+
+
+def merge_bins(bins: Iterable[Bins]) -> NDArray[np.float64]:
+    """Sum the calibration bins of many tasks: (bin, [queries, sum of confidences, correct])."""
+    tables = [np.asarray(each, dtype=np.float64).reshape(-1, 3) for each in bins if each]
+    if not tables:
+        return np.zeros((0, 3))
+    if len({len(table) for table in tables}) > 1:
+        raise InputError("The results have different numbers of confidence bins.")
+    total: NDArray[np.float64] = np.sum(tables, axis=0)
+    return total
+
+
+def calibration_error(bins: Iterable[Bins]) -> float:
+    """Compute the expected calibration error: |accuracy - confidence| per bin, over all queries.
+
+    Returns
+    -------
+    float
+        NaN if no confidences were recorded.
+
+    Examples
+    --------
+    >>> calibration_error([((2, 1.8, 1), (2, 1.2, 1))])
+    0.25
+    """
+    table = merge_bins(bins)
+    queries = float(table[:, 0].sum())
+    if not queries:
+        return math.nan
+    return float(np.abs(table[:, 2] - table[:, 1]).sum() / queries)
+
+
+# All methods of a run.
+
+State = Literal["done", "OOM", "failed", "missing"]
+
+
+@dataclass(frozen=True)
 class Cell:
-    """What one method did on one set; `results` are of the tasks that count, in their order."""
+    """The results of one method on one set, restricted to the tasks that count, in task order."""
 
     state: State
     results: tuple[Result, ...] = ()
@@ -43,36 +257,36 @@ class Cell:
 
     @cached_property
     def summary(self) -> Summary | None:
-        """Mean accuracy; None if the method has none here."""
+        """Mean accuracy; None if there are no results."""
         return summarise(self.accuracies) if self.results else None
 
     def mean(self, name: str) -> float:
-        """Mean of a number that results carry, such as `gflops`; NaN if it is not known."""
+        """Compute the mean of a field of the results, such as `gflops`; NaN if it is unknown."""
         values = [getattr(r, name) for r in self.results]
         return math.nan if None in values else float(np.mean(values))
 
 
 @dataclass(frozen=True)
 class Average:
-    """Mean of the data sets' means.
+    """The mean of the means of several data sets.
 
     Parameters
     ----------
-    title
+    title : str
         Such as `MD`.
-    sets
-        The sets it is made of, by the names of the run.
-    lacking
-        Declared names of the sets that belong to it, but are not in it, with the reason.
-    means
+    sets : tuple of str
+        The sets that are averaged, by their names in the run.
+    missing : dict of str to str
+        The other sets of this benchmark, by their declared names, with the reason.
+    means : dict of str to float
         By method.
-    best
-        The method that is best with p < 0.01 over the tasks of all these sets; None: no such.
+    best : str or None
+        The method that is significantly better than all others on the tasks of these sets.
     """
 
     title: str
     sets: tuple[str, ...]
-    lacking: dict[str, str]
+    missing: dict[str, str]
     means: dict[str, float]
     best: str | None
 
@@ -82,15 +296,22 @@ class Comparison:
 
     Parameters
     ----------
-    backbone, protocol
-        What it is about.
-    results
-        Of this backbone and protocol, from one run; sets and methods keep the order they come in.
+    backbone, protocol : str
+        What all results have in common.
+    results : sequence of Result
+        From one run. Methods keep the order in which they first occur; sets are in the paper's
+        order, followed by all others.
+
+    Attributes
+    ----------
+    sets, methods : tuple of str
+    errors : list of Result
+        The results that are failures.
     """
 
     def __init__(self, backbone: str, protocol: str, results: Sequence[Result]) -> None:
         self.backbone, self.protocol = backbone, protocol
-        self.sets = _in_order(r.set for r in results)
+        self.sets = _in_paper_order(r.set for r in results)
         self.methods = tuple(dict.fromkeys(r.method for r in results))
         self.errors = [r for r in results if r.error is not None]
         self._cells: dict[tuple[str, str], Cell] = {}
@@ -105,41 +326,46 @@ class Comparison:
                 self._cells[name, method] = cell
 
     def cell(self, name: str, method: str) -> Cell:
-        """Look up one method on one set."""
+        """Return the results of one method on one set."""
         check_one_of("set", name, self.sets)
         check_one_of("method", method, self.methods)
         return self._cells[name, method]
 
     @property
     def complete(self) -> tuple[str, ...]:
-        """Sets on which every method has results: those that averages are made of."""
+        """The sets on which every method has results; averages are computed from these."""
         return tuple(s for s in self.sets if not self._reasons(s))
 
     def tasks(self, name: str) -> int:
-        """Tasks of a set that count."""
+        """Return the number of tasks of a set that count."""
         return max(len(self.cell(name, method).results) for method in self.methods)
 
+    def mean(self, method: str, sets: Sequence[str] | None = None) -> float:
+        """Average the mean accuracies of a method over some sets, by default the complete ones."""
+        chosen = self.complete if sets is None else sets
+        return float(np.mean([np.mean(self.cell(s, method).accuracies) for s in chosen]))
+
     def paired(self, first: str, second: str, sets: Sequence[str]) -> Paired:
-        """Two methods over the tasks of some sets."""
+        """Compare two methods on all tasks of some sets."""
         a, b = (
             [x for name in sets for x in self.cell(name, m).accuracies] for m in (first, second)
         )
         return paired_test(a, b)
 
     def best(self, sets: Sequence[str]) -> str | None:
-        """Find the method that is better than all others, p < 0.01; the paper prints it bold."""
+        """Find the method that is better than all others, p < 0.01; the paper prints it in bold."""
         done = [m for m in self.methods if all(self.cell(s, m).results for s in sets)]
         if not sets or len(done) < 2:
             return None
-        scores = {m: self._mean(m, sets) for m in done}
+        scores = {m: self.mean(m, sets) for m in done}
         first, second = sorted(scores, key=lambda m: -scores[m])[:2]
         test = self.paired(first, second, sets)
         return first if test.significant and test.difference.mean > 0 else None
 
     def averages(self) -> list[Average]:
-        """Averages over MD, MD+ and all sets of the run; of equal ones the first."""
-        here = {info.name: name for name in self.sets if (info := declared(name)) is not None}
-        wanted = {t: {m: here.get(m) for m in members} for t, members in BENCHMARKS.items()}
+        """Average over MD, MD+ and all sets of the run, without repeating the same sets."""
+        here = {info.name: name for name in self.sets if (info := find_declared(name)) is not None}
+        wanted = {title: {m: here.get(m) for m in names} for title, names in BENCHMARKS.items()}
         found: dict[tuple[str, ...], Average] = {}
         for title, members in (wanted | {"all sets": {s: s for s in self.sets}}).items():
             average = self._average(title, members)
@@ -148,34 +374,40 @@ class Comparison:
         return list(found.values())
 
     def _average(self, title: str, members: dict[str, str | None]) -> Average:
-        lacking = {}
-        for name, own in members.items():
-            if own is None:
-                lacking[name] = "not run"
-            elif reasons := self._reasons(own):
-                lacking[name] = reasons[0]
-        used = tuple(own for own in members.values() if own is not None and own in self.complete)
-        means = {m: self._mean(m, used) for m in self.methods if used}
-        return Average(title, used, lacking, means, self.best(used))
+        missing = {}
+        for declared, name in members.items():
+            if name is None:
+                missing[declared] = "not run"
+            elif reasons := self._reasons(name):
+                missing[declared] = reasons[0]
+        used = tuple(s for s in members.values() if s is not None and s in self.complete)
+        means = {m: self.mean(m, used) for m in self.methods if used}
+        return Average(title, used, missing, means, self.best(used))
 
     def ranks(self) -> dict[str, float]:
-        """Average rank of every method over the complete sets."""
-        scores = {m: [self._mean(m, [s]) for s in self.complete] for m in self.methods}
-        return average_ranks(scores)
-
-    def _mean(self, method: str, sets: Sequence[str]) -> float:
-        """Mean of the means of sets on which the method has results."""
-        return float(np.mean([np.mean(self.cell(s, method).accuracies) for s in sets]))
+        """Compute the average rank of every method over the complete sets."""
+        return average_ranks({m: [self.mean(m, [s]) for s in self.complete] for m in self.methods})
 
     def _reasons(self, name: str) -> list[str]:
-        """Why a set is left out of averages, if it is."""
-        words = {"OOM": "OOM of {}", "failed": "{} failed", "missing": "{} not run"}
+        """Return the reasons for which a set is excluded from averages, if any."""
+        phrases = {"OOM": "OOM of {}", "failed": "{} failed", "missing": "{} not run"}
         states = {m: self.cell(name, m).state for m in self.methods}
-        return [words[state].format(m) for m, state in states.items() if state != "done"]
+        return [phrases[state].format(m) for m, state in states.items() if state != "done"]
 
 
 def compare(results: Iterable[Result]) -> list[Comparison]:
-    """Sort the results of a run into one comparison per backbone and protocol."""
+    """Sort the results of a run into one comparison per backbone and protocol.
+
+    Parameters
+    ----------
+    results : iterable of Result
+        From one run.
+
+    Returns
+    -------
+    list of Comparison
+        In the order in which backbones and protocols first occur.
+    """
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((result.backbone, result.protocol), []).append(result)
@@ -185,29 +417,29 @@ def compare(results: Iterable[Result]) -> list[Comparison]:
 
 
 def check_same_tasks(results: Iterable[Result]) -> None:
-    """Raise an error if results of one set come from different task files."""
+    """Raise an error if the results of one set come from different task files."""
     hashes = {(r.set, r.protocol, r.tasks) for r in results}
     if len(hashes) > 1:
         name, protocol = min(hashes)[:2]
         shown = ", ".join(sorted(each[2][:12] for each in hashes))
         raise InputError(
-            f"Results of {name} ({protocol}) come from different tasks ({shown}) and cannot be "
-            "compared; run both methods on one task file."
+            f"The results of {name} ({protocol}) come from different tasks ({shown}) and cannot be "
+            "compared; run both methods on the same task file."
         )
 
 
 def _align(by_method: dict[str, list[Result]]) -> dict[str, Cell]:
-    """Keep the tasks that all methods which work here have finished."""
+    """Keep the tasks that every method with results on this set has finished."""
     states = {method: _state(results) for method, results in by_method.items()}
-    good = {
+    finished = {
         method: {r.task: r for r in by_method[method] if r.accuracy is not None}
         for method, state in states.items()
         if state == "done"
     }
-    common = sorted(set.intersection(*map(set, good.values()))) if good else []
+    common = sorted(set.intersection(*map(set, finished.values()))) if finished else []
     return {
-        method: Cell("done", tuple(good[method][task] for task in common))
-        if method in good and common
+        method: Cell("done", tuple(finished[method][task] for task in common))
+        if method in finished and common
         else Cell("missing" if state == "done" else state)
         for method, state in states.items()
     }
@@ -221,23 +453,23 @@ def _state(results: Sequence[Result]) -> State:
     return "done" if any(r.accuracy is not None for r in results) else "failed"
 
 
-def _in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Put the paper's sets first, in its order, then the others as they come."""
+def _in_paper_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Put the paper's sets first, in its order, and keep the order of the others."""
     order = {each.name: place for place, each in enumerate(SETS)}
 
     def place(name: str) -> int:
-        info = declared(name)
+        info = find_declared(name)
         return len(order) if info is None else order[info.name]
 
     return tuple(sorted(dict.fromkeys(names), key=place))
 
 
-# Two methods on the same tasks, from one run or from two.
+# Two methods, from one run or from two.
 
 
 @dataclass(frozen=True)
 class Side:
-    """A method of a run: what it is called here, and its results."""
+    """One side of a comparison: the results of a method in a run, and how to refer to it."""
 
     name: str
     results: tuple[Result, ...]
@@ -245,7 +477,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Row:
-    """Two methods on one set; `holm` is the p-value corrected for all rows."""
+    """Two methods on one set; `holm` is the p-value corrected for the number of rows."""
 
     backbone: str
     protocol: str
@@ -256,28 +488,68 @@ class Row:
     holm: float
 
 
-def pair(first: Side, second: Side) -> list[Row]:
-    """Compare two sides on the tasks that both have finished.
+def choose(results: Sequence[Result], method: str | None, run: str) -> Side:
+    """Select one method of a run.
 
-    Results of one set that come from different tasks are an error. Backbones may differ if each
-    side has one only: then backbones are compared.
+    Parameters
+    ----------
+    results : sequence of Result
+        Of the run.
+    method : str or None
+        None if the run has only one method.
+    run : str
+        Name of the run, for messages.
+
+    Returns
+    -------
+    Side
+    """
+    methods = sorted({r.method for r in results})
+    if method is None:
+        if len(methods) != 1:
+            raise InputError(
+                f"{run} has several methods ({', '.join(methods)}); "
+                f"name one, for example {run}:{methods[0]}."
+            )
+        method = methods[0]
+    if method not in methods:
+        raise InputError(f"{run} has no method {method!r}; it has {', '.join(methods)}.")
+    return Side(f"{run}:{method}", tuple(r for r in results if r.method == method))
+
+
+def pair(first: Side, second: Side) -> list[Row]:
+    """Compare two methods on the tasks that both have finished.
+
+    Parameters
+    ----------
+    first, second : Side
+        Their backbones may differ if each side has only one: then backbones are compared.
+
+    Returns
+    -------
+    list of Row
+        One per backbone, protocol and set.
+
+    Raises
+    ------
+    InputError
+        If results of one set come from different tasks, or the sides have no task in common.
     """
     one_each = all(len({r.backbone for r in side.results}) == 1 for side in (first, second))
-    tables = [_by_task(side, ignore_backbone=one_each) for side in (first, second)]
+    groups = [_by_task(side, ignore_backbone=one_each) for side in (first, second)]
     rows = []
-    for key in tables[0]:
-        if key not in tables[1]:
-            continue
-        a, b = (table[key] for table in tables)
+    for key, a in groups[0].items():
+        b = groups[1].get(key, {})
         check_same_tasks([*a.values(), *b.values()])
         common = sorted(set(a) & set(b))
         if not common:
             continue
-        x, y = (_accuracies(side, common) for side in (a, b))
-        names = sorted({r.backbone for r in (*a.values(), *b.values())})
+        x, y = (Cell("done", tuple(side[t] for t in common)).accuracies for side in (a, b))
+        backbones = sorted({r.backbone for r in (*a.values(), *b.values())})
+        _, protocol, name = key
         test = paired_test(x, y)
         rows.append(
-            Row(" / ".join(names), key[1], key[2], summarise(x), summarise(y), test, test.p)
+            Row(" / ".join(backbones), protocol, name, summarise(x), summarise(y), test, test.p)
         )
     if not rows:
         raise InputError(
@@ -288,187 +560,14 @@ def pair(first: Side, second: Side) -> list[Row]:
     return [replace(row, holm=p) for row, p in zip(rows, corrected, strict=True)]
 
 
-def _accuracies(results: dict[int, Result], tasks: Sequence[int]) -> list[float]:
-    return [x for task in tasks if (x := results[task].accuracy) is not None]
+_Key = tuple[str, str, str]  # backbone, protocol, set
 
 
-Key = tuple[str, str, str]  # backbone, protocol, set
-
-
-def _by_task(side: Side, *, ignore_backbone: bool) -> dict[Key, dict[int, Result]]:
-    """Sort finished results by what they are of, and by task."""
-    found: dict[Key, dict[int, Result]] = {}
+def _by_task(side: Side, *, ignore_backbone: bool) -> dict[_Key, dict[int, Result]]:
+    """Group the finished results by backbone, protocol and set, and then by task."""
+    found: dict[_Key, dict[int, Result]] = {}
     for result in side.results:
         if result.accuracy is not None:
             backbone = "" if ignore_backbone else result.backbone
             found.setdefault((backbone, result.protocol, result.set), {})[result.task] = result
     return found
-
-
-def choose(results: Sequence[Result], method: str | None, where: str) -> Side:
-    """Take one method out of a run; None if there is only one to take."""
-    methods = sorted({r.method for r in results})
-    if method is None:
-        if len(methods) != 1:
-            raise InputError(
-                f"{where} has several methods ({', '.join(methods)}); "
-                f"say which one, such as {where}:{methods[0]}."
-            )
-        method = methods[0]
-    if method not in methods:
-        raise InputError(f"{where} has no method {method!r}; it has {', '.join(methods)}.")
-    return Side(f"{where}:{method}", tuple(r for r in results if r.method == method))
-
-
-# What numbers over tasks say: intervals, paired tests, corrections, ranks, calibration.
-
-
-LEVEL = 0.01  # of the paper's tests
-NORMAL_95 = 1.96
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A mean over tasks with half of its 95 % interval."""
-
-    mean: float
-    half_width: float
-    n: int
-
-    def __str__(self) -> str:
-        return f"{100 * self.mean:.1f} ± {100 * self.half_width:.1f}"
-
-    @property
-    def signed(self) -> str:
-        """The same with a sign, for differences."""
-        return f"{100 * self.mean:+.1f} ± {100 * self.half_width:.1f}"
-
-
-def summarise(values: ArrayLike) -> Summary:
-    """Mean and 1.96 std / sqrt(n), with the std of the values themselves (ddof 0), as the paper.
-
-    >>> str(summarise([0.5, 0.7, 0.9]))
-    '70.0 ± 18.5'
-    """
-    x = np.asarray(values, dtype=np.float64)
-    if not x.size:
-        raise InputError("There is no result to summarise.")
-    return Summary(float(x.mean()), float(NORMAL_95 * x.std() / math.sqrt(x.size)), x.size)
-
-
-@dataclass(frozen=True)
-class Paired:
-    """One method minus another over the same tasks.
-
-    Parameters
-    ----------
-    difference
-        Mean of the differences, with its interval.
-    p
-        Of the two-sided paired t-test; 1 with fewer than two tasks.
-    p_wilcoxon
-        Of the two-sided signed-rank test, which assumes no normal distribution.
-    """
-
-    difference: Summary
-    p: float
-    p_wilcoxon: float
-
-    @property
-    def significant(self) -> bool:
-        """Whether the t-test is below the paper's level."""
-        return self.p < LEVEL
-
-
-def paired_test(first: ArrayLike, second: ArrayLike) -> Paired:
-    """Compare two methods on the same tasks, given in the same order.
-
-    >>> paired_test([0.8, 0.9, 0.7, 0.8], [0.6, 0.8, 0.6, 0.5]).difference.mean.__round__(3)
-    0.175
-    """
-    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    if a.shape != b.shape:
-        raise InputError(f"A paired test needs equal tasks, got {a.size} and {b.size} results.")
-    # Accuracies are ratios of small numbers: what differs less is rounding, not a difference.
-    differences = np.round(a - b, 12)
-    return Paired(summarise(differences), _t_test(differences), _wilcoxon(differences))
-
-
-def _t_test(differences: NDArray[np.float64]) -> float:
-    from scipy.special import stdtr
-
-    n = differences.size
-    if n < 2 or not differences.any():
-        return 1.0
-    if np.ptp(differences) == 0:  # the same difference in all tasks
-        return 0.0
-    t = float(differences.mean()) / (float(differences.std(ddof=1)) / math.sqrt(n))
-    return float(2 * stdtr(n - 1, -abs(t)))
-
-
-def _wilcoxon(differences: NDArray[np.float64]) -> float:
-    from scipy.stats import wilcoxon
-
-    if not differences.any():
-        return 1.0
-    return float(wilcoxon(differences).pvalue)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for being many (Holm 1979), in the order given.
-
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
-    """
-    m = len(p_values)
-    corrected, highest = [0.0] * m, 0.0
-    for rank, place in enumerate(sorted(range(m), key=lambda i: p_values[i])):
-        highest = max(highest, min(1.0, (m - rank) * p_values[place]))
-        corrected[place] = highest
-    return corrected
-
-
-def average_ranks(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Mean rank of every method over data sets, 1 for the best; equals share their ranks.
-
-    >>> average_ranks({"miv": [0.9, 0.8], "ncc": [0.7, 0.8]})
-    {'miv': 1.25, 'ncc': 1.75}
-    """
-    from scipy.stats import rankdata
-
-    if len({len(values) for values in scores.values()}) > 1:
-        raise InputError("Ranks need the same data sets for every method.")
-    table = np.asarray(list(scores.values()), dtype=np.float64)  # (method, set)
-    if not table.size:
-        return {}
-    ranks = rankdata(-table.round(12), axis=0).mean(axis=1)
-    return {name: float(rank) for name, rank in zip(scores, ranks, strict=True)}
-
-
-Bins = tuple[tuple[float, float, float], ...]
-
-
-def merge_bins(bins: Iterable[Bins]) -> NDArray[np.float64]:
-    """Sum calibration bins of many tasks: (bin, [queries, sum of confidences, rightly named])."""
-    tables = [np.asarray(each, dtype=np.float64).reshape(-1, 3) for each in bins if each]
-    if not tables:
-        return np.zeros((0, 3))
-    if len({len(table) for table in tables}) > 1:
-        raise InputError("Results have different numbers of confidence bins: of different runs?")
-    total: NDArray[np.float64] = np.sum(tables, axis=0)
-    return total
-
-
-def calibration_error(bins: Iterable[Bins]) -> float:
-    """Return the expected calibration error: |accuracy - confidence| of a bin, over all queries.
-
-    NaN if no confidences were kept.
-
-    >>> calibration_error([((2, 1.8, 1), (2, 1.2, 1))])
-    0.25
-    """
-    table = merge_bins(bins)
-    queries = float(table[:, 0].sum())
-    if not queries:
-        return math.nan
-    return float(np.abs(table[:, 2] - table[:, 1]).sum() / queries)

@@ -1,9 +1,9 @@
-"""The figures that the paper prints, to be shown beside ours.
+"""The figures that the paper prints, for comparison with ours.
 
-They correspond only in the names of backbone, protocol, method and data set: the paper's tasks and
-images are others, often many more. Left out is the column "NCC" of its DINO ViT-small, which does
-not say which of two backbones it belongs to. Seconds were measured on an A100 GPU. GFLOPs are
-those of the authors' code, whose head does more work than ours: `docs/howto/reports.md`.
+Only the names of backbone, protocol, method and data set correspond: the paper's tasks and images
+are different, and often more. The column "NCC" of its DINO ViT-small is omitted because it does not
+say which of two backbones it belongs to. Seconds were measured on an A100 GPU. GFLOPs are those of
+the authors' code, whose head does more work than ours (see `docs/howto/reports.md`).
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mivhead.datasets.sets import declared
+from mivhead.datasets.catalogue import find_declared
 
 FILE = Path(__file__).with_name("published.csv")
 
-FULL = ("resnet50", "miv-blocks2")  # with two blocks, ResNet-50's head is the full one
+# With two blocks, the head of ResNet-50 is the complete one.
+_COMPLETE_HEAD = ("resnet50", "miv-blocks2")
 
 
 @dataclass(frozen=True)
 class Published:
-    """One printed cell; what is not printed is None.
+    """One entry of the paper's tables; None where the paper prints no value.
 
     Parameters
     ----------
-    accuracy, half_width
+    accuracy, half_width : float
         In percent.
-    gflops
+    gflops : float
         Of adaptation.
-    train_seconds, infer_seconds
-        Of a task.
+    train_seconds, infer_seconds : float
+        Per task.
     """
 
     accuracy: float
@@ -41,21 +42,42 @@ class Published:
     train_seconds: float | None
     infer_seconds: float | None
 
+    @property
+    def total_seconds(self) -> float | None:
+        """The sum of both; None unless both are printed."""
+        if self.train_seconds is None or self.infer_seconds is None:
+            return None
+        return self.train_seconds + self.infer_seconds
+
 
 def published(backbone: str, protocol: str, method: str, name: str) -> Published | None:
-    """Find what the paper prints; `name` is any name of the data set.
+    """Find the figures that the paper prints.
 
-    The paper's head is `miv-paper` here, and `miv` where a run gives it the paper's recipe.
+    The paper's head is `miv-paper` here, and `miv` in runs that give it the paper's recipe.
 
+    Parameters
+    ----------
+    backbone, protocol, method : str
+        Names as in a run.
+    name : str
+        Any name of the data set.
+
+    Returns
+    -------
+    Published or None
+        None if the paper has no such entry.
+
+    Examples
+    --------
     >>> published("resnet50", "varying", "miv", "fgvc_aircraft").accuracy
     84.4
     >>> published("resnet50", "varying", "miv", "my_own_photos") is None
     True
     """
-    info = declared(name)
+    info = find_declared(name)
     if info is None:
         return None
-    if method == "miv-paper" or (backbone, method) == FULL:
+    if method == "miv-paper" or (backbone, method) == _COMPLETE_HEAD:
         method = "miv"
     return _all().get((backbone, protocol, method, info.name))
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from mivhead.benchmark.tasks import Task, TaskSet
-from mivhead.datasets.sets import groups_of
+from mivhead.datasets.catalogue import groups_of
 from mivhead.errors import InputError
 from mivhead.images.imageset import ImageSet
 

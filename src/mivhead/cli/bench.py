@@ -162,15 +162,16 @@ def run_run(args: argparse.Namespace) -> int:
 def _what(args: argparse.Namespace) -> tuple[RunConfig, Path]:
     """Find out what to compare, and where the data is."""
     from mivhead.benchmark.results import IMAGES, check_run_folder
-    from mivhead.datasets.sets import CARRIED, find_sets, write_carried
+    from mivhead.datasets.bundled import BUNDLED, write_bundled
+    from mivhead.datasets.sets import find_sets
 
     config = _join(args)
     data = args.data or os.environ.get(DATA)
-    wants_carried = bool(config.sets) and set(config.sets) <= set(CARRIED)
-    if args.data is None and (wants_carried or (data is None and not config.sets)):
+    wants_bundled = bool(config.sets) and set(config.sets) <= set(BUNDLED)
+    if args.data is None and (wants_bundled or (data is None and not config.sets)):
         folder = Path(args.output)
         check_run_folder(folder)
-        return replace(config, sets=config.sets or CARRIED), write_carried(folder / IMAGES)
+        return replace(config, sets=config.sets or BUNDLED), write_bundled(folder / IMAGES)
     if data is None:
         raise InputError(f"Give the folder of your data sets with --data, or in {DATA}.")
     return replace(config, sets=config.sets or find_sets(data)), Path(data)
@@ -278,7 +279,7 @@ def _add_report(subparsers: Any) -> None:
 
 def run_report(args: argparse.Namespace) -> int:
     """Run the action."""
-    from mivhead.benchmark.report.writing import write_report
+    from mivhead.benchmark.report import write_report
     from mivhead.benchmark.results import read_results
 
     folder = Path(args.folder)
@@ -357,7 +358,7 @@ def _parse(text: str) -> tuple[str, str | None]:
 
 
 def _as_text(first: Side, second: Side, rows: list[Row]) -> str:
-    from mivhead.benchmark.report.model import p_value
+    from mivhead.benchmark.report.formats import p_value
 
     lines = [
         (

@@ -17,88 +17,48 @@ if TYPE_CHECKING:
     from mivhead.images.check import DataReport, Duplicate
 
 MAX_LISTED = 20
-PROBLEMS = 1  # the exit code of a check that found some
-
-CHECK_EXAMPLES = """
-miv data check shots/
-miv data check birds.zip --json > report.json
-miv data check records/aircraft            # Meta-Dataset's records, test split
-"""
-LIST_EXAMPLES = """
-miv data list
-miv data list --data ~/sets                # also what is there, under any name
-miv data list aircraft                     # where to get it, its licence, its preparation
-"""
-PREPARE_EXAMPLES = """
-miv data prepare aircraft fgvc-aircraft-2013b/ -o ~/sets/aircraft
-miv data prepare mnist downloads/ -o ~/sets/mnist
-"""
+PROBLEMS = 1  # exit code of a check that found problems
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the command and its actions."""
     parser = subparsers.add_parser(
         "data",
-        help="check image sets, list or prepare those of the benchmark",
+        help="check image sets; list or prepare those of the benchmark",
         description="Image sets for training and for the benchmark.",
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
-    _add_check(actions)
-    _add_list(actions)
-    _add_prepare(actions)
+    for add in (_add_check, _add_list, _add_prepare):
+        add(actions)
+
+
+# miv data check
+
+CHECK_EXAMPLES = """
+miv data check shots/
+miv data check birds.zip --json > report.json
+miv data check records/aircraft            # Meta-Dataset's records, test split
+"""
 
 
 def _add_check(actions: Any) -> None:
     parser = options.new_command(
         actions,
         "check",
-        "look at every image of a set",
-        "Decode every image of a set and report classes, counts, sizes, files that cannot be "
-        "read, and images that are there twice, within a class or in several. The exit code is 1 "
-        "if an image cannot be read or is in several classes, else 0.",
+        "decode every image of a set and report problems",
+        "Decode every image of a set and report its classes, image counts and sizes, the files "
+        "that cannot be read, and duplicate images, within a class or across classes. The exit "
+        "code is 1 if an image cannot be read or belongs to several classes, otherwise 0.",
         CHECK_EXAMPLES,
     )
     parser.add_argument(
         "path",
         metavar="PATH",
-        help="a folder with one folder per class, a zip of one, a CSV of path and label, or a "
+        help="a folder with one folder per class, a zip of one, a CSV of paths and labels, or a "
         "folder of Meta-Dataset's records",
     )
     options.add_json(parser)
     parser.set_defaults(run=run_check)
-
-
-def _add_list(actions: Any) -> None:
-    parser = options.new_command(
-        actions,
-        "list",
-        "the benchmark's sets, and what is in a data folder",
-        "List the 17 image sets of the paper, or one with where to get it, its licence, split "
-        "and preparation; with a data folder, also which are there, and other sets in it.",
-        LIST_EXAMPLES,
-    )
-    parser.add_argument("name", metavar="NAME", nargs="?", help="show this set only")
-    parser.add_argument(
-        "--data", metavar="DIR", help="data folder, one folder or zip a set (default: $MIV_DATA)"
-    )
-    options.add_json(parser)
-    parser.set_defaults(run=run_list)
-
-
-def _add_prepare(actions: Any) -> None:
-    parser = options.new_command(
-        actions,
-        "prepare",
-        "class folders from the download of a set",
-        "Make class folders from the unpacked download of one of the paper's sets, as the paper "
-        "used it: test classes or test images only, boxes cut out.",
-        PREPARE_EXAMPLES,
-    )
-    parser.add_argument("name", metavar="NAME", help="name of the set, as `miv data list` shows it")
-    parser.add_argument("raw", metavar="RAW_DIR", help="folder of the unpacked download")
-    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to make")
-    options.add_json(parser)
-    parser.set_defaults(run=run_prepare)
 
 
 def run_check(args: argparse.Namespace) -> int:
@@ -120,15 +80,15 @@ def run_check(args: argparse.Namespace) -> int:
 def _describe_report(path: str, report: DataReport, *, brief: bool) -> str:
     counts = sorted(report.classes.values())
     parts = [
-        f"{path}: {plural(report.images, 'image')} of {plural(len(counts), 'class')}, "
-        f"{counts[0]:,} to {counts[-1]:,} a class (median {counts[len(counts) // 2]:,})."
+        f"{path}: {plural(report.images, 'image')} in {plural(len(counts), 'class')}, "
+        f"{counts[0]:,} to {counts[-1]:,} per class (median {counts[len(counts) // 2]:,})."
     ]
     if report.sizes and report.most_common_size:
         least, median, most = report.sizes
         width, height, times = report.most_common_size
         parts.append(
-            f"Short side {least} to {most} pixels (median {median:.0f}); most common size "
-            f"{width} x {height} ({plural(times, 'image')})."
+            f"The short side has {least} to {most} pixels (median {median:.0f}); the most common "
+            f"size is {width} x {height} ({plural(times, 'image')})."
         )
     if not brief:
         rows = list(report.classes.items())
@@ -136,40 +96,69 @@ def _describe_report(path: str, report: DataReport, *, brief: bool) -> str:
         if len(rows) > MAX_LISTED:
             parts.append(f"... and {len(rows) - MAX_LISTED} more classes (--json lists all)")
     inside = [each for each in report.duplicates if len(each.labels) == 1]
-    parts += _listed("Cannot be read", [each.reason for each in report.unreadable])
-    parts += _listed("The same image in several classes", [*map(_duplicate, report.contradictions)])
-    parts += _listed("The same image twice in a class", [*map(_duplicate, inside)])
+    parts += _listed("Images that cannot be read", [each.reason for each in report.unreadable])
+    parts += _listed("Duplicates across classes", [*map(_describe, report.contradictions)])
+    parts += _listed("Duplicates within a class", [*map(_describe, inside)])
     if report.good and not inside:
-        parts.append("\nAll images can be read, and none is there twice.")
+        parts.append("\nAll images can be read, and there are no duplicates.")
     return "\n".join(parts)
 
 
-def _listed(what: str, lines: list[str]) -> list[str]:
+def _listed(title: str, lines: list[str]) -> list[str]:
     if not lines:
         return []
     more = len(lines) - MAX_LISTED
     return [
-        f"\n{what} ({len(lines)}):",
+        f"\n{title} ({len(lines)}):",
         *(f"  {one_line(line)}" for line in lines[:MAX_LISTED]),
         *([f"  ... and {more} more (--json lists all)"] if more > 0 else []),
     ]
 
 
-def _duplicate(each: Duplicate) -> str:
-    return " = ".join(each.ids) + ("" if each.same_files else " (same pixels, other file)")
+def _describe(duplicate: Duplicate) -> str:
+    same_files = "" if duplicate.same_files else " (same pixels, different files)"
+    return " = ".join(duplicate.ids) + same_files
+
+
+# miv data list
+
+LIST_EXAMPLES = """
+miv data list
+miv data list --data ~/sets                # also show which sets are there
+miv data list aircraft                     # where to get it, its licence, its preparation
+"""
+
+
+def _add_list(actions: Any) -> None:
+    parser = options.new_command(
+        actions,
+        "list",
+        "list the benchmark's sets and those in a data folder",
+        "List the 17 image sets of the paper, or show where to get one of them, its licence, split "
+        "and preparation. With a data folder, also show which sets it contains.",
+        LIST_EXAMPLES,
+    )
+    parser.add_argument("name", metavar="NAME", nargs="?", help="show only this set, in detail")
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        help="data folder with one folder or zip per set (default: $MIV_DATA)",
+    )
+    options.add_json(parser)
+    parser.set_defaults(run=run_list)
 
 
 def run_list(args: argparse.Namespace) -> int:
     """Run `miv data list`."""
-    from mivhead.datasets.catalogue import SETS
-    from mivhead.datasets.sets import declared, find_sets
+    from mivhead.datasets.catalogue import SETS, find_declared
+    from mivhead.datasets.sets import find_sets
 
     data = args.data or os.environ.get("MIV_DATA")
     present: dict[str | None, list[str]] = {}
     for found in find_sets(data) if data else ():
-        info = declared(found)
+        info = find_declared(found)
         present.setdefault(info.name if info else None, []).append(found)
-    chosen = SETS if args.name is None else (_declared(args.name),)
+    chosen = SETS if args.name is None else (_find(args.name),)
     if args.json:
         sets = [{**_facts(each), "found": present.get(each.name, [])} for each in chosen]
         print_json({"data": data, "sets": sets, "others": present.get(None, [])})
@@ -183,22 +172,22 @@ def run_list(args: argparse.Namespace) -> int:
         print(table(["name", "in the paper", "part of", "classes", "found"], rows, "classes"))
         if others := present.get(None):
             print(f"\nOther sets in {data}: {', '.join(others)}.")
-        where = "" if data else " Name a data folder with --data to see what is there."
-        print(f"\n`miv data list NAME` says where to get a set.{where}")
+        where = "" if data else " Give a data folder with --data to see which sets it contains."
+        print(f"\n`miv data list NAME` shows where to get a set.{where}")
     return 0
 
 
-def _declared(name: str) -> DataSet:
-    from mivhead.datasets.sets import declared
+def _find(name: str) -> DataSet:
+    from mivhead.datasets.catalogue import find_declared
 
-    info = declared(name)
+    info = find_declared(name)
     if info is None:
-        raise InputError(f"{name!r} is none of the paper's sets; `miv data list` shows them.")
+        raise InputError(f"{name!r} is not one of the paper's sets; `miv data list` shows them.")
     return info
 
 
 def _facts(each: DataSet) -> dict[str, Any]:
-    from mivhead.datasets.prepare import PREPARATIONS
+    from mivhead.datasets.downloads import PREPARATIONS
 
     return {**asdict(each), "prepared_by_miv": each.name in PREPARATIONS}
 
@@ -206,21 +195,45 @@ def _facts(each: DataSet) -> dict[str, Any]:
 def _describe_set(each: DataSet, found: list[str]) -> str:
     facts = _facts(each)
     how = (
-        f"unpack it, then: miv data prepare {each.name} RAW_DIR -o DATA/{each.name}"
+        f"unpack it, then run: miv data prepare {each.name} RAW_DIR -o DATA/{each.name}"
         if facts["prepared_by_miv"]
-        else f"convert it with Meta-Dataset's scripts; put the records into DATA/{each.name}"
+        else f"convert it with Meta-Dataset's scripts and put the records into DATA/{each.name}"
     )
-    rows = [
-        ["get", each.source],
-        ["licence", each.licence],
-        ["split", f"{each.split} ({each.classes} classes)"],
-        ["prepared", each.preparation],
-        ["how", how],
-        ["found as", ", ".join(found) or "-"],
-    ]
-    part = "Meta-Dataset" if each.benchmark == "MD" else "the eight more of MD+"
-    lines = [f"{label + ':':<10}{text}" for label, text in rows]
-    return f"{each.name} ({each.title} in the paper, of {part})\n" + "\n".join(lines)
+    rows = {
+        "get": each.source,
+        "licence": each.licence,
+        "split": f"{each.split} ({each.classes} classes)",
+        "prepared": each.preparation,
+        "how": how,
+        "found as": ", ".join(found) or "-",
+    }
+    part = "Meta-Dataset" if each.benchmark == "MD" else "the eight additional sets of MD+"
+    lines = [f"{label + ':':<10}{text}" for label, text in rows.items()]
+    return f"{each.name} ({each.title} in the paper, one of {part})\n" + "\n".join(lines)
+
+
+# miv data prepare
+
+PREPARE_EXAMPLES = """
+miv data prepare aircraft fgvc-aircraft-2013b/ -o ~/sets/aircraft
+miv data prepare mnist downloads/ -o ~/sets/mnist
+"""
+
+
+def _add_prepare(actions: Any) -> None:
+    parser = options.new_command(
+        actions,
+        "prepare",
+        "make class folders from the download of a set",
+        "Make class folders from the unpacked download of one of the paper's sets, as the paper "
+        "uses it: only test classes or test images, cropped to bounding boxes where there are any.",
+        PREPARE_EXAMPLES,
+    )
+    parser.add_argument("name", metavar="NAME", help="name of the set, as in `miv data list`")
+    parser.add_argument("raw", metavar="RAW_DIR", help="folder of the unpacked download")
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to create")
+    options.add_json(parser)
+    parser.set_defaults(run=run_prepare)
 
 
 def run_prepare(args: argparse.Namespace) -> int:
@@ -235,8 +248,8 @@ def run_prepare(args: argparse.Namespace) -> int:
         print_json({"folder": args.output, "classes": counts})
     elif not args.quiet:
         images = plural(sum(counts.values()), "image")
-        print(f"Wrote {images} of {plural(len(counts), 'class')} to {args.output}.")
-        expected = _declared(args.name).classes
+        print(f"Wrote {images} in {plural(len(counts), 'class')} to {args.output}.")
+        expected = _find(args.name).classes
         if len(counts) != expected:
             print(f"The paper's set has {expected} classes: check that the download is complete.")
     return 0

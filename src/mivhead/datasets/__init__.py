@@ -1,1 +1,1 @@
-"""The benchmark's image sets: catalogue and preparation."""
+"""The benchmark's image sets: a catalogue, preparation of downloads, Meta-Dataset's records."""

@@ -1,37 +1,41 @@
-"""The 17 image sets of the paper: where to get each, its licence, its split, its preparation."""
+"""The 17 image sets of the paper: where to get each, its licence, split and preparation."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
+
+from mivhead.errors import InputError
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """What is declared of a set.
+    """Facts about one of the paper's image sets.
 
     Parameters
     ----------
-    name
-        As in Meta-Dataset, and as the folder in the data folder is best called.
-    title
-        As in the paper's tables.
-    benchmark
-        `MD`: one of the nine of Meta-Dataset. `MD+`: one of the eight more.
-    classes
-        Classes of the split that is used.
-    split
-        Which classes and images the paper's tasks are drawn from.
-    source
-        Where its authors offer it.
-    licence
-        As its authors state it.
-    preparation
-        What is done to the download before tasks are drawn.
-    aliases
-        Other names in use, also for reduced copies.
-    grouped
-        Whether a task stays within one group of classes (Omniglot: an alphabet).
+    name : str
+        Name in Meta-Dataset, and the recommended name of its folder in the data folder.
+    title : str
+        Name in the paper's tables.
+    benchmark : {"MD", "MD+"}
+        `MD`: one of the nine sets of Meta-Dataset. `MD+`: one of the eight additional sets.
+    classes : int
+        Number of classes in the split that is used.
+    split : str
+        The classes and images that the paper's tasks are sampled from.
+    source : str
+        Where its authors publish it.
+    licence : str
+        Licence as stated by its authors.
+    preparation : str
+        How the download is processed before tasks are sampled.
+    aliases : tuple of str, default=()
+        Other names in use, including those of reduced copies.
+    grouped : bool, default=False
+        Whether a task stays within one group of classes (in Omniglot, an alphabet).
     """
 
     name: str
@@ -109,8 +113,8 @@ SETS = (
         43,
         "all 43 classes of the training images",
         "GTSRB_Final_Training_Images.zip of the German Traffic Sign Recognition Benchmark",
-        "free to use, citation asked",
-        "shuffled when tasks are drawn, as a sign has up to 30 near-identical frames",
+        "free to use, citation requested",
+        "shuffled when tasks are sampled, as a sign has up to 30 near-identical frames",
         ("gtsrb_traffic_signs", "gtsrb", "traffic_signs"),
     ),
     DataSet(
@@ -121,7 +125,7 @@ SETS = (
         "Meta-Dataset's 40 test classes, boxes of train2017",
         "train2017.zip and annotations_trainval2017.zip of COCO, cocodataset.org",
         "annotations CC BY 4.0; images under the terms of Flickr",
-        "boxes enlarged 1.2 times and cut out",
+        "boxes enlarged 1.2 times and cropped",
         ("mscoco_crops", "coco"),
     ),
     DataSet(
@@ -132,7 +136,7 @@ SETS = (
         "Meta-Dataset's 15 test variants",
         "fgvc-aircraft-2013b.tar.gz of FGVC-Aircraft, Oxford VGG",
         "non-commercial research only",
-        "cut to the bounding box",
+        "cropped to the bounding box",
         ("fgvc_aircraft",),
     ),
     DataSet(
@@ -215,8 +219,8 @@ SETS = (
         7,
         "7 findings, images with one finding only",
         "ChestX-ray14 of the NIH Clinical Center (images/ and Data_Entry_2017.csv)",
-        "free to use, attribution asked",
-        "images with exactly one finding, out of Atelectasis, Cardiomegaly, Effusion, "
+        "free to use, attribution requested",
+        "images with exactly one finding among Atelectasis, Cardiomegaly, Effusion, "
         "Infiltration, Mass, Nodule, Pneumothorax",
         ("chestx_nih", "chestxray14"),
     ),
@@ -232,3 +236,71 @@ SETS = (
         ("food101_small", "food-101"),
     ),
 )
+
+
+def find_declared(name: str) -> DataSet | None:
+    """Find one of the paper's sets by its name, its title in the paper or an alias.
+
+    Parameters
+    ----------
+    name : str
+        Compared without regard to case and punctuation.
+
+    Returns
+    -------
+    DataSet or None
+        None if the set is not one of the paper's.
+
+    Examples
+    --------
+    >>> find_declared("Birds").name, find_declared("cub200_birds").name
+    ('cu_birds', 'cu_birds')
+    >>> find_declared("my_own_photos") is None
+    True
+    """
+    wanted = _simplify(name)
+    for each in SETS:
+        if wanted in map(_simplify, (each.name, each.title, *each.aliases)):
+            return each
+    return None
+
+
+def _simplify(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.casefold())
+
+
+def groups_of(name: str, classes: Iterable[str]) -> dict[str, str]:
+    """Return the group of each class; each task of a grouped set stays within one group.
+
+    Only Omniglot has groups, its alphabets. Its classes are named `alphabet.character`, with a dot
+    or a slash.
+
+    Parameters
+    ----------
+    name : str
+        Name of the set.
+    classes : iterable of str
+        Names of its classes.
+
+    Returns
+    -------
+    dict of str to str
+        The group of each class; an empty string if the set has no groups.
+
+    Examples
+    --------
+    >>> groups_of("omniglot", ["Greek.character01", "Latin/character02"])
+    {'Greek.character01': 'Greek', 'Latin/character02': 'Latin'}
+    >>> groups_of("birds", ["robin", "wren"])
+    {'robin': '', 'wren': ''}
+    """
+    info = find_declared(name)
+    if info is None or not info.grouped:
+        return dict.fromkeys(classes, "")
+    groups = {each: re.split(r"[./]", each, maxsplit=1)[0] for each in classes}
+    if ungrouped := [each for each, group in groups.items() if each == group]:
+        raise InputError(
+            f"The class {ungrouped[0]!r} of {name} does not name its alphabet; name the class "
+            "folders alphabet.character, such as Greek.character01."
+        )
+    return groups

@@ -1,4 +1,8 @@
-"""What a preparation yields, and how it finds its way in a download."""
+"""Read the downloads of the paper's sets: one function per set, registered under its name.
+
+Each function takes the folder of an unpacked download and yields the images of the prepared set.
+To add a set, declare it in `catalogue.py` and write such a function here.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import gzip
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,18 +26,18 @@ from mivhead.images.imageset import is_image_name, is_litter, natural_key
 
 @dataclass(frozen=True)
 class Item:
-    """One image of the prepared set.
+    """One image of a prepared set.
 
     Parameters
     ----------
-    label
+    label : str
         Its class.
-    name
-        Of its file, without the ending.
-    content
-        A file to copy as it is, or a picture to save.
-    photograph
-        Whether a picture is saved as JPEG, like the photograph it was cut from; else as PNG.
+    name : str
+        File name without the suffix.
+    content : Path or PIL.Image.Image
+        A file to copy unchanged, or an image to save.
+    photograph : bool, default=False
+        Whether an image is saved as JPEG, like the photograph it was cropped from, instead of PNG.
     """
 
     label: str
@@ -42,65 +46,78 @@ class Item:
     photograph: bool = False
 
 
-def find_file(raw: Path, *names: str) -> Path:
-    """Find the file of one of these names in a download, at any depth."""
+Preparation: TypeAlias = Callable[[Path], Iterator[Item]]
+PREPARATIONS: dict[str, Preparation] = {}  # by the name of the set in the catalogue
+
+
+def _prepares(name: str) -> Callable[[Preparation], Preparation]:
+    """Register a function as the preparation of a set."""
+
+    def register(function: Preparation) -> Preparation:
+        PREPARATIONS[name] = function
+        return function
+
+    return register
+
+
+def _find_file(raw: Path, *names: str) -> Path:
+    """Find the first of these names that exists in a download, at any depth."""
     for name in names:
         found = sorted(path for path in raw.rglob(name) if path.is_file())
         if found:
             return found[0]
     raise InputError(
-        f"{raw} holds no file {names[0]}: give the folder of the unpacked download of this set."
+        f"{raw} does not contain the file {names[0]}: give the folder of the unpacked download of "
+        "this set."
     )
 
 
-def find_classes(raw: Path, known: str, within: Iterable[str] = ()) -> Path:
-    """Find the folder that holds class folders, by the name of one of them.
+def _find_classes(raw: Path, known: str, within: Iterable[str] = ()) -> Path:
+    """Find the folder that holds the class folders.
 
     Parameters
     ----------
-    raw
-        The download.
-    known
-        A class that is surely there.
-    within
-        Where there are several such folders, the one with this name is meant; the first that is
-        found counts.
+    raw : Path
+        Folder of the download.
+    known : str
+        Name of a class that every download has.
+    within : iterable of str
+        Names of the folder to prefer where there are several; the first match counts.
     """
     found = sorted({path.parent for path in raw.rglob(known) if path.is_dir()})
     if not found:
         raise InputError(
-            f"{raw} holds no class folder {known}: give the folder of the unpacked download of "
-            "this set."
+            f"{raw} does not contain the class folder {known}: give the folder of the unpacked "
+            "download of this set."
         )
     for name in within:
         if named := [folder for folder in found if folder.name == name]:
             return named[0]
     if len(found) > 1:
         raise InputError(
-            f"{raw} holds class folders in several places, such as {found[0]} and {found[1]}: "
-            "give the one that is meant."
+            f"{raw} contains class folders in several places, such as {found[0]} and {found[1]}: "
+            "give one of these folders."
         )
     return found[0]
 
 
-def list_images(folder: Path) -> list[Path]:
-    """Return the images in a folder, in the natural order of names."""
+def _list_images(folder: Path) -> list[Path]:
+    """Return the images in a folder in the natural order of names."""
     found = (path for path in folder.iterdir() if is_image_name(path.name))
-    return sorted((path for path in found if not is_litter(path.name)), key=_key)
+    return sorted((path for path in found if not is_litter(path.name)), key=_natural_key)
 
 
-def list_folders(folder: Path) -> list[Path]:
-    """Return the folders in a folder, in the natural order of names."""
+def _list_folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder in the natural order of names."""
     found = (path for path in folder.iterdir() if path.is_dir() and not is_litter(path.name))
-    return sorted(found, key=_key)
+    return sorted(found, key=_natural_key)
 
 
-def _key(path: Path) -> tuple[object, ...]:
+def _natural_key(path: Path) -> tuple[object, ...]:
     return natural_key(path.name)
 
 
-# Test classes of Meta-Dataset's split, for the sets that are prepared from their downloads.
-
+# Test classes of Meta-Dataset's splits.
 
 AIRCRAFT = (
     *("737-400", "737-800", "757-200", "767-400", "ATR-42", "BAE-125", "Beechcraft 1900"),
@@ -109,7 +126,7 @@ AIRCRAFT = (
 
 TEXTURES = ("banded", "bumpy", "crosshatched", "knitted", "sprinkled", "stratified", "woven")
 
-FLOWERS = {  # by their numbers in the labels of the download
+FLOWERS = {  # by their label numbers in the download
     5: "english marigold",
     9: "monkshood",
     15: "yellow iris",
@@ -159,128 +176,149 @@ BIRDS = (
 )
 
 
-# Downloads that are class folders already: only the right ones are copied.
+# Downloads that already consist of class folders, which are copied.
 
 
-def birds(raw: Path) -> Iterator[Item]:
+@_prepares("cu_birds")
+def _birds(raw: Path) -> Iterator[Item]:
     """CUB-200-2011: whole photographs of the test classes."""
-    return _copy(find_classes(raw, BIRDS[0], ["images"]), BIRDS)
+    return _copy(_find_classes(raw, BIRDS[0], ["images"]), BIRDS)
 
 
-def textures(raw: Path) -> Iterator[Item]:
+@_prepares("dtd")
+def _textures(raw: Path) -> Iterator[Item]:
     """DTD: the test classes."""
-    return _copy(find_classes(raw, TEXTURES[0], ["images"]), TEXTURES)
+    return _copy(_find_classes(raw, TEXTURES[0], ["images"]), TEXTURES)
 
 
-def traffic_signs(raw: Path) -> Iterator[Item]:
+@_prepares("traffic_sign")
+def _traffic_signs(raw: Path) -> Iterator[Item]:
     """GTSRB: all classes of the training images."""
-    return _copy(find_classes(raw, "00000", ["Images"]))
+    return _copy(_find_classes(raw, "00000", ["Images"]))
 
 
-def crop_disease(raw: Path) -> Iterator[Item]:
-    """PlantVillage: all classes, training images in colour."""
-    return _copy(find_classes(raw, "Apple___Apple_scab", ["train", "color"]))
+@_prepares("CropDisease")
+def _crop_disease(raw: Path) -> Iterator[Item]:
+    """PlantVillage: the colour training images of all classes."""
+    return _copy(_find_classes(raw, "Apple___Apple_scab", ["train", "color"]))
 
 
-def eurosat(raw: Path) -> Iterator[Item]:
+@_prepares("EuroSAT")
+def _eurosat(raw: Path) -> Iterator[Item]:
     """EuroSAT in RGB: all classes."""
-    return _copy(find_classes(raw, "AnnualCrop", ["2750", "EuroSAT_RGB"]))
+    return _copy(_find_classes(raw, "AnnualCrop", ["2750", "EuroSAT_RGB"]))
 
 
-def food(raw: Path) -> Iterator[Item]:
+@_prepares("Food101")
+def _food(raw: Path) -> Iterator[Item]:
     """Food-101: all classes."""
-    return _copy(find_classes(raw, "apple_pie", ["images"]))
+    return _copy(_find_classes(raw, "apple_pie", ["images"]))
 
 
-def omniglot(raw: Path) -> Iterator[Item]:
+@_prepares("omniglot")
+def _omniglot(raw: Path) -> Iterator[Item]:
     """Omniglot: the evaluation alphabets, white on black as in Meta-Dataset."""
     found = sorted(path for path in raw.rglob("images_evaluation") if path.is_dir())
     if not found:
-        raise InputError(f"{raw} holds no folder images_evaluation: unpack that zip into it.")
-    # The zip may unpack to a folder of its own name within a folder of its own name.
-    for alphabet in list_folders(found[-1]):
-        for character in list_folders(alphabet):
-            for file in list_images(character):
+        raise InputError(
+            f"{raw} does not contain the folder images_evaluation: unpack "
+            "images_evaluation.zip into it."
+        )
+    # Some unpackers put images_evaluation into another folder of the same name.
+    for alphabet in _list_folders(found[-1]):
+        for character in _list_folders(alphabet):
+            for file in _list_images(character):
                 inverted = ImageOps.invert(load_image(file))
                 yield Item(f"{alphabet.name}.{character.name}", file.stem, inverted)
 
 
 def _copy(root: Path, classes: Iterable[str] | None = None) -> Iterator[Item]:
-    folders = list_folders(root) if classes is None else [root / name for name in classes]
+    folders = _list_folders(root) if classes is None else [root / name for name in classes]
     for folder in folders:
         if not folder.is_dir():
-            raise InputError(f"{root} lacks the class folder {folder.name}: unpack it again.")
-        for file in list_images(folder):
+            raise InputError(
+                f"{root} does not contain the class folder {folder.name}: unpack the download "
+                "again."
+            )
+        for file in _list_images(folder):
             yield Item(folder.name, file.stem, file)
 
 
-# Downloads that hold many images in one binary file: MNIST, CIFAR, Quick Draw.
+# Downloads with many images in one binary file.
 
 
 Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
-DRAWINGS_PER_CLASS = 1000  # of more than 100,000; a task takes hardly more than 100
+DRAWINGS_PER_CLASS = 1000  # of more than 100,000; a task rarely needs more than 100
 
-_SIDE = 32  # of CIFAR's images
-_UNSIGNED_BYTES = 8  # the type of values, in the head of an IDX file
+_CIFAR_SIDE = 32  # pixels
+_UNSIGNED_BYTES = 8  # type code in the header of an IDX file
 
 
-def mnist(raw: Path) -> Iterator[Item]:
+@_prepares("mnist")
+def _mnist(raw: Path) -> Iterator[Item]:
     """MNIST: the 10,000 test images, white on black."""
     images = _read_idx(_find_idx(raw, "t10k-images", 3), 3)  # (image, row, column)
     labels = _read_idx(_find_idx(raw, "t10k-labels", 1), 1)  # (image)
     if len(images) != len(labels):
-        raise InputError(f"{raw} has {len(images)} test images, but {len(labels)} labels.")
+        raise InputError(f"{raw} has {len(images)} test images but {len(labels)} labels.")
     for number, (image, label) in enumerate(zip(images, labels, strict=True)):
         yield Item(str(label), f"{number:05}", Image.fromarray(image))
 
 
-def cifar10(raw: Path) -> Iterator[Item]:
+@_prepares("cifar10")
+def _cifar10(raw: Path) -> Iterator[Item]:
     """CIFAR-10, binary version: the 10,000 test images."""
-    return _cifar(find_file(raw, "test_batch.bin"), find_file(raw, "batches.meta.txt"), 1)
+    return _cifar(_find_file(raw, "test_batch.bin"), _find_file(raw, "batches.meta.txt"), 1)
 
 
-def cifar100(raw: Path) -> Iterator[Item]:
-    """CIFAR-100, binary version: the 10,000 test images by fine class."""
-    return _cifar(find_file(raw, "test.bin"), find_file(raw, "fine_label_names.txt"), 2)
+@_prepares("cifar100")
+def _cifar100(raw: Path) -> Iterator[Item]:
+    """CIFAR-100, binary version: the 10,000 test images with fine labels."""
+    return _cifar(_find_file(raw, "test.bin"), _find_file(raw, "fine_label_names.txt"), 2)
 
 
-def quickdraw(raw: Path) -> Iterator[Item]:
-    """Quick, Draw! bitmaps: the first drawings of every test class, white on black."""
+@_prepares("quickdraw")
+def _quickdraw(raw: Path) -> Iterator[Item]:
+    """Quick, Draw!: the first bitmaps of every test class, white on black."""
     for label in DRAWINGS:
-        path = find_file(raw, f"{label}.npy")
+        path = _find_file(raw, f"{label}.npy")
         try:
             drawings = np.load(path, mmap_mode="r", allow_pickle=False)  # (drawing, pixel)
         except (OSError, ValueError, EOFError) as error:
             raise InputError(f"{path} cannot be read: {error}.") from error
         if drawings.dtype != np.uint8 or drawings.shape[1:] != (28 * 28,):
             raise InputError(
-                f"{path} holds {drawings.dtype} of shape {drawings.shape}; expected bitmaps, "
-                "uint8 of shape (n, 784)."
+                f"{path} holds {drawings.dtype} of shape {drawings.shape}; expected uint8 of shape "
+                "(n, 784)."
             )
         for number, pixels in enumerate(drawings[:DRAWINGS_PER_CLASS]):
             yield Item(label, f"{number:05}", Image.fromarray(np.array(pixels).reshape(28, 28)))
 
 
 def _cifar(path: Path, names_path: Path, label_bytes: int) -> Iterator[Item]:
-    """Read rows of labels (the last one is meant) and the three colours, one after the other."""
+    """Read rows of labels, of which the last one counts, followed by the three colour planes."""
     names = names_path.read_text(encoding="utf-8", errors="replace").split()
-    length = label_bytes + 3 * _SIDE**2
+    length = label_bytes + 3 * _CIFAR_SIDE**2
     data = np.frombuffer(path.read_bytes(), np.uint8)
     if not len(data) or len(data) % length:
-        raise InputError(f"{path} is damaged: {len(data):,} bytes are not rows of {length:,}.")
+        raise InputError(
+            f"{path} is corrupted: {len(data):,} bytes are not a multiple of {length:,}."
+        )
     for number, row in enumerate(data.reshape(-1, length)):
         label = int(row[label_bytes - 1])
         if label >= len(names):
-            raise InputError(f"{path} has the label {label}, {names_path} only {len(names)} names.")
-        colours = row[label_bytes:].reshape(3, _SIDE, _SIDE)  # (colour, row, column)
+            raise InputError(
+                f"{path} has the label {label}, but {names_path} has only {len(names)} names."
+            )
+        colours = row[label_bytes:].reshape(3, _CIFAR_SIDE, _CIFAR_SIDE)  # (colour, row, column)
         pixels = np.ascontiguousarray(colours.transpose(1, 2, 0))  # (row, column, colour)
         yield Item(names[label], f"{number:05}", Image.fromarray(pixels))
 
 
 def _find_idx(raw: Path, name: str, dimensions: int) -> Path:
     both = (f"{name}-idx{dimensions}-ubyte", f"{name}.idx{dimensions}-ubyte")
-    return find_file(raw, *both, *(f"{each}.gz" for each in both))
+    return _find_file(raw, *both, *(f"{each}.gz" for each in both))
 
 
 def _read_idx(path: Path, dimensions: int) -> Bytes:
@@ -289,22 +327,23 @@ def _read_idx(path: Path, dimensions: int) -> Bytes:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} cannot be read: {error}.") from error
-    head = 4 + 4 * dimensions
-    shape = np.frombuffer(data[4:head], ">u4").astype(int) if len(data) >= head else np.zeros(1)
-    if data[:4] != bytes([0, 0, _UNSIGNED_BYTES, dimensions]) or len(data) != head + shape.prod():
-        raise InputError(f"{path} is not an IDX file of {dimensions} dimensions, or is damaged.")
-    return np.frombuffer(data, np.uint8, offset=head).reshape(shape)
+    header = 4 + 4 * dimensions
+    shape = np.frombuffer(data[4:header], ">u4").astype(int) if len(data) >= header else np.zeros(1)
+    if data[:4] != bytes([0, 0, _UNSIGNED_BYTES, dimensions]) or len(data) != header + shape.prod():
+        raise InputError(f"{path} is corrupted, or not an IDX file of {dimensions} dimensions.")
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 
 
-# Downloads of photographs with boxes around things: the boxes are cut out.
+# Downloads of photographs with bounding boxes, which are cropped.
 
 
-ENLARGED = 1.2
+ENLARGEMENT = 1.2  # of COCO's boxes, as in Meta-Dataset
 
 
-def aircraft(raw: Path) -> Iterator[Item]:
-    """FGVC-Aircraft: the test variants, cut to the box; that also cuts off the copyright line."""
-    boxes_file = find_file(raw, "images_box.txt")
+@_prepares("aircraft")
+def _aircraft(raw: Path) -> Iterator[Item]:
+    """FGVC-Aircraft: the test variants, cropped to the box, which excludes the copyright line."""
+    boxes_file = _find_file(raw, "images_box.txt")
     boxes = dict(_pairs(boxes_file))
     for part in ("trainval", "test"):
         for name, variant in _pairs(boxes_file.with_name(f"images_variant_{part}.txt")):
@@ -312,15 +351,16 @@ def aircraft(raw: Path) -> Iterator[Item]:
                 try:
                     left, top, right, bottom = map(int, boxes[name].split())
                 except (KeyError, ValueError):
-                    raise InputError(f"{boxes_file} has no box of the image {name}.") from None
+                    raise InputError(f"{boxes_file} has no box for the image {name}.") from None
                 photograph = load_image(boxes_file.with_name("images") / f"{name}.jpg")
                 picture = photograph.crop((left, top, right, bottom))
                 yield Item(variant, name, picture, photograph=True)
 
 
-def mscoco(raw: Path) -> Iterator[Item]:
-    """COCO, train2017: boxes of the test classes, enlarged 1.2 times about their centres."""
-    path = find_file(raw, "instances_train2017.json")
+@_prepares("mscoco")
+def _mscoco(raw: Path) -> Iterator[Item]:
+    """COCO, train2017: boxes of the test classes, enlarged 1.2 times around their centres."""
+    path = _find_file(raw, "instances_train2017.json")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         names = {each["id"]: each["name"] for each in document["categories"]}
@@ -331,9 +371,9 @@ def mscoco(raw: Path) -> Iterator[Item]:
             if label in THINGS:
                 boxes[each["image_id"]].append((each["id"], label, each["bbox"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not an annotation file of COCO: {error!r}.") from error
-    folder = find_file(raw, files[next(iter(boxes))]).parent if boxes else raw
-    for image in sorted(boxes):  # each photograph is decoded once, whatever its number of boxes
+        raise InputError(f"{path} is not a COCO annotation file: {error!r}.") from error
+    folder = _find_file(raw, files[next(iter(boxes))]).parent if boxes else raw
+    for image in sorted(boxes):  # each photograph is decoded only once
         photograph = load_image(folder / files[image])
         for number, label, box in boxes[image]:
             left, top, right, bottom = enlarge(box, photograph.size)
@@ -343,24 +383,24 @@ def mscoco(raw: Path) -> Iterator[Item]:
 
 
 def enlarge(box: list[float], size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Enlarge a box (left, top, width, height) about its centre, within an image of this size.
+    """Enlarge a box (left, top, width, height) around its centre, within an image of this size.
 
-    COCO's whole numbers are the middles of pixels: half a pixel is taken off for Pillow's corners.
+    COCO's integers are the centres of pixels, Pillow's their corners: they differ by half a pixel.
 
     >>> enlarge([10, 20, 10, 20], (100, 38))
     (8, 18, 21, 38)
     """
     edges = []
-    for start, length, most in zip(box[:2], box[2:], size, strict=True):
-        middle, half = start + length / 2, ENLARGED * length / 2
-        first = max(round(middle - half - 0.5), 0)
-        edges.append((first, min(round(middle + half - 0.5) + 1, most)))
+    for start, length, limit in zip(box[:2], box[2:], size, strict=True):
+        centre, half = start + length / 2, ENLARGEMENT * length / 2
+        first = max(round(centre - half - 0.5), 0)
+        edges.append((first, min(round(centre + half - 0.5) + 1, limit)))
     (left, right), (top, bottom) = edges
     return left, top, right, bottom
 
 
 def _pairs(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the first word of each line, and the rest."""
+    """Yield the first word and the rest of each line."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
@@ -370,7 +410,7 @@ def _pairs(path: Path) -> Iterator[tuple[str, str]]:
         yield name, rest
 
 
-# Downloads of images and a table of their classes.
+# Downloads of images with a table of their classes.
 
 
 FINDINGS = (
@@ -379,21 +419,23 @@ FINDINGS = (
 )
 
 
-def isic(raw: Path) -> Iterator[Item]:
-    """ISIC 2018, task 3: the class is the column of the ground truth that is 1."""
-    table = find_file(raw, "ISIC2018_Task3_Training_GroundTruth.csv")
+@_prepares("ISIC")
+def _isic(raw: Path) -> Iterator[Item]:
+    """ISIC 2018, task 3: the class is the ground-truth column whose value is 1."""
+    table = _find_file(raw, "ISIC2018_Task3_Training_GroundTruth.csv")
     files = _by_stem(raw)
     for row in _rows(table, "image"):
         name = row.pop("image")
         chosen = [column for column, value in row.items() if value in ("1", "1.0")]
         if len(chosen) != 1:
-            raise InputError(f"{table} gives {name} {len(chosen)} classes, expected 1.")
+            raise InputError(f"{table} assigns {len(chosen)} classes to {name}; expected 1.")
         yield Item(chosen[0], name, _file(files, name, table))
 
 
-def chest(raw: Path) -> Iterator[Item]:
-    """ChestX-ray14: images with exactly one finding, out of seven."""
-    table = find_file(raw, "Data_Entry_2017*.csv")
+@_prepares("ChestX")
+def _chest(raw: Path) -> Iterator[Item]:
+    """ChestX-ray14: images with exactly one finding, which is one of seven."""
+    table = _find_file(raw, "Data_Entry_2017*.csv")
     files = _by_stem(raw)
     for row in _rows(table, "Image Index", "Finding Labels"):
         if row["Finding Labels"] in FINDINGS:
@@ -401,14 +443,15 @@ def chest(raw: Path) -> Iterator[Item]:
             yield Item(row["Finding Labels"], name, _file(files, name, table))
 
 
-def flowers(raw: Path) -> Iterator[Item]:
-    """102 Category Flower Dataset: the test classes; image 1 has the first label, and so on."""
+@_prepares("vgg_flower")
+def _flowers(raw: Path) -> Iterator[Item]:
+    """102 Category Flower Dataset: the test classes; label i belongs to image i."""
     from scipy.io import loadmat
 
-    table = find_file(raw, "imagelabels.mat")
+    table = _find_file(raw, "imagelabels.mat")
     try:
         labels = [int(label) for label in loadmat(table)["labels"].ravel()]
-    # Damaged files make scipy's reader raise almost anything, and only it runs in this block.
+    # scipy raises almost any exception for a corrupted file; only its reader runs in this block.
     except Exception as error:
         raise InputError(f"{table} cannot be read: {error!r}.") from error
     files = _by_stem(raw)
@@ -435,5 +478,7 @@ def _by_stem(raw: Path) -> dict[str, Path]:
 
 def _file(files: dict[str, Path], name: str, table: Path) -> Path:
     if name not in files:
-        raise InputError(f"The image {name} of {table} is missing: unpack all images beside it.")
+        raise InputError(
+            f"The image {name}, listed in {table}, is missing: unpack all images next to it."
+        )
     return files[name]

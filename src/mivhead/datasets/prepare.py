@@ -1,44 +1,18 @@
-"""Run a preparation and write its folder, whole or not at all."""
+"""Make class folders from the download of a set, completely or not at all."""
 
 from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from mivhead.datasets import downloads as bitmaps
-from mivhead.datasets import downloads as boxes
-from mivhead.datasets import downloads as folders
-from mivhead.datasets import downloads as tables
-from mivhead.datasets.downloads import Item
-from mivhead.datasets.sets import declared
+from mivhead.datasets.catalogue import find_declared
+from mivhead.datasets.downloads import PREPARATIONS, Item, Preparation
 from mivhead.errors import InputError, NotAvailableError
 
 JPEG_QUALITY = 95
-
-PREPARATIONS: Mapping[str, Callable[[Path], Iterator[Item]]] = MappingProxyType(
-    {
-        "omniglot": folders.omniglot,
-        "cu_birds": folders.birds,
-        "dtd": folders.textures,
-        "vgg_flower": tables.flowers,
-        "traffic_sign": folders.traffic_signs,
-        "mscoco": boxes.mscoco,
-        "aircraft": boxes.aircraft,
-        "quickdraw": bitmaps.quickdraw,
-        "mnist": bitmaps.mnist,
-        "cifar10": bitmaps.cifar10,
-        "cifar100": bitmaps.cifar100,
-        "CropDisease": folders.crop_disease,
-        "EuroSAT": folders.eurosat,
-        "ISIC": tables.isic,
-        "ChestX": tables.chest,
-        "Food101": folders.food,
-    }
-)
 
 
 def prepare_set(
@@ -51,29 +25,29 @@ def prepare_set(
 
     Parameters
     ----------
-    name
-        Of the set, as in `PREPARATIONS`.
-    raw
-        Folder of the download; what is needed is found at any depth.
-    output
-        Folder to make; it must not exist yet.
-    advance
+    name : str
+        Any name of the set (see `mivhead.datasets.catalogue.find_declared`).
+    raw : str or Path
+        Folder of the download; the files that are needed are found at any depth.
+    output : str or Path
+        Folder to create; it must not exist yet.
+    advance : callable, optional
         Called with 1 after every image.
 
     Returns
     -------
-    dict
-        Images of each class that was written.
+    dict of str to int
+        Number of images per class.
     """
     preparation = _find_preparation(name)
     raw, output = Path(raw), Path(output)
     if not raw.is_dir():
-        raise InputError(f"{raw} is not a folder: unpack the download, and give its folder.")
+        raise InputError(f"{raw} is not a folder: unpack the download and give its folder.")
     if output.exists():
-        raise InputError(f"{output} exists already: remove it, or choose another name.")
+        raise InputError(f"{output} already exists: remove it or choose another name.")
     part = output.with_name(f".{output.name}.part")
     try:
-        shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
+        shutil.rmtree(part, ignore_errors=True)  # left by a process that was killed
         part.mkdir(parents=True)
         counts: Counter[str] = Counter()
         for item in preparation(raw):
@@ -81,7 +55,7 @@ def prepare_set(
             counts[item.label] += 1
             advance(1)
         if not counts:
-            raise InputError(f"{raw} holds no images of {name}.")
+            raise InputError(f"{raw} does not contain images of {name}.")
         part.rename(output)
     except OSError as error:
         raise NotAvailableError(
@@ -93,17 +67,17 @@ def prepare_set(
     return dict(sorted(counts.items()))
 
 
-def _find_preparation(name: str) -> Callable[[Path], Iterator[Item]]:
-    info = declared(name)
+def _find_preparation(name: str) -> Preparation:
+    info = find_declared(name)
     if info is None:
         raise InputError(
-            f"{name!r} is none of the paper's sets; `miv data list` shows them. Other sets need "
-            "no preparation: put each class's images into a folder named after it."
+            f"{name!r} is not one of the paper's sets; `miv data list` shows them. Other sets need "
+            "no preparation: put the images of each class into a folder named after the class."
         )
     if info.name not in PREPARATIONS:
         raise InputError(
-            f"{info.name} is prepared by Meta-Dataset's own converter, whose records are read as "
-            f"they are: put its folder {info.name}, with dataset_spec.json, into the data folder."
+            f"{info.name} is prepared by Meta-Dataset's own converter, whose records are read "
+            f"directly: put its folder {info.name}, with dataset_spec.json, into the data folder."
         )
     return PREPARATIONS[info.name]
 
@@ -119,12 +93,6 @@ def _write(item: Item, folder: Path) -> None:
 
 
 def _safe(name: str) -> str:
-    """Replace what no file name can hold, and a dot at the beginning, which would hide it."""
+    """Replace characters that file names cannot contain, and a leading dot, which would hide it."""
     cleaned = "".join("_" if c in '/\\:*?"<>|' or not c.isprintable() else c for c in name)
     return f"_{cleaned[1:]}" if cleaned.startswith(".") else cleaned
-
-
-# Raw downloads of the paper's sets to folders of class folders, one module a kind of download.
-
-
-__all__ = ["PREPARATIONS", "prepare_set"]

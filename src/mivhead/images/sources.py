@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
+from pkgutil import resolve_name
 from typing import Any
 
 from PIL import Image
@@ -33,7 +34,6 @@ from mivhead.images.imageset import (
     natural_key,
     normal,
 )
-from mivhead.images.records import is_records, open_records
 
 # Tables: suffixes, names of the columns in a header, and the largest size.
 _TABLES = (".csv", ".tsv")
@@ -48,6 +48,10 @@ MAX_RATIO = 200  # only checked above 1 GiB: a few plain bitmaps may compress th
 _RATIO_FROM = 2**30
 # Other methods (bzip2, LZMA) can expand a few bytes to gigabytes before Python checks the size.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+# Folders with such a file have a format of their own. The function that opens them is named, not
+# imported, because `mivhead.datasets` builds on this package.
+_FORMATS = {"dataset_spec.json": "mivhead.datasets.records:open_records"}
 
 
 def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> ImageSet:
@@ -70,8 +74,9 @@ def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> Imag
         folder and a zip of it have the same ids.
     """
     path = Path(path)
-    if is_records(path):
-        images = open_records(path)
+    opener = next((name for file, name in _FORMATS.items() if (path / file).is_file()), None)
+    if opener is not None:
+        images: ImageSet = resolve_name(opener)(path)
     elif path.is_dir():
         images = _label_by_folder(path, *_unwrap(*_list_folder(path)))
     elif not path.exists():

@@ -1,1 +1,109 @@
-"""Reports of a run: tables and charts, as Markdown, LaTeX, CSV and one HTML page."""
+"""Reports: the tables and charts of a run as Markdown, LaTeX, CSV and one HTML page."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, fields
+from io import StringIO
+from pathlib import Path
+from typing import TypeVar
+
+from mivhead._files import write_text
+from mivhead.benchmark.compare import Comparison, compare
+from mivhead.benchmark.report import accuracy, charts, costs
+from mivhead.benchmark.report.formats import Section, render_html, render_latex, render_markdown
+from mivhead.benchmark.results import Result
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+def write_report(results: Sequence[Result], folder: str | Path, title: str) -> list[Path]:
+    """Write `report.md`, `tables.tex`, `results.csv` and `report.html`.
+
+    Parameters
+    ----------
+    results : sequence of Result
+        The results of one run.
+    folder : str or Path
+        Created if it does not exist; files of an earlier report are replaced.
+    title : str
+        Title of the report.
+
+    Returns
+    -------
+    list of Path
+        The files that were written.
+    """
+    sections = make_sections(results)
+    contents = {
+        "report.md": render_markdown(title, sections),
+        "tables.tex": render_latex(sections),
+        "results.csv": results_csv(results),
+        "report.html": render_html(title, sections),
+    }
+    paths = []
+    for name, text in contents.items():
+        paths.append(Path(folder, name))
+        write_text(paths[-1], text)
+    return paths
+
+
+def make_sections(results: Sequence[Result]) -> list[Section]:
+    """Make all tables and charts; sections without content are omitted."""
+    found = compare(results)
+    by_protocol: dict[str, list[Comparison]] = {}
+    for comparison in found:
+        by_protocol.setdefault(comparison.protocol, []).append(comparison)
+    series = [(c, each) for c in found for each in accuracy.find_series(c)]
+    sections = [
+        Section(
+            "Accuracy",
+            (*map(accuracy.accuracy_table, by_protocol.values()), accuracy.rank_table(found)),
+            (
+                *map(charts.accuracy_bars, found),
+                *_each(charts.accuracy_against_cost, found),
+                *_each(charts.task_scatter, found),
+            ),
+        ),
+        Section("Paired tests", _each(accuracy.paired_table, found)),
+        Section("The paper's figures", _each(accuracy.published_table, found)),
+        Section(
+            "Ablations",
+            (
+                *(accuracy.series_table(*each) for each in series),
+                *(table for c in found for table in accuracy.interaction_tables(c)),
+            ),
+            tuple(charts.series_chart(*each) for each in series),
+        ),
+        Section(
+            "Cost",
+            tuple(make(c) for c in found for make in (costs.latency_table, costs.gflops_table)),
+            _each(charts.cost_bars, found),
+        ),
+        Section(
+            "Calibration",
+            tuple(map(accuracy.calibration_table, found)),
+            _each(charts.reliability, found),
+        ),
+        Section("The full benchmark", (costs.budget_table(found),)),
+        Section("Failures", _each(costs.error_table, [found])),
+    ]
+    return [section for section in sections if section.tables or section.charts]
+
+
+def results_csv(results: Sequence[Result]) -> str:
+    """Write one line per result, without the calibration bins."""
+    names = [field.name for field in fields(Result)]
+    skipped = names.index("calibration")
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for row in (names, *map(astuple, results)):
+        writer.writerow([*row[:skipped], *row[skipped + 1 :]])
+    return out.getvalue()
+
+
+def _each(make: Callable[[A], T | None], arguments: Sequence[A]) -> tuple[T, ...]:
+    """Apply a function that returns None where there is nothing to show."""
+    return tuple(made for each in arguments if (made := make(each)) is not None)

@@ -1,4 +1,4 @@
-"""Charts of a comparison, drawn with matplotlib, as SVG texts."""
+"""Charts of a comparison, drawn with matplotlib as SVG."""
 
 from __future__ import annotations
 
@@ -13,58 +13,27 @@ from mivhead._optional import need
 from mivhead.benchmark.compare import Comparison, merge_bins
 from mivhead.benchmark.report.accuracy import Series, reference, set_title
 from mivhead.benchmark.report.costs import costliest, latency
-from mivhead.benchmark.report.model import Chart
+from mivhead.benchmark.report.formats import Chart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, PALE, TRACK, OURS = "#22303c", "#8a97a3", "#e9edf1", "#1f7a5c"
 COLOURS = ("#3b6fb6", "#c2703d", "#8457a6", "#b83b5e", "#6b8e23", "#4fa3a5", "#946c3c", "#666f78")
+MARKERS = "osD^v"
 COLUMNS = 4  # panels side by side
-
-
-def _figure(width: float, height: float) -> Figure:
-    need("matplotlib", "plot")
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _svg(figure: Figure) -> str:
-    """Write a figure as text; the same figure always gives the same text."""
-    from matplotlib import rc_context
-
-    out = StringIO()
-    settings: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "mivhead",
-        "font.family": "sans-serif",
-    }
-    with rc_context(settings):
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    return out.getvalue()
-
-
-def _clean(axes: Any) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(PALE)
-    axes.tick_params(which="both", colors=INK, labelsize=8)
-
-
-def _colours(comparison: Comparison) -> dict[str, str]:
-    ours = reference(comparison)
-    others = [m for m in comparison.methods if m != ours]
-    return {ours: OURS} | {m: COLOURS[i % len(COLOURS)] for i, m in enumerate(others)}
+MAX_CURVES = 6  # methods in a calibration chart
+LABEL = {"fontsize": 9, "color": INK, "parse_math": False}  # a $ in a name is a dollar sign
 
 
 def accuracy_bars(comparison: Comparison) -> Chart:
-    """Draw one panel a set: a bar a method, with its interval."""
+    """Draw one panel per set with a bar per method and its interval."""
     colours, methods = _colours(comparison), comparison.methods
     rows = math.ceil(len(comparison.sets) / COLUMNS)
     columns = min(COLUMNS, len(comparison.sets))
     figure = _figure(3.1 * columns + 0.6, rows * (0.55 + 0.24 * len(methods)))
     for place, name in enumerate(comparison.sets):
-        axes = figure.add_subplot(rows, columns, place + 1)
+        axes = _axes(figure, rows, columns, place + 1)
         axes.set_title(set_title(name), fontsize=9, color=INK, loc="left")
         for row, method in enumerate(methods):
             cell = comparison.cell(name, method)
@@ -78,8 +47,7 @@ def accuracy_bars(comparison: Comparison) -> Chart:
         axes.set(xlim=(0, 100), ylim=(len(methods) - 0.5, -0.5))
         names = methods if place % columns == 0 else [""] * len(methods)
         axes.set_yticks(range(len(methods)), names, parse_math=False)
-        _clean(axes)
-    return Chart(_titled("Accuracy in % with 95 % intervals", comparison), _svg(figure))
+    return _chart("Accuracy in % with 95 % intervals", comparison, figure)
 
 
 def accuracy_against_cost(comparison: Comparison) -> Chart | None:
@@ -90,14 +58,13 @@ def accuracy_against_cost(comparison: Comparison) -> Chart | None:
         return None
     colours, figure = _colours(comparison), _figure(10, 4)
     for place, title in enumerate(("GFLOPs of adaptation", "seconds per task")):
-        axes = figure.add_subplot(1, 2, place + 1)
+        axes = _axes(figure, 1, 2, place + 1)
         points = {}
         for method in comparison.methods:
             cells = [comparison.cell(s, method) for s in comparison.complete]
-            y = 100 * float(np.mean([np.mean(cell.accuracies) for cell in cells]))
             costs = [c.mean("gflops") if place == 0 else latency(c).total for c in cells]
             if not np.isnan(costs).any():  # the GFLOPs of a method may be unknown
-                points[method] = (max(float(np.mean(costs)), 1e-6), y)
+                points[method] = (max(float(np.mean(costs)), 1e-6), 100 * comparison.mean(method))
         if not points:
             axes.set_axis_off()
             continue
@@ -111,30 +78,27 @@ def accuracy_against_cost(comparison: Comparison) -> Chart | None:
                 xytext=(12, label),
                 textcoords=("offset points", "data"),
                 va="center",
-                fontsize=8,
-                color=INK,
-                parse_math=False,
                 arrowprops={"arrowstyle": "-", "color": TRACK, "shrinkA": 0, "shrinkB": 3},
+                **LABEL | {"fontsize": 8},
             )
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(LogFormatter())
         axes.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.5)))
         axes.margins(x=0.25, y=0.15)
-        axes.set_xlabel(title, fontsize=9, color=INK)
-        axes.set_ylabel("accuracy in %", fontsize=9, color=INK)
+        axes.set_xlabel(title, **LABEL)
+        axes.set_ylabel("accuracy in %", **LABEL)
         axes.grid(color=TRACK)
-        _clean(axes)
-    return Chart(_titled("Accuracy against cost, mean of sets", comparison), _svg(figure))
+    return _chart("Accuracy against cost, mean of sets", comparison, figure)
 
 
 def spread(values: Sequence[float], gap: float) -> list[float]:
-    """Push values apart until neighbours differ by `gap`, each moved as little as that needs.
+    """Move values apart until neighbours differ by at least `gap`, as little as possible.
 
     >>> spread([3.0, 1.0, 1.0], 0.5)
     [3.0, 0.75, 1.25]
     """
     order = sorted(range(len(values)), key=lambda i: values[i])
-    groups: list[tuple[float, list[int]]] = []  # mean height and members, all `gap` apart
+    groups: list[tuple[float, list[int]]] = []  # centre and members, which are `gap` apart
     for i in order:
         centre, members = values[i], [i]
         while groups and centre - groups[-1][0] < gap * (len(groups[-1][1]) + len(members)) / 2:
@@ -151,42 +115,42 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
 
 
 def task_scatter(comparison: Comparison) -> Chart | None:
-    """Draw every task: our accuracy over that of the best rival; None without one."""
+    """Draw our accuracy over that of the best rival, one dot per task; None without a rival."""
     ours, complete = reference(comparison), comparison.complete
     rivals = [m for m in comparison.methods if m != ours]
     if not rivals or not complete:
         return None
-    means = {
-        m: np.mean([np.mean(comparison.cell(s, m).accuracies) for s in complete]) for m in rivals
-    }
-    rival = max(means, key=lambda m: means[m])
+    rival = max(rivals, key=comparison.mean)
     figure = _figure(6.4, 4.8)
-    axes = figure.add_subplot()
-    axes.plot([0, 100], [0, 100], color=PALE, linewidth=1)
+    axes = _square(figure)
     for place, name in enumerate(complete):
         x, y = (100 * np.array(comparison.cell(name, m).accuracies) for m in (rival, ours))
-        colour = COLOURS[place % len(COLOURS)]
-        marker = "osD^v"[place // len(COLOURS) % 5]
-        label = set_title(name)
-        axes.scatter(x, y, s=14, color=colour, marker=marker, alpha=0.65, label=label, linewidth=0)
-    axes.set(xlim=(0, 101), ylim=(0, 101), box_aspect=1)
-    axes.set_xlabel(f"{rival}, accuracy in % of a task", fontsize=9, color=INK, parse_math=False)
-    axes.set_ylabel(f"{ours}, accuracy in % of a task", fontsize=9, color=INK, parse_math=False)
+        axes.scatter(
+            x,
+            y,
+            s=14,
+            color=COLOURS[place % len(COLOURS)],
+            marker=MARKERS[place // len(COLOURS) % len(MARKERS)],
+            alpha=0.65,
+            label=set_title(name),
+            linewidth=0,
+        )
+    axes.set_xlabel(f"{rival}, accuracy per task in %", **LABEL)
+    axes.set_ylabel(f"{ours}, accuracy per task in %", **LABEL)
     legend = figure.legend(loc="outside right upper", fontsize=7, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)
-    _clean(axes)
-    return Chart(_titled(f"Every task: {ours} against {rival}", comparison), _svg(figure))
+    return _chart(f"Every task: {ours} against {rival}", comparison, figure)
 
 
 def series_chart(comparison: Comparison, series: Series) -> Chart:
     """Draw accuracy as a line and GFLOPs as bars."""
     figure = _figure(5.2, 3.4)
-    bars = figure.add_subplot()
+    bars = _axes(figure)
     numbers = [p.number for p in series.points]
     bars.bar(numbers, [p.gflops for p in series.points], color="#cfdce6", width=0.5)
-    bars.set_ylabel("GFLOPs (bars)", fontsize=9, color=INK)
-    bars.set_xlabel(series.title, fontsize=9, color=INK)
+    bars.set_ylabel("GFLOPs (bars)", **LABEL)
+    bars.set_xlabel(series.title, **LABEL)
     bars.set_xticks(numbers)
     line = bars.twinx()
     line.plot(numbers, [p.accuracy for p in series.points], color=OURS, marker="o")
@@ -202,72 +166,100 @@ def series_chart(comparison: Comparison, series: Series) -> Chart:
             fontsize=8,
             color=OURS,
         )
-    _clean(bars)
     line.spines[["top", "left"]].set_visible(False)
     line.tick_params(colors=INK, labelsize=8)
-    return Chart(_titled(f"Accuracy and GFLOPs over {series.title}", comparison), _svg(figure))
+    return _chart(f"Accuracy and GFLOPs over {series.title}", comparison, figure)
 
 
 def cost_bars(comparison: Comparison) -> Chart | None:
-    """Draw cost per set of the costliest rival, and ours inside with its share."""
+    """Draw the cost per set of the costliest rival, and ours as a percentage of it."""
     ours, rival = reference(comparison), costliest(comparison)
     if rival is None or not comparison.complete:
         return None
     figure = _figure(max(6.0, 0.62 * len(comparison.complete) + 2), 5.4)
     for place, title in enumerate(("GFLOPs", "seconds")):
-        axes = figure.add_subplot(2, 1, place + 1)
+        axes = _axes(figure, 2, 1, place + 1)
         for column, name in enumerate(comparison.complete):
             cells = [comparison.cell(name, m) for m in (rival, ours)]
             base, own = (c.mean("gflops") if place == 0 else latency(c).train for c in cells)
             axes.bar(column - 0.19, base, width=0.38, color="#5b7c99", label=rival)
             axes.bar(column + 0.19, own, width=0.38, color="#a9d5c3", label=ours)
-            if np.isnan([base, own]).any():  # the GFLOPs of a method may be unknown
+            if np.isnan([base, own]).any():
                 continue
             text = f"{100 * own / base:.0f} %" if base else "-"
             axes.text(column + 0.19, own, text, ha="center", va="bottom", fontsize=7, color=INK)
-        axes.set_ylabel(f"{title} of adaptation", fontsize=9, color=INK)
+        axes.set_ylabel(f"{title} of adaptation", **LABEL)
         axes.margins(y=0.15)
         names = [set_title(s) for s in comparison.complete] if place else []
         axes.set_xticks(range(len(names)), names, rotation=40, ha="right", parse_math=False)
-        handles, labels = axes.get_legend_handles_labels()
         if place == 0:
-            figure.legend(
-                handles[:2],
-                labels[:2],
-                fontsize=8,
-                frameon=False,
-                ncols=2,
-                loc="outside upper left",
-            )
-        _clean(axes)
-    caption = f"Cost of adaptation per task: {ours}, with its share of {rival}"
-    return Chart(_titled(caption, comparison), _svg(figure))
+            handles, labels = axes.get_legend_handles_labels()
+            style: dict[str, Any] = {"fontsize": 8, "frameon": False, "ncols": 2}
+            figure.legend(handles[:2], labels[:2], loc="outside upper left", **style)
+    caption = f"Cost of adaptation per task: {ours}, as a percentage of {rival}"
+    return _chart(caption, comparison, figure)
 
 
-def reliability(comparison: Comparison, methods: Sequence[str]) -> Chart | None:
-    """Draw accuracy over confidence; None if no confidences were kept."""
+def reliability(comparison: Comparison) -> Chart | None:
+    """Draw accuracy over confidence; None if no confidences were recorded."""
     colours, figure = _colours(comparison), _figure(4.8, 4.2)
-    axes = figure.add_subplot()
-    axes.plot([0, 100], [0, 100], color=PALE, linewidth=1)
-    drawn = False
-    for method in methods:
+    axes = _square(figure)
+    for method in comparison.methods[:MAX_CURVES]:
         results = (r for s in comparison.sets for r in comparison.cell(s, method).results)
         bins = merge_bins(r.calibration for r in results)
         bins = bins[bins[:, 0] > 0]
-        if not len(bins):
-            continue
-        drawn = True
-        confidence, right = 100 * bins.T[1:] / bins[:, 0]
-        axes.plot(confidence, right, marker="o", markersize=3, color=colours[method], label=method)
-    if not drawn:
+        if len(bins):
+            confidence, right = 100 * bins.T[1:] / bins[:, 0]
+            style: dict[str, Any] = {"marker": "o", "markersize": 3, "color": colours[method]}
+            axes.plot(confidence, right, label=method, **style)
+    if not axes.get_legend_handles_labels()[0]:
         return None
-    axes.set(xlim=(0, 101), ylim=(0, 101), box_aspect=1)
-    axes.set_xlabel("confidence in %", fontsize=9, color=INK)
-    axes.set_ylabel("accuracy in %", fontsize=9, color=INK)
+    axes.set_xlabel("confidence in %", **LABEL)
+    axes.set_ylabel("accuracy in %", **LABEL)
     axes.legend(fontsize=7, frameon=False)
-    _clean(axes)
-    return Chart(_titled("Calibration: on the line is perfect", comparison), _svg(figure))
+    return _chart("Calibration: the diagonal is perfect", comparison, figure)
 
 
-def _titled(caption: str, comparison: Comparison) -> str:
-    return f"{caption} ({comparison.backbone}, {comparison.protocol})"
+def _colours(comparison: Comparison) -> dict[str, str]:
+    ours = reference(comparison)
+    others = [m for m in comparison.methods if m != ours]
+    return {ours: OURS} | {m: COLOURS[i % len(COLOURS)] for i, m in enumerate(others)}
+
+
+def _figure(width: float, height: float) -> Figure:
+    need("matplotlib", "plot")
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _axes(figure: Figure, *place: int) -> Any:
+    """Add a panel without a frame at the top and on the right."""
+    axes = figure.add_subplot(*place)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(PALE)
+    axes.tick_params(which="both", colors=INK, labelsize=8)
+    return axes
+
+
+def _square(figure: Figure) -> Any:
+    """Add a square panel of percentages with its diagonal."""
+    axes = _axes(figure)
+    axes.plot([0, 100], [0, 100], color=PALE, linewidth=1)
+    axes.set(xlim=(0, 101), ylim=(0, 101), box_aspect=1)
+    return axes
+
+
+def _chart(caption: str, comparison: Comparison, figure: Figure) -> Chart:
+    """Write a figure as SVG; the same figure always gives the same string."""
+    from matplotlib import rc_context
+
+    out = StringIO()
+    settings: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "mivhead",
+        "font.family": "sans-serif",
+    }
+    with rc_context(settings):
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    return Chart(f"{caption} ({comparison.backbone}, {comparison.protocol})", out.getvalue())

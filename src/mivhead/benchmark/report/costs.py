@@ -1,45 +1,45 @@
-"""Tables of cost: latency, GFLOPs, memory, and what the full benchmark would take."""
+"""Tables of cost: latency, GFLOPs, memory, the budget of the full benchmark, and failures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from mivhead.benchmark.compare import Cell, Comparison
-from mivhead.benchmark.published import published
+from mivhead.benchmark.published import Published, published
 from mivhead.benchmark.report.accuracy import reference, set_title
-from mivhead.benchmark.report.model import Table, number, plain_table, share
+from mivhead.benchmark.report.formats import Table, number, plain_table, share
 from mivhead.benchmark.results import Result
 
 FULL_SETS, FULL_TASKS = 17, 600
 MACHINES = (1, 100)
-CORES = 8  # of a machine
+CORES = 8  # per machine
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds of a task: adaptation and prediction, the backbone's passes included."""
+    """Seconds per task for training and inference, including the passes through the backbone."""
 
     train: float
     infer: float
 
     @property
     def total(self) -> float:
-        """Both."""
+        """The sum of both."""
         return self.train + self.infer
 
 
 def latency(cell: Cell) -> Latency:
-    """Mean seconds of the tasks of a cell."""
-    pairs = np.array([_seconds(result) for result in cell.results])
-    train, infer = pairs.mean(axis=0)
+    """Compute the mean latency of the tasks of a cell."""
+    train, infer = np.mean([_seconds(result) for result in cell.results], axis=0)
     return Latency(float(train), float(infer))
 
 
 def _seconds(result: Result) -> tuple[float, float]:
-    """Training and inference; queries pass the frozen backbone at the rate of the support."""
+    """Return training and inference; queries pass the frozen backbone at the support's rate."""
     rate = result.backbone_seconds / max(1, result.shots + result.views)
     return (
         result.adapt_seconds + result.backbone_seconds,
@@ -48,7 +48,7 @@ def _seconds(result: Result) -> tuple[float, float]:
 
 
 def costliest(comparison: Comparison) -> str | None:
-    """Find the rival that takes most time: shares are shares of its cost."""
+    """Find the rival that takes the most time, whose cost is the basis of all percentages."""
     ours = reference(comparison)
     times = {
         m: float(np.mean([latency(comparison.cell(s, m)).total for s in done]))
@@ -59,144 +59,127 @@ def costliest(comparison: Comparison) -> str | None:
 
 
 def latency_table(comparison: Comparison) -> Table:
-    """Seconds per task as in the paper: train, infer, total and shares."""
-    rival = costliest(comparison)
-    rows: list[tuple[str, ...]] = []
-    for name in comparison.sets:
-        base = comparison.cell(name, rival) if rival else Cell("missing")
-        for method in comparison.methods:
-            cell = comparison.cell(name, method)
-            if not cell.results:
-                rows.append((f"{set_title(name)}, {method}", *("-",) * 6))
-                continue
-            spent = latency(cell)
-            rows.append(
-                (
-                    f"{set_title(name)}, {method}",
-                    *(number(x) for x in (spent.train, spent.infer, spent.total)),
-                    share(spent.infer, spent.total),
-                    share(spent.total, latency(base).total) if base.results else "-",
-                    _printed_seconds(comparison, method, name),
-                )
-            )
+    """Tabulate seconds per task as in the paper: train, infer, total and percentages."""
+
+    def row(cell: Cell, base: Cell, printed: Published | None) -> list[str]:
+        spent = latency(cell)
+        return [
+            *map(number, (spent.train, spent.infer, spent.total)),
+            share(spent.infer, spent.total),
+            share(spent.total, latency(base).total) if base.results else "-",
+            number(printed.total_seconds) if printed and printed.total_seconds else "",
+        ]
+
+    rival, rows = _rows(comparison, row)
     return plain_table(
         f"Latency per task in seconds, {comparison.backbone}, {comparison.protocol}",
         ("data set, method", "train", "infer", "total", "infer %", f"% of {rival}", "paper: total"),
         rows,
-        "One thread, warmed up. The backbone's passes over support, views and queries are part of "
-        "it, decoding and augmentation are not. The paper's seconds are of a GPU: compare shares.",
+        "One thread, warmed up. The backbone's passes over support, views and queries are "
+        "included; decoding and augmentation are not. The paper's seconds were measured on a GPU: "
+        "compare the percentages.",
     )
 
 
-def _printed_seconds(comparison: Comparison, method: str, name: str) -> str:
-    printed = published(comparison.backbone, comparison.protocol, method, name)
-    if printed is None or printed.train_seconds is None or printed.infer_seconds is None:
-        return ""
-    return number(printed.train_seconds + printed.infer_seconds)
-
-
 def gflops_table(comparison: Comparison) -> Table:
-    """GFLOPs of adaptation per task, both ways of counting, and memory."""
+    """Tabulate GFLOPs of adaptation per task, counted in two ways, and memory."""
+
+    def row(cell: Cell, base: Cell, printed: Published | None) -> list[str]:
+        shown = []
+        for field in ("gflops", "gflops_paper"):
+            value = cell.mean(field)
+            shown += [number(value), share(value, base.mean(field)) if base.results else "-"]
+        paper = number(printed.gflops) if printed and printed.gflops else ""
+        return [*shown, paper, number(cell.mean("peak_bytes") / 1e6)]
+
+    rival, rows = _rows(comparison, row)
+    percent = f"% of {rival}"
+    return plain_table(
+        f"GFLOPs of adaptation per task, {comparison.backbone}, {comparison.protocol}",
+        ("data set, method", "honest", percent, "paper's rule", percent, "paper", "peak MB"),
+        rows,
+        "Honest: multiplications and additions of all products, attention, L1 distances and "
+        "cosines. The paper's rule: multiply-adds of matrix products, three forward passes per "
+        "step, in units of 2^30. Both include the backbone.",
+    )
+
+
+def _rows(
+    comparison: Comparison, make: Callable[[Cell, Cell, Published | None], list[str]]
+) -> tuple[str | None, list[list[str]]]:
+    """Make one row per set and method from its cell, that of the costliest rival, and the paper."""
     rival = costliest(comparison)
-    rows: list[tuple[str, ...]] = []
+    rows = []
     for name in comparison.sets:
         base = comparison.cell(name, rival) if rival else Cell("missing")
         for method in comparison.methods:
             cell = comparison.cell(name, method)
-            if not cell.results:
-                rows.append((f"{set_title(name)}, {method}", *("-",) * 6))
-                continue
             printed = published(comparison.backbone, comparison.protocol, method, name)
-            honest, paper = cell.mean("gflops"), cell.mean("gflops_paper")
-            rows.append(
-                (
-                    f"{set_title(name)}, {method}",
-                    number(honest),
-                    share(honest, base.mean("gflops")) if base.results else "-",
-                    number(paper),
-                    share(paper, base.mean("gflops_paper")) if base.results else "-",
-                    number(printed.gflops) if printed and printed.gflops else "",
-                    number(cell.mean("peak_bytes") / 1e6),
-                )
-            )
-    return plain_table(
-        f"GFLOPs of adaptation per task, {comparison.backbone}, {comparison.protocol}",
-        (
-            "data set, method",
-            "honest",
-            f"% of {rival}",
-            "paper's rule",
-            f"% of {rival}",
-            "paper",
-            "peak MB",
-        ),
-        rows,
-        "Honest: multiplications and additions of all products, attention, L1 distances and "
-        "cosines. The paper's rule: multiply-adds of matrix products, three forward passes a step, "
-        "in units of 2^30. Both include the backbone.",
-    )
+            shown = make(cell, base, printed) if cell.results else ["-"] * 6
+            rows.append([f"{set_title(name)}, {method}", *shown])
+    return rival, rows
 
 
 def budget_table(comparisons: Sequence[Comparison]) -> Table:
-    """Tell what 17 sets x 600 tasks would take, from measured seconds."""
-    rows = []
+    """Estimate what 17 sets x 600 tasks would take, from the measured seconds."""
+    rows, rates = [], {}
     for comparison in comparisons:
+        everything = []
         for method in comparison.methods:
-            done = [s for s in comparison.sets if comparison.cell(s, method).results]
-            if not done:
+            cells = [comparison.cell(s, method) for s in comparison.sets]
+            results = [r for cell in cells for r in cell.results]
+            everything += results
+            if not results:
                 continue
-            results = [r for s in done for r in comparison.cell(s, method).results]
-            a_task = float(np.mean([r.adapt_seconds + r.infer_seconds for r in results]))
-            hours = a_task * FULL_SETS * FULL_TASKS / 3600
+            per_task = float(np.mean([r.adapt_seconds + r.infer_seconds for r in results]))
+            hours = per_task * FULL_SETS * FULL_TASKS / 3600
             rows.append(
                 (
                     f"{comparison.backbone}, {comparison.protocol}, {method}",
-                    number(a_task),
+                    number(per_task),
                     number(hours),
                     *(number(hours / (CORES * machines)) for machines in MACHINES),
                 )
             )
-    rates = {
-        c.backbone: number(1000 * rate)
-        for c in comparisons
-        if (rate := _rate([r for s in c.sets for m in c.methods for r in c.cell(s, m).results]))
-    }
-    extraction = ", ".join(f"{rate} ms ({backbone})" for backbone, rate in rates.items())
+        if rate := _seconds_per_image(everything):
+            rates[comparison.backbone] = f"{number(1000 * rate)} ms ({comparison.backbone})"
+    extraction = ", ".join(rates.values())
+    notes = [f"Features are extracted once per set; per image or view and core: {extraction}."]
     return plain_table(
         f"The full benchmark, {FULL_SETS} sets x {FULL_TASKS} tasks, from seconds measured here",
-        ("method", "s a task", "core hours", *(_machines(m) for m in MACHINES)),
-        rows,
-        f"Hours on machines of {CORES} cores, one thread a task. It holds for tasks as large as "
-        "those of this run.",
-        *(
-            [f"Features come once a set on top of it, per image or view and core: {extraction}."]
-            if extraction
-            else []
+        (
+            "method",
+            "s per task",
+            "core hours",
+            *(f"hours on {n} machine{'s' if n > 1 else ''}" for n in MACHINES),
         ),
+        rows,
+        f"Hours on machines with {CORES} cores, one thread per task. The estimate holds for tasks "
+        "as large as those of this run.",
+        *(notes if extraction else []),
     )
 
 
-def _machines(count: int) -> str:
-    return f"hours on {count} machine{'s' if count > 1 else ''}"
-
-
-def _rate(results: Sequence[Result]) -> float:
-    """Seconds of the backbone for one picture."""
-    pictures = sum(r.shots + r.views for r in results if r.backbone_seconds)
-    return sum(r.backbone_seconds for r in results) / pictures if pictures else 0.0
+def _seconds_per_image(results: Sequence[Result]) -> float:
+    """Return the time of one image in the backbone; 0 if it was not measured."""
+    images = sum(r.shots + r.views for r in results if r.backbone_seconds)
+    return sum(r.backbone_seconds for r in results) / images if images else 0.0
 
 
 def error_table(comparisons: Sequence[Comparison]) -> Table | None:
-    """Count the failures by reason; None if all went well."""
-    counts: dict[tuple[str, str, str], int] = {}
-    for comparison in comparisons:
-        where = f"{comparison.backbone}, {comparison.protocol}"
-        for result in comparison.errors:
-            key = (f"{where}, {set_title(result.set)}", result.method, result.error or "")
-            counts[key] = counts.get(key, 0) + 1
+    """Count the failures by reason; None if there are none."""
+    counts = Counter(
+        (
+            f"{comparison.backbone}, {comparison.protocol}, {set_title(result.set)}",
+            result.method,
+            result.error or "",
+        )
+        for comparison in comparisons
+        for result in comparison.errors
+    )
     if not counts:
         return None
-    rows = [(*key[:2], str(n), key[2]) for key, n in counts.items()]
+    rows = [(where, method, n, reason) for (where, method, reason), n in counts.items()]
     return plain_table(
-        "Failures, which count nowhere", ("where", "method", "tasks", "reason"), rows
+        "Failures, which are excluded everywhere", ("where", "method", "tasks", "reason"), rows
     )

@@ -1,15 +1,126 @@
-"""A report as one HTML page that needs no network: tables, and charts inside the page."""
+"""Tables, charts and sections of a report, and how each format renders them.
+
+A report is a list of `Section`. `render_html` gives one page that needs no network, `render_latex`
+the tables in the layout of the paper (package booktabs), `render_markdown` the tables for a page
+under version control.
+"""
 
 from __future__ import annotations
 
 import base64
+import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
-from mivhead.benchmark.report.model import Chart, Entry, Section, Table
 
-STYLE = """
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a table."""
+
+    text: str
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first column holds names and whose other columns hold numbers.
+
+    Parameters
+    ----------
+    title : str
+        One line.
+    header : tuple of str
+        Names of the columns.
+    rows : tuple of tuple of Entry
+        One entry per column.
+    groups : tuple of (str, int), default=()
+        Titles that span several columns, with their widths; the first spans the names.
+    rules : frozenset of int, default=frozenset()
+        Rows that are preceded by a line.
+    notes : tuple of str, default=()
+        Sentences below the table.
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Entry, ...], ...]
+    groups: tuple[tuple[str, int], ...] = ()
+    rules: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture as SVG with a caption."""
+
+    caption: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report: tables followed by charts."""
+
+    title: str
+    tables: tuple[Table, ...] = ()
+    charts: tuple[Chart, ...] = ()
+
+
+def entries(values: Iterable[object]) -> tuple[Entry, ...]:
+    """Make a row of plain entries."""
+    return tuple(Entry(str(value)) for value in values)
+
+
+def plain_table(
+    title: str, header: Sequence[str], rows: Iterable[Sequence[object]], *notes: str
+) -> Table:
+    """Make a table without special formatting; columns that are empty in all rows are omitted."""
+    cells = [[str(value) for value in row] for row in rows]
+    kept = [i for i in range(len(header)) if not cells or any(row[i] for row in cells)]
+    return Table(
+        title,
+        tuple(header[i] for i in kept),
+        tuple(entries(row[i] for i in kept) for row in cells),
+        notes=notes,
+    )
+
+
+def number(value: float) -> str:
+    """Format a number with three significant digits, NaN as unknown.
+
+    >>> number(1234.5), number(12.345), number(0.01234), number(0), number(math.nan)
+    ('1,234', '12.3', '0.0123', '0', 'unknown')
+    """
+    if math.isnan(value):
+        return "unknown"
+    if value == 0:
+        return "0"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def share(part: float, whole: float) -> str:
+    """Format a ratio as a percentage.
+
+    >>> share(1, 8), share(1, 0), share(math.nan, 1)
+    ('12.5 %', '-', '-')
+    """
+    return f"{100 * part / whole:.1f} %" if whole and not math.isnan(part / whole) else "-"
+
+
+def p_value(p: float) -> str:
+    """Format a p-value.
+
+    >>> p_value(0.0312), p_value(2e-9)
+    ('0.031', '<1e-6')
+    """
+    return "<1e-6" if p < 1e-6 else f"{p:.2g}"
+
+
+# HTML
+
+_STYLE = """
 :root { --ink: #22303c; --pale: #66737f; --line: #dde3e8; --back: #fff; --best: #1f7a5c; }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 76rem; padding: 1.5rem; color: var(--ink);
@@ -37,28 +148,24 @@ figure img { max-width: 100%; height: auto; background: #fff; }
 """
 
 
-def write_html(title: str, sections: Sequence[Section]) -> str:
-    """Write the whole page."""
+def render_html(title: str, sections: Sequence[Section]) -> str:
+    """Render a report as one HTML page, with its charts inside."""
     links = "".join(f'<a href="#{_anchor(s.title)}">{escape(s.title)}</a>' for s in sections)
-    body = "\n".join(map(_section, sections))
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{escape(title)}</h1>\n<nav>{links}</nav>\n{body}\n</body>\n</html>\n"
-    )
-
-
-def _section(section: Section) -> str:
-    parts = [f'<h2 id="{_anchor(section.title)}">{escape(section.title)}</h2>']
-    parts += [f"<p>{escape(text)}</p>" for text in section.text]
-    parts += [html_table(table) for table in section.tables]
-    parts += [_chart(chart) for chart in section.charts]
-    return "\n".join(parts)
+    parts = [
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
+        f"<h1>{escape(title)}</h1>\n<nav>{links}</nav>",
+    ]
+    for section in sections:
+        parts.append(f'<h2 id="{_anchor(section.title)}">{escape(section.title)}</h2>')
+        parts += map(html_table, section.tables)
+        parts += map(_html_chart, section.charts)
+    return "\n".join([*parts, "</body>\n</html>\n"])
 
 
 def html_table(table: Table) -> str:
-    """Write one table with its notes."""
+    """Render one table with its notes."""
     head = "".join(f"<th>{escape(name)}</th>" for name in table.header)
     groups = ""
     if len([title for title, _ in table.groups if title]) > 1:
@@ -66,7 +173,7 @@ def html_table(table: Table) -> str:
         groups = f'<tr class="group">{"".join(cells)}</tr>'
     rows = "\n".join(
         ('<tr class="rule">' if place in table.rules else "<tr>")
-        + "".join(f"<td>{_html_cell(entry)}</td>" for entry in row)
+        + "".join(f"<td>{_html_entry(entry)}</td>" for entry in row)
         + "</tr>"
         for place, row in enumerate(table.rows)
     )
@@ -77,12 +184,12 @@ def html_table(table: Table) -> str:
     )
 
 
-def _html_cell(entry: Entry) -> str:
+def _html_entry(entry: Entry) -> str:
     return f"<b>{escape(entry.text)}</b>" if entry.bold else escape(entry.text)
 
 
-def _chart(chart: Chart) -> str:
-    """Put a picture into the page; as an image of its own, its names cannot clash with others."""
+def _html_chart(chart: Chart) -> str:
+    """Embed a chart as an image, so that its ids cannot clash with those of other charts."""
     data = base64.b64encode(chart.svg.encode()).decode()
     caption = escape(chart.caption)
     return (
@@ -95,10 +202,9 @@ def _anchor(title: str) -> str:
     return re.sub(r"\W+", "-", title.casefold()).strip("-")
 
 
-# The tables of a report as LaTeX, in the layout of the paper (package booktabs).
+# LaTeX
 
-
-SPECIAL = {
+_SPECIAL = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
     "%": r"\%",
@@ -114,24 +220,23 @@ SPECIAL = {
     ">": r"$>$",
     "|": r"$|$",
     '"': "''",
-    # At the beginning of a row they would belong to the \\ of the row above.
+    # At the start of a row these would become options of the \\ that ends the row above.
     "[": "{[}",
     "]": "{]}",
     "*": "{*}",
 }
 
 
-def write_latex(sections: Iterable[Section]) -> str:
-    """Write all tables, for a document to include."""
+def render_latex(sections: Iterable[Section]) -> str:
+    """Render all tables, for a document to include."""
     parts = ["% Tables of a mivhead benchmark; needs \\usepackage{booktabs}."]
     parts += [latex_table(table) for section in sections for table in section.tables]
     return "\n\n".join(parts) + "\n"
 
 
 def latex_table(table: Table) -> str:
-    r"""Write one table.
+    r"""Render one table.
 
-    >>> from mivhead.benchmark.report.model import plain_table
     >>> print(latex_table(plain_table("Scores", ["set", "miv"], [["my_set", "76.5 ± 1.2"]])))
     \begin{table}[t]
     \centering
@@ -152,64 +257,60 @@ def latex_table(table: Table) -> str:
         r"\toprule",
     ]
     if any(title for title, _ in table.groups):
-        lines += _groups(table)
-    lines += [_row(map(escape_latex, table.header)), r"\midrule"]
+        lines += _latex_groups(table)
+    lines += [_latex_row(map(escape_latex, table.header)), r"\midrule"]
     for place, row in enumerate(table.rows):
         if place in table.rules:
             lines.append(r"\midrule")
-        lines.append(_row(map(_latex_cell, row)))
-    caption = " ".join(
-        [f"{escape_latex(table.title)}.", *(escape_latex(note) for note in table.notes)]
-    )
+        lines.append(_latex_row(map(_latex_entry, row)))
+    caption = " ".join([f"{escape_latex(table.title)}.", *map(escape_latex, table.notes)])
     lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", r"\end{table}"]
     return "\n".join(lines)
 
 
-def _groups(table: Table) -> list[str]:
-    """Titles over their columns, each with a line below."""
+def _latex_groups(table: Table) -> list[str]:
+    """Return the titles over their columns, each with a line below."""
     cells, lines, column = [], [], 1
     for title, width in table.groups:
         cells.append(rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(title)}}}" if title else "")
         if title:
             lines.append(rf"\cmidrule(lr){{{column}-{column + width - 1}}}")
         column += width
-    return [_row(cells), "".join(lines)]
+    return [_latex_row(cells), "".join(lines)]
 
 
-def _latex_cell(entry: Entry) -> str:
+def _latex_entry(entry: Entry) -> str:
     text = escape_latex(entry.text)
     return rf"\textbf{{{text}}}" if entry.bold else text
 
 
-def _row(cells: Iterable[str]) -> str:
+def _latex_row(cells: Iterable[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
 def escape_latex(text: str) -> str:
-    r"""Write a text so that LaTeX prints it as it is.
+    r"""Escape a string so that LaTeX prints it literally.
 
     >>> print(escape_latex("50 % of my_set"))
     50 \% of my\_set
     """
-    return " ".join("".join(SPECIAL.get(letter, letter) for letter in text).split())
+    return " ".join("".join(_SPECIAL.get(letter, letter) for letter in text).split())
 
 
-# A report as Markdown: the tables, for a page under version control.
+# Markdown
 
 
-def write_markdown(title: str, sections: Iterable[Section]) -> str:
-    """Write a whole report."""
+def render_markdown(title: str, sections: Iterable[Section]) -> str:
+    """Render all tables under their headings."""
     parts = [f"# {title}"]
     for section in sections:
-        parts += [f"## {section.title}", *section.text]
-        parts += [markdown_table(table) for table in section.tables]
+        parts += [f"## {section.title}", *map(markdown_table, section.tables)]
     return "\n\n".join(parts) + "\n"
 
 
 def markdown_table(table: Table) -> str:
-    r"""Write one table; the names of backbones join those of their columns.
+    r"""Render one table; the titles of groups become part of the column names.
 
-    >>> from mivhead.benchmark.report.model import plain_table
     >>> print(markdown_table(plain_table("Scores", ["set", "miv"], [["a|b", 1.5]])))
     **Scores**
     <BLANKLINE>
@@ -217,30 +318,20 @@ def markdown_table(table: Table) -> str:
     | --- | ---: |
     | a\|b | 1.5 |
     """
-    lines = [_line(_header(table)), _line(["---"] + ["---:"] * (len(table.header) - 1))]
-    lines += [_line([_markdown_cell(entry) for entry in row]) for row in table.rows]
-    notes = [f"\n{_escape(note)}" for note in table.notes]
-    return "\n".join([f"**{_escape(table.title)}**", "", *lines, *notes])
+    header = list(table.header)
+    if len([title for title, _ in table.groups if title]) > 1:
+        groups = [title for title, width in table.groups for _ in range(width)]
+        pairs = zip(groups, table.header, strict=True)
+        header = [f"{group}: {name}" if group else name for group, name in pairs]
+    rows = [
+        [f"**{_escape_markdown(e.text)}**" if e.bold else _escape_markdown(e.text) for e in row]
+        for row in table.rows
+    ]
+    lines = [map(_escape_markdown, header), ["---"] + ["---:"] * (len(header) - 1), *rows]
+    notes = [f"\n{_escape_markdown(note)}" for note in table.notes]
+    title = f"**{_escape_markdown(table.title)}**"
+    return "\n".join([title, "", *(f"| {' | '.join(line)} |" for line in lines), *notes])
 
 
-def _header(table: Table) -> list[str]:
-    groups = [title for title, width in table.groups for _ in range(width)]
-    if len({title for title in groups if title}) < 2:
-        return [_escape(name) for name in table.header]
-    pairs = zip(groups, table.header, strict=True)
-    return [_escape(f"{group}: {name}" if group else name) for group, name in pairs]
-
-
-def _markdown_cell(entry: Entry) -> str:
-    text = _escape(entry.text)
-    return f"**{text}**" if entry.bold else text
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _escape(text: str) -> str:
-    for letter in "\\|*_<`":
-        text = text.replace(letter, f"\\{letter}")
-    return " ".join(text.split())
+def _escape_markdown(text: str) -> str:
+    return " ".join(re.sub(r"([\\|*_<`])", r"\\\1", text).split())

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mivhead.benchmark.report.formats import escape_latex, latex_table
-from mivhead.benchmark.report.model import plain_table
-from mivhead.benchmark.report.writing import write_report
+from mivhead.benchmark.report import write_report
+from mivhead.benchmark.report.formats import escape_latex, latex_table, plain_table
 from tests.helpers.synthetic import cell, random_run
 
 NASTY = r"[a*b] 5_1 & 50% #2 {x} \end{tabular} ~^$"

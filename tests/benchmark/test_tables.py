@@ -1,4 +1,4 @@
-"""The ready-made configurations can be read, and say what they are."""
+"""The ready-made configurations: all load, and name only methods and backbones that exist."""
 
 from __future__ import annotations
 

@@ -9,19 +9,25 @@ from html.parser import HTMLParser
 import pytest
 
 from mivhead.benchmark.compare import compare
+from mivhead.benchmark.report import make_sections, write_report
 from mivhead.benchmark.report.accuracy import (
     accuracy_table,
-    beside_table,
     calibration_table,
     find_series,
     interaction_tables,
     paired_table,
+    published_table,
     series_table,
 )
 from mivhead.benchmark.report.costs import budget_table, error_table, gflops_table, latency_table
-from mivhead.benchmark.report.formats import html_table, latex_table, markdown_table, write_html
-from mivhead.benchmark.report.model import Section, plain_table
-from mivhead.benchmark.report.writing import FILES, make_sections, write_report
+from mivhead.benchmark.report.formats import (
+    Section,
+    html_table,
+    latex_table,
+    markdown_table,
+    plain_table,
+    render_html,
+)
 from tests.helpers.extras import needs
 from tests.helpers.synthetic import cell, random_run, result
 
@@ -48,7 +54,7 @@ def texts(table, column: int = 0) -> list[str]:
 
 
 def test_all_files_are_written(files):
-    assert set(files) == set(FILES)
+    assert set(files) == {"report.md", "tables.tex", "results.csv", "report.html"}
 
 
 class Page(HTMLParser):
@@ -125,12 +131,13 @@ def test_paired_table(run):
 
 def test_beside_the_paper(run):
     (comparison,) = compare(run)
-    table = beside_table(comparison)
+    table = published_table(comparison)
     rows = {row[0].text: [entry.text for entry in row[1:]] for row in table.rows}
     assert rows["Aircraft (fgvc_aircraft), tsa"][1] == "78.9 ± 1.1"
     assert not any(NASTY in name for name in rows)
     assert (
-        beside_table(compare([result(backbone="mine"), result(backbone="mine", task=1)])[0]) is None
+        published_table(compare([result(backbone="mine"), result(backbone="mine", task=1)])[0])
+        is None
     )
 
 
@@ -155,6 +162,17 @@ def test_gflops_and_shares(run):
     rows = {row[0].text: [e.text for e in row[1:]] for row in gflops_table(comparison).rows}
     assert rows["Omniglot, miv"][:4] == ["20", "25.0 %", "10", "25.0 %"]
     assert rows["Omniglot, miv"][4] == "25,110"  # the paper's figure for ResNet-50
+
+
+def test_unknown_gflops_are_shown_as_unknown(tmp_path):
+    unknown = cell("cu_birds", "mine", [0.5, 0.6], gflops=None, gflops_paper=None)
+    results = cell("cu_birds", "miv", [0.5, 0.7]) + unknown
+    (comparison,) = compare(results)
+    rows = {row[0].text: [e.text for e in row[1:]] for row in gflops_table(comparison).rows}
+    assert rows["Birds, miv"][:4] == ["20", "-", "10", "-"]
+    assert rows["Birds, mine"][:4] == ["unknown", "-", "unknown", "-"]
+    write_report(results, tmp_path, "Unknown")
+    write_report(unknown, tmp_path, "Nothing known")
 
 
 def test_the_full_benchmark_by_hand():
@@ -184,7 +202,7 @@ def test_interactions_by_hand():
     (table,) = interaction_tables(compare(results)[0])
     assert [[e.text for e in row] for row in table.rows] == [
         ["one block", "60.0", "+2.0", "62.0"],
-        ["more blocks bring", "+10.0", "", "+13.0"],
+        ["gain of more blocks", "+10.0", "", "+13.0"],
         ["all blocks", "70.0", "+5.0", "75.0"],
     ]
     assert "+3.0 come from" in table.notes[0]
@@ -216,7 +234,7 @@ def test_series_over_blocks():
 
 def test_names_cannot_break_a_format():
     table = plain_table(NASTY, ["set", NASTY], [[NASTY, "1"]], NASTY)
-    page = write_html(NASTY, [Section(NASTY, (NASTY,), (table,))])
+    page = render_html(NASTY, [Section(NASTY, (table,))])
     assert "<script" not in page
     assert "<script" not in html_table(table)
     row = markdown_table(table).splitlines()[4]
