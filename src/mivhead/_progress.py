@@ -1,4 +1,4 @@
-"""Progress bars: shown after two seconds, and only if a person is watching."""
+"""Progress bars, shown after two seconds and only in a terminal."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ DELAY = 2.0  # seconds before a bar appears
 def progress_bar(
     description: str, total: int | None, *, show: bool | None = None, unit: str = "image"
 ) -> Iterator[Callable[[int], Any]]:
-    """Yield a function that adds finished items to a bar on stderr.
+    """Yield a function that advances a progress bar on stderr by a number of items.
 
     Parameters
     ----------
-    description
-        What is being done.
-    total
-        Number of items; None if it is not known.
-    show
-        False: never. None or True: if stderr is a terminal and it takes more than two seconds.
-    unit
-        What an item is called.
+    description : str
+        Label of the bar.
+    total : int or None
+        Number of items; None if unknown.
+    show : bool, default=None
+        False never shows the bar. None and True show it if stderr is a terminal and the work takes
+        more than two seconds.
+    unit : str, default="image"
+        Name of an item.
 
     Examples
     --------
@@ -37,7 +38,7 @@ def progress_bar(
     """
     from tqdm import tqdm
 
-    hidden = True if show is False else None  # None: tqdm looks whether stderr is a terminal
+    hidden = True if show is False else None  # None: tqdm checks whether stderr is a terminal
     with tqdm(
         total=total, desc=description, unit=unit, delay=DELAY, disable=hidden, leave=False
     ) as bar:

@@ -56,11 +56,11 @@ def test_other_methods_have_no_such_picture(miv, shots, new, tmp_path):
 
 def test_a_tuned_backbone_needs_the_shots(miv, model, new, tmp_path):
     image = new / "rings" / "5.png"
-    answer = miv("plot", "tsne", model, image, "--beside", model, "-o", tmp_path / "t.png")
-    assert "--beside needs --shots" in answer.err
+    answer = miv("plot", "tsne", model, image, "--compare", model, "-o", tmp_path / "t.png")
+    assert "--compare needs --shots" in answer.err
 
 
 def test_a_model_on_features_is_not_tuned(miv, model, shots, new, tmp_path):
-    options = ("--beside", model, "--shots", shots, "-o", tmp_path / "t.png")
+    options = ("--compare", model, "--shots", shots, "-o", tmp_path / "t.png")
     answer = miv("plot", "tsne", model, new / "rings" / "5.png", *options)
     assert "does not tune its backbone" in answer.err

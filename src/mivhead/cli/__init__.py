@@ -9,8 +9,8 @@ Conventions
   belongs to the library.
 - `options` holds the options that commands share, `inputs` what they read, `output` what they print
   and where they write.
-- Every command prints a text for people or, with `--json`, one JSON object, in which a list is a
-  named member. Results go to stdout, everything else to stderr.
+- Every command prints plain text or, with `--json`, one JSON object in which a list is a named
+  member. Results go to stdout, everything else to stderr.
 - An option that takes several names takes them separated by commas (`--sets a,b`). An option whose
   values are free text, such as `--param`, is repeated.
 - Errors are `MivError`s: one sentence, exit code 2. `--debug` adds the traceback.

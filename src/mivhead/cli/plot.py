@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from mivhead.classifier import MIVClassifier
     from mivhead.diagnostics.tsne import Embeddings
     from mivhead.features import Features
-    from mivhead.fewshot import FewShotClassifier, Prediction
+    from mivhead.fewshot import Prediction
     from mivhead.images.imageset import ImageSet
 
 TSNE_EXAMPLES = """
 miv plot tsne birds.miv new.jpg -o tsne.png
 miv plot tsne birds.miv new.jpg --truth robin --seed 3 -o tsne.pdf
-miv plot tsne birds.miv new.jpg --beside tsa.miv --shots shots/ -o tsne.png
+miv plot tsne birds.miv new.jpg --compare tsa.miv --shots shots/ -o tsne.png
 """
 ATTENTION_EXAMPLES = """
 miv plot attention birds.miv new.jpg -o attention.png
@@ -58,7 +58,7 @@ def _add_tsne(actions: Any) -> None:
         "--truth", metavar="CLASS", help="true class of the image; colours the star"
     )
     parser.add_argument(
-        "--beside",
+        "--compare",
         metavar="MODEL",
         help="compare with this model, which tunes the backbone (tsa, ...) and was trained on the "
         "same images, instead of nearest centroids; needs --shots",
@@ -138,7 +138,7 @@ def run_tsne(args: argparse.Namespace) -> int:
     if args.truth is not None:
         check_one_of("--truth", args.truth, case.names)
     panels = miv_embeddings(case.classifier, case.features)
-    if args.beside is None:
+    if args.compare is None:
         panels.append(centroid_embeddings(case.classifier, case.features))
     else:
         panels.append(_tuned(args, case))
@@ -170,14 +170,16 @@ def run_attention(args: argparse.Namespace) -> int:
 
 def _tuned(args: argparse.Namespace, case: _Case) -> Embeddings:
     from mivhead.diagnostics.tsne import tuned_embeddings
-    from mivhead.model_file import load
 
     if args.shots is None:
-        raise InputError("--beside needs --shots, because a tuned backbone embeds the shots again.")
+        raise InputError(
+            "--compare needs --shots, because a tuned backbone embeds the shots again."
+        )
     shots = _shots(args.shots, case)
-    model: FewShotClassifier = load(args.beside, device=args.device)
+    own = {"backbone": None, "weights": None}  # the backbone that this model names
+    model = load_model(args.compare, argparse.Namespace(**vars(args) | own))
     if [str(name) for name in model.classes_] != case.names:
-        raise InputError(f"{args.beside} has other classes than {args.model}.")
+        raise InputError(f"{args.compare} has other classes than {args.model}.")
     return tuned_embeddings(model, shots, case.images)
 
 
