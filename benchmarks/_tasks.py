@@ -22,7 +22,7 @@ from _backbones import Subject
 from mivhead import BlockPreset, Features, Preset
 from mivhead.backbones.base import extract_all
 from mivhead.extraction.pipeline import prefetch
-from mivhead.images.augmentation import augment, plan_views, views_per_image
+from mivhead.images.augmentation import augment, plan_views, view_seed, views_per_image
 from mivhead.images.imageset import ImageSet
 from mivhead.images.sources import open_labelled
 
@@ -119,9 +119,9 @@ def build_bank(
     support = sorted({row for task in tasks for row in task.support.tolist()})
     rows = sorted({*support, *(row for task in tasks for row in task.queries.tolist())})
     # An image taken as a class of its own gets as many views as the threshold says.
-    view_of, seeds = plan_views(range(len(images)), VIEWS if views else 0, "ceil", seed)
-    plan = [(row, s) for row, s in zip(view_of.tolist(), seeds.tolist(), strict=True)]
-    plan = [(row, s) for row, s in plan if row in set(support)]
+    view_of, numbers, _ = plan_views(range(len(images)), VIEWS if views else 0, "ceil")
+    plan = [(row, n) for row, n in zip(view_of.tolist(), numbers.tolist(), strict=True)]
+    plan = [(row, n) for row, n in plan if row in set(support)]
     preset = Preset(
         taps=tuple(tap for tap in subject.shapes if tap in taps),
         blocks=(BlockPreset(),) * len(set(taps)),
@@ -131,8 +131,9 @@ def build_bank(
     def pictures() -> Iterator[Image.Image]:
         for row in rows:
             yield images.load(row)
-        for row, view_seed in plan:
-            yield augment(images.load(row), preset.preprocessing.size, view_seed)
+        for row, number in plan:
+            own_seed = view_seed(seed, images.ids[row], number)
+            yield augment(images.load(row), preset.preprocessing.size, own_seed)
 
     features = extract_all(subject.load(preset), prefetch(pictures(), depth=8))
     places: dict[int, list[int]] = {}

@@ -23,8 +23,9 @@ from torch import nn
 
 from mivhead import Preprocessing
 from mivhead.backbones import from_module
+from mivhead.extraction.cache import content_hash
 from mivhead.fewshot import load_pixels, network_of
-from mivhead.images.augmentation import augment, plan_views
+from mivhead.images.augmentation import augment, plan_views, view_seed
 from mivhead.images.sources import open_labelled
 from mivhead.methods import make_tuner
 
@@ -107,9 +108,13 @@ def accuracy(backbone: Any, task: tuple[Arrays, Arrays, Arrays, Arrays], **param
     X, y, Q, truth = task
     views, rows = None, None
     if params.get("use_views"):
-        rows, seeds = plan_views(y.tolist(), THRESHOLD)
+        rows, numbers, seed = plan_views(y.tolist(), THRESHOLD)
         pictures = [Image.fromarray(x) for x in X]
-        made = [augment(pictures[r], SIZE, int(s)) for r, s in zip(rows, seeds, strict=True)]
+        contents = [content_hash(picture) for picture in pictures]
+        made = [
+            augment(pictures[row], SIZE, view_seed(seed, contents[row], int(number)))
+            for row, number in zip(rows, numbers, strict=True)
+        ]
         views = np.stack([np.asarray(view) for view in made])
     tuner = make_tuner("ln-tune", verbose=False, **params)
     tuner.fit(network_of(backbone, "ln-tune"), X, y, views=views, view_of=rows)

@@ -93,7 +93,7 @@ def main() -> None:
         blocks = len(preset.taps)
         fitting = [m for m in methods.values() if m.params.get("last_blocks", 0) <= blocks]
         config = replace(config, methods=tuple(fitting))
-    place = Place(args.output, args.data, bank=args.output / "bank")
+    place = Place(args.output, args.data, cache=args.output / "features")
     run(config, place, backbones={NAME: backbone}, view=LiveView())
     print(f"Done; `miv bench report {args.output}` writes the tables.")
 

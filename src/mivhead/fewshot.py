@@ -22,10 +22,10 @@ from mivhead.backbones.preprocessing import preprocess, to_pixels
 from mivhead.classifier import FeatureClassifier
 from mivhead.errors import InputError, check_one_of
 from mivhead.extraction.cache import FeatureCache, open_cache
-from mivhead.extraction.pipeline import NO_VIEWS, PART, ViewPlan, extract_table, iter_features
+from mivhead.extraction.pipeline import PART, LoadedImage, extract_table, iter_features
 from mivhead.features import FeatureTable
 from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
-from mivhead.images.augmentation import Augmentation, augment, plan_views
+from mivhead.images.augmentation import NO_VIEWS, Augmentation, ViewPlan, plan_views
 from mivhead.images.decoding import ImageLike
 from mivhead.images.imageset import ImageSet, Skipped, check_images, from_images, label_images
 from mivhead.images.sources import as_image_set, open_labelled
@@ -151,7 +151,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         plan = self._plan(images, backbone.preset)
         pixels, views = load_pixels(images, network.size, plan, self.augmentation, self.verbose)
         given = images.labels if labels is None else labels
-        tuner.fit(network, pixels, np.asarray(given), views=views, view_of=plan[0])
+        tuner.fit(network, pixels, np.asarray(given), views=views, view_of=plan.view_of)
         self.classifier_, self.classes_, self.identity_ = tuner, tuner.classes_, backbone.identity
         return self
 
@@ -359,15 +359,14 @@ def load_pixels(
     """Decode images and make their planned views: (image, R, R, 3) and (view, R, R, 3)."""
     if not len(images):
         raise InputError("There are no images: give at least one.")
-    view_of, seeds = plan
     pixels = np.empty((len(images), size, size, 3), np.uint8)
-    views = np.empty((len(view_of), size, size, 3), np.uint8)
+    views = np.empty((len(plan.view_of), size, size, 3), np.uint8)
     with progress_bar("reading", len(images), show=verbose) as advance:
-        for row in range(len(images)):
-            picture = images.load(row)
-            pixels[row] = to_pixels(picture, row, size)
-            for view in np.flatnonzero(view_of == row):
-                views[view] = np.asarray(augment(picture, size, int(seeds[view]), how))
+        for row, source in enumerate(images.sources):
+            image = LoadedImage(source)
+            pixels[row] = to_pixels(image.picture, row, size)
+            for i in np.flatnonzero(plan.view_of == row):
+                views[i] = np.asarray(image.view(int(plan.numbers[i]), plan.seed, size, how))
             advance(1)
     return pixels, views
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mivhead.extraction.cache import FeatureCache, Parts
-from mivhead.extraction.pipeline import Writer
+from mivhead.extraction.pipeline import _Writer
 
 
 def batch(number: int) -> dict[str, Parts]:
@@ -17,7 +17,7 @@ def batch(number: int) -> dict[str, Parts]:
 
 
 def put_all(cache: FeatureCache, batches: int, error: BaseException | None = None) -> None:
-    with Writer(cache) as writer:
+    with _Writer(cache) as writer:
         for number in range(batches):
             writer.put(batch(number))
         if error is not None:
@@ -41,7 +41,7 @@ def test_no_more_than_one_batch_waits(tmp_path: Path, monkeypatch: pytest.Monkey
         stored.append(key)
 
     monkeypatch.setattr(FeatureCache, "put", slow)
-    with Writer(FeatureCache(tmp_path)) as writer:
+    with _Writer(FeatureCache(tmp_path)) as writer:
         writer.put(batch(0))  # returns, though nothing is stored yet
         assert not stored
         threading.Timer(0.05, go.set).start()
@@ -65,5 +65,5 @@ def test_an_error_is_told_but_hides_no_other(
 
 
 def test_without_a_cache_nothing_is_done() -> None:
-    with Writer(None) as writer:
+    with _Writer(None) as writer:
         writer.put(batch(0))

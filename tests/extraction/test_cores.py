@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mivhead.extraction import pipeline as module
-from mivhead.extraction.pipeline import Cores
+from mivhead.extraction.pipeline import _Cores
 
 
 class Clock:
@@ -35,7 +35,7 @@ def _two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def decode(cores: Cores, clock: Clock, seconds: float) -> Iterator[int]:
+def decode(cores: _Cores, clock: Clock, seconds: float) -> Iterator[int]:
     """Decode two images; there are more."""
 
     def items() -> Iterator[int]:
@@ -48,7 +48,7 @@ def decode(cores: Cores, clock: Clock, seconds: float) -> Iterator[int]:
     return decoded
 
 
-def pass_backbone(cores: Cores, clock: Clock) -> int:
+def pass_backbone(cores: _Cores, clock: Clock) -> int:
     """Two images in 6 seconds, of which a second core saves half; the threads that were used."""
     with cores.work("backbone", 2):
         clock.now += 6
@@ -57,14 +57,14 @@ def pass_backbone(cores: Cores, clock: Clock) -> int:
 
 @pytest.mark.parametrize(("decoding", "threads"), [(2.5, [1, 1]), (1.0, [1, 2])])
 def test_quick_decoding_leaves_all_cores_to_the_backbone(clock, decoding, threads):
-    cores = Cores()
+    cores = _Cores()
     decode(cores, clock, decoding)
     assert [pass_backbone(cores, clock) for _ in range(2)] == threads
     assert torch.get_num_threads() == 2
 
 
 def test_when_all_is_decoded_there_is_nothing_to_leave_a_core_to(clock):
-    cores = Cores()
+    cores = _Cores()
     left = decode(cores, clock, 5.0)
     assert pass_backbone(cores, clock) == 1
     assert list(left) == [2]
@@ -72,7 +72,7 @@ def test_when_all_is_decoded_there_is_nothing_to_leave_a_core_to(clock):
 
 
 def test_each_kind_of_work_is_weighed_by_itself(clock):
-    cores = Cores()
+    cores = _Cores()
     decode(cores, clock, 1.0)
     assert [pass_backbone(cores, clock) for _ in range(2)] == [1, 2]
     threads = []
@@ -84,7 +84,7 @@ def test_each_kind_of_work_is_weighed_by_itself(clock):
 
 
 def test_nothing_is_decoded_in_the_backbones_turn(clock):
-    cores, made = Cores(), []
+    cores, made = _Cores(), []
     decode(cores, clock, 1.0)
     pass_backbone(cores, clock)
     with cores.work("backbone", 1):
@@ -97,7 +97,7 @@ def test_nothing_is_decoded_in_the_backbones_turn(clock):
 
 
 def test_an_error_of_the_backbone_gives_the_cores_back():
-    cores = Cores()
+    cores = _Cores()
     for _ in range(2):
         with pytest.raises(ValueError, match="broken"), cores.work("backbone", 1):
             raise ValueError("broken")
