@@ -1,16 +1,15 @@
-"""How fast the feature cache reads, against one plain memory-mapped array of the same values.
+"""How fast the feature cache reads, compared with a plain memory-mapped array of the same values.
 
     python benchmarks/cache.py [--images 1000] [--threads 2] [--json cache.json]
 
-Writes entries as large as those of the default backbone (169 kB), then reads all of them in random
-order and copies the values out, as extraction does. "Segment" is the other design that was
-considered: all entries behind each other in one memory-mapped file, with the same checksums; the
-gain does not pay for an index and for giving up old entries one by one, so an entry is a file.
-"Extraction" is the whole warm path of `extract_table`: image files are read and hashed, keys made,
-entries found and checked, features collected. Everything is in the page cache; the best of five
-rounds counts. The second column is per second of processor time, which a busy machine changes less.
-Takes ten seconds. Expect about 1 GB/s from the cache, half as much again from a segment, and half
-as much from extraction.
+Writes entries of the default backbone's size (169 kB), then reads all of them in random order and
+copies the values, as extraction does. "Segment" is the alternative design: all entries in one
+memory-mapped file, one after the other, with the same checksums. It is not worth an index and the
+loss of removing old entries one by one, so each entry is a file. "Extraction" is `extract_table`
+with a full cache: it reads and hashes image files, computes keys, finds and checks entries, and
+collects the features. Everything is in the page cache; the best of five rounds counts. The second
+column is per second of processor time, which depends less on other load. Takes ten seconds. Expect
+about 1 GB/s from the cache, 50 % more from a segment, and half as much from extraction.
 """
 
 from __future__ import annotations
@@ -48,23 +47,23 @@ class Constant:
     identity = Identity("constant", "0" * 64, preset.preprocessing, preset.taps)
 
     def extract(self, images: Sequence[Any]) -> Features:
-        """Ones."""
+        """Return ones."""
         return Features([np.ones((len(images), *s), np.float16) for s in SHAPES.values()])
 
 
-def rate(megabytes: float, job: Callable[[], object], rounds: int = ROUNDS) -> Rate:
-    """MB per second, and per second of processor time, in the best round."""
+def rate(megabytes: float, call: Callable[[], object], rounds: int = ROUNDS) -> Rate:
+    """Return MB per second, and per second of processor time, in the best round."""
     wall, cpu = [], []
     for _ in range(rounds):
         start = time.perf_counter(), time.process_time()
-        job()
+        call()
         wall.append(time.perf_counter() - start[0])
         cpu.append(time.process_time() - start[1])
     return megabytes / min(wall), megabytes / min(cpu)
 
 
 def measure(folder: Path, count: int, threads: int) -> dict[str, Rate]:
-    """Rates of writing, and of reading in every way."""
+    """Return the rates of writing, and of reading in every way."""
     rng = np.random.default_rng(0)
     entry: Arrays = {k: rng.normal(size=shape).astype(np.float16) for k, shape in SHAPES.items()}
     keys = [rng.bytes(32).hex() for _ in range(count)]
@@ -109,7 +108,7 @@ def measure(folder: Path, count: int, threads: int) -> dict[str, Rate]:
 
 
 def warm_extraction(folder: Path, count: int) -> Callable[[], object]:
-    """Make a job that extracts images which are all in the cache."""
+    """Return a function that extracts images which are all in the cache."""
     rng = np.random.default_rng(1)
     (folder / "images").mkdir()
     for i in range(count):
@@ -125,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rates = measure(Path(folder), args.images, args.threads)

@@ -2,12 +2,12 @@
 
     python benchmarks/end_to_end.py DATA
 
-DATA is a folder with one folder per class. 50 images (10 classes, 5 each) are learned, up to 1,000
-others are named, each in a process of its own: first with an empty feature cache, then with a full
-one. Of the main thread's time, each second goes to one heading: Python's own start and end,
-importing, loading weights, waiting for decoded images or cached features, copying and storing
-features, the backbone, the head, or the rest. Images per second stand beside those of the backbone
-alone, on decoded images, with all cores.
+DATA is a folder with one folder per class. A model is fitted on 50 images (10 classes, 5 shots) and
+predicts up to 1,000 others, each command in a process of its own: first with an empty feature
+cache, then with a full one. Every second of the main thread belongs to one category: Python's own
+start and end, importing, loading weights, waiting for decoded images or cached features, copying
+and storing features, the backbone, the head, or the rest. Images per second are compared with those
+of the backbone alone, on decoded images, with all cores. `--queries N` predicts fewer images.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLASSES, SHOTS, QUERIES = 10, 5, 1000
 
 
 class Stopwatch:
-    """Gives every moment to the innermost heading."""
+    """Adds up the time per category; the innermost one counts."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
@@ -88,7 +88,7 @@ def run_command(arguments: list[str]) -> None:
     from mivhead.cli.main import exit_process, main
     from mivhead.diagnostics import estimate as diagnostics
     from mivhead.extraction import pipeline as extraction
-    from mivhead.extraction.pipeline import Writer
+    from mivhead.extraction.pipeline import _Writer
 
     plain_prefetch = extraction.prefetch
 
@@ -103,8 +103,8 @@ def run_command(arguments: list[str]) -> None:
 
     extraction.prefetch = prefetch
     watch.wrap(extraction._Rows, "put", "cache")
-    watch.wrap(Writer, "put", "cache")
-    watch.wrap(Writer, "__exit__", "cache")
+    watch.wrap(_Writer, "put", "cache")
+    watch.wrap(_Writer, "__exit__", "cache")
     watch.wrap(LazyBackbone, "extract", "backbone")
     watch.wrap(LazyBackbone, "loaded", "weights")
     watch.wrap(diagnostics, "cross_validate", "head")
@@ -151,10 +151,10 @@ def backbone_alone(files: list[Path]) -> float:
     return len(pictures) / (time.perf_counter() - start)
 
 
-def choose(data: Path, shots: Path, queries: Path) -> int:
-    """Copy some images of ten classes; the number of queries."""
+def choose(data: Path, shots: Path, queries: Path, most: int) -> int:
+    """Copy some images of ten classes; return the number of queries."""
     folders = sorted(folder for folder in data.iterdir() if folder.is_dir())[:CLASSES]
-    each = QUERIES // len(folders)
+    each = most // len(folders)
     count = 0
     queries.mkdir()
     for folder in folders:
@@ -171,11 +171,12 @@ def choose(data: Path, shots: Path, queries: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="a folder with one folder per class")
+    parser.add_argument("--queries", type=int, default=QUERIES, help="images to predict")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         shots, queries, model = folder / "shots", folder / "queries", folder / "model.miv"
-        count = choose(args.data, shots, queries)
+        count = choose(args.data, shots, queries, args.queries)
         commands = {
             f"`miv fit`, {CLASSES * SHOTS} images": ["fit", str(shots), "-o", str(model)],
             f"`miv predict`, {count} images": ["predict", str(model), str(queries), "--csv"],

@@ -73,7 +73,8 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=3)
     parser.add_argument("--views", type=int, default=3)
     parser.add_argument("--seed", type=int, default=100)
-    parser.add_argument("--variants", help="only these, separated by semicolons")
+    parser.add_argument("--variants", help="some of them, separated by semicolons")
+    parser.add_argument("--cache", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     wanted = args.variants.split(";") if args.variants else list(VARIANTS)
@@ -90,7 +91,7 @@ def main() -> None:
                 "methods": methods,
             }
         )
-        run(config, Place(args.output, args.data), view=LiveView())
+        run(config, Place(args.output, args.data, args.cache), view=LiveView())
 
     measure([{"name": name, "method": "miv", "recipe": name} for name in wanted])
     if not args.variants:

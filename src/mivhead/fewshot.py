@@ -35,10 +35,10 @@ from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.preprocessing import preprocess, to_pixels
 from mivhead.errors import InputError
 from mivhead.extraction.cache import FeatureCache, open_cache
-from mivhead.extraction.pipeline import NO_VIEWS, PART, ViewPlan, extract_table, iter_features
+from mivhead.extraction.pipeline import PART, LoadedImage, extract_table, iter_features
 from mivhead.features import Features, FeatureTable
 from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
-from mivhead.images.augmentation import Augmentation, augment, plan_views
+from mivhead.images.augmentation import NO_VIEWS, Augmentation, ViewPlan, plan_views
 from mivhead.images.decoding import ImageLike
 from mivhead.images.imageset import ImageSet, Skipped, check_images, from_images, label_images
 from mivhead.images.sources import as_image_set, open_labelled
@@ -525,7 +525,7 @@ class _PixelReader:
     def read(self, images: ImageSet, plan: ViewPlan) -> _Read:
         how, verbose = self._model.augmentation, self._model.verbose
         pixels, views = load_pixels(images, self._size, plan, how, verbose)
-        return _Read(pixels, views, plan[0])
+        return _Read(pixels, views, plan.view_of)
 
     def parts(self, images: ImageSet) -> Iterator[Pixels]:
         for start in range(0, max(1, len(images)), PART):
@@ -563,14 +563,13 @@ def load_pixels(
     """Decode images and make their planned views: (image, R, R, 3) and (view, R, R, 3)."""
     if not len(images):
         raise InputError("There are no images: give at least one.")
-    view_of, seeds = plan
     pixels = np.empty((len(images), size, size, 3), np.uint8)
-    views = np.empty((len(view_of), size, size, 3), np.uint8)
+    views = np.empty((len(plan.view_of), size, size, 3), np.uint8)
     with progress_bar("reading", len(images), show=verbose) as advance:
-        for row in range(len(images)):
-            picture = images.load(row)
-            pixels[row] = to_pixels(picture, row, size)
-            for view in np.flatnonzero(view_of == row):
-                views[view] = np.asarray(augment(picture, size, int(seeds[view]), how))
+        for row, source in enumerate(images.sources):
+            image = LoadedImage(source)
+            pixels[row] = to_pixels(image.picture, row, size)
+            for i in np.flatnonzero(plan.view_of == row):
+                views[i] = np.asarray(image.view(int(plan.numbers[i]), plan.seed, size, how))
             advance(1)
     return pixels, views

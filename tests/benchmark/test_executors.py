@@ -10,18 +10,18 @@ import pytest
 
 from mivhead.benchmark.executors import Died, make_executor, ray_cluster
 from mivhead.errors import InputError, NotAvailableError
-from tests.helpers.worker_jobs import CountThreads, Fail, KillWorker, Square
+from tests.helpers.worker_calls import CountThreads, Fail, KillWorker, Square
 
 
 def test_workers_die_and_work_goes_on(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     executor = make_executor("local", 2)
     try:
-        jobs = [Square(2), KillWorker(), Square(3), Square(4), CountThreads()]
-        outcomes = dict(executor.run(jobs))
-        assert outcomes.keys() == set(jobs)
+        calls = [Square(2), KillWorker(), Square(3), Square(4), CountThreads()]
+        outcomes = dict(executor.run(calls))
+        assert outcomes.keys() == set(calls)
         died = outcomes.pop(KillWorker())
-        assert died == Died("the worker was ended by SIGKILL, perhaps for want of memory")
+        assert died == Died("the worker was killed by SIGKILL, perhaps for lack of memory")
         assert outcomes == {
             Square(2): 4,
             Square(3): 9,
@@ -29,7 +29,7 @@ def test_workers_die_and_work_goes_on(monkeypatch):
             CountThreads(): (1, "1"),
         }
         assert os.environ["OMP_NUM_THREADS"] == "7"
-        with pytest.raises(InputError, match="this job fails"):
+        with pytest.raises(InputError, match="this call fails"):
             list(executor.run([Fail()]))
         assert list(executor.run([Square(5)])) == [(Square(5), 25)]  # the workers are still there
         assert 1 <= len(multiprocessing.active_children()) <= 2

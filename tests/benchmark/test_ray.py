@@ -15,7 +15,7 @@ from mivhead.benchmark.executors.local import InlineExecutor
 from mivhead.benchmark.runner import Place, run
 from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.bench_data import numbers, read_config, write_sets
-from tests.helpers.worker_jobs import CountThreads, Fail, KillWorker, Square
+from tests.helpers.worker_calls import CountThreads, Fail, KillWorker, Square
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")
 pytestmark = [
@@ -43,15 +43,15 @@ def cluster(monkeypatch):
     cluster.shutdown()
 
 
-def test_jobs_threads_errors_and_dead_workers(cluster):
+def test_calls_threads_errors_and_dead_workers(cluster):
     executor = RayExecutor(cluster.address)
     try:
         assert executor.workers == 4
-        jobs = [Square(2), KillWorker(), CountThreads(), Square(3)]
-        outcomes = dict(executor.run(jobs))
+        calls = [Square(2), KillWorker(), CountThreads(), Square(3)]
+        outcomes = dict(executor.run(calls))
         assert isinstance(outcomes.pop(KillWorker()), Died)
         assert outcomes == {Square(2): 4, Square(3): 9, CountThreads(): (1, "1")}
-        with pytest.raises(InputError, match="this job fails"):
+        with pytest.raises(InputError, match="this call fails"):
             list(executor.run([Fail()]))
     finally:
         executor.close()
@@ -67,23 +67,23 @@ class Saboteur:
         self.died = self.done = 0
         self.node_lives = True
 
-    def run(self, jobs):
-        for job, outcome in self._executor.run(jobs):
+    def run(self, calls):
+        for call, outcome in self._executor.run(calls):
             self.died += isinstance(outcome, Died)
-            if hasattr(job, "methods"):
+            if hasattr(call, "methods"):
                 self.done += 1
                 if self.done == 1:
                     os.kill(find_worker(self._cluster.list_all_nodes()), signal.SIGKILL)
                 if self.done >= 3 and self.node_lives:
                     self.node_lives = not kill_node_at_work(self._cluster)
-            yield job, outcome
+            yield call, outcome
 
     def close(self):
         self._executor.close()
 
 
 def find_worker(nodes, seconds=10):
-    """Wait for a process of these nodes that runs one of our jobs; None if none is seen."""
+    """Wait for a process of these nodes that runs one of our calls; None if none is seen."""
     raylets = [info for node in nodes for info in node.all_processes["raylet"]]
     parents = {info.process.pid for info in raylets}
     for _ in range(20 * seconds):
@@ -100,7 +100,7 @@ def find_worker(nodes, seconds=10):
 
 
 def kill_node_at_work(cluster):
-    """Remove the second node if it has a job, which is held back so that it cannot end."""
+    """Remove the second node if it has a call, which is held back so that it cannot end."""
     worker = find_worker([cluster.second], seconds=1)
     if worker is None:
         return False
@@ -114,11 +114,11 @@ def kill_node_at_work(cluster):
 def test_results_equal_the_local_ones_though_a_worker_and_a_node_die(cluster, tmp_path):
     data = write_sets(tmp_path / "data", names=("dots",), images=4)
     config = read_config(CONFIG | {"tasks": 16})
-    place = Place(tmp_path / "local", data, bank=tmp_path / "bank-local")
+    place = Place(tmp_path / "local", data, cache=tmp_path / "features-local")
     local = run(config, place, InlineExecutor())
     executor = Saboteur(RayExecutor(cluster.address), cluster)
     try:
-        place = Place(tmp_path / "ray", data, bank=tmp_path / "bank-ray")
+        place = Place(tmp_path / "ray", data, cache=tmp_path / "features-ray")
         there = run(config, place, executor)
     finally:
         executor.close()

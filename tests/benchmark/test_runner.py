@@ -1,27 +1,30 @@
 """The runner in one process: what is computed, in which order, and what happens when it fails."""
 
 import errno
-import json
+import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from mivhead.benchmark.report.writing import write_report
 from PIL import Image
 
 from mivhead.backbones import from_module
-from mivhead.benchmark import extracting, runner
-from mivhead.benchmark.bank import Bank
+from mivhead.benchmark import inputs, runner
 from mivhead.benchmark.executors import Died
-from mivhead.benchmark.executors.local import InlineExecutor
+from mivhead.benchmark.executors.local import InlineExecutor, LocalExecutor
 from mivhead.benchmark.live import LiveView
-from mivhead.benchmark.plan import view_seed
 from mivhead.benchmark.results import RESULTS, read_results
 from mivhead.benchmark.runner import Place, run
 from mivhead.benchmark.tasks import TaskSet
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.images.augmentation import augment
+from mivhead.extraction.cache import FeatureCache, content_hash
+from mivhead.extraction.pipeline import BATCH
+from mivhead.fewshot import FewShotClassifier
+from mivhead.images.augmentation import augment, view_seed
 from mivhead.methods.knn import NearestNeighbours
 from mivhead.methods.ncc import NearestCentroid
 from mivhead.methods.registry import make_method
@@ -54,13 +57,16 @@ def test_a_result_is_what_the_method_gives_by_hand(place, data):
     def load(id_):
         return Image.open(data / "dots" / id_).convert("RGB")
 
+    def content(id_):
+        return content_hash((data / "dots" / id_).read_bytes())
+
     size = backbone.preset.preprocessing.size
     support = backbone.extract([load(id_) for id_ in task.support])
     queries = backbone.extract([load(id_) for id_ in task.queries])
     # T = 3 and two shots: two views each
     views = backbone.extract(
         [
-            augment(load(id_), size, view_seed(0, id_, number))
+            augment(load(id_), size, view_seed(0, content(id_), number))
             for id_ in task.support
             for number in range(2)
         ]
@@ -90,11 +96,8 @@ def test_each_picture_passes_the_backbone_once(place):
     backbone = TinyBackbone()
     bench(place, backbone, protocols=["5-way 2-shot", "varying"])
     seen = backbone.seen
-    pictures = sum(
-        len(json.loads(path.read_text())["keys"])
-        for path in place.folder.glob("bank/*/segment-*/index.json")
-    )
-    extra = seen - pictures  # plain images: for the layout, for warming up, for counting flops
+    entries = FeatureCache(place.folder / "features").info().entries
+    extra = seen - entries  # plain images: for the layout, for warming up, for counting flops
     assert 0 < extra <= 8
     shutil.rmtree(place.folder / "tasks")
     (place.folder / RESULTS).unlink()
@@ -130,7 +133,7 @@ def test_a_failure_is_recorded_shown_and_tried_again(place, monkeypatch, capsys,
         monkeypatch.setattr(NearestCentroid, "_learn", learn)
         raise error
 
-    monkeypatch.setattr("mivhead.benchmark.units._warm", {("tiny", "ncc"), ("tiny", "miv")})
+    monkeypatch.setattr("mivhead.benchmark.measuring._warm", {("tiny", "ncc"), ("tiny", "miv")})
     monkeypatch.setattr(NearestCentroid, "_learn", fail_once)
     results = bench(place, view=LiveView())
     (failed,) = (r for r in results if r.error)
@@ -156,19 +159,19 @@ def test_probabilities_that_are_no_numbers_are_no_result(place, monkeypatch):
 
 
 class DyingExecutor(InlineExecutor):
-    """Workers die on some jobs."""
+    """Workers die on some calls."""
 
     def __init__(self, deadly):
         self.deadly = deadly
 
-    def run(self, jobs):
-        for job in jobs:
-            yield job, (Died("it was killed") if self.deadly(job) else job())
+    def run(self, calls):
+        for call in calls:
+            yield call, (Died("it was killed") if self.deadly(call) else call())
 
 
 def test_the_method_that_kills_workers_is_found(place):
-    def deadly(job):
-        return any(m.name == "knn" for m in job.methods) and job.given.task.classes
+    def deadly(call):
+        return any(m.name == "knn" for m in call.methods)
 
     methods = ["ncc", "knn"]
     results = bench(place, executor=DyingExecutor(deadly), methods=methods, sets=["dots"])
@@ -178,32 +181,34 @@ def test_the_method_that_kills_workers_is_found(place):
     assert {r.error for r in healed} == {None}
 
 
-def test_a_full_disk_in_the_middle_stops_and_goes_on(place, monkeypatch):
+def test_a_run_resumes_after_a_full_disk(place, monkeypatch):
     expected = numbers(bench(replace(place, folder=place.folder.parent / "other")))
-    real = np.save
-    monkeypatch.setattr(extracting, "SEGMENT", 20)
-    segments = []
+    real, written = Path.write_bytes, []
+    monkeypatch.setattr(inputs, "CHUNK", 20)
 
-    def full(file, array, **options):
-        segments.append(file)
-        if len(segments) > 5:
+    def full(path, data):
+        written.append(path)
+        if len(written) > 50:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(file, array, **options)
+        return real(path, data)
 
     backbone = TinyBackbone()
     with monkeypatch.context() as patch:
-        patch.setattr(np, "save", full)
-        with pytest.raises(NotAvailableError, match="No space left on device"):
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(NotAvailableError, match=r"No space left on device.* it resumes"):
             bench(place, backbone)
+    assert len(written) == 51
     seen = backbone.seen
     assert numbers(bench(place, backbone)) == expected
-    assert backbone.seen < 2 * seen + 200  # two segments of the first attempt were kept
-    assert seen > 40
+    entries = FeatureCache(place.folder / "features").info().entries
+    # What was stored before the disk was full did not pass the backbone again; the rest are plain
+    # images, for the layout, for warming up (once per chunk) and for counting operations.
+    assert backbone.seen - seen < entries - 50 + 20
 
 
 def test_size_is_stated_and_limited(place, capsys):
-    with pytest.raises(NotAvailableError, match="raise it with --bank-gb"):
-        bench(replace(place, bank_gb=1e-6))
+    with pytest.raises(NotAvailableError, match="raise it with --cache-gb"):
+        bench(replace(place, cache_gb=1e-6))
     bench(place, view=LiveView(), sets=["dots"])
     told = capsys.readouterr().err
     assert "images and" in told
@@ -211,20 +216,13 @@ def test_size_is_stated_and_limited(place, capsys):
     assert "6 of 6" in told
 
 
-def test_the_bank_of_a_finished_set_can_be_dropped(place):
-    bench(replace(place, drop_bank=True, bank=place.folder.parent / "elsewhere"))
-    folders = list((place.folder.parent / "elsewhere").iterdir())
-    assert len(folders) == 2
-    assert all(Bank(folder).nbytes == 0 for folder in folders)
-
-
-def test_changed_images_are_extracted_anew(place, data, tmp_path):
+def test_changed_images_are_extracted_again(place, data, tmp_path):
     copy = shutil.copytree(data, tmp_path / "copy")
-    bank = tmp_path / "bank"
-    first = bench(replace(place, data=copy, bank=bank), sets=["dots"])
+    cache = tmp_path / "features"
+    first = bench(replace(place, data=copy, cache=cache), sets=["dots"])
     for path in (copy / "dots" / "class0").iterdir():
         Image.new("RGB", (9, 9), "red").save(path)
-    there = replace(place, data=copy, bank=bank, folder=tmp_path / "second")
+    there = replace(place, data=copy, cache=cache, folder=tmp_path / "second")
     assert numbers(bench(there, sets=["dots"])) != numbers(first)
 
 
@@ -241,7 +239,7 @@ def test_tasks_of_another_run_or_other_data_are_refused(place, data, tmp_path):
         bench(place, sets=["dots"])
     few = write_sets(tmp_path / "few", images=4)
     TaskSet.load(path)
-    with pytest.raises(InputError, match="which the data set dots lacks"):
+    with pytest.raises(InputError, match="which the data set dots does not contain"):
         bench(
             replace(place, data=few, folder=tmp_path / "five"),
             sets=["dots"],
@@ -282,12 +280,71 @@ def test_a_method_that_tunes_the_backbone_runs_on_images(place):
     assert found["tsa"].backbone_seconds == 0 < found["ncc"].backbone_seconds
     # two steps of three passes against one pass
     assert 3 < found["tsa"].gflops_paper / found["ncc"].gflops_paper < 9
-    sources = list((place.folder / "bank").iterdir())
-    assert len(sources) == 1  # of ncc; tsa alone needs none
+    assert (place.folder / "features").exists()  # of ncc; tsa alone needs none
     only = replace(place, folder=place.folder.parent / "only")
     bench(only, mine, methods=[tsa], sets=["dots"], tasks=1)
-    assert not (only.folder / "bank").exists()
+    assert not (only.folder / "features").exists()
 
 
-def test_workers_are_counted():
-    assert runner.default_workers() >= 1
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_there_is_a_worker_for_every_core_that_may_be_used():
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert runner.default_workers() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert runner.default_workers() == len(allowed)
+
+
+def test_a_run_shares_its_features_with_fit_and_with_other_runs(place, data, tmp_path):
+    cache, backbone = tmp_path / "features", TinyBackbone()
+    there = replace(place, cache=cache)
+    first = bench(there, backbone, sets=["dots"])
+    seen = backbone.seen
+    again = bench(replace(there, folder=tmp_path / "second"), backbone, sets=["dots"])
+    assert numbers(again) == numbers(first)
+    # One batch to time the backbone and one image to warm up; one to count operations.
+    assert backbone.seen - seen == BATCH + 2
+    (tasks,) = (TaskSet.load(path) for path in place.folder.glob("tasks/*/dots.json"))
+    shots = tasks.tasks[0].support
+    seen = backbone.seen
+    classifier = FewShotClassifier(backbone, threshold=3, cache=cache, verbose=False)
+    classifier.fit([data / "dots" / id_ for id_ in shots], tasks.tasks[0].support_labels)
+    assert backbone.seen == seen  # not even the views: T = 3 and two shots make two views each
+
+
+def test_a_backbone_that_cannot_be_sent_stays_in_this_process(place):
+    class Local(TinyBackbone):  # local classes cannot be pickled
+        pass
+
+    executor = LocalExecutor(1)
+    try:
+        results = bench(place, Local(), executor, sets=["dots"])
+    finally:
+        executor.close()
+    assert {r.error for r in results} == {None}
+    assert numbers(results) == numbers(
+        bench(replace(place, folder=place.folder.parent / "inline"), sets=["dots"])
+    )
+
+
+def test_a_run_of_version_0_1_0_resumes_and_reports(data, tmp_path, capsys):
+    """The folder was written by 0.1.0, which seeded views by image id and recorded no version."""
+    old = Path(__file__).parent / "data" / "run_0_1_0"
+    folder = shutil.copytree(old, tmp_path / "run")
+    before = read_results(folder)
+    assert len(before) == 4
+    results = bench(Place(folder, data), view=LiveView(), sets=["dots"])
+    assert "was started by an earlier version of mivhead" in capsys.readouterr().err
+    assert len(results) == 6
+    assert results[:4] == before
+    fresh = numbers(bench(Place(tmp_path / "fresh", data), sets=["dots"]))
+    for result in results:
+        (tasks, accuracy, *_) = fresh[result.key]
+        assert result.tasks == tasks  # the same tasks as ever
+        if result.method == "ncc":  # it uses no views
+            assert result.accuracy == accuracy
+    assert (folder / RESULTS).read_bytes().startswith((old / RESULTS).read_bytes())
+    paths = write_report(read_results(folder), tmp_path / "report", "Old")
+    assert all(path.stat().st_size for path in paths)

@@ -83,7 +83,7 @@ def test_support_sizes_follow_beta():
     """With large classes a class adds floor(100 beta) + 1, which is uniform in 1..100."""
     rng = np.random.default_rng(0)
     sizes = np.full(5, 100_000)
-    totals = np.array([VARYING.draw_shots(rng, sizes).sum() for _ in range(4000)])
+    totals = np.array([VARYING.sample_shots(rng, sizes).sum() for _ in range(4000)])
     # The shares of 5 classes are rounded down: up to 4 images are lost.
     added = np.ceil(totals / 5)
     assert added.min() == 1
@@ -96,18 +96,18 @@ def test_support_sizes_follow_beta():
 def test_support_is_capped():
     rng = np.random.default_rng(0)
     sizes = np.full(50, 1000)
-    totals = [VARYING.draw_shots(rng, sizes).sum() for _ in range(500)]
+    totals = [VARYING.sample_shots(rng, sizes).sum() for _ in range(500)]
     assert 450 < max(totals) <= 500
     assert np.mean(np.array(totals) > 450) == pytest.approx(0.9, abs=0.05)  # beta above 0.1
     small = Protocol(max_support=60)
-    assert max(small.draw_shots(rng, sizes).sum() for _ in range(200)) <= 60
+    assert max(small.sample_shots(rng, sizes).sum() for _ in range(200)) <= 60
 
 
 def test_shares_follow_sizes_and_weights():
     """Shots are proportional to size * exp(U(log 1/2, log 2)): their log ratio has a triangle."""
     rng = np.random.default_rng(0)
     sizes = np.array([20_000, 10_000, 10_000, 10_000, 10_000])
-    drawn = np.array([VARYING.draw_shots(rng, sizes) for _ in range(4000)])
+    drawn = np.array([VARYING.sample_shots(rng, sizes) for _ in range(4000)])
     drawn = drawn[drawn.sum(1) > 400]  # few shots are rounded too roughly
     ratios = np.log(drawn[:, 0] / drawn[:, 1])
     assert ratios.mean() == pytest.approx(math.log(2), abs=0.03)
@@ -120,7 +120,7 @@ def test_no_class_gives_more_than_it_has_left():
     rng = np.random.default_rng(0)
     sizes = np.array([2, 5, 9, 200, 200])
     for _ in range(200):
-        shots = VARYING.draw_shots(rng, sizes)
+        shots = VARYING.sample_shots(rng, sizes)
         assert (shots >= 1).all()
         assert (shots <= sizes - 1).all()  # one query, as the smallest class has two images
 
@@ -207,10 +207,10 @@ def test_tasks_of_few_ways_need_few_classes():
 @pytest.mark.parametrize(
     ("images", "text", "reason"),
     [
-        (equal(4, 9), "varying", "no more than 4 classes and 'varying' needs at least 5: add cl"),
-        (equal(4, 9), "20-way 5-shot", "needs at least 5: add classes, or ask for fixed tasks"),
+        (equal(4, 9), "varying", "at most 4 classes and 'varying' needs at least 5: add cl"),
+        (equal(4, 9), "20-way 5-shot", "needs at least 5: add classes, or use a fixed protocol"),
         (labelled({"a": 5, "b": 1, "c": 5, "d": 5, "e": 5}), "varying", "only 1 of the 2 images"),
-        (equal(9, 5), "5-way 5-shot", r"'c00' and 8 more classes: .* or ask for fewer shots\."),
+        (equal(9, 5), "5-way 5-shot", r"'c00' and 8 more classes: .* or use fewer shots\."),
     ],
 )
 def test_sets_that_are_left_out_say_what_to_change(images, text, reason):
@@ -223,7 +223,7 @@ def test_sets_that_are_left_out_say_what_to_change(images, text, reason):
 
 def test_all_alphabets_too_small():
     found = sample_tasks(labelled({"A.1": 5, "B.1": 5}), "omniglot", VARYING, 0, 3)
-    assert "no more than 1 classes in any of its groups" in found.reason
+    assert "at most 1 classes in any of its groups" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_protocols_are_read_from_their_names(text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("vary", "The protocol 'vary' is not known; write 'varying'"),
+        ("vary", "The protocol 'vary' is not known; expected 'varying'"),
         ("5way 1shot", "not known"),
         ("1-way 1-shot", "at least 2 ways, got 1"),
         ("5-way 0-shot", "at least 1 shot, got 0"),
@@ -255,7 +255,7 @@ def test_wrong_protocols(text, message):
 
 
 def test_ways_and_shots_go_together():
-    with pytest.raises(InputError, match="both are needed"):
+    with pytest.raises(InputError, match="needs both ways and shots"):
         Protocol("fixed", ways=5)
-    with pytest.raises(InputError, match="belong to a fixed protocol"):
+    with pytest.raises(InputError, match="a varying one has neither"):
         Protocol("varying", shots=5)

@@ -45,17 +45,17 @@ def change(path, edit):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda d: d["tasks"][0]["support"][0].reverse(), "was changed after it was written"),
-        (lambda d: d.update(seed=4), "was changed"),
-        (lambda d: d.update(left_out=["all"]), "was changed"),
-        (lambda d: d["tasks"][0]["support"][0].append(9999), "names an image that it does not"),
-        (lambda d: d["tasks"][0]["support"][0].append(-1), "names an image that it does not"),
+        (lambda d: d["tasks"][0]["support"][0].reverse(), "was modified after it was written"),
+        (lambda d: d.update(seed=4), "was modified"),
+        (lambda d: d.update(left_out=["all"]), "was modified"),
+        (lambda d: d["tasks"][0]["support"][0].append(9999), "refers to an image that it does not"),
+        (lambda d: d["tasks"][0]["support"][0].append(-1), "refers to an image that it does not"),
         (lambda d: d["tasks"][0]["classes"].pop(), "classes and images do not match"),
         (lambda d: d["tasks"][0]["queries"].pop(), "classes and images do not match"),
         (lambda d: d["tasks"][0].update(classes="abc"), r"tasks\.classes is not valid"),
         (lambda d: d.update(sed=4), "unknown key 'sed'"),
         (lambda d: d.pop("images"), "lacks the key 'images'"),
-        (lambda d: d.update(format=2), "has format 2, expected 1: sample the tasks anew"),
+        (lambda d: d.update(format=2), "has format 2, expected 1: remove it"),
     ],
 )
 def test_changed_files(edit, message, tasks, tmp_path):

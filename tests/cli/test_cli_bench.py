@@ -37,7 +37,7 @@ def what(data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(what, tmp_path_factory):
-    """A run in this process, never stopped, and its bank."""
+    """A run in this process, never stopped, and its features."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     assert main([*what, "-o", str(folder), "--workers", "0", "--quiet"]) == 0
     return folder
@@ -46,7 +46,7 @@ def expected(what, tmp_path_factory):
 def test_killed_and_resumed_with_workers_equals_a_run_in_one_process(what, expected, tmp_path):
     run = tmp_path / "run"
     command = [sys.executable, "-c", MIV, *what, "-o", str(run), "--workers", "2", "--debug"]
-    command += ["--bank", str(tmp_path / "bank")]  # a bank of its own, made by the workers
+    command += ["--cache", str(tmp_path / "features")]  # filled by the workers
     environment = os.environ | {"MIV_CACHE": "off"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment)
     end = time.monotonic() + 300
@@ -85,7 +85,7 @@ def join(*arguments):
 def test_weights_belong_to_one_backbone():
     (backbone,) = join("main", "--backbone", "dino_resnet50", "--weights", "my.pth").backbones
     assert (backbone.name, backbone.weights) == ("dino_resnet50", "my.pth")
-    with pytest.raises(InputError, match="any of resnet50, dino_resnet50: name one"):
+    with pytest.raises(InputError, match="any of resnet50, dino_resnet50: choose one"):
         join("main", "--weights", "my.pth")
 
 
@@ -138,7 +138,7 @@ def test_only_sets_that_give_no_tasks(tmp_path, capsys):
     assert main(command) == 2
     answer = capsys.readouterr()
     assert "dots has only 1 of the 2 images" in answer.err
-    assert "No task could be drawn from dots" in answer.err
+    assert "No task could be sampled from dots" in answer.err
     assert answer.out == ""
 
 
@@ -148,3 +148,28 @@ def test_images_that_pip_carries(tmp_path, monkeypatch, capsys):
     command += ["--sets", "photographs", "--tasks", "2", "--workers", "0", "--quiet"]
     assert main([*command, "-o", str(tmp_path / "run")]) == 0
     assert len(read_results(tmp_path / "run")) == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (["--bank", "x"], "use --cache DIR"),
+        (["--bank-gb", "9"], "use --cache-gb GB"),
+        (["--drop-bank"], "the cache removes"),
+        (["--cache-gb", "-1"], "not a number of gigabytes"),
+    ],
+)
+def test_options_of_earlier_versions_and_bad_sizes(option, words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        build_parser().parse_args(["bench", "run", "small", "-o", "run", *option])
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_lists_have_commas_and_may_be_repeated():
+    config = join("--sets", "a,b", "--sets", "c", "--methods", "ncc, knn", "--data", "sets")
+    assert config.sets == ("a", "b", "c")
+    assert [m.name for m in config.methods] == ["ncc", "knn"]
+    options = ["--protocol", "varying, max_ways 20,5-way 1-shot", "--protocol", "5-way 5-shot"]
+    assert join(*options).protocols == ("varying, max_ways 20", "5-way 1-shot", "5-way 5-shot")

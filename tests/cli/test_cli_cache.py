@@ -31,11 +31,11 @@ def test_info_and_clear(cache: FeatureCache, capsys: pytest.CaptureFixture[str])
     assert cache.info().entries == 0
 
 
-def test_switched_off(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_disabled(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("MIV_CACHE", "off")
     for action in ("info", "clear"):
         assert main(["cache", action]) == 0
-        assert "switched off" in capsys.readouterr().out
+        assert "disabled" in capsys.readouterr().out
     assert main(["cache", "info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"folder": None}
 
@@ -50,4 +50,4 @@ def test_a_full_disk_does_not_stop_a_fit(
     monkeypatch.setenv("MIV_CACHE", str(tmp_path / "file" / "cache"))
     arguments = ["fit", str(shots), "-o", str(tmp_path / "m.miv"), "--no-augmentation"]
     assert main([*arguments, "--no-check"]) == 0
-    assert len([r for r in caplog.records if "going on without it" in r.message]) == 1
+    assert len([r for r in caplog.records if "continuing without it" in r.message]) == 1

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from mivhead import BlockPreset, Features, Preprocessing, Preset
 from mivhead.backbones.base import Identity
@@ -18,14 +19,23 @@ class TinyBackbone:
     `seen` counts the images that were extracted.
     """
 
-    def __init__(self, name: str = "tiny", threshold: int = 3, *, token: bool = False) -> None:
+    def __init__(
+        self,
+        name: str = "tiny",
+        threshold: int = 3,
+        *,
+        token: bool = False,
+        weights: str = "0" * 64,
+        dtype: torch.dtype = torch.float16,
+    ) -> None:
         preprocessing = Preprocessing(size=SIZE)
         taps: tuple[str, ...] = ("colours", "edges")
         blocks: tuple[BlockPreset, ...] = (BlockPreset((3,), heads=2), BlockPreset(heads=2))
         if token:
             taps += ("mean",)
             blocks += (BlockPreset(form="vit", tau=200.0, native=False, heads=3),)
-        self.identity = Identity(name, "0" * 64, preprocessing, taps)
+        self.identity = Identity(name, weights, preprocessing, taps)
+        self.dtype = dtype
         self.preset = Preset(taps, blocks, preprocessing, threshold)
         self.seen = 0
 
@@ -39,7 +49,7 @@ class TinyBackbone:
         colours = np.concatenate([means, means**2], axis=1)  # (n, 6, 4, 4)
         edges = np.abs(np.diff(x, axis=1))[:, :14].reshape(-1, 2, 7, 2, 8, 3).mean(axis=(2, 4))
         both = np.concatenate([edges, 1 - edges], axis=3).transpose(0, 3, 1, 2)  # (n, 6, 2, 2)
-        blocks = [{"map": colours.astype(np.float16)}, {"map": both.astype(np.float16)}]
+        blocks = [{"map": colours}, {"map": both}]
         if "mean" in self.preset.taps:
-            blocks.append({"token": x.mean(axis=(1, 2)).astype(np.float16)})  # (n, 3)
-        return Features(blocks)
+            blocks.append({"token": x.mean(axis=(1, 2))})  # (n, 3)
+        return Features(blocks).to(self.dtype)

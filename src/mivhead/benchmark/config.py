@@ -1,7 +1,7 @@
-"""What a benchmark compares: backbones x data sets x protocols x methods, read from TOML.
+"""What a run compares: backbones x data sets x protocols x methods, read from TOML.
 
-How it is run (where the data is, how many workers) is no part of it, so that two machines can
-share one configuration and one results folder.
+How it runs (where the data is, how many workers) is not part of the configuration, so that two
+machines can share a configuration and a results folder.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ class _Named(Protocol):
 
 @dataclass(frozen=True)
 class BackboneConfig:
-    """A backbone of the benchmark.
+    """A backbone of a run.
 
     Parameters
     ----------
-    name
-        What results call it.
-    spec, weights
-        As for `mivhead.backbones.load_backbone`; by default `spec` is the name.
+    name : str
+        Its name in the results.
+    spec : str, default=name
+        What to load, as in `mivhead.backbones.load_backbone`.
+    weights : str, optional
+        A checkpoint, as in `mivhead.backbones.load_backbone`.
     """
 
     name: str
@@ -46,25 +48,25 @@ class BackboneConfig:
 
     @property
     def source(self) -> str:
-        """What to load."""
+        """The `spec`, or the name if there is none."""
         return self.spec or self.name
 
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """A method of the benchmark, or a variant of one.
+    """A method of a run, or a variant of one.
 
     Parameters
     ----------
-    name
-        What results call it.
-    method
-        One of `mivhead.methods.METHODS`, or `module:Class`; by default the name.
-    recipe
-        How the MIV-head is trained; None for its default.
-    threshold
-        T: classes with at most T shots get augmented views; None for the backbone's preset.
-    params
+    name : str
+        Its name in the results.
+    method : str, default=name
+        One of `mivhead.methods.METHODS`, or `module:Class`.
+    recipe : str, optional
+        How the MIV-head is trained; by default as the method defines.
+    threshold : int, optional
+        T: classes with at most T shots get augmented views; by default as in the backbone's preset.
+    params : dict, optional
         Hyperparameters by name.
     """
 
@@ -84,40 +86,46 @@ class MethodConfig:
                 f"{self.name!r} has a recipe; only the MIV-head and its ablations take one."
             )
         if self.threshold is not None and self.threshold < 0:
-            raise InputError(f"The threshold of {self.name!r} is {self.threshold}; 0 is the least.")
+            raise InputError(
+                f"The threshold of {self.name!r} is {self.threshold}; expected at least 0."
+            )
 
     @property
     def kind(self) -> str:
-        """Its name in the registry."""
+        """The name of the method in `mivhead.methods.METHODS`."""
         return self.method or self.name
 
     @property
     def needs_images(self) -> bool:
-        """Whether it tunes the backbone, so that features are not enough."""
+        """Whether the method tunes the backbone, so that features are not enough."""
         return get_method(self.kind).needs == "images"
 
     @property
     def uses_views(self) -> bool:
-        """Whether it trains on augmented views."""
+        """Whether the method trains on augmented views."""
         return bool(self.params.get("use_views", get_method(self.kind).uses_views))
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A whole benchmark.
+    """The configuration of a run.
 
     Parameters
     ----------
-    backbones, methods
-        What is compared.
-    sets, protocols
-        On what: names of data sets, and ways to draw tasks such as `varying` or `5-way 1-shot`.
-    tasks
-        Tasks of each set under each protocol.
-    seed
-        Of the tasks, the views and the methods.
-    views
-        V: at most so many augmented views of an image.
+    backbones : tuple of BackboneConfig
+        By default the default backbone.
+    methods : tuple of MethodConfig
+        By default `miv` and `ncc`.
+    sets : tuple of str
+        Names of data sets.
+    protocols : tuple of str, default=("varying",)
+        How to sample tasks, such as `varying` or `5-way 1-shot`.
+    tasks : int, default=600
+        Number of tasks per set and protocol.
+    seed : int, default=0
+        Random seed of the tasks, the views and the methods.
+    views : int, default=4
+        Maximum number of augmented views per image.
 
     Examples
     --------
@@ -141,24 +149,24 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name, least in (("tasks", 1), ("seed", 0), ("views", 0)):
             if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; {least} is the least.")
+                raise InputError(f"{name} is {getattr(self, name)}; expected at least {least}.")
         for title in ("backbones", "methods", "sets", "protocols"):
             names = [getattr(each, "name", each) for each in getattr(self, title)]
             if twice := [name for name in names if names.count(name) > 1]:
-                raise InputError(f"{title} names {twice[0]!r} twice; give each a name of its own.")
+                raise InputError(f"{title} contains {twice[0]!r} twice; use different names.")
         for text in self.protocols:
             if (name := SamplingProtocol.parse(text).name) != text:
-                raise InputError(f"The protocol {text!r} is usually written {name!r}; do so here.")
+                raise InputError(f"The protocol {text!r} must be written as {name!r}.")
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for a JSON document."""
+        """Return the configuration as plain values for a JSON document."""
         return to_json(self)
 
 
 def read_config(document: Mapping[str, Any], where: str = "The configuration") -> RunConfig:
-    """Read a configuration; an unknown key is an error that suggests the right one.
+    """Read a configuration; the error about an unknown key suggests the right one.
 
-    A backbone or a method may be a name alone or a table of its settings.
+    A backbone or a method may be a name or a table of its settings.
     """
     expanded = dict(document)
     for key in ("backbones", "methods"):
@@ -168,11 +176,11 @@ def read_config(document: Mapping[str, Any], where: str = "The configuration") -
 
 
 def load_config(source: str | Path) -> RunConfig:
-    """Read a TOML file, or a ready-made configuration by its name (`list_tables`)."""
+    """Read a TOML file, or a ready-made configuration by name (see `list_tables`)."""
     path = Path(source)
-    # A run folder may well have the name of the configuration.
+    # A run folder may have the name of the configuration.
     if path.suffix != ".toml" and not path.is_file():
-        check_one_of("A configuration that is no .toml file", str(source), list_tables())
+        check_one_of("A configuration that is not a .toml file", str(source), list_tables())
         path = TABLES / f"{source}.toml"
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -184,7 +192,7 @@ def load_config(source: str | Path) -> RunConfig:
 
 
 def list_tables() -> list[str]:
-    """Names of the ready-made configurations.
+    """Return the names of the ready-made configurations.
 
     >>> "small" in list_tables()
     True
@@ -193,7 +201,9 @@ def list_tables() -> list[str]:
 
 
 def extend(old: RunConfig, new: RunConfig) -> RunConfig:
-    """Add what a later command brings to a run; what both define must agree.
+    """Add the backbones, methods, sets and protocols of a later command to a run.
+
+    Settings that both define must agree.
 
     >>> first = read_config({"sets": ["birds"], "tasks": 50})
     >>> extend(first, read_config({"sets": ["signs"], "tasks": 50})).sets

@@ -1,6 +1,7 @@
-"""The live view of a run: how far it is, accuracy so far, time left.
+"""Live progress of a run: finished results, accuracy so far, time left.
 
-On a terminal a bar that moves; elsewhere, as in the log of a cluster, a plain line now and then.
+On a terminal this is a progress bar; elsewhere, as in the log of a cluster, a line every now and
+then.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from typing import IO, Any
 
 from mivhead.benchmark.results import Result
 
-EVERY = 15.0  # seconds between two plain lines
-MOST = 4  # methods that fit into the bar
+EVERY = 15.0  # seconds between two lines
+MOST = 4  # methods shown in the bar
 
 
 class LiveView:
-    """Shows results as they come.
+    """Shows the progress of a run.
 
     Parameters
     ----------
-    quiet
+    quiet : bool, default=False
         Show nothing at all.
-    stream
-        Where to; by default stderr.
+    stream : file, optional
+        Where to print; by default stderr.
     """
 
     def __init__(self, *, quiet: bool = False, stream: IO[str] | None = None) -> None:
@@ -38,13 +39,13 @@ class LiveView:
         self._clear()
 
     def _clear(self) -> None:
-        self._started = self._told = time.monotonic()
+        self._started = self._printed = time.monotonic()
         self._total = self._done = self._errors = 0
         self._accuracies: dict[str, list[float]] = defaultdict(list)
         self._seconds: dict[str, list[float]] = defaultdict(list)
 
     def note(self, text: str) -> None:
-        """Say something that stays."""
+        """Print a line that stays on the screen."""
         if self._bar is not None:
             self._bar.write(text, file=self._stream)
         elif not self._quiet:
@@ -52,18 +53,18 @@ class LiveView:
 
     @contextmanager
     def extracting(self, total: int) -> Iterator[Callable[[int], Any]]:
-        """Show the pictures that pass the backbone; yields what adds finished ones."""
+        """Show how many images and views passed the backbone; yields a function that adds some."""
         if self._quiet:
             yield lambda _: None
             return
-        bar = self._make_bar("backbone", total, "picture")
+        bar = self._make_bar("backbone", total, "image")
         try:
             yield bar.update
         finally:
             bar.close()
 
     def start(self, title: str, methods: Sequence[str]) -> None:
-        """Begin with a data set; `methods` names the method of every unit that is to be run."""
+        """Start a data set; `methods` names the method of every result to come."""
         self._close_bar()
         self._clear()
         self._title, self._total, self._left = title, len(methods), Counter(methods)
@@ -71,7 +72,7 @@ class LiveView:
             self._bar = self._make_bar(title, self._total, "result")
 
     def show(self, result: Result) -> None:
-        """Count a result; an error is told at once."""
+        """Count a result; a failure is printed at once."""
         self._done += 1
         self._left[result.method] -= 1
         if result.accuracy is None:
@@ -85,14 +86,14 @@ class LiveView:
         if self._bar is not None:
             self._bar.set_postfix_str(self._accuracy_text(MOST), refresh=False)
             self._bar.update(1)
-        elif time.monotonic() - self._told > EVERY or self._done == self._total:
-            self._told = time.monotonic()
+        elif time.monotonic() - self._printed > EVERY or self._done == self._total:
+            self._printed = time.monotonic()
             print(self.line(), file=self._stream, flush=True)
         if self._done == self._total:
             self._close_bar()
 
     def line(self) -> str:
-        """Say it all in one line."""
+        """Summarise the progress in one line."""
         errors = f", {self._errors} failed" if self._errors else ""
         left = self.seconds_left()
         rest = "" if left is None or not left else f", about {_duration(left)} left"
@@ -101,11 +102,11 @@ class LiveView:
         )
 
     def seconds_left(self) -> float | None:
-        """Guess how long the rest takes: methods differ much, so each counts by its own mean."""
+        """Estimate the time left; methods differ a lot, so each counts with its own mean."""
         means = {name: sum(times) / len(times) for name, times in self._seconds.items()}
         if not means:
             return None
-        usual = sum(means.values()) / len(means)  # of a method that has not been run yet
+        usual = sum(means.values()) / len(means)  # for a method without results yet
         spent = sum(sum(times) for times in self._seconds.values())
         to_do = sum(count * means.get(name, usual) for name, count in self._left.items())
         elapsed = time.monotonic() - self._started

@@ -1,23 +1,277 @@
-"""How long a piece of work takes, and how much memory at most."""
+"""Methods on one task: fitted, timed and scored, in one thread."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 import time
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-_STATUS = Path("/proc/self/status")
-_CLEAR = Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"  # see proc(5)
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mivhead.benchmark.config import MethodConfig
+from mivhead.benchmark.cost import count
+from mivhead.benchmark.inputs import Inputs, TaskFeatures, TaskKeys, ViewRule, plain_features
+from mivhead.benchmark.results import Result
+from mivhead.benchmark.tasks import Task
+from mivhead.features import Features
+from mivhead.fewshot import FewShotClassifier
+from mivhead.methods.cost import BackboneWork, TaskSize
+from mivhead.methods.registry import get_method, make_method
+from mivhead.preset import Preset
+
+BINS = 15  # of confidence, equally wide
+MEMORY = "memory"
+NUMERICAL = "numerical"
+
+_warm: set[tuple[str, str]] = set()  # backbones and methods that this process has run before
+
+
+@dataclass(frozen=True)
+class TaskRun:
+    """Runs methods on one task and returns their results, including failures, when called.
+
+    Parameters
+    ----------
+    inputs : Inputs
+        Images, backbone and cache.
+    preset : Preset
+        Settings of the backbone.
+    task : Task
+        The task.
+    seed : int
+        Random seed of the methods on this task.
+    keys : TaskKeys or None
+        Keys of the features; None if the methods need images.
+    blank : Result
+        A result that names the backbone, the data set, the protocol and the task.
+    methods, rules : tuple
+        The methods, which need either features or images, and how many views each of them gets.
+    flops : BackboneWork or None
+        Operations of one pass of an image through the backbone, if known.
+    seconds : float
+        Duration of that pass.
+    """
+
+    inputs: Inputs
+    preset: Preset
+    task: Task
+    seed: int
+    keys: TaskKeys | None
+    blank: Result
+    methods: tuple[MethodConfig, ...]
+    rules: tuple[ViewRule, ...]
+    flops: BackboneWork | None
+    seconds: float
+
+    def __call__(self) -> list[Result]:
+        """Run all methods, one after the other."""
+        features: TaskFeatures | None = None
+        results = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as "did not converge": the accuracy shows it
+            for method, rule in zip(self.methods, self.rules, strict=True):
+                views = rule.count(self.task)
+                blank = self.failure(method, views)
+                try:
+                    if self.keys is None:
+                        prepared = self._on_images(method)
+                    else:
+                        features = features or TaskFeatures(self.inputs, self.task, self.keys)
+                        prepared = self._on_features(method, features, views)
+                        seconds = self.seconds * (len(self.task.support) + sum(views))
+                        blank = replace(blank, backbone_seconds=seconds)
+                    results.append(self._measure(prepared, method, views, blank))
+                # A failed task must not end a run of a week: it is recorded and shown.
+                except Exception as error:
+                    results.append(replace(blank, error=describe_failure(error)))
+        return results
+
+    def split(self) -> list[TaskRun]:
+        """Return one call per method, to find the method that kills the worker."""
+        return [
+            replace(self, methods=(method,), rules=(rule,))
+            for method, rule in zip(self.methods, self.rules, strict=True)
+        ]
+
+    def failure(self, method: MethodConfig, views: Sequence[int], error: str = "") -> Result:
+        """Return the result of a method that failed."""
+        return replace(self.blank, method=method.name, views=sum(views), error=error or None)
+
+    def _on_features(
+        self, method: MethodConfig, features: TaskFeatures, views: Sequence[int]
+    ) -> _Prepared:
+        make = partial(
+            make_method,
+            method.kind,
+            preset=self.preset,
+            recipe=method.recipe,
+            random_state=self.seed,
+            device=self.inputs.device,
+        )
+        return _Prepared(
+            lambda changes: make(**method.params | changes),
+            features.support,
+            features.queries,
+            features.take_views(views),
+            lambda: features.queries[:1],
+        )
+
+    def _on_images(self, method: MethodConfig) -> _Prepared:
+        images, backbone = self.inputs.open_images(), self.inputs.open_backbone()
+        rows = {id_: row for row, id_ in enumerate(images.ids)}
+        make = partial(
+            FewShotClassifier,
+            backbone,
+            method=method.kind,
+            recipe=method.recipe,
+            threshold=method.threshold,
+            random_state=self.seed,
+            device=self.inputs.device,
+            cache=False,
+            verbose=False,
+        )
+        return _Prepared(
+            lambda changes: make(method_params=method.params | changes),
+            [images.load(rows[id_]) for id_ in self.task.support],
+            [images.load(rows[id_]) for id_ in self.task.queries],
+            {},
+            lambda: plain_features(backbone),
+        )
+
+    def _measure(
+        self, prepared: _Prepared, method: MethodConfig, views: Sequence[int], blank: Result
+    ) -> Result:
+        """Fit and score one method."""
+        labels = list(self.task.support_labels)
+        if (blank.backbone, method.name) not in _warm:
+            _warm.add((blank.backbone, method.name))
+            with suppress(Exception):  # a few images may be too few; only the task itself counts
+                prepared.warm_up(labels, one_step(method))
+        classifier = prepared.make({})
+        memory, clock = PeakMemory(), Clock(self.inputs.device)
+        classifier.fit(prepared.support, labels, **prepared.views)
+        adapt_seconds, peak = clock.lap(), memory.bytes()
+        clock.lap()
+        probabilities = classifier.predict_proba(prepared.queries)
+        infer_seconds = clock.lap()
+        accuracy, calibration = score(probabilities, np.asarray(self.task.query_labels))
+        steps = getattr(classifier, "n_iter_", None)
+        cost = count(
+            method.kind,
+            prepared.sample(),
+            TaskSize.from_labels(self.task.support_labels, views),
+            self.flops,
+            preset=self.preset,
+            recipe=method.recipe,
+            params=method.params,
+            iterations=None if steps is None else int(np.max(steps)),
+        )
+        return replace(
+            blank,
+            accuracy=accuracy,
+            calibration=calibration,
+            adapt_seconds=adapt_seconds,
+            infer_seconds=infer_seconds,
+            peak_bytes=peak,
+            gflops=cost.gflops,
+            gflops_paper=cost.gflops_paper,
+        )
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A method with the features or images of a task, ready to be timed."""
+
+    make: Callable[[dict[str, Any]], Any]  # an unfitted classifier, from changed hyperparameters
+    support: Any  # features, or a list of images
+    queries: Any
+    views: dict[str, Any]  # `views` and `view_of`, or nothing
+    sample: Callable[[], Features]  # features of any image, for their shapes
+
+    def warm_up(self, labels: Sequence[int], changes: dict[str, Any]) -> None:
+        """Run the method on a few images, so that one-time work is not timed."""
+        rows = few_rows(np.asarray(labels))
+        support = self.support
+        few = support[rows] if isinstance(support, Features) else [support[row] for row in rows]
+        classifier = self.make(changes).fit(few, [labels[row] for row in rows])
+        classifier.predict_proba(self.queries[:2])
+
+
+def few_rows(labels: NDArray[np.int64]) -> list[int]:
+    """Return the rows of two images of each of the first two classes.
+
+    >>> few_rows(np.array([0, 0, 0, 1, 2, 2]))
+    [0, 1, 3]
+    """
+    return [int(row) for label in (0, 1) for row in np.flatnonzero(labels == label)[:2]]
+
+
+def one_step(method: MethodConfig) -> dict[str, Any]:
+    """Return hyperparameters that shorten the training of a method, if it has any."""
+    return {"steps": 1} if "steps" in get_method(method.kind).hyperparameters() else {}
+
+
+def score(
+    probabilities: NDArray[np.floating[Any]], labels: NDArray[np.int64]
+) -> tuple[float, tuple[tuple[float, float, float], ...]]:
+    """Return the accuracy and, per bin of confidence: queries, sum of confidences, correct ones.
+
+    >>> accuracy, bins = score(np.array([[0.9, 0.1], [0.4, 0.6]]), np.array([0, 0]))
+    >>> accuracy, bins[13], bins[9]
+    (0.5, (1.0, 0.9, 1.0), (1.0, 0.6, 0.0))
+    """
+    if not np.isfinite(probabilities).all():
+        raise FloatingPointError("the probabilities are not finite")
+    right = probabilities.argmax(axis=1) == labels  # (query)
+    confidence = probabilities.max(axis=1)  # (query)
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    sums = [np.bincount(bins, weights, BINS) for weights in (None, confidence, right)]
+    calibration = tuple(tuple(map(float, row)) for row in zip(*sums, strict=True))
+    return float(right.mean()), calibration  # type: ignore[return-value]  # three sums
+
+
+_NO_MEMORY = ("allocate memory", "not enough memory", "out of memory")
+_NOT_FINITE = ("nan", "infinity", "not finite", "singular")
+
+
+def describe_failure(error: Exception) -> str:
+    """Describe an error in one line; `memory:` or `numerical:` comes first where it applies.
+
+    >>> describe_failure(MemoryError())
+    'memory: MemoryError'
+    >>> describe_failure(ValueError("Input contains NaN."))
+    'numerical: Input contains NaN.'
+    >>> describe_failure(KeyError("x"))
+    "KeyError: 'x'"
+    """
+    text = " ".join(str(error).split())[:300]
+    lower = text.lower()
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(words in lower for words in _NO_MEMORY)
+    ):
+        return f"{MEMORY}: {text or type(error).__name__}"
+    if isinstance(error, ArithmeticError | np.linalg.LinAlgError) or (
+        isinstance(error, ValueError | RuntimeError)
+        and any(words in lower for words in _NOT_FINITE)
+    ):
+        return f"{NUMERICAL}: {text or type(error).__name__}"
+    return f"{type(error).__name__}: {text}"
 
 
 class Clock:
     """Seconds between laps, starting now.
 
-    On a CPU these are seconds of the processor: in one thread the same as what passes on a machine
-    with nothing else to do, whatever else runs. Of other devices they are what passes.
+    On a CPU these are seconds of processor time: in one thread, the same as wall time on an idle
+    machine, whatever else runs. On other devices they are wall time.
 
     Examples
     --------
@@ -36,12 +290,17 @@ class Clock:
         return self._last - before
 
 
-class PeakMemory:
-    """Bytes of memory taken beyond what was taken when this was made.
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # see proc(5)
 
-    Memory that was freed but kept for later use is given back to the system first, so that work
-    which reuses it does not look cheap. Only Linux lets a process reset its high-water mark; on
-    other systems the answer is 0.
+
+class PeakMemory:
+    """Peak of the memory taken since this object was created, in bytes.
+
+    Memory that was freed but kept for reuse is first returned to the system, so that code that
+    reuses it does not look cheap. Only Linux lets a process reset its high-water mark; on other
+    systems the result is 0.
 
     Examples
     --------
@@ -52,25 +311,25 @@ class PeakMemory:
     """
 
     def __init__(self) -> None:
-        _give_back()
+        _trim()
         self._before: int | None = None
         with suppress(OSError):
             _CLEAR.write_text(_RESET_PEAK)
-            self._before = _read("VmRSS")
+            self._before = _read_status("VmRSS")
 
     def bytes(self) -> int:
-        """Return the most that was taken since."""
-        return 0 if self._before is None else max(0, _read("VmHWM") - self._before)
+        """Return the peak so far."""
+        return 0 if self._before is None else max(0, _read_status("VmHWM") - self._before)
 
 
-def _read(name: str) -> int:
+def _read_status(name: str) -> int:
     for line in _STATUS.read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return 0
 
 
-def _give_back() -> None:
+def _trim() -> None:
     if sys.platform == "linux":
-        with suppress(OSError, AttributeError):  # other C libraries than glibc lack it
+        with suppress(OSError, AttributeError):  # C libraries other than glibc lack it
             ctypes.CDLL(None).malloc_trim(0)

@@ -1,56 +1,74 @@
-"""`Result`: what one method reached on one task; the line of the journal and the row of tables."""
+"""Results of a run: what one method reached on one task, and the folder that keeps them.
+
+A run folder holds `config.json`, the sampled tasks in `tasks/`, and `results.jsonl` with one
+`Result` per line. Results are written as soon as they are there, durably, by one process at a
+time. Lines are only ever appended; a line that a kill or a full disk truncated is dropped when the
+run resumes.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
+
+from filelock import FileLock, Timeout
 
 from mivhead._files import write_text
 from mivhead._schema import from_json, to_json
+from mivhead._version import __version__
 from mivhead.benchmark.config import RunConfig, extend, read_config
 from mivhead.errors import InputError, NotAvailableError
+
+RESULTS = "results.jsonl"
+CONFIG = "config.json"
+TASKS = "tasks"
+SECONDS = "seconds.json"  # measured duration of a backbone's pass over one image
+FEATURES = "features"  # where they are stored if the feature cache is disabled
+IMAGES = "images"  # images that pip packages contain, if no data folder is given
+LOCK = "lock"
+OWNER = "lock.pid"  # the process that holds the lock
+
+VERSION = "mivhead"  # key of the version in config.json
 
 
 @dataclass(frozen=True)
 class Result:
-    """Outcome of one method on one task.
+    """What one method reached on one task.
 
     Parameters
     ----------
-    backbone, set, protocol, method
-        What was run, by the names the run's configuration gives; a variant of a method has a name
+    backbone, set, protocol, method : str
+        What was run, by the names in the run's configuration; each variant of a method has a name
         of its own.
-    task
+    task : int
         Number of the task in its set.
-    tasks
+    tasks : str
         Hash of the task set (`TaskSet.hash`): only results with equal hashes may be paired.
-    ways, shots, views, queries
-        Classes, support images, augmented views and query images of the task.
-    accuracy
-        Share of queries named rightly, 0 to 1; None if the task failed.
-    error
-        Why the task failed; None if it did not. `memory` and `numerical` failures begin with
-        these words and a colon.
-    adapt_seconds, infer_seconds
-        From features to the trained head, and prediction of all queries, one thread, warmed up.
-        For methods that tune the backbone, its passes are part of both.
-    backbone_seconds
-        One pass of support and views through the frozen backbone, from the rate measured when the
-        features were extracted; 0 for methods that tune the backbone.
-    peak_bytes
-        Most memory taken during adaptation beyond what was taken before it.
-    gflops, gflops_paper
-        Adaptation, counted honestly and by the paper's rule, the backbone's pass included; None
-        for a method that does not count its work.
-    calibration
-        Per bin of confidence: queries, sum of confidences, rightly named; for the expected
+    ways, shots, views, queries : int
+        Number of classes, support images, augmented views and query images of the task.
+    accuracy : float or None
+        Fraction of correctly classified queries; None if the task failed.
+    error : str or None
+        Why the task failed. Failures for lack of memory start with `memory:`, numerical ones with
+        `numerical:`.
+    adapt_seconds, infer_seconds : float
+        Duration of the adaptation to the support features, and of the prediction of all queries,
+        in one thread, after a warm-up. For methods that tune the backbone, both include its passes.
+    backbone_seconds : float
+        One pass of support images and views through the frozen backbone, from its measured
+        duration per image; 0 for methods that tune the backbone.
+    peak_bytes : int
+        Peak of the memory that adaptation took in addition.
+    gflops, gflops_paper : float or None
+        Operations of the adaptation, all of them and by the paper's rule, including the backbone's
+        pass; None for a method that does not count its work.
+    calibration : tuple
+        Per bin of confidence: queries, sum of confidences, correct ones; for the expected
         calibration error.
     """
 
@@ -74,24 +92,13 @@ class Result:
     gflops_paper: float | None
     calibration: tuple[tuple[float, float, float], ...]
 
-
-# The results of a run on disk: every finished task at once, durably, by one process only.
-#
-# A run folder holds `config.json`, the sampled tasks in `tasks/`, and `results.jsonl` with one
-# `Result` a line. Lines are only ever added; a line that a kill or a full disk cut short is
-# dropped when the run goes on.
+    @property
+    def key(self) -> ResultKey:
+        """Which method on which task this is the result of."""
+        return ResultKey(self.backbone, self.set, self.protocol, self.task, self.method)
 
 
-RESULTS = "results.jsonl"
-CONFIG = "config.json"
-LOCK = "lock"
-TASKS = "tasks"
-BANK = "bank"  # features, where no other folder is given
-IMAGES = "images"  # images that pip carries, where no data folder is given
-AGAIN = "Free some space and run the same command again: it goes on where it was."
-
-
-class Unit(NamedTuple):
+class ResultKey(NamedTuple):
     """One method on one task."""
 
     backbone: str
@@ -101,25 +108,35 @@ class Unit(NamedTuple):
     method: str
 
 
-def unit_of(result: Result) -> Unit:
-    """Tell which unit a result belongs to."""
-    return Unit(result.backbone, result.set, result.protocol, result.task, result.method)
-
-
 def read_results(run: str | Path) -> list[Result]:
-    """All results of a run, one a unit; an error is there only if no later attempt succeeded."""
+    """Read all results of a run, one per method and task.
+
+    A failure is included only if no other attempt succeeded.
+    """
     path = Path(run) / RESULTS
     if not path.is_file():
-        raise InputError(f"{run} holds no results of `miv bench run`.")
+        raise InputError(f"{run} does not contain results of `miv bench run`.")
     return _latest(_parse(path, path.read_bytes())[0])
 
 
 def read_run_config(run: str | Path) -> RunConfig:
     """Read the configuration of a run."""
-    path = Path(run) / CONFIG
+    return _read_config(Path(run) / CONFIG)[0]
+
+
+def _read_config(path: Path) -> tuple[RunConfig, str | None]:
+    """Read the configuration of a run and the version that wrote it, if it is recorded."""
+    version = None
     try:
-        return read_config(json.loads(path.read_text(encoding="utf-8")), str(path))
+        document = json.loads(path.read_text(encoding="utf-8"))
+        version = document.pop(VERSION, None) if isinstance(document, dict) else None
+        return read_config(document, str(path)), version
     except (OSError, ValueError) as error:
+        if version not in (None, __version__):
+            raise InputError(
+                f"{path} was written by mivhead {version} and cannot be read by {__version__}: "
+                f"{error}"
+            ) from error
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path} cannot be read: {error}.") from error
@@ -130,16 +147,20 @@ class Journal:
 
     Parameters
     ----------
-    folder
-        Made if it is not there; one that holds something else than a run is refused.
-    config
-        What is to be run. What an earlier command ran into the folder is kept beside it, but
-        the two must agree (`mivhead.benchmark.config.extend`).
+    folder : str or Path
+        Created if it does not exist; a folder that holds anything but a run is refused.
+    config : RunConfig
+        What to run. What earlier commands ran in the same folder is kept, but both must agree
+        (`mivhead.benchmark.config.extend`).
 
     Attributes
     ----------
-    results
-        What is finished, by unit.
+    results : dict of ResultKey to Result
+        What is finished.
+    seconds : dict of str to float
+        Measured duration of the pass of one image, by backbone.
+    version : str or None
+        The version of mivhead that wrote the folder before; None if it is not recorded.
 
     Examples
     --------
@@ -153,67 +174,79 @@ class Journal:
     def __init__(self, folder: str | Path, config: RunConfig) -> None:
         self.folder = Path(folder)
         self.config = config
-        self.results: dict[Unit, Result] = {}
+        self.results: dict[ResultKey, Result] = {}
+        self.seconds: dict[str, float] = {}
+        self.version: str | None = None
         self._file: IO[bytes] | None = None
-        self._lock: IO[str] | None = None
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         """Lock the folder and read what is finished."""
         check_run_folder(self.folder)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = lock_file(self.folder / LOCK)
-            self._open()
-        except OSError as error:
-            self.close()
-            raise NotAvailableError(
-                f"Cannot write into {self.folder}: {error.strerror or error}."
-            ) from error
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as stack:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._lock(stack)
+                self._open(stack)
+            except OSError as error:
+                raise NotAvailableError(
+                    f"Cannot write into {self.folder}: {error.strerror or error}."
+                ) from error
+            self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        """Let others write."""
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        """Release the folder."""
+        self._stack.close()
 
-    def close(self) -> None:
-        """Close the files; the lock goes with its file."""
-        for file in (self._file, self._lock):
-            if file is not None:
-                file.close()
+    def _lock(self, stack: ExitStack) -> None:
+        """Take the lock, which the system releases when the process dies."""
+        owner = self.folder / OWNER
+        try:
+            stack.enter_context(FileLock(self.folder / LOCK, timeout=0))
+        except Timeout:
+            found = owner.read_text(encoding="utf-8").strip() if owner.exists() else "unknown"
+            raise NotAvailableError(
+                f"Another run is writing into {self.folder} (process {found}); wait for it to "
+                "finish, or choose another folder."
+            ) from None
+        owner.write_text(f"{os.getpid()}\n", encoding="utf-8")
 
-    def _open(self) -> None:
-        path = self.folder / RESULTS
+    def _open(self, stack: ExitStack) -> None:
         config = self.config
         if (self.folder / CONFIG).exists():
-            config = extend(read_run_config(self.folder), config)
-        # Unbuffered: what a full disk refuses must not be written later, behind our back.
-        self._file = path.open("ab", buffering=0)
+            old, self.version = _read_config(self.folder / CONFIG)
+            config = extend(old, config)
+        path = self.folder / RESULTS
+        # Unbuffered: data that a full disk rejected must not be written later.
+        self._file = stack.enter_context(path.open("ab", buffering=0))
         found, good = _parse(path, path.read_bytes())
         self._file.truncate(good)
-        self.results = {unit_of(result): result for result in _latest(found)}
-        write_text(self.folder / CONFIG, json.dumps(config.as_json(), indent=2) + "\n")
+        self.results = {result.key: result for result in _latest(found)}
+        with suppress(OSError, ValueError):  # otherwise measured again
+            seconds = json.loads((self.folder / SECONDS).read_text(encoding="utf-8"))
+            self.seconds = {str(name): float(value) for name, value in dict(seconds).items()}
+        self._write_json(CONFIG, {VERSION: __version__} | config.as_json())
 
-    def is_done(self, unit: Unit) -> bool:
-        """Tell whether a unit needs no more work; one that failed is tried again."""
-        return unit in self.results and self.results[unit].error is None
+    def _write_json(self, name: str, document: dict[str, Any]) -> None:
+        write_text(self.folder / name, json.dumps(document, indent=2) + "\n")
+
+    def is_done(self, key: ResultKey) -> bool:
+        """Tell whether a method on a task is finished; a failure is tried again."""
+        return key in self.results and self.results[key].error is None
 
     def check_tasks(self, name: str, protocol: str, expected: str) -> None:
         """Refuse to mix results of different tasks."""
         for result in self.results.values():
             if (result.set, result.protocol) == (name, protocol) and result.tasks != expected:
                 raise InputError(
-                    f"{self.folder} holds results of other tasks of {name} ({protocol}): their "
+                    f"{self.folder} contains results of other tasks of {name} ({protocol}): their "
                     f"hash is {result.tasks[:12]}, that of the task file is {expected[:12]}. "
-                    "Choose another folder, or put the task file back."
+                    "Choose another folder, or restore the task file."
                 )
 
     def add(self, results: Iterable[Result]) -> None:
-        """Write results; when this returns they are on the disk."""
+        """Write results; when this method returns, they are on the disk."""
         assert self._file is not None, "the journal is not open"
         added = list(results)
         lines = "".join(json.dumps(to_json(result), allow_nan=False) + "\n" for result in added)
@@ -225,27 +258,34 @@ class Journal:
                 left = left[os.write(handle, left) :]
             os.fsync(handle)
         except OSError as error:
-            with suppress(OSError):  # what was cut short is dropped now, or by the next run
+            with suppress(OSError):  # a truncated line is dropped now, or by the next run
                 os.ftruncate(handle, end)
             raise NotAvailableError(
-                f"Cannot write {self.folder / RESULTS}: {error.strerror or error}. {AGAIN}"
+                f"Cannot write {self.folder / RESULTS}: {error.strerror or error}. Free some space "
+                "and run the same command again: it resumes where it stopped."
             ) from error
-        self.results |= {unit_of(result): result for result in added}
+        self.results |= {result.key: result for result in added}
+
+    def set_seconds(self, backbone: str, seconds: float) -> None:
+        """Record the measured duration of the pass of one image through a backbone."""
+        self.seconds[backbone] = seconds
+        self._write_json(SECONDS, self.seconds)
 
 
 def check_run_folder(folder: Path) -> None:
-    """Raise an error if a folder holds something else than a run."""
+    """Raise an error if a folder holds anything but a run."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; results need a folder.")
-    begun = (folder / LOCK).exists()  # reports may be there too by now
-    if folder.is_dir() and not begun and any(p.name != IMAGES for p in folder.iterdir()):
+    is_run = any((folder / name).exists() for name in (LOCK, CONFIG))  # reports may be there too
+    if folder.is_dir() and not is_run and any(p.name != IMAGES for p in folder.iterdir()):
         raise InputError(
-            f"{folder} holds something else than the results of a benchmark; choose another folder."
+            f"{folder} contains something other than the results of a benchmark; choose another "
+            "folder."
         )
 
 
 def _parse(path: Path, content: bytes) -> tuple[list[Result], int]:
-    """Read all whole lines; also return how many bytes they take."""
+    """Read all complete lines; also return how many bytes they take."""
     good = content.rfind(b"\n") + 1
     results = []
     for number, line in enumerate(content[:good].splitlines(), start=1):
@@ -255,67 +295,16 @@ def _parse(path: Path, content: bytes) -> tuple[list[Result], int]:
             if isinstance(error, InputError):
                 raise
             raise InputError(
-                f"{path} is damaged in line {number}: remove that line, and its task runs again."
+                f"{path} is corrupted in line {number}: remove that line, and its task runs again."
             ) from error
     return results, good
 
 
 def _latest(results: Iterable[Result]) -> list[Result]:
-    """Keep one result a unit: the last, but never an error after a success."""
-    kept: dict[Unit, Result] = {}
+    """Keep one result per method and task: the last, but never a failure after a success."""
+    kept: dict[ResultKey, Result] = {}
     for result in results:
-        unit = unit_of(result)
-        if result.error is None or unit not in kept or kept[unit].error is not None:
-            kept[unit] = result
+        key = result.key
+        if result.error is None or key not in kept or kept[key].error is not None:
+            kept[key] = result
     return list(kept.values())
-
-
-# One process at a time: a lock that the system takes back when its process dies.
-
-
-_FAR = 2**30  # Windows locks bytes of the file: one that nobody reads
-
-
-def lock_file(path: Path) -> IO[str]:
-    """Take the lock of a file, or refuse at once; it lasts until the file is closed.
-
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> held = lock_file(Path(folder.name, "lock"))
-    >>> lock_file(Path(folder.name, "lock"))
-    Traceback (most recent call last):
-        ...
-    mivhead.errors.NotAvailableError: Another run writes into ... (process ...); wait for it, or \
-choose another folder.
-    >>> held.close()
-    >>> folder.cleanup()
-    """
-    file = path.open("a+", encoding="utf-8")
-    try:
-        _lock(file)
-    except OSError:
-        file.seek(0)
-        owner = file.read().strip() or "unknown"
-        file.close()
-        raise NotAvailableError(
-            f"Another run writes into {path.parent} (process {owner}); wait for it, or choose "
-            "another folder."
-        ) from None
-    file.seek(0)
-    file.truncate()
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    return file
-
-
-def _lock(file: IO[str]) -> None:
-    """Raise OSError if another process has it."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        file.seek(_FAR)
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,37 +1,45 @@
-"""Runs a benchmark: set by set, features first, then every method on every task.
+"""Runs a benchmark: data set by data set, first the features, then every method on every task.
 
-Nothing is computed twice: what the run folder holds is done, what the bank holds is extracted. Only
-this process writes results; workers hand them over.
+Nothing is computed twice: results that the run folder holds are finished, and features that the
+cache holds are extracted. Only this process writes results; workers return them.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from mivhead.backbones.base import Backbone
-from mivhead.benchmark.bank import Bank
 from mivhead.benchmark.config import BackboneConfig, MethodConfig, RunConfig
 from mivhead.benchmark.cost import measure_backbone
 from mivhead.benchmark.executors import Died, Executor
-from mivhead.benchmark.executors.local import InlineExecutor
-from mivhead.benchmark.extracting import ExtractJob, find_missing
-from mivhead.benchmark.failures import MEMORY
-from mivhead.benchmark.jobs import JobMaker, view_rule
+from mivhead.benchmark.executors.local import InlineExecutor, one_thread
+from mivhead.benchmark.inputs import (
+    Extraction,
+    FeatureKeys,
+    Inputs,
+    ViewRule,
+    count_views,
+    find_missing,
+    measure_seconds,
+)
 from mivhead.benchmark.live import LiveView
-from mivhead.benchmark.plan import PictureKeys, ViewRule, hash_images, needed_pictures
-from mivhead.benchmark.results import BANK, TASKS, Journal, Result, Unit
+from mivhead.benchmark.measuring import MEMORY, TaskRun
+from mivhead.benchmark.results import FEATURES, TASKS, Journal, Result, ResultKey
 from mivhead.benchmark.samplers import LeftOut, find_tasks
-from mivhead.benchmark.source import Source
 from mivhead.benchmark.tasks import Task, TaskSet
-from mivhead.benchmark.units import TaskJob
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.extraction.cache import open_cache
+from mivhead.extraction.cache import DEFAULT_LIMIT, open_cache
+from mivhead.head.recipe import DEFAULT_RECIPE, resolve_recipe
 from mivhead.images.imageset import ImageSet
-
-BANK_GB = 50.0
+from mivhead.methods.cost import BackboneWork
+from mivhead.preset import Preset
 
 
 @dataclass(frozen=True)
@@ -40,33 +48,31 @@ class Place:
 
     Parameters
     ----------
-    folder
-        The run folder.
-    data
-        The folder of the data sets.
-    bank
-        Where features are kept; None: beside the feature cache, or in the run folder if that is
-        switched off.
-    bank_gb
-        The most that the features of one set and one backbone may take.
-    drop_bank
-        Whether features are removed when their set is finished.
-    device
+    folder : Path
+        The run folder, for tasks and results.
+    data : Path
+        Folder of the data sets.
+    cache : Path, optional
+        Folder of the feature cache; by default the user's (`mivhead.extraction.open_cache`), or
+        `features` in the run folder if that is disabled.
+    cache_gb : float, optional
+        Size in gigabytes up to which the cache may grow; by default as the user has configured.
+    device : str, optional
         Where backbones and methods run, such as `"cpu"` or `"cuda"`.
     """
 
     folder: Path
     data: Path
-    bank: Path | None = None
-    bank_gb: float = BANK_GB
-    drop_bank: bool = False
+    cache: Path | None = None
+    cache_gb: float | None = None
     device: str | None = None
 
-    def bank_of(self, backbone: Backbone, name: str) -> Path:
-        """Folder of the features of a set from a backbone."""
-        cache = open_cache()
-        usual = (self.folder if cache is None else cache.folder) / BANK
-        return (self.bank or usual) / f"{name}-{backbone.identity.key[:16]}"
+    def find_cache(self) -> tuple[Path, int]:
+        """Return the folder of the feature cache and its limit in bytes."""
+        usual = open_cache(self.cache)
+        folder = self.folder / FEATURES if usual is None else usual.folder
+        limit = DEFAULT_LIMIT if usual is None else usual.limit
+        return folder, limit if self.cache_gb is None else int(self.cache_gb * 1e9)
 
 
 def run(
@@ -81,29 +87,42 @@ def run(
 
     Parameters
     ----------
-    config
+    config : RunConfig
         What to compare.
-    place
+    place : Place
         Where results, data and features are.
-    executor
-        Where the work is done; by default in this process.
-    backbones
-        Backbones of your own for names of the configuration. What needs them is done in this
-        process, as they cannot be sent to others; what needs features only, by the executor.
-    view
-        Shows how far it is; None for silence.
+    executor : Executor, optional
+        Where tasks run; by default in this process.
+    backbones : mapping of str to Backbone, optional
+        Your own backbones for names in the configuration. They cannot be sent to other processes:
+        extraction, and methods that tune the backbone, then run in this process.
+    view : LiveView, optional
+        Shows the progress; by default nothing is shown.
+
+    Returns
+    -------
+    list of Result
+        One per backbone, data set, protocol, task and method.
     """
     if not config.sets:
         raise InputError("The benchmark names no data sets.")
     executor = executor or InlineExecutor()
     view = view or LiveView(quiet=True)
     own = backbones or {}
+    features, limit = place.find_cache()
     with Journal(place.folder, config) as journal:
+        if journal.results and journal.version is None:
+            view.note(
+                f"{place.folder} was started by an earlier version of mivhead, which seeded "
+                "augmented views in another way: for methods that use views, its results are kept, "
+                "but this version would not reproduce them exactly."
+            )
         parts = [(entry, name) for entry in config.backbones for name in config.sets]
         for number, (entry, name) in enumerate(parts, start=1):
-            source = Source(own.get(entry.name, entry), name, place.data, place.device)
+            backbone = own.get(entry.name, entry)
+            inputs = Inputs(backbone, name, place.data, features, limit, config.seed, place.device)
             title = f"[{number}/{len(parts)}] {entry.name}, {name}"
-            _SetRun(config, place, executor, journal, view, entry, source, title).run()
+            _SetRun(config, place, executor, journal, view, entry, inputs, title).run()
         wanted = {
             (b.name, s, p, m.name)
             for b in config.backbones
@@ -125,13 +144,12 @@ class _SetRun:
     journal: Journal
     view: LiveView
     entry: BackboneConfig
-    source: Source
+    inputs: Inputs
     title: str
 
     def run(self) -> None:
-        config, entry, name = self.config, self.entry, self.source.set
-        images = self.source.open_images()
-        task_sets = [found for text in config.protocols if (found := self._task_set(text, images))]
+        images = self.inputs.open_images()
+        task_sets = [found for p in self.config.protocols if (found := self._task_set(p, images))]
         missing = [
             (tasks, number, methods)
             for tasks in task_sets
@@ -140,31 +158,35 @@ class _SetRun:
         ]
         if not missing:
             return
-        backbone = self.source.open_backbone()
-        rules = {m.name: view_rule(m, backbone.preset, self.config.views) for m in config.methods}
-        bank, keys = Bank(self.place.bank_of(backbone, name)), None
+        keys = None
         if any(not m.needs_images for _, _, methods in missing for m in methods):
-            tasks = [tasks.tasks[number] for tasks, number, _ in missing]
-            on_features = [rules[m.name] for m in config.methods if not m.needs_images]
-            keys = self._fill(bank, images, tasks, on_features)
-        jobs = JobMaker(
-            source=self.source,
-            backbone=entry.name,
-            preset=backbone.preset,
-            rules=rules,
-            seed=config.seed,
-            work=measure_backbone(backbone),
-            bank=bank.folder,
-            keys=keys,
-        )
-        made = [job for each in missing for job in jobs.make(*each)]
-        self.view.start(self.title, [m.name for job in made for m in job.methods])
-        self._run_jobs(made)
-        if self.place.drop_bank:
-            bank.drop()
+            keys = self._extract(images, [tasks.tasks[number] for tasks, number, _ in missing])
+        flops = measure_backbone(self._backbone)
+        runs = [
+            task_run
+            for tasks, number, methods in missing
+            for task_run in self._task_runs(tasks, number, methods, keys, flops)
+        ]
+        self.view.start(self.title, [method.name for each in runs for method in each.methods])
+        self._run_tasks(runs)
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether the backbone is an object of this process, which cannot be sent to others."""
+        return not isinstance(self.inputs.backbone, BackboneConfig)
+
+    @property
+    def _backbone(self) -> Backbone:
+        return self.inputs.open_backbone()
+
+    @cached_property
+    def _rules(self) -> dict[str, ViewRule]:
+        """How many views each method gets."""
+        preset, views = self._backbone.preset, self.config.views
+        return {method.name: view_rule(method, preset, views) for method in self.config.methods}
 
     def _task_set(self, protocol: str, images: ImageSet) -> TaskSet | None:
-        config, name = self.config, self.source.set
+        config, name = self.config, self.inputs.set
         path = self.place.folder / TASKS / protocol / f"{name}.json"
         tasks = find_tasks(path, images, name, protocol, config.seed, config.tasks)
         if isinstance(tasks, LeftOut):
@@ -180,73 +202,117 @@ class _SetRun:
             method
             for method in self.config.methods
             if not self.journal.is_done(
-                Unit(self.entry.name, tasks.set, tasks.protocol, number, method.name)
+                ResultKey(self.entry.name, tasks.set, tasks.protocol, number, method.name)
             )
         ]
 
-    def _fill(
-        self, bank: Bank, images: ImageSet, tasks: list[Task], rules: list[ViewRule]
-    ) -> PictureKeys:
-        """Extract what the tasks need and the bank lacks."""
-        source, seed = self.source, self.config.seed
-        pictures = needed_pictures(tasks, rules)
-        contents = hash_images(images, {picture.id for picture in pictures}, source.set)
-        keys = PictureKeys(source.open_backbone(), contents, seed)
-        missing = find_missing(source, bank, pictures, keys, seed)
-        if missing.jobs:
-            missing.check_space(bank, int(self.place.bank_gb * 1e9))
+    # Features first.
+
+    def _extract(self, images: ImageSet, tasks: list[Task]) -> FeatureKeys:
+        """Extract the features that tasks need and the cache lacks; return the keys of all."""
+        inputs = self.inputs
+        rules = [self._rules[m.name] for m in self.config.methods if not m.needs_images]
+        views = count_views(tasks, rules)
+        keys = FeatureKeys(self._backbone, images, views, inputs.set, inputs.seed)
+        missing = find_missing(inputs, keys, views)
+        if missing.extractions:
+            missing.check_space(inputs.cache, inputs.set)
             self.view.note(
-                f"{self.title}: {missing.images:,} images and "
-                f"{missing.views:,} views pass the backbone; their features take "
-                f"{missing.nbytes / 1e9:.3f} GB in {bank.folder}"
+                f"{self.title}: {missing.images:,} images and {missing.views:,} views pass the "
+                f"backbone; their features take {missing.bytes / 1e9:.3f} GB in {inputs.features}"
             )
-            self._extract(missing.jobs)
-            bank.refresh()
+            with self.view.extracting(sum(e.size for e in missing.extractions)) as advance:
+                seconds = self._run_extractions(missing.extractions, advance)
+            if seconds:
+                self.journal.set_seconds(self.entry.name, float(np.median(seconds)))
+        if self.entry.name not in self.journal.seconds:
+            with one_thread():
+                self.journal.set_seconds(self.entry.name, measure_seconds(self._backbone))
         return keys
 
-    def _extract(self, jobs: tuple[ExtractJob, ...]) -> None:
-        """Run the jobs; one whose worker dies is tried once more."""
-        with self.view.extracting(sum(len(job.pictures) for job in jobs)) as advance:
-            for last in (False, True):
-                died = []
-                for job, outcome in self._executor_for_backbone().run(jobs):
-                    if isinstance(outcome, Died):
-                        died.append((job, outcome))
-                    else:
-                        advance(outcome)
-                if died and last:
-                    raise NotAvailableError(
-                        f"Features of {self.source.set} cannot be extracted: {died[0][1].reason}; "
-                        "run the same command again with fewer --workers."
-                    )
-                jobs = tuple(job for job, _ in died)  # type: ignore[misc]  # what was given
+    def _run_extractions(
+        self, extractions: Sequence[Extraction], advance: Callable[[int], object]
+    ) -> list[float]:
+        """Run extractions, again if their worker dies; return the backbone's seconds per image."""
+        seconds: list[float] = []
+        for last in (False, True):
+            died: list[tuple[Extraction, Died]] = []
+            for extraction, outcome in self._executor_for_backbone().run(extractions):
+                if isinstance(outcome, Died):
+                    died.append((extraction, outcome))  # type: ignore[arg-type]  # what was given
+                else:
+                    seconds += [outcome] if math.isfinite(outcome) else []
+                    advance(extraction.size)  # type: ignore[attr-defined]
+            if died and last:
+                raise NotAvailableError(
+                    f"Features of {self.inputs.set} cannot be extracted: {died[0][1].reason}; run "
+                    "the same command again with fewer --workers."
+                )
+            extractions = [extraction for extraction, _ in died]
+        return seconds
 
-    def _run_jobs(self, jobs: list[TaskJob]) -> None:
-        """Run and record; a job whose worker dies is tried once more, method by method."""
-        again: list[TaskJob] = []
-        for job, outcome in self._everywhere(jobs):
+    # Then the tasks.
+
+    def _task_runs(
+        self,
+        tasks: TaskSet,
+        number: int,
+        methods: Sequence[MethodConfig],
+        keys: FeatureKeys | None,
+        flops: BackboneWork | None,
+    ) -> Iterator[TaskRun]:
+        """Yield one call for all methods that need features, which are read once; one per other."""
+        on_features = [method for method in methods if not method.needs_images]
+        groups = [on_features] if on_features else []
+        for group in groups + [[method] for method in methods if method.needs_images]:
+            task = tasks.tasks[number]
+            rules = tuple(self._rules[method.name] for method in group)
+            inputs, own_keys = self.inputs, None
+            if not group[0].needs_images:
+                assert keys is not None, "features were extracted"
+                most = np.max([rule.count(task) for rule in rules], axis=0)
+                own_keys = keys.of_task(task, most.tolist())
+                inputs = replace(inputs, backbone=None) if self._is_own else inputs
+            yield TaskRun(
+                inputs=inputs,
+                preset=self._backbone.preset,
+                task=task,
+                seed=_task_seed(self.config.seed, number),
+                keys=own_keys,
+                blank=_blank(self.entry.name, tasks, number),
+                methods=tuple(group),
+                rules=rules,
+                flops=flops,
+                seconds=self.journal.seconds.get(self.entry.name, 0.0),
+            )
+
+    def _run_tasks(self, runs: list[TaskRun]) -> None:
+        """Run and record; if a worker dies, its task is tried once more, method by method."""
+        again: list[TaskRun] = []
+        for task_run, outcome in self._execute(runs):
             if isinstance(outcome, Died):
-                again += job.split()
+                again += task_run.split()
             else:
                 self._record(outcome)
-        for job, outcome in self._everywhere(again):
+        for task_run, outcome in self._execute(again):
             if isinstance(outcome, Died):
-                views = sum(job.rules[0].count(job.given.task))
-                failed = replace(job.blank, method=job.methods[0].name, views=views)
-                outcome = [replace(failed, error=f"{MEMORY}: {outcome.reason}")]
+                views = task_run.rules[0].count(task_run.task)
+                reason = f"{MEMORY}: {outcome.reason}"
+                outcome = [task_run.failure(task_run.methods[0], views, reason)]
             self._record(outcome)
 
-    def _everywhere(self, jobs: list[TaskJob]) -> Iterable[tuple[TaskJob, list[Result] | Died]]:
-        """Run every job where it can be run."""
-        at_home = [job for job in jobs if job.methods[0].needs_images]
-        away = [job for job in jobs if not job.methods[0].needs_images]
-        for executor, own in ((self.executor, away), (self._executor_for_backbone(), at_home)):
-            yield from executor.run(own)  # type: ignore[misc]  # gives back what it was given
+    def _execute(self, runs: list[TaskRun]) -> Iterable[tuple[TaskRun, list[Result] | Died]]:
+        """Run every task where it can run."""
+        for executor, needs_images in (
+            (self.executor, False),
+            (self._executor_for_backbone(), True),
+        ):
+            own = [each for each in runs if each.methods[0].needs_images == needs_images]
+            yield from executor.run(own)  # type: ignore[misc]  # returns what it was given
 
     def _executor_for_backbone(self) -> Executor:
-        """Where jobs run that need the backbone itself."""
-        is_own = not isinstance(self.source.backbone, BackboneConfig)
-        return InlineExecutor() if is_own else self.executor
+        """Return the executor of calls that need the backbone itself."""
+        return InlineExecutor() if self._is_own else self.executor
 
     def _record(self, results: list[Result]) -> None:
         self.journal.add(results)
@@ -254,8 +320,52 @@ class _SetRun:
             self.view.show(result)
 
 
+def view_rule(method: MethodConfig, preset: Preset, views: int) -> ViewRule:
+    """Return how many views a method gets, at most `views` per image.
+
+    >>> from mivhead.backbones.efficientnet_lite import PRESETS
+    >>> view_rule(MethodConfig("miv"), PRESETS["efficientnet_lite0"], 4)
+    ViewRule(threshold=15, rule='ceil', limit=4)
+    """
+    threshold = preset.threshold if method.threshold is None else method.threshold
+    rule = resolve_recipe(method.recipe or DEFAULT_RECIPE).views_rule
+    # A method that needs images makes its own views, as many as it wants.
+    limit = threshold if method.needs_images else views
+    return ViewRule(threshold if method.uses_views else 0, rule, limit)
+
+
+def _task_seed(seed: int, number: int) -> int:
+    return int(np.random.SeedSequence((seed, number)).generate_state(1)[0]) >> 1
+
+
+def _blank(backbone: str, tasks: TaskSet, number: int) -> Result:
+    """Return a result that names the task and has no values yet."""
+    task = tasks.tasks[number]
+    return Result(
+        backbone=backbone,
+        set=tasks.set,
+        protocol=tasks.protocol,
+        method="",
+        task=number,
+        tasks=tasks.hash,
+        ways=len(task.classes),
+        shots=len(task.support),
+        views=0,
+        queries=len(task.queries),
+        accuracy=None,
+        error=None,
+        adapt_seconds=0.0,
+        infer_seconds=0.0,
+        backbone_seconds=0.0,
+        peak_bytes=0,
+        gflops=0.0,
+        gflops_paper=0.0,
+        calibration=(),
+    )
+
+
 def default_workers() -> int:
-    """Processor cores that this process may use."""
+    """Return the number of processor cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,8 +1,13 @@
-"""Draw tasks from a labelled image set: Meta-Dataset's sampler, or fixed ways and shots.
+"""Samples tasks from a labelled image set: Meta-Dataset's sampler, or fixed ways and shots.
 
-Task number i depends on the seed, the set's name, the protocol and i alone: asking for more tasks
-leaves the first ones as they are. A class's images are shuffled before they are dealt out, as
-neighbouring files may be near-identical (frames of one traffic sign).
+Task number i depends only on the random seed, the name of the set, the protocol and i: sampling
+more tasks does not change the first ones. The images of a class are shuffled before they are
+split, as neighbouring files may be nearly identical (frames of one traffic sign).
+
+References
+----------
+Triantafillou et al. (2020). Meta-Dataset: A dataset of datasets for learning to learn from few
+examples. ICLR. arXiv:1903.03096.
 """
 
 from __future__ import annotations
@@ -23,9 +28,9 @@ from mivhead.datasets.catalogue import groups_of
 from mivhead.errors import InputError
 from mivhead.images.imageset import ImageSet
 
-TASKS = 600  # of a set, as in the paper
+TASKS = 600  # per set, as in the paper
 MIN_WAYS = 5
-MAX_CONTRIBUTION = 100  # of one class to the size of the support
+MAX_CONTRIBUTION = 100  # images of one class that count towards the size of the support
 MIN_LOG_WEIGHT, MAX_LOG_WEIGHT = math.log(0.5), math.log(2.0)
 
 Counts: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
@@ -37,19 +42,19 @@ _FIXED_OPTIONS = ("max_queries",)
 
 @dataclass(frozen=True)
 class Protocol:
-    """How ways, shots and queries of a task are chosen.
+    """How the ways, shots and queries of a task are chosen.
 
     Parameters
     ----------
-    kind
-        `varying`: Meta-Dataset's random ways and shots. `fixed`: the same for every task.
-    ways, shots
-        Of a fixed protocol: classes, and support images of each. A set with fewer classes gives
-        tasks of all its classes.
-    max_ways, max_support
-        Of a varying protocol: the most classes, and the most support images of a task.
-    max_queries
-        The most query images of a class.
+    kind : {"varying", "fixed"}, default="varying"
+        `varying` samples ways and shots as Meta-Dataset does; `fixed` uses the same for all tasks.
+    ways, shots : int, optional
+        For a fixed protocol: number of classes, and of support images per class. Tasks of a set
+        with fewer classes contain all of them.
+    max_ways, max_support : int, default=50, 500
+        For a varying protocol: maximum number of classes, and of support images per task.
+    max_queries : int, default=10
+        Maximum number of query images per class.
 
     Examples
     --------
@@ -69,7 +74,9 @@ class Protocol:
     def __post_init__(self) -> None:
         fixed = self.kind == "fixed"
         if fixed != (self.ways is not None) or fixed != (self.shots is not None):
-            raise InputError("ways and shots belong to a fixed protocol, and both are needed.")
+            raise InputError(
+                "A fixed protocol needs both ways and shots; a varying one has neither."
+            )
         if fixed and (self.ways or 0) < 2:
             raise InputError(f"A task needs at least 2 ways, got {self.ways}.")
         if fixed and (self.shots or 0) < 1:
@@ -86,7 +93,7 @@ class Protocol:
 
     @property
     def name(self) -> str:
-        """Its text form, which `parse` reads and which task files and results carry."""
+        """The protocol as a string, as `parse` reads it and task files and results contain it."""
         usual = Protocol()
         base = "varying" if self.kind == "varying" else f"{self.ways}-way {self.shots}-shot"
         options = _VARYING_OPTIONS if self.kind == "varying" else _FIXED_OPTIONS
@@ -95,13 +102,13 @@ class Protocol:
 
     @classmethod
     def parse(cls, text: str) -> Protocol:
-        """Read `varying`, `5-way 1-shot`, `varying, max_ways 20, max_support 100` and the like."""
+        """Read a string such as `varying`, `5-way 1-shot` or `varying, max_support 100`."""
         base, *options = [part.strip() for part in text.split(",")]
         match = _FIXED.fullmatch(base)
         if match is None and base != "varying":
             raise InputError(
-                f"The protocol {text!r} is not known; write 'varying', or ways and shots such as "
-                "'5-way 1-shot'."
+                f"The protocol {text!r} is not known; expected 'varying', or ways and shots such "
+                "as '5-way 1-shot'."
             )
         allowed = _FIXED_OPTIONS if match else _VARYING_OPTIONS
         chosen: dict[str, int] = {}
@@ -109,8 +116,8 @@ class Protocol:
             found = re.fullmatch(r"(\w+) (\d+)", option)
             if found is None or found[1] not in allowed or found[1] in chosen:
                 raise InputError(
-                    f"The protocol {text!r} has the option {option!r}; after {base!r} there may "
-                    f"be {', '.join(allowed)}, each once and with a number."
+                    f"The protocol {text!r} has the option {option!r}; {base!r} may be followed "
+                    f"by {', '.join(allowed)}, each once and with a number."
                 )
             chosen[found[1]] = int(found[2])
         if match is None:
@@ -119,27 +126,27 @@ class Protocol:
 
     @property
     def least_ways(self) -> int:
-        """The fewest classes that make a task."""
+        """Minimum number of classes of a set."""
         return min(MIN_WAYS, self.ways or MIN_WAYS)
 
     @property
     def least_images(self) -> int:
-        """The fewest images of a class: its shots, and a query."""
+        """Minimum number of images of a class: its shots and one query."""
         return (self.shots or 1) + 1
 
-    def draw_ways(self, rng: np.random.Generator, classes: int) -> int:
-        """Choose the number of classes of a task."""
+    def sample_ways(self, rng: np.random.Generator, classes: int) -> int:
+        """Sample the number of classes of a task."""
         if self.ways is not None:
             return min(self.ways, classes)
         return int(rng.integers(MIN_WAYS, min(self.max_ways, classes) + 1))
 
     def queries_per_class(self, sizes: Counts) -> int:
-        """Count the queries of every class in a task whose classes have these sizes."""
+        """Return the number of queries per class in a task whose classes have these sizes."""
         smallest = int(sizes.min())
         return min(self.max_queries, smallest // 2 if self.shots is None else smallest - self.shots)
 
-    def draw_shots(self, rng: np.random.Generator, sizes: Counts) -> Counts:
-        """Choose the shots of every class in a task whose classes have these sizes."""
+    def sample_shots(self, rng: np.random.Generator, sizes: Counts) -> Counts:
+        """Sample the shots of each class in a task whose classes have these sizes."""
         if self.shots is not None:
             return np.full(len(sizes), self.shots)
         left = sizes - self.queries_per_class(sizes)  # (class)
@@ -155,7 +162,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A set that gives no tasks under a protocol, and what to change so that it does."""
+    """A set from which a protocol cannot sample tasks, and what would have to change."""
 
     set: str
     protocol: str
@@ -171,24 +178,28 @@ def sample_tasks(
     *,
     groups: Mapping[str, str] | None = None,
 ) -> TaskSet | LeftOut:
-    """Draw the first `count` tasks of a set.
+    """Sample the first `count` tasks of a set.
 
     Parameters
     ----------
-    images
+    images : ImageSet
         With labels.
-    name
-        Of the set; part of what the tasks depend on.
-    protocol
-        How tasks are drawn.
-    seed
-        Other seeds give other tasks.
-    count
+    name : str
+        Name of the set; the tasks depend on it.
+    protocol : Protocol
+        How to sample tasks.
+    seed : int
+        Random seed.
+    count : int, default=600
         Number of tasks.
-    groups
-        For each class the group it belongs to, such as its alphabet; a task then stays within one
-        group. By default as the set of this name is declared: Omniglot's classes by alphabet,
-        those of others all in one.
+    groups : mapping of str to str, optional
+        Group of each class, such as its alphabet; the classes of a task then come from one group.
+        By default as declared for the set of this name: alphabets for Omniglot, and a single group
+        for all others.
+
+    Returns
+    -------
+    TaskSet or LeftOut
 
     Examples
     --------
@@ -219,24 +230,24 @@ def sample_tasks(
         if len(pool) < protocol.least_ways
     )
     tasks = tuple(
-        _draw(_generator(seed, name, protocol, number), large, members, protocol)
+        _sample(_generator(seed, name, protocol, number), large, members, protocol)
         for number in range(count)
     )
     return TaskSet(name, protocol.name, seed, tasks, small)
 
 
-def _draw(
+def _sample(
     rng: np.random.Generator,
     pools: list[list[str]],
     members: Mapping[str, list[str]],
     protocol: Protocol,
 ) -> Task:
     pool = pools[rng.integers(len(pools))]
-    ways = protocol.draw_ways(rng, len(pool))
+    ways = protocol.sample_ways(rng, len(pool))
     classes = [pool[place] for place in rng.choice(len(pool), ways, replace=False)]
     sizes = np.array([len(members[each]) for each in classes])
     queries = protocol.queries_per_class(sizes)
-    shots = protocol.draw_shots(rng, sizes)
+    shots = protocol.sample_shots(rng, sizes)
     query_ids: list[str] = []
     support_ids: list[str] = []
     for each, own_shots in zip(classes, shots.tolist(), strict=True):
@@ -261,10 +272,10 @@ def _too_few_images(
     name: str, few: list[str], members: Mapping[str, list[str]], protocol: Protocol
 ) -> str:
     more = f" and {len(few) - 1} more classes" if len(few) > 1 else ""
-    shots = "" if protocol.shots is None else ", or ask for fewer shots"
+    shots = "" if protocol.shots is None else ", or use fewer shots"
     return (
         f"{name} has only {len(members[few[0]])} of the {protocol.least_images} images that "
-        f"{protocol.name!r} needs in the class {few[0]!r}{more}: add images, remove such classes"
+        f"{protocol.name!r} needs in the class {few[0]!r}{more}: add images, remove these classes"
         f"{shots}."
     )
 
@@ -273,24 +284,21 @@ def _too_few_classes(name: str, pools: Mapping[str, list[str]], protocol: Protoc
     most = max(map(len, pools.values()), default=0)
     where = "in any of its groups " if len(pools) > 1 else ""
     return (
-        f"{name} has no more than {most} classes {where}and {protocol.name!r} needs at least "
-        f"{protocol.least_ways}: add classes, or ask for fixed tasks of fewer ways, such as "
+        f"{name} has at most {most} classes {where}and {protocol.name!r} needs at least "
+        f"{protocol.least_ways}: add classes, or use a fixed protocol with fewer ways, such as "
         "'2-way 1-shot'."
     )
-
-
-# The tasks of a run: drawn by its first command, read from its folder by all later ones.
 
 
 def find_tasks(
     path: Path, images: ImageSet, name: str, protocol: str, seed: int, count: int
 ) -> TaskSet | LeftOut:
-    """Read a task file, which must be of this set, protocol, seed and number; or draw and save."""
+    """Read the tasks of a run from its folder; sample and save them if there are none yet."""
     if not path.exists():
-        drawn = sample_tasks(images, name, Protocol.parse(protocol), seed, count)
-        if isinstance(drawn, TaskSet):
-            drawn.save(path)
-        return drawn
+        sampled = sample_tasks(images, name, Protocol.parse(protocol), seed, count)
+        if isinstance(sampled, TaskSet):
+            sampled.save(path)
+        return sampled
     tasks = TaskSet.load(path)
     expected = {"set": name, "protocol": protocol, "seed": seed, "number of tasks": count}
     found = (tasks.set, tasks.protocol, tasks.seed, len(tasks.tasks))

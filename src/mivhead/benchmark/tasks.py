@@ -1,4 +1,4 @@
-"""Sampled tasks: what every method is given alike, kept in a file that any machine can read."""
+"""Few-shot tasks, the same for every method, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Task:
-    """One episode; images are named by their ids in the data set, not by paths of one machine."""
+    """A few-shot task (an episode): a support set to learn from and queries to classify.
+
+    Images are given by their ids in the data set, which are the same on every machine.
+    """
 
     classes: tuple[str, ...]
     support: tuple[str, ...]  # image ids
@@ -33,16 +36,16 @@ class TaskSet:
 
     Parameters
     ----------
-    set
+    set : str
         Name of the data set.
-    protocol
-        How they were drawn, such as `varying` or `5-way 1-shot`.
-    seed
-        Of the sampler.
-    tasks
+    protocol : str
+        How the tasks were sampled, such as `varying` or `5-way 1-shot`.
+    seed : int
+        Random seed of the sampler.
+    tasks : tuple of Task
         In the order of their numbers.
-    left_out
-        Parts of the set that no task is drawn from, and why, for people.
+    left_out : tuple of str
+        Parts of the data set that no task uses, with the reason.
     """
 
     set: str
@@ -52,8 +55,8 @@ class TaskSet:
     left_out: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Describe it in full."""
-        # Not `asdict`, whose deep copies take longer than all the rest.
+        """Return everything as plain values."""
+        # Not `asdict`, whose deep copies take longer than everything else.
         return {
             "set": self.set,
             "protocol": self.protocol,
@@ -64,12 +67,12 @@ class TaskSet:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of all of it: results with equal hashes come from the same tasks."""
+        """SHA-256 of the contents: results with equal hashes come from the same tasks."""
         text = json.dumps(self.as_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def save(self, path: str | Path) -> None:
-        """Write it to a JSON file, whole or not at all.
+        """Write the tasks to a JSON file, atomically.
 
         Examples
         --------
@@ -83,8 +86,8 @@ class TaskSet:
         """
         ids = sorted({each for task in self.tasks for each in (*task.support, *task.queries)})
         place = {each: number for number, each in enumerate(ids)}
-        episodes = tuple(
-            _Episode(
+        stored = tuple(
+            _StoredTask(
                 task.classes,
                 _by_class(task.support, task.support_labels, len(task.classes), place),
                 _by_class(task.queries, task.query_labels, len(task.classes), place),
@@ -99,13 +102,13 @@ class TaskSet:
             self.seed,
             self.left_out,
             tuple(ids),
-            episodes,
+            stored,
         )
         write_text(path, json.dumps(to_json(file), ensure_ascii=False, separators=(",", ":")))
 
     @classmethod
     def load(cls, path: str | Path) -> TaskSet:
-        """Read a file that `save` wrote; a damaged or changed one is an error."""
+        """Read a file that `save` wrote; a corrupted or modified file is an error."""
         try:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
@@ -113,23 +116,24 @@ class TaskSet:
         newest = document.get("format") if isinstance(document, dict) else None
         if newest != FORMAT:
             raise InputError(
-                f"The task file {path} has format {newest!r}, expected {FORMAT}: "
-                "sample the tasks anew."
+                f"The task file {path} has format {newest!r}, expected {FORMAT}: remove it, and "
+                "the tasks are sampled again."
             )
         file = from_json(_File, document, str(path))
-        tasks = tuple(_to_task(episode, file.images, path) for episode in file.tasks)
+        tasks = tuple(_to_task(stored, file.images, path) for stored in file.tasks)
         read = cls(file.set, file.protocol, file.seed, tasks, file.left_out)
         if read.hash != file.hash:
             raise InputError(
-                f"The task file {path} was changed after it was written: its hash is "
-                f"{read.hash[:12]}, not {file.hash[:12]}; sample the tasks anew."
+                f"The task file {path} was modified after it was written: its hash is "
+                f"{read.hash[:12]}, not {file.hash[:12]}; remove it, and the tasks are sampled "
+                "again."
             )
         return read
 
 
 @dataclass(frozen=True)
-class _Episode:
-    """A task in the file: per class the places of its images in the file's list."""
+class _StoredTask:
+    """A task in the file: per class, the places of its images in the file's list."""
 
     classes: tuple[str, ...]
     support: tuple[tuple[int, ...], ...]
@@ -138,7 +142,7 @@ class _Episode:
 
 @dataclass(frozen=True)
 class _File:
-    """The file: each image's id is written once, as an image serves in many tasks."""
+    """The file: each image id is written once, as an image occurs in many tasks."""
 
     format: int
     hash: str
@@ -147,7 +151,7 @@ class _File:
     seed: int
     left_out: tuple[str, ...]
     images: tuple[str, ...]
-    tasks: tuple[_Episode, ...]
+    tasks: tuple[_StoredTask, ...]
 
 
 def _by_class(
@@ -161,15 +165,15 @@ def _by_class(
     return tuple(map(tuple, groups))
 
 
-def _to_task(episode: _Episode, images: tuple[str, ...], path: str | Path) -> Task:
-    places = [place for part in (episode.support, episode.queries) for row in part for place in row]
+def _to_task(stored: _StoredTask, images: tuple[str, ...], path: str | Path) -> Task:
+    places = [place for part in (stored.support, stored.queries) for row in part for place in row]
     if not all(0 <= place < len(images) for place in places):
-        raise InputError(f"The task file {path} names an image that it does not list.")
-    if {len(episode.support), len(episode.queries)} != {len(episode.classes)}:
+        raise InputError(f"The task file {path} refers to an image that it does not list.")
+    if {len(stored.support), len(stored.queries)} != {len(stored.classes)}:
         raise InputError(f"The task file {path} has a task whose classes and images do not match.")
-    support, support_labels = _flatten(episode.support, images)
-    queries, query_labels = _flatten(episode.queries, images)
-    return Task(episode.classes, support, support_labels, queries, query_labels)
+    support, support_labels = _flatten(stored.support, images)
+    queries, query_labels = _flatten(stored.queries, images)
+    return Task(stored.classes, support, support_labels, queries, query_labels)
 
 
 def _flatten(

@@ -1,10 +1,12 @@
-"""`miv bench`: backbones, methods and data sets compared; one module an action."""
+"""`miv bench`: compare backbones and methods on many few-shot tasks."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,30 +20,31 @@ if TYPE_CHECKING:
     from mivhead.benchmark.config import RunConfig
     from mivhead.benchmark.results import Result
 
+DATA = "MIV_DATA"
+
 
 def add_parser(subparsers: Any) -> None:
     """Add the command and its actions."""
     parser = subparsers.add_parser(
         "bench",
         help="compare methods on many few-shot tasks",
-        description="The benchmark: the same tasks for every method, with costs and intervals.",
+        description="Compare methods on the same few-shot tasks, with costs and intervals.",
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
     for add in (_add_run, _add_report, _add_compare):
         add(actions)
 
 
-# `miv bench run`: run a benchmark, or go on with one.
+# miv bench run
 
 
-DATA = "MIV_DATA"
 RUN_EXAMPLES = """
-miv bench run small -o try                          # on images that pip carries
+miv bench run small -o try                          # on images that pip packages contain
 miv bench run --data sets/ --methods miv,ncc --tasks 50 -o run
-miv bench run my.toml --data sets/ -o run           # again: goes on where it was
+miv bench run my.toml --data sets/ -o run           # run it again to resume
 miv bench run --data sets/ --protocol "5-way 1-shot" --views 15 -o one-shot
 miv bench run main --data /shared/sets --executor ray --address auto \\
-  --bank /shared/bank -o /shared/run
+  --cache /shared/features --cache-gb 200 -o /shared/run
 """
 
 
@@ -50,17 +53,18 @@ def _add_run(subparsers: Any) -> None:
     parser = options.new_command(
         subparsers,
         "run",
-        "run a benchmark, or go on with one",
-        "Draw tasks from data sets and run every method on every one of them. Features are "
-        "extracted once a set. Every finished task is written at once: a run that was stopped, "
-        "or killed, goes on where it was when the same command is given again.",
+        "run a benchmark, or resume one",
+        "Sample tasks from data sets and run every method on every task. Each image passes the "
+        "backbone once; its features are kept in the feature cache. Every result is written as "
+        "soon as it is there: to resume a run that was stopped or killed, give the same command "
+        "again.",
         RUN_EXAMPLES,
     )
     parser.add_argument(
-        "config", nargs="?", metavar="CONFIG", help="a .toml file, or a ready-made one by its name"
+        "config", nargs="?", metavar="CONFIG", help="a .toml file, or a ready-made one by name"
     )
     parser.add_argument("-o", "--output", required=True, metavar="RUN", help="folder for results")
-    _add_what(parser.add_argument_group("what to compare (instead of the configuration's)"))
+    _add_what(parser.add_argument_group("what to compare (overrides the configuration)"))
     _add_how(parser.add_argument_group("where and how to run"))
     options.add_device(parser)
     options.add_json(parser)
@@ -68,33 +72,20 @@ def _add_run(subparsers: Any) -> None:
 
 
 def _add_what(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--sets", type=_names, metavar="A,B", help="data sets (default: all found)")
+    def add_list(name: str, text: str, split: Any = _names) -> None:
+        group.add_argument(name, type=split, action="extend", metavar="A,B", help=text)
+
+    add_list("--sets", "data sets (default: all in the data folder)")
+    add_list("--methods", "names from `miv methods`, or from the configuration")
+    add_list("--backbone", "backbones, as for --backbone of `miv fit`")
     group.add_argument(
-        "--methods",
-        type=_names,
-        metavar="A,B",
-        help="names of `miv methods`, or of the configuration",
+        "--weights", metavar="FILE", help="checkpoint, if there is one backbone only"
     )
+    add_list("--protocol", "'varying', or ways and shots such as '5-way 1-shot'", _protocols)
+    group.add_argument("--tasks", type=options.positive, metavar="N", help="tasks per data set")
+    group.add_argument("--seed", type=options.not_negative, metavar="N", help="random seed")
     group.add_argument(
-        "--backbone", action="append", metavar="NAME", help="what --backbone of `miv fit` takes"
-    )
-    group.add_argument(
-        "--weights",
-        metavar="FILE",
-        help="checkpoint of the backbone, if there is one backbone only",
-    )
-    group.add_argument(
-        "--protocol",
-        action="append",
-        metavar="TEXT",
-        help="varying, or such as '5-way 1-shot'; may be given several times",
-    )
-    group.add_argument("--tasks", type=options.positive, metavar="N", help="tasks a set")
-    group.add_argument(
-        "--seed", type=options.not_negative, metavar="N", help="of all that is random"
-    )
-    group.add_argument(
-        "--views", type=options.not_negative, metavar="V", help="at most so many views of an image"
+        "--views", type=options.not_negative, metavar="V", help="maximum number of views per image"
     )
 
 
@@ -115,14 +106,49 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
         "--address", metavar="HOST:PORT", help="of a Ray cluster; auto: the one of this machine"
     )
     group.add_argument(
-        "--bank", metavar="DIR", help="where features are kept (default: beside the feature cache)"
+        "--cache", metavar="DIR", help="folder of the feature cache (default: as `miv cache info`)"
     )
     group.add_argument(
-        "--bank-gb", type=float, metavar="GB", help="most that the features of a set may take"
+        "--cache-gb", type=_gigabytes, metavar="GB", help="size up to which the cache may grow"
     )
-    group.add_argument(
-        "--drop-bank", action="store_true", help="remove the features of a set when it is done"
-    )
+    for old, advice in (
+        ("--bank", "use --cache DIR"),
+        ("--bank-gb", "use --cache-gb GB"),
+        ("--drop-bank", "the cache removes the features that were not used for the longest time"),
+    ):
+        group.add_argument(old, nargs="?", const="", type=_removed(advice), help=argparse.SUPPRESS)
+
+
+def _removed(advice: str) -> Callable[[str], None]:
+    """Make the type of an option of earlier versions: an error that says what to use instead."""
+
+    def refuse(_: str) -> None:
+        raise argparse.ArgumentTypeError(f"this option no longer exists: {advice}")
+
+    return refuse
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _protocols(text: str) -> list[str]:
+    """Split a list of protocols, whose names may contain commas themselves.
+
+    >>> _protocols("varying, max_ways 20,5-way 1-shot")
+    ['varying, max_ways 20', '5-way 1-shot']
+    """
+    return re.split(r"\s*,\s*(?=varying\b|\d+-way)", text.strip())
+
+
+def _gigabytes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of gigabytes, like 50")
+    return value
 
 
 def run_run(args: argparse.Namespace) -> int:
@@ -136,9 +162,8 @@ def run_run(args: argparse.Namespace) -> int:
     place = runner.Place(
         folder=Path(args.output),
         data=data,
-        bank=None if args.bank is None else Path(args.bank),
-        bank_gb=runner.BANK_GB if args.bank_gb is None else args.bank_gb,
-        drop_bank=args.drop_bank,
+        cache=None if args.cache is None else Path(args.cache),
+        cache_gb=args.cache_gb,
         device=args.device,
     )
     workers = runner.default_workers() if args.workers is None else args.workers
@@ -146,13 +171,13 @@ def run_run(args: argparse.Namespace) -> int:
     try:
         results = runner.run(config, place, executor, view=LiveView(quiet=args.quiet))
     except KeyboardInterrupt:
-        print("Give the same command again to go on.", file=sys.stderr)
+        print("Give the same command again to resume.", file=sys.stderr)
         raise
     finally:
         executor.close()
     if not results:
         raise InputError(
-            f"No task could be drawn from {', '.join(config.sets)}: each is left out for the "
+            f"No task could be sampled from {', '.join(config.sets)}: each is left out for the "
             "reason above (not shown with --quiet)."
         )
     _report(args, config, results)
@@ -160,7 +185,7 @@ def run_run(args: argparse.Namespace) -> int:
 
 
 def _what(args: argparse.Namespace) -> tuple[RunConfig, Path]:
-    """Find out what to compare, and where the data is."""
+    """Return what to compare, and where the data is."""
     from mivhead.benchmark.results import IMAGES, check_run_folder
     from mivhead.datasets.bundled import BUNDLED, write_bundled
     from mivhead.datasets.sets import find_sets
@@ -173,12 +198,14 @@ def _what(args: argparse.Namespace) -> tuple[RunConfig, Path]:
         check_run_folder(folder)
         return replace(config, sets=config.sets or BUNDLED), write_bundled(folder / IMAGES)
     if data is None:
-        raise InputError(f"Give the folder of your data sets with --data, or in {DATA}.")
+        raise InputError(
+            f"Give the folder of your data sets with --data or in the variable {DATA}."
+        )
     return replace(config, sets=config.sets or find_sets(data)), Path(data)
 
 
 def _join(args: argparse.Namespace) -> RunConfig:
-    """Join the configuration and the options, which count more."""
+    """Join the configuration and the options, which take precedence."""
     from mivhead.benchmark.config import RunConfig, load_config, read_config
     from mivhead.benchmark.samplers import Protocol
 
@@ -197,13 +224,13 @@ def _join(args: argparse.Namespace) -> RunConfig:
     if len(config.backbones) > 1:
         names = ", ".join(backbone.name for backbone in config.backbones)
         raise InputError(
-            f"--weights {args.weights} can belong to any of {names}: name one with --backbone."
+            f"--weights {args.weights} may belong to any of {names}: choose one with --backbone."
         )
     return replace(config, backbones=(replace(config.backbones[0], weights=args.weights),))
 
 
 def _pick(names: list[str] | None, entries: list[dict[str, Any]]) -> list[Any] | None:
-    """Keep the settings of the configuration for names that it has."""
+    """Keep the configuration's settings for names that it contains."""
     known = {entry["name"]: entry for entry in entries}
     return names and [known.get(name, name) for name in names]
 
@@ -223,7 +250,7 @@ def _report(args: argparse.Namespace, config: RunConfig, results: list[Result]) 
     print(table(header, cells, right="tasks accuracy errors"))
     failed = sum(row[6] for row in rows)
     if failed:
-        print(f"{plural(failed, 'result')} failed; the same command tries them again.")
+        print(f"{plural(failed, 'result')} failed; give the same command again to retry.")
 
 
 def _summary(config: RunConfig, results: list[Result]) -> list[tuple[Any, ...]]:
@@ -245,15 +272,11 @@ def _summary(config: RunConfig, results: list[Result]) -> list[tuple[Any, ...]]:
     return rows
 
 
-def _names(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-# `miv bench report`: the tables and charts of a run.
+# miv bench report
 
 
 REPORT_EXAMPLES = """
-miv bench report run                  # writes run/report/report.html and others
+miv bench report run                  # writes run/report/report.html and other files
 miv bench report run -o docs/results --title "Heads on Lite0"
 """
 
@@ -264,15 +287,15 @@ def _add_report(subparsers: Any) -> None:
         subparsers,
         "report",
         "tables and charts of a run",
-        "Write report.html (one page that needs no network), report.md, tables.tex (the paper's "
-        "layout) and results.csv. A run may be reported while it goes on.",
+        "Write report.html (a single page that works offline), report.md, tables.tex (the paper's "
+        "layout) and results.csv. The run may still be in progress.",
         REPORT_EXAMPLES,
     )
     parser.add_argument("folder", metavar="RUN", help="folder of `miv bench run`")
     parser.add_argument(
         "-o", "--output", metavar="DIR", help="folder for the report (default: RUN/report)"
     )
-    parser.add_argument("--title", help="of the report (default: the name of the run)")
+    parser.add_argument("--title", help="title of the report (default: the name of the run)")
     options.add_json(parser)
     parser.set_defaults(run=run_report)
 
@@ -292,12 +315,12 @@ def run_report(args: argparse.Namespace) -> int:
     return 0
 
 
-# `miv bench compare`: two methods of a run, or of two runs, on the same tasks.
+# miv bench compare
 
 
 COMPARE_EXAMPLES = """
 miv bench compare run:miv run:ncc        # two methods of a run
-miv bench compare before after           # all methods that two runs share
+miv bench compare before after           # all methods that both runs share
 miv bench compare before:miv after:miv
 """
 
@@ -308,9 +331,9 @@ def _add_compare(subparsers: Any) -> None:
         subparsers,
         "compare",
         "paired comparison of two runs, or of two methods",
-        "Compare accuracies on the same tasks: mean difference with its interval, two-sided paired "
-        "t-test, the same corrected for the number of rows (Holm), and Wilcoxon's signed-rank "
-        "test. Results of different tasks are refused.",
+        "Compare accuracies on the same tasks: the mean difference with its interval, a two-sided "
+        "paired t-test, its p-value corrected for the number of rows (Holm), and Wilcoxon's "
+        "signed-rank test. Results of different tasks cannot be compared.",
         COMPARE_EXAMPLES,
     )
     parser.add_argument("first", metavar="A", help="a run, or RUN:METHOD")
@@ -332,7 +355,7 @@ def run_compare(args: argparse.Namespace) -> int:
 
 
 def _sides(first: str, second: str) -> list[tuple[Side, Side]]:
-    """Two named methods; or each method that two runs share."""
+    """Return the two named methods, or each method that the runs share."""
     from mivhead.benchmark.compare import choose
     from mivhead.benchmark.results import read_results
 

@@ -1,4 +1,4 @@
-"""`miv cache`: what the feature cache holds, and away with it."""
+"""`miv cache`: show or clear the feature cache."""
 
 from __future__ import annotations
 
@@ -8,37 +8,54 @@ from typing import Any
 from mivhead.cli import options
 from mivhead.cli.output import print_json, size
 
-EXAMPLES = """
+INFO_EXAMPLES = """
 miv cache info
-miv cache clear
-MIV_CACHE=/fast/disk miv fit shots/ -o birds.miv   # another folder; `off` for none
+MIV_CACHE=/fast/disk miv fit shots/ -o birds.miv   # use another folder; `off` for none
 MIV_CACHE_GB=50 miv fit shots/ -o birds.miv        # let it grow to 50 GB (default: 10)
+"""
+CLEAR_EXAMPLES = """
+miv cache clear
+MIV_CACHE=/fast/disk miv cache clear
 """
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = options.new_command(
-        subparsers,
+    """Add the command and its actions."""
+    parser = subparsers.add_parser(
         "cache",
-        "show or empty the feature cache",
-        "Features of every image and view are kept on disk, so that the backbone sees each only "
-        "once. Above the size limit, what was not used for the longest time is removed.",
-        EXAMPLES,
+        help="show or clear the feature cache",
+        description="The feature cache keeps the features of every image and view on disk, so that "
+        "each passes the backbone only once.",
     )
-    parser.add_argument("action", choices=("info", "clear"), help="show it, or remove everything")
-    options.add_json(parser)
-    parser.set_defaults(run=run)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+    info = options.new_command(
+        actions,
+        "info",
+        "show the folder and the size of the cache",
+        "Show where the feature cache is, how much it holds, and its limit, above which the least "
+        "recently used features are removed.",
+        INFO_EXAMPLES,
+    )
+    clear = options.new_command(
+        actions,
+        "clear",
+        "remove all cached features",
+        "Remove all features from the cache; they are extracted again when they are needed.",
+        CLEAR_EXAMPLES,
+    )
+    for action in (info, clear):
+        options.add_json(action)
+        action.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command."""
+    """Run either action."""
     from mivhead.extraction.cache import open_cache
 
     cache = open_cache()
     if cache is None:
         facts: dict[str, Any] = {"folder": None}
-        text = "The feature cache is switched off (MIV_CACHE=off)."
+        text = "The feature cache is disabled (MIV_CACHE=off)."
     else:
         found = cache.clear() if args.action == "clear" else cache.info()
         facts = {

@@ -1,6 +1,8 @@
-"""From images to a table of features: each image is decoded once and passes the backbone once.
+"""The path from images to features: each image is decoded once and passes the backbone once.
 
-With a cache, an image or view that passed the backbone before is not even decoded.
+With a cache, an image or view that passed the backbone before is not even decoded. Decoding,
+augmentation and cache lookups run in a second thread while the backbone computes, and new features
+are written to the cache in a third.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ import os
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Self, TypeVar
@@ -24,19 +27,18 @@ from PIL import Image
 
 from mivhead._progress import progress_bar
 from mivhead.backbones.base import Backbone
-from mivhead.errors import InputError
+from mivhead.errors import InputError, NotAvailableError
 from mivhead.extraction.cache import FeatureCache, Keys, Parts, content_hash
 from mivhead.features import Features, FeatureTable
-from mivhead.images.augmentation import Augmentation, augment
+from mivhead.images.augmentation import NO_VIEWS, Augmentation, ViewPlan, augment, view_seed
 from mivhead.images.decoding import load_image, read_capped, read_file
 from mivhead.images.imageset import ImageSet, ImageSource
 
 BATCH = 32  # images per call of the backbone
-AHEAD = 2 * BATCH  # images decoded and augmented while the backbone works
-PART = 4 * BATCH  # images whose features are in memory at once, where they are not kept
+AHEAD = 2 * BATCH  # images that are decoded and augmented while the backbone computes
+PART = 4 * BATCH  # images whose features `iter_features` holds in memory
 
-ViewPlan = tuple[NDArray[np.int64], NDArray[np.int64]]  # rows of the originals, seeds
-NO_VIEWS: ViewPlan = (np.empty(0, np.int64), np.empty(0, np.int64))
+T = TypeVar("T")
 
 
 def extract_table(
@@ -48,22 +50,39 @@ def extract_table(
     cache: FeatureCache | None = None,
     verbose: bool = True,
 ) -> FeatureTable:
-    """Extract features of images and of their planned views (`plan_views`).
+    """Extract features of images and of their augmented views.
 
-    Decoding, augmentation and the search in the cache run in a second thread, beside the backbone
-    or, if they are quick, in turns with it.
+    Parameters
+    ----------
+    backbone : Backbone
+        Extracts the features that the cache lacks.
+    images : ImageSet
+        At least one image.
+    plan : ViewPlan, default=NO_VIEWS
+        Views to make, such as `plan_views` returns.
+    how : Augmentation, optional
+        How views are made; by default as in the paper.
+    cache : FeatureCache, optional
+        Where features are read and stored.
+    verbose : bool, default=True
+        Show a progress bar if it takes more than two seconds.
+
+    Returns
+    -------
+    FeatureTable
+        Features, ids and labels of the images, and features of the views.
     """
-    view_of = plan[0]
-    count = len(images) + len(view_of)  # the images, then the views
+    count = len(images) + len(plan.view_of)  # the images, then the views
     flow = _Flow(backbone, images, plan, how or Augmentation(), cache)
     with flow, progress_bar("backbone", count, show=verbose) as advance:
         features = flow.take(0, count, advance)
+    has_views = len(plan.view_of) > 0
     return FeatureTable(
         features[: len(images)],
         images.ids,
         images.labels,
-        features[len(images) :] if len(view_of) else None,
-        view_of if len(view_of) else None,
+        features[len(images) :] if has_views else None,
+        plan.view_of if has_views else None,
         backbone.identity.as_json(),
     )
 
@@ -75,9 +94,9 @@ def iter_features(
     cache: FeatureCache | None = None,
     verbose: bool = True,
 ) -> Iterator[Features]:
-    """Yield the features of any number of images, `PART` at a time, in little memory.
+    """Yield the features of any number of images, `PART` at a time, in constant memory.
 
-    Images are decoded ahead while the caller works on a part, where that does not slow it down.
+    The next images are decoded while the caller processes a part, unless that would slow it down.
     """
     flow = _Flow(backbone, images, NO_VIEWS, Augmentation(), cache)
     with flow, progress_bar("backbone", len(images), show=verbose) as advance:
@@ -85,6 +104,58 @@ def iter_features(
             features = flow.take(start, min(PART, len(images) - start), advance)
             with flow.cores.work("head", len(features)):
                 yield features
+
+
+def read_features(cache: FeatureCache, keys: Sequence[str]) -> Features:
+    """Read features that were extracted before, in the order of their keys.
+
+    Raises
+    ------
+    NotAvailableError
+        If the cache lacks one of them.
+    """
+    rows = _Rows(len(keys))
+    for place, key in enumerate(keys):
+        parts = cache.get(key)
+        if parts is None:
+            raise NotAvailableError(
+                f"The feature cache {cache.folder} no longer holds all features of this task: run "
+                "the same command again to extract them."
+            )
+        rows.put(place, parts)
+    return rows.features
+
+
+class LoadedImage:
+    """An image whose content has been read: it is hashed and decoded when that is needed."""
+
+    def __init__(self, source: ImageSource) -> None:
+        self._name = source.name
+        given = source.get()
+        self._content: bytes | Image.Image
+        if isinstance(given, bytes):
+            self._content = given
+        elif isinstance(given, str | os.PathLike):
+            self._content = read_file(Path(given), source.name)
+        elif isinstance(given, Image.Image | np.ndarray):
+            self._content = load_image(given, name=source.name)
+        else:
+            self._content = read_capped(given, source.name)
+
+    @cached_property
+    def hash(self) -> str:
+        """Hash of the image file, or of the pixels of an image that was given in memory."""
+        return content_hash(self._content)
+
+    @cached_property
+    def picture(self) -> Image.Image:
+        """The decoded image."""
+        content = self._content
+        return content if isinstance(content, Image.Image) else load_image(content, name=self._name)
+
+    def view(self, number: int, seed: int, size: int, how: Augmentation | None) -> Image.Image:
+        """Make an augmented view."""
+        return augment(self.picture, size, view_seed(seed, self.hash, number), how)
 
 
 class _Flow:
@@ -100,8 +171,8 @@ class _Flow:
     ) -> None:
         if not len(images):
             raise InputError("There are no images: give at least one.")
-        self._backbone, self._writer = backbone, Writer(cache)
-        self.cores = Cores()
+        self._backbone, self._writer = backbone, _Writer(cache)
+        self.cores = _Cores()
         items = _items(images, plan, how, backbone, cache)
         self._items = prefetch(self.cores.decode(items), AHEAD)
 
@@ -115,34 +186,34 @@ class _Flow:
             self._writer.__exit__(kind)
 
     def take(self, start: int, count: int, advance: Callable[[int], object]) -> Features:
-        """Features of the next items, whose places in the result are `start` and those after."""
+        """Return features of the next items, which belong to the rows from `start`."""
         rows = _Rows(count)
-        missing: list[_Item] = []
+        batch: list[_Missing] = []
 
         def compute() -> None:
-            """Pass everything that is missing through the backbone."""
-            with self.cores.work("backbone", len(missing)):
-                tensors = self._backbone.extract([item.picture for item in missing]).tensors
-            found: dict[str, Parts] = {}
-            for i, item in enumerate(missing):
+            """Pass the batch through the backbone."""
+            with self.cores.work("backbone", len(batch)):
+                tensors = self._backbone.extract([item.picture for item in batch]).tensors
+            computed: dict[str, Parts] = {}
+            for i, item in enumerate(batch):
                 parts = {name: tensor[i].numpy() for name, tensor in tensors.items()}
-                # The copy is stored: the backbone may write its next answer where this one was.
-                found[item.key] = rows.put(item.place - start, parts)
-            self._writer.put(found)
-            advance(len(missing))
-            missing.clear()
+                # Store the copy: the backbone may reuse the memory of its output.
+                computed[item.key] = rows.put(item.place - start, parts)
+            self._writer.put(computed)
+            advance(len(batch))
+            batch.clear()
 
         for item in islice(self._items, count):
             if isinstance(item, _Found):
                 rows.put(item.place - start, item.parts)
                 advance(1)
             else:
-                missing.append(item)
-            if len(missing) == BATCH:
+                batch.append(item)
+            if len(batch) == BATCH:
                 compute()
-        if missing:
+        if batch:
             compute()
-        return Features.from_tensors(rows.tensors)
+        return rows.features
 
 
 @dataclass(frozen=True)
@@ -154,7 +225,7 @@ class _Found:
 
 
 @dataclass(frozen=True)
-class _Item:
+class _Missing:
     """A picture to pass through the backbone, its row in the result, its key in the cache."""
 
     place: int
@@ -168,97 +239,83 @@ def _items(
     how: Augmentation,
     backbone: Backbone,
     cache: FeatureCache | None,
-) -> Iterator[_Found | _Item]:
-    """Yield each image, then its views, so that no decoded image is kept."""
-    view_of, seeds = plan
+) -> Iterator[_Found | _Missing]:
+    """Yield each image, followed by its views, so that no decoded image is kept."""
     size = backbone.preset.preprocessing.size
     keys = Keys(backbone, how)
+    views_of: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # place and number
+    for i, (row, number) in enumerate(zip(plan.view_of, plan.numbers, strict=True)):
+        views_of[int(row)].append((len(images) + i, int(number)))
     for row, source in enumerate(images.sources):
-        content = read_content(source)
-        hashed = "" if cache is None else content_hash(content)
-        picture = None
-        wanted: list[tuple[int, int | None]] = [(row, None)]
-        wanted += [(len(images) + int(i), int(seeds[i])) for i in np.flatnonzero(view_of == row)]
-        for place, seed in wanted:
-            key = keys.key(hashed, seed)
-            if cache is not None and (parts := cache.get(key)) is not None:
-                yield _Found(place, parts)
-                continue
-            picture = picture or _picture(content, source)
-            view = picture if seed is None else augment(picture, size, seed, how)
-            yield _Item(place, key, view)
-
-
-def read_content(source: ImageSource) -> bytes | Image.Image:
-    """Bytes of an image file, or the picture if it is in memory: what the cache's key hashes."""
-    given = source.get()
-    if isinstance(given, bytes):
-        return given
-    if isinstance(given, str | os.PathLike):
-        return read_file(Path(given), source.name)
-    if isinstance(given, Image.Image | np.ndarray):
-        return load_image(given, name=source.name)
-    return read_capped(given, source.name)
-
-
-def _picture(content: bytes | Image.Image, source: ImageSource) -> Image.Image:
-    return content if isinstance(content, Image.Image) else load_image(content, name=source.name)
+        image = LoadedImage(source)
+        wanted: list[tuple[int, int | None]] = [(row, None), *views_of[row]]
+        for place, number in wanted:
+            key = ""
+            if cache is not None:
+                seed = None if number is None else view_seed(plan.seed, image.hash, number)
+                key = keys.key(image.hash, seed)
+                if (parts := cache.get(key)) is not None:
+                    yield _Found(place, parts)
+                    continue
+            picture = image.picture if number is None else image.view(number, plan.seed, size, how)
+            yield _Missing(place, key, picture)
 
 
 class _Rows:
     """Features of images that arrive in any order.
 
-    All are copied into one array per part, so that memory is laid out alike, and training rounds
-    alike, whether features come from a backbone or from the cache.
+    They are copied into one array per part. Memory is then laid out the same way, and training
+    rounds the same way, whether features come from a backbone or from the cache.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._arrays: dict[str, NDArray[np.floating]] = {}
+        self._layout: dict[str, tuple[tuple[int, ...], np.dtype[np.floating]]] = {}
 
     def put(self, place: int, parts: Parts) -> Parts:
-        """Copy the features of an image to their place; returns the copy."""
+        """Copy the features of an image to their row and return the copy."""
         if not self._arrays:
-            self._arrays = {k: np.empty((self.count, *v.shape), v.dtype) for k, v in parts.items()}
-        layout = {name: (array.shape[1:], array.dtype) for name, array in self._arrays.items()}
-        if {name: (part.shape, part.dtype) for name, part in parts.items()} != layout:
+            self._layout = {name: (part.shape, part.dtype) for name, part in parts.items()}
+            self._arrays = {
+                name: np.empty((self.count, *shape), dtype)
+                for name, (shape, dtype) in self._layout.items()
+            }
+        if {name: (part.shape, part.dtype) for name, part in parts.items()} != self._layout:
             raise InputError(
-                "The backbone gives features of different shapes for different images, or gave "
-                "other ones under the same identity before; for the latter, run `miv cache clear`."
+                "The backbone extracts features of different shapes from different images, or "
+                "extracted other ones under the same identity before; in the latter case, run "
+                "`miv cache clear`."
             )
         for name, part in parts.items():
             self._arrays[name][place] = part
         return {name: array[place] for name, array in self._arrays.items()}
 
     @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return {name: torch.from_numpy(array) for name, array in self._arrays.items()}
+    def features(self) -> Features:
+        """All rows."""
+        return Features.from_tensors({k: torch.from_numpy(a) for k, a in self._arrays.items()})
 
 
-# Who may use the processor cores: backbone and head, or the thread that decodes images.
-
-
-T = TypeVar("T")
-
-
-class Cores:
-    """Shares the cores between PyTorch's work and the thread that decodes, or reads the cache.
+class _Cores:
+    """Shares the processor cores between PyTorch and the thread that decodes or reads the cache.
 
     PyTorch's threads wait for each other after every layer: if one of them has to share its core
-    with the decoder, all stand still, and extraction takes many times as long. So the backbone
-    leaves a core to the decoder; or, where decoding takes less time than that core would save, the
-    two take turns, and the backbone has all cores in its turn. The same holds for the head.
+    with the decoder, all of them stall, and extraction takes many times as long. Therefore the
+    backbone leaves one core to the decoder; or, if decoding takes less time than that core would
+    save, the two take turns and the backbone uses all cores in its turn. The same holds for the
+    head.
     """
 
     def __init__(self) -> None:
         self._threads = torch.get_num_threads()
         self._turn = threading.Lock()
-        self._decoded = False  # all there is
+        self._decoded = False  # everything
         self._decoding = _Mean()
-        self._beside: defaultdict[str, _Mean] = defaultdict(_Mean)  # by kind, with a core less
+        self._beside: defaultdict[str, _Mean] = defaultdict(_Mean)  # by kind, with one core less
 
     def decode(self, items: Iterable[T]) -> Iterator[T]:
-        """Pass items on, each made in a turn of its own."""
+        """Yield the items, each produced in a turn of its own."""
         iterator = iter(items)
         while True:
             with self._turn, self._decoding.of(1):
@@ -270,9 +327,9 @@ class Cores:
 
     @contextmanager
     def work(self, kind: str, images: int) -> Iterator[None]:
-        """Do work of one kind, such as the backbone's or the head's, on so many images."""
+        """Compute on this many images; `kind` is `"backbone"` or `"head"`."""
         beside = self._beside[kind]
-        saved = beside.seconds / self._threads  # per image, by one core more
+        saved = beside.seconds / self._threads  # per image, by one more core
         if self._decoded or self._decoding.seconds < saved:
             with self._turn:
                 yield
@@ -286,7 +343,7 @@ class Cores:
 
 
 class _Mean:
-    """Mean seconds of something that is done many times."""
+    """Mean duration of something that is done many times."""
 
     def __init__(self) -> None:
         self._total, self._count = 0.0, 0
@@ -297,24 +354,18 @@ class _Mean:
 
     @contextmanager
     def of(self, count: int) -> Iterator[None]:
-        """Time what is done here so many times."""
+        """Time a block that does it `count` times."""
         start = time.perf_counter()
         yield
         self._total += time.perf_counter() - start
         self._count += count
 
 
-# Decode the next images while the backbone works on these.
+def prefetch(iterable: Iterable[T], depth: int = 2) -> Generator[T]:
+    """Yield the items of an iterable, up to `depth` of which another thread produces in advance.
 
-
-U = TypeVar("U")
-
-
-def prefetch(iterable: Iterable[U], depth: int = 2) -> Generator[U]:
-    """Yield the items of an iterable, of which up to `depth` are made ahead in one other thread.
-
-    The order stays, an exception appears where it would without the thread, and when the consumer
-    stops (also by Ctrl-C) nothing but the item in work is finished.
+    The order is kept, and an exception appears where it would without the thread. When the
+    consumer stops (also by Ctrl-C), only the item in progress is finished.
 
     Examples
     --------
@@ -328,33 +379,13 @@ def prefetch(iterable: Iterable[U], depth: int = 2) -> Generator[U]:
         ahead = deque(pool.submit(next, iterator, end) for _ in range(max(1, depth)))
         while (item := ahead.popleft().result()) is not end:
             ahead.append(pool.submit(next, iterator, end))
-            yield item  # type: ignore[misc]  # `end` was told apart above
+            yield item  # type: ignore[misc]  # it is not `end`
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-# `Writer`: puts features into a cache while the backbone goes on.
-
-
-class Writer:
-    """Writes one batch of entries after the other, in a thread of its own, until it is left.
-
-    Parameters
-    ----------
-    cache
-        Where to; None: nowhere.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> import numpy as np
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     cache = FeatureCache(folder)
-    ...     with Writer(cache) as writer:
-    ...         writer.put({"0" * 64: {"block0.token": np.ones(2, np.float16)}})
-    ...     print(cache.info().entries)
-    1
-    """
+class _Writer:
+    """Writes batches of entries to a cache (None: discards them) while the backbone continues."""
 
     def __init__(self, cache: FeatureCache | None) -> None:
         self._cache = cache
@@ -362,9 +393,9 @@ class Writer:
         self._last: Future[None] | None = None
 
     def put(self, entries: Mapping[str, Parts]) -> None:
-        """Store entries, by key; waits until those given before are stored, so none pile up.
+        """Store entries by key, after those of the last call, so that they cannot pile up.
 
-        Their numbers must stay as they are until then.
+        The arrays must not change until then.
         """
         if self._cache is None:
             return

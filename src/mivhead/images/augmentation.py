@@ -1,17 +1,22 @@
-"""Augmented views of a support image: which, how many, and with what seeds.
+"""Augmented views of support images: how many each image gets, their seeds, and how they are made.
 
-The transforms are the authors': bicubic resize to the square, horizontal flip, grayscale, then
-RandAugment with torchvision's defaults. No crop.
+The transforms are those of the authors' code: bicubic resize to the square, horizontal flip,
+grayscale, then RandAugment with torchvision's defaults. There is no crop.
+
+A view is determined by the random seed, the content of its image and its number, and by nothing
+else. The same image therefore has the same views in every folder, task and command, and `miv fit`
+and `miv bench run` share their features in the cache.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -22,22 +27,22 @@ from mivhead.errors import InputError
 ViewsRule: TypeAlias = Literal["ceil", "floor"]
 Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
-# Views are drawn from PyTorch's global generator, as torchvision does; all threads share it.
+# Augmentation uses PyTorch's global generator, as torchvision does; all threads share it.
 _LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How a view is made; leave out what would change the meaning (a flip turns digits wrong).
+    """How a view is made; switch off what would change the meaning (flipped digits are wrong).
 
     Parameters
     ----------
-    flip
+    flip : float, default=0.5
         Probability of a horizontal flip.
-    grayscale
-        Probability of losing all colour.
-    randaugment
-        Whether RandAugment (two random operations of shape or colour) is applied.
+    grayscale : float, default=0.2
+        Probability of a conversion to grayscale.
+    randaugment : bool, default=True
+        Whether to apply RandAugment (two random operations on shape or colour).
     """
 
     flip: float = 0.5
@@ -48,7 +53,7 @@ class Augmentation:
         for name in ("flip", "grayscale"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(
-                    f"{name} is {getattr(self, name)}; expected a probability, 0 to 1."
+                    f"{name} is {getattr(self, name)}; expected a probability between 0 and 1."
                 )
 
 
@@ -57,19 +62,25 @@ def augment(
 ) -> Image.Image:
     """Make one augmented view; the same seed gives the same view.
 
-    While it runs, PyTorch's global CPU generator is seeded (and put back afterwards) for the whole
-    process, so calls wait for each other; code in other threads should draw from its own generator.
+    While this function runs, PyTorch's global CPU generator is seeded for the whole process (and
+    restored afterwards), so concurrent calls wait for each other. Code in other threads should use
+    a generator of its own.
 
     Parameters
     ----------
-    image
-        An RGB picture; it is not changed.
-    size
+    image : PIL.Image.Image
+        An RGB image; it is not changed.
+    size : int
         Side of the square that is returned.
-    seed
-        From 0 to 2^63 - 1, such as one of `plan_views`.
-    how
+    seed : int
+        From 0 to 2^63 - 1, such as `view_seed` returns.
+    how : Augmentation, optional
         By default `Augmentation()`, the authors' settings.
+
+    Returns
+    -------
+    PIL.Image.Image
+        The view, in RGB.
 
     Examples
     --------
@@ -89,10 +100,11 @@ def augment(
 
 
 def views_per_image(shots: int, threshold: int, rule: ViewsRule = "ceil") -> int:
-    """Count the views of each image of a class with this many shots.
+    """Return how many views each image of a class with this many shots gets.
 
-    None above the threshold T; else ceil(T / shots) as in the authors' code (`"ceil"`), or
-    max(1, floor(T / shots)) as in the paper (`"floor"`). T = 0 means no views at all.
+    There are none if `shots` exceeds the threshold T. Otherwise there are ceil(T / shots), as in
+    the authors' code (`"ceil"`), or max(1, floor(T / shots)), as in the paper (`"floor"`). T = 0
+    switches views off.
 
     Examples
     --------
@@ -110,54 +122,81 @@ def views_per_image(shots: int, threshold: int, rule: ViewsRule = "ceil") -> int
     return -(-threshold // shots) if rule == "ceil" else threshold // shots
 
 
+class ViewPlan(NamedTuple):
+    """The augmented views to make from a set of images.
+
+    Parameters
+    ----------
+    view_of : array of shape (n_views,)
+        Row of the image that each view is made from.
+    numbers : array of shape (n_views,)
+        Number of each view among the views of its image, from 0.
+    seed : int, default=0
+        Random seed that the views depend on.
+    """
+
+    view_of: Integers
+    numbers: Integers
+    seed: int = 0
+
+
+NO_VIEWS = ViewPlan(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
 def plan_views(
     labels: Sequence[Any] | np.ndarray[Any, Any],
     threshold: int,
     rule: ViewsRule = "ceil",
     seed: int = 0,
-) -> tuple[Integers, Integers]:
-    """Plan the views of a support set: the row each is made from, and its seed.
-
-    A view's seed depends on `seed`, its image's row and its number only, not on other images.
+) -> ViewPlan:
+    """Plan the views of a support set from the number of shots per class.
 
     Examples
     --------
-    >>> view_of, seeds = plan_views(["cat", "cat", "dog"], threshold=2)
-    >>> view_of.tolist(), len(set(seeds.tolist()))
-    ([0, 1, 2, 2], 4)
+    >>> plan = plan_views(["cat", "cat", "dog"], threshold=2)
+    >>> plan.view_of.tolist(), plan.numbers.tolist()
+    ([0, 1, 2, 2], [0, 0, 0, 1])
     """
     shots = Counter(labels)
-    views = [
-        (row, number)
-        for row, label in enumerate(labels)
-        for number in range(views_per_image(shots[label], threshold, rule))
-    ]
-    rows = np.array([row for row, _ in views], dtype=np.int64)
-    seeds = np.array([_view_seed(seed, row, number) for row, number in views], dtype=np.int64)
-    return rows, seeds
+    return number_views([views_per_image(shots[label], threshold, rule) for label in labels], seed)
 
 
-def _view_seed(seed: int, row: int, number: int) -> int:
-    sequence = np.random.SeedSequence(seed, spawn_key=(row, number))
-    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+def number_views(counts: Sequence[int], seed: int = 0) -> ViewPlan:
+    """Plan `counts[i]` views of image i, numbered from 0.
+
+    >>> number_views([2, 0, 1]).view_of.tolist()
+    [0, 0, 2]
+    """
+    view_of = np.repeat(np.arange(len(counts), dtype=np.int64), np.asarray(counts, np.int64))
+    numbers = [number for count in counts for number in range(count)]
+    return ViewPlan(view_of, np.array(numbers, dtype=np.int64), seed)
 
 
-# RandAugment with torchvision's default settings: two random operations of shape or colour.
-#
-# torchvision's own gives the same pixels from the same seed, but importing it takes longer than
-# augmenting a thousand images. (Cubuk et al. 2020, RandAugment, arXiv 1909.13719.)
+def view_seed(seed: int, content: str, number: int) -> int:
+    """Return the seed of view `number` of an image with this content hash.
+
+    >>> view_seed(0, "c0ffee", 0) == view_seed(0, "c0ffee", 0) != view_seed(0, "c0ffee", 1)
+    True
+    """
+    digest = hashlib.sha256(f"{seed} {number} {content}".encode()).digest()
+    return int.from_bytes(digest[:8]) >> 1
+
+
+# RandAugment with torchvision's default settings (Cubuk et al. 2020, arXiv:1909.13719). Written out
+# here because importing torchvision takes longer than augmenting a thousand images; the same seed
+# gives the same pixels as torchvision's transform.
 
 
 Picture: TypeAlias = Image.Image
 Operation: TypeAlias = Callable[[Picture, float], Picture]
 
-OPERATIONS = 2  # one after the other
-BINS, CHOSEN = 31, 9  # of the strengths between nothing and the strongest
-REACH = 150 / 331  # the farthest shift, as a share of the side
+OPERATIONS = 2  # applied one after the other
+BINS, CHOSEN = 31, 9  # bins of strength, from none to the strongest, and the one in use
+REACH = 150 / 331  # largest shift, as a fraction of the side
 
 
 def rand_augment(image: Picture) -> Picture:
-    """Apply random operations, drawn from PyTorch's global generator, to an RGB picture.
+    """Apply operations that PyTorch's global generator selects to an RGB image.
 
     >>> rand_augment(Image.new("RGB", (8, 8), "red")).size
     (8, 8)
@@ -174,16 +213,17 @@ def rand_augment(image: Picture) -> Picture:
 
 
 def _strength(strongest: float) -> float:
-    return float(torch.linspace(0.0, strongest, BINS)[CHOSEN])  # rounded to float32, as theirs
+    # Rounded to float32, as in torchvision.
+    return float(torch.linspace(0.0, strongest, BINS)[CHOSEN])
 
 
 def _affine(image: Picture, matrix: tuple[float, ...]) -> Picture:
-    """Take each pixel (x, y) from (a x + b y + c, d x + e y + f)."""
+    """Map each output pixel (x, y) to the input pixel (a x + b y + c, d x + e y + f)."""
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC)
 
 
 def _shift(side: int, sign: float) -> int:
-    """Pixels to shift a picture of this side, forth or back."""
+    """Return by how many pixels to shift an image of this side, in either direction."""
     return int(math.copysign(_strength(REACH * side), sign))
 
 
@@ -205,10 +245,10 @@ def _posterize(image: Picture, _: float) -> Picture:
 
 def _solarize(image: Picture, _: float) -> Picture:
     threshold = 255.0 * (1.0 - CHOSEN / (BINS - 1))
-    return ImageOps.solarize(image, math.ceil(threshold))  # of whole values those from here up
+    return ImageOps.solarize(image, math.ceil(threshold))  # pixels are integers
 
 
-# The strongest change, 0 where there is none to choose, and what to do. The order is torchvision's.
+# The strongest change (0 if an operation has no strength) and the operation, as in torchvision.
 _SPACE: tuple[tuple[float, Operation], ...] = (
     (0.0, lambda image, _: image),
     (0.3, lambda image, slope: _affine(image, (1, slope, 0, 0, 1, 0))),

@@ -1,8 +1,4 @@
-"""Jobs in processes of one thread each on this machine.
-
-Not `ProcessPoolExecutor`: when one of its workers is killed, as for want of memory, it gives up
-altogether and cannot tell which job was to blame. Here each worker has a pipe of its own.
-"""
+"""Executors on this machine: in this process, or in worker processes of one thread each."""
 
 from __future__ import annotations
 
@@ -18,57 +14,97 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from mivhead.benchmark.executors import Died, Job, T, call
+from mivhead.benchmark.executors import Call, Died, T
 from mivhead.errors import InputError, NotAvailableError
 
-# Read by the numerical libraries when they are imported, so they are set before.
+# Numerical libraries read these variables when they are imported.
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )
-PATIENCE = 5.0  # seconds that a worker gets to end by itself
+PATIENCE = 5.0  # seconds that a worker gets to exit by itself
+
+
+class InlineExecutor:
+    """Runs calls in this process: for backbones that cannot be sent to others, and for debugging.
+
+    Examples
+    --------
+    >>> [outcome for _, outcome in InlineExecutor().run([lambda: 1, lambda: 2])]
+    [1, 2]
+    """
+
+    workers = 1
+
+    def run(self, calls: Iterable[Call[T]]) -> Iterator[tuple[Call[T], T | Died]]:
+        """Run calls in their order, each in one thread, as workers do."""
+        for call in calls:
+            with one_thread():
+                outcome = call()
+            yield call, outcome
+
+    def close(self) -> None:
+        """Do nothing: there are no workers."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute in one thread, as results may differ in the last digit with the number of threads."""
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):  # of NumPy and scikit-learn
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @dataclass
 class _Worker:
     process: BaseProcess
     pipe: Connection
-    job: Job[Any] | None = None  # in work
+    call: Call[Any] | None = None  # that is running
 
 
 class LocalExecutor:
-    """Runs jobs in worker processes, which stay for the next jobs.
+    """Runs calls in worker processes, which are reused.
+
+    Not `ProcessPoolExecutor`: when one of its workers is killed, for example for lack of memory, it
+    stops altogether and does not say which call was to blame. Here each worker has its own pipe.
 
     Parameters
     ----------
-    workers
+    workers : int
         Number of processes.
     """
 
     def __init__(self, workers: int) -> None:
         if workers < 1:
-            raise InputError(f"workers is {workers}; at least 1 is needed.")
+            raise InputError(f"workers is {workers}; expected at least 1.")
         self.workers = workers
         self._pool: list[_Worker] = []
 
-    def run(self, jobs: Iterable[Job[T]]) -> Iterator[tuple[Job[T], T | Died]]:
-        """Run jobs; a worker that dies is replaced, and its job is given back with `Died`."""
-        waiting = iter(jobs)
+    def run(self, calls: Iterable[Call[T]]) -> Iterator[tuple[Call[T], T | Died]]:
+        """Run calls; a worker that dies is replaced, and the outcome of its call is `Died`."""
+        waiting = iter(calls)
         self._hand_out(waiting)
-        while busy := {worker.pipe: worker for worker in self._pool if worker.job is not None}:
+        while busy := {worker.pipe: worker for worker in self._pool if worker.call is not None}:
             for pipe in wait(list(busy)):
-                worker = busy[pipe]  # type: ignore[index]  # `wait` gives back what it was given
-                job = worker.job
-                assert job is not None
-                worker.job = None
+                worker = busy[pipe]  # type: ignore[index]  # `wait` returns what it was given
+                call = worker.call
+                assert call is not None
+                worker.call = None
                 outcome = self._receive(worker)
                 self._hand_out(waiting)  # before the caller takes its time with the outcome
-                yield job, outcome
+                yield call, outcome
 
     def close(self) -> None:
-        """Stop all workers, also those in the middle of a job."""
+        """Stop all workers, even in the middle of a call."""
         for worker in self._pool:
             worker.pipe.close()
-            if worker.job is not None:
+            if worker.call is not None:
                 worker.process.kill()
         for worker in self._pool:
             worker.process.join(PATIENCE)
@@ -76,18 +112,18 @@ class LocalExecutor:
             worker.process.join()
         self._pool.clear()
 
-    def _hand_out(self, waiting: Iterator[Job[Any]]) -> None:
-        """Give a job to every worker that has none; start workers only for jobs that exist."""
-        idle = [worker for worker in self._pool if worker.job is None]
+    def _hand_out(self, waiting: Iterator[Call[Any]]) -> None:
+        """Send a call to every idle worker; start workers only for calls that exist."""
+        idle = [worker for worker in self._pool if worker.call is None]
         while idle or len(self._pool) < self.workers:
-            job = next(waiting, None)
-            if job is None:
+            call = next(waiting, None)
+            if call is None:
                 return
             worker = idle.pop() if idle else self._start()
-            worker.job = job
+            worker.call = call
             try:
-                worker.pipe.send(job)
-            except OSError:  # it died between two jobs; `_receive` will find out
+                worker.pipe.send(call)
+            except OSError:  # it died between two calls; `_receive` will find out
                 continue
 
     def _start(self) -> _Worker:
@@ -125,26 +161,28 @@ class LocalExecutor:
 def _describe(code: int | None) -> str:
     if code is not None and code < 0:
         name = signal.Signals(-code).name
-        memory = ", perhaps for want of memory" if name == "SIGKILL" else ""
-        return f"the worker was ended by {name}{memory}"
-    return f"the worker ended with code {code}"
+        memory = ", perhaps for lack of memory" if name == "SIGKILL" else ""
+        return f"the worker was killed by {name}{memory}"
+    return f"the worker exited with code {code}"
 
 
 def _work(pipe: Connection) -> None:
-    """Run jobs until the other end of the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which stops us
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    """Run calls until the other end of the pipe is closed."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the main process, which stops this one
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     import torch
 
     torch.set_num_threads(1)
     while True:
         try:
-            job = pipe.recv()
+            call = pipe.recv()
         except (EOFError, OSError):
             return
         try:
-            answer = (True, call(job))
-        # Whatever it is, it is raised again in the main process.
+            answer = (True, call())
+        # Whatever it is, the main process raises it again.
         except Exception as error:
             error.add_note(traceback.format_exc())
             answer = (False, error)
@@ -157,53 +195,13 @@ def _send(pipe: Connection, answer: tuple[bool, Any]) -> None:
     except OSError:  # the main process is gone
         return
     except Exception as error:  # what cannot be pickled
-        text = f"A worker cannot send its answer: {type(error).__name__}: {error}"
+        text = f"A worker cannot return its outcome: {type(error).__name__}: {error}"
         pipe.send((False, NotAvailableError(text)))
 
 
-def _end_with_parent() -> None:
-    """End at once when the main process dies, even in the middle of a job."""
+def _exit_with_parent() -> None:
+    """Exit at once when the main process dies, even in the middle of a call."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-# Jobs in this process, one after the other.
-
-
-class InlineExecutor:
-    """Runs jobs in this process: for backbones that cannot be sent to others, and for debugging.
-
-    Examples
-    --------
-    >>> [outcome for _, outcome in InlineExecutor().run([lambda: 1, lambda: 2])]
-    [1, 2]
-    """
-
-    workers = 1
-
-    def run(self, jobs: Iterable[Job[T]]) -> Iterator[tuple[Job[T], T | Died]]:
-        """Run jobs in their order, each in one thread, like every worker."""
-        for job in jobs:
-            with one_thread():
-                outcome = job()
-            yield job, outcome
-
-    def close(self) -> None:
-        """There is nothing to stop."""
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute in one thread, as results may differ in the last digit with their number."""
-    import torch
-    from threadpoolctl import threadpool_limits
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1):  # NumPy's and scikit-learn's
-            yield
-    finally:
-        torch.set_num_threads(threads)

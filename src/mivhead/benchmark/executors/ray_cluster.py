@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster: many machines that share the data folder and the bank's folder."""
+"""Executor on a Ray cluster, whose machines share the data folder and the feature cache."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from itertools import islice
 from typing import Any
 
 from mivhead._optional import need
-from mivhead.benchmark.executors import Died, Job, T, call
+from mivhead.benchmark.executors import Call, Died, T
 from mivhead.benchmark.executors.local import ONE_THREAD, one_thread
 from mivhead.errors import InputError, NotAvailableError
 
-ANSWER = 5.0  # seconds that the address gets to take a call
-HEALTH = 45.0  # seconds for a sign of life; a busy machine takes long to import Ray
-USAGE = 2  # exit code of a Ray without that command: then there is nothing to learn from it
-AHEAD = 2  # jobs per processor that are handed to Ray at once
-LOOK = 2.0  # seconds after which nodes that came or went are noticed
+ANSWER = 5.0  # seconds that the address gets to accept a connection
+HEALTH = 45.0  # seconds for the health check; a busy machine takes long to import Ray
+USAGE = 2  # exit code of a version of Ray without that command, which tells nothing
+AHEAD = 2  # calls per processor that are submitted to Ray at once
+LOOK = 2.0  # seconds after which new and lost nodes are noticed
 
 
 class RayExecutor:
-    """Runs jobs on a Ray cluster, one processor each.
+    """Runs calls on a Ray cluster, one processor each.
 
     Parameters
     ----------
-    address
-        Of a running cluster: `HOST:PORT`, `ray://HOST:PORT`, or `auto` for the one that this
-        machine belongs to. None starts one on this machine.
+    address : str, optional
+        Address of a running cluster: `HOST:PORT`, `ray://HOST:PORT`, or `auto` for the cluster that
+        this machine belongs to. By default a cluster is started on this machine.
     """
 
     def __init__(self, address: str | None = None) -> None:
@@ -44,60 +44,59 @@ class RayExecutor:
                 log_to_driver=False,
                 logging_level="ERROR",
             )
-        # Ray raises all kinds; whatever it is, the cluster cannot be used.
+        # Ray raises all kinds of errors; whatever it is, the cluster cannot be used.
         except Exception as error:
             raise NotAvailableError(
                 f"The Ray cluster {address or 'on this machine'} cannot be used: {_short(error)}"
             ) from error
         self._ray = ray
-        # A job that dies comes back to the runner, as from every executor: Ray retries nothing.
+        # The runner decides about retries, as with every executor: Ray retries nothing.
         self._remote = ray.remote(num_cpus=1, max_retries=0)(_in_one_thread)
-        self._jobs: dict[Any, Job[Any]] = {}  # in work
+        self._calls: dict[Any, Call[Any]] = {}  # that are submitted
 
     @property
     def workers(self) -> int:
-        """Processors of the cluster at this moment."""
+        """Number of processors of the cluster at this moment."""
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
-    def run(self, jobs: Iterable[Job[T]]) -> Iterator[tuple[Job[T], T | Died]]:
-        """Run jobs; one whose worker or node dies is given back with `Died`."""
-        waiting = iter(jobs)
+    def run(self, calls: Iterable[Call[T]]) -> Iterator[tuple[Call[T], T | Died]]:
+        """Run calls; if a worker or node dies, the outcome of its call is `Died`."""
+        waiting = iter(calls)
         while True:
-            room = max(0, AHEAD * self.workers - len(self._jobs))
-            for job in islice(waiting, room):
-                self._jobs[self._remote.remote(job)] = job
-            if not self._jobs:
+            room = max(0, AHEAD * self.workers - len(self._calls))
+            for call in islice(waiting, room):
+                self._calls[self._remote.remote(call)] = call
+            if not self._calls:
                 return
-            done, _ = self._ray.wait(list(self._jobs), num_returns=1, timeout=LOOK)
+            done, _ = self._ray.wait(list(self._calls), num_returns=1, timeout=LOOK)
             for handle in done:
-                yield self._jobs.pop(handle), self._result(handle)
+                yield self._calls.pop(handle), self._result(handle)
 
     def _result(self, handle: Any) -> Any:
         errors = self._ray.exceptions
         try:
             return self._ray.get(handle)
         except errors.RayTaskError as error:
-            raise error.cause from error  # what the job itself raised
+            raise error.cause from error  # what the call itself raised
         except errors.RayError as error:
             return Died(f"the worker or its node is gone ({type(error).__name__})")
 
     def close(self) -> None:
-        """Cancel what is in work and leave the cluster."""
-        for handle in self._jobs:
+        """Cancel running calls and leave the cluster."""
+        for handle in self._calls:
             with suppress(self._ray.exceptions.RayError):
                 self._ray.cancel(handle, force=True)
-        self._jobs.clear()
+        self._calls.clear()
         self._ray.shutdown()
 
 
-def _in_one_thread(job: Job[T]) -> T:
+def _in_one_thread(call: Call[T]) -> T:
     with one_thread():
-        result: T = call(job)
-        return result
+        return call()
 
 
 def _check_address(address: str) -> None:
-    """Raise an error within seconds if nobody answers there; Ray itself tries for minutes."""
+    """Raise an error within seconds if no cluster answers; Ray itself tries for minutes."""
     if address in ("auto", "local"):
         return
     scheme, _, place = address.rpartition("://")
@@ -111,7 +110,7 @@ def _check_address(address: str) -> None:
     except (OSError, OverflowError) as error:
         raise NotAvailableError(
             f"No Ray cluster answers at {address} ({_short(error)}); is it running? "
-            "`ray start --head` on its first machine tells the address."
+            "`ray start --head` on its first machine prints the address."
         ) from error
     if not scheme and not _is_healthy(f"{host}:{port}"):
         raise NotAvailableError(
@@ -120,7 +119,7 @@ def _check_address(address: str) -> None:
 
 
 def _is_healthy(address: str) -> bool:
-    """Ask the cluster's head for a sign of life by Ray's own command, which can be timed."""
+    """Check the head of the cluster with Ray's own command, which can be stopped."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:
         answer = subprocess.run(command, capture_output=True, timeout=HEALTH, check=False)

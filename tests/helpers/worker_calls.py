@@ -1,4 +1,4 @@
-"""Jobs that worker processes can import."""
+"""Calls that worker processes can import."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ class KillWorker:
 @dataclass(frozen=True)
 class Fail:
     def __call__(self):
-        raise InputError("this job fails.")
+        raise InputError("this call fails.")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Results on disk: kept whatever happens, by one process at a time."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mivhead.benchmark.results import RESULTS, Journal, read_results, read_run_config, unit_of
+from mivhead import __version__
+from mivhead.benchmark.results import RESULTS, Journal, read_results, read_run_config
 from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.bench_data import config, result
 
@@ -18,8 +20,8 @@ def test_written_at_once_and_read_back(tmp_path):
     with Journal(tmp_path, config()) as journal:
         journal.add([first, second])
         assert read_results(tmp_path) == [first, second]  # before it is closed
-        assert journal.is_done(unit_of(first))
-        assert not journal.is_done(unit_of(second))  # an error is tried again
+        assert journal.is_done(first.key)
+        assert not journal.is_done(second.key)  # an error is tried again
     assert read_run_config(tmp_path) == config()
 
 
@@ -47,13 +49,13 @@ def test_a_torn_last_line_is_dropped(tmp_path, cut):
     assert path.read_bytes() == whole
 
 
-def test_damage_in_the_middle_is_told(tmp_path):
+def test_corruption_in_the_middle_is_an_error(tmp_path):
     with Journal(tmp_path, config()) as journal:
         journal.add([result(task=i) for i in range(3)])
     path = tmp_path / RESULTS
     lines = path.read_text().splitlines(keepends=True)
     path.write_text(lines[0] + "{oops\n" + lines[2])
-    with pytest.raises(InputError, match="damaged in line 2"):
+    with pytest.raises(InputError, match="corrupted in line 2"):
         read_results(tmp_path)
 
 
@@ -97,11 +99,11 @@ def test_other_configurations_tasks_and_folders_are_refused(tmp_path):
         pass
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "me.jpg").touch()
-    with pytest.raises(InputError, match="something else"), Journal(tmp_path / "photos", config()):
+    with pytest.raises(InputError, match="something other"), Journal(tmp_path / "photos", config()):
         pass
 
 
-def test_a_full_disk_stops_cleanly_and_the_run_goes_on_later(tmp_path, monkeypatch):
+def test_after_a_full_disk_the_run_resumes(tmp_path, monkeypatch):
     write = os.write
 
     def full(handle, data):
@@ -118,3 +120,25 @@ def test_a_full_disk_stops_cleanly_and_the_run_goes_on_later(tmp_path, monkeypat
     with Journal(tmp_path, config()) as journal:
         journal.add([result(task=1)])
     assert [r.task for r in read_results(tmp_path)] == [0, 1]
+
+
+def test_the_version_is_recorded_and_named_by_errors(tmp_path):
+    with Journal(tmp_path, config()) as journal:
+        assert journal.version is None
+    with Journal(tmp_path, config()) as journal:
+        assert journal.version == __version__
+    path = tmp_path / "config.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"mivhead": "9.0", "novelty": 1}))
+    with pytest.raises(InputError, match=f"written by mivhead 9.0 .* by {__version__}: .*novelty"):
+        read_run_config(tmp_path)
+
+
+def test_seconds_of_backbones_are_kept_and_a_corrupted_file_is_ignored(tmp_path):
+    with Journal(tmp_path, config()) as journal:
+        journal.set_seconds("tiny", 0.5)
+    with Journal(tmp_path, config()) as journal:
+        assert journal.seconds == {"tiny": 0.5}
+    (tmp_path / "seconds.json").write_text("[1")
+    with Journal(tmp_path, config()) as journal:
+        assert journal.seconds == {}

@@ -1,0 +1,384 @@
+"""What the tasks of a data set are given: its images, their augmented views, and the features.
+
+Every image that a task needs, and every view of a support image, passes the backbone once. View
+number i of an image is the same in every task and for every method. Extraction goes through
+`mivhead.extraction`, so a run shares its features with other runs and with `miv fit`.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from mivhead.backbones import load_backbone
+from mivhead.backbones.base import Backbone
+from mivhead.backbones.preprocessing import DecodedImage
+from mivhead.benchmark.config import BackboneConfig
+from mivhead.benchmark.tasks import Task
+from mivhead.datasets.sets import open_set
+from mivhead.errors import InputError, NotAvailableError
+from mivhead.extraction.cache import FeatureCache, Keys, entry_size
+from mivhead.extraction.pipeline import BATCH, LoadedImage, extract_table, read_features
+from mivhead.features import Features
+from mivhead.images.augmentation import (
+    Augmentation,
+    ViewsRule,
+    number_views,
+    view_seed,
+    views_per_image,
+)
+from mivhead.images.imageset import ImageSet
+
+CHUNK = 512  # images and views that one worker extracts at a time
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where the images and features of one data set come from.
+
+    Workers receive this description and open images and backbone themselves.
+
+    Parameters
+    ----------
+    backbone : BackboneConfig, Backbone or None
+        What to load; or a backbone, for calls that stay in the process that created it; or None,
+        for calls that only read features.
+    set : str
+        Name of the data set.
+    data : Path
+        Folder of the data sets.
+    features : Path
+        Folder of the feature cache.
+    limit : int
+        Bytes that the cache may hold.
+    seed : int
+        Random seed of the views.
+    device : str, optional
+        Where the backbone runs.
+    """
+
+    backbone: BackboneConfig | Backbone | None
+    set: str
+    data: Path
+    features: Path
+    limit: int
+    seed: int
+    device: str | None = None
+
+    @property
+    def cache(self) -> FeatureCache:
+        """The feature cache, one object per process."""
+        return _open_cache(self.features, self.limit)
+
+    def open_backbone(self) -> Backbone:
+        """Load the backbone, or return the one that this process loaded last."""
+        if self.backbone is None:
+            raise NotAvailableError(
+                f"Features of {self.set} have disappeared from the cache {self.features}: run "
+                "the same command again to extract them."
+            )
+        if isinstance(self.backbone, BackboneConfig):
+            return _load(self.backbone, self.device)
+        return self.backbone
+
+    def open_images(self) -> ImageSet:
+        """Open the data set, or return the one that this process opened last."""
+        return _open(self.set, self.data)
+
+
+@lru_cache(maxsize=1)
+def _load(config: BackboneConfig, device: str | None) -> Backbone:
+    return load_backbone(config.source, weights=config.weights, device=device)
+
+
+@lru_cache(maxsize=1)
+def _open(name: str, data: Path) -> ImageSet:
+    return open_set(name, data)
+
+
+@lru_cache(maxsize=2)
+def _open_cache(folder: Path, limit: int) -> FeatureCache:
+    return FeatureCache(folder, limit, strict=True)
+
+
+@dataclass(frozen=True)
+class ViewRule:
+    """How many views the shots of a class get: ceil(T / S) each, but at most `limit`."""
+
+    threshold: int
+    rule: ViewsRule
+    limit: int
+
+    def count(self, task: Task) -> list[int]:
+        """Return the number of views of each support image of a task.
+
+        >>> task = Task(("a", "b"), ("1", "2", "3"), (0, 0, 1), (), ())
+        >>> ViewRule(threshold=3, rule="ceil", limit=15).count(task)
+        [2, 2, 3]
+        """
+        shots = np.bincount(task.support_labels)
+        views = [min(self.limit, views_per_image(int(s), self.threshold, self.rule)) for s in shots]
+        return [views[label] for label in task.support_labels]
+
+
+def count_views(tasks: Iterable[Task], rules: Sequence[ViewRule]) -> dict[str, int]:
+    """Return all images that tasks need, each with its number of views under the rules.
+
+    >>> task = Task(("a", "b"), ("1", "2"), (0, 1), ("3", "1"), (0, 1))
+    >>> count_views([task], [ViewRule(2, "ceil", limit=1)])
+    {'1': 1, '2': 1, '3': 0}
+    """
+    views: dict[str, int] = {}
+    for task in tasks:
+        for id_ in (*task.support, *task.queries):
+            views.setdefault(id_, 0)
+        for rule in rules:
+            for id_, count in zip(task.support, rule.count(task), strict=True):
+                views[id_] = max(views[id_], count)
+    return dict(sorted(views.items()))
+
+
+class FeatureKeys:
+    """Cache keys of a data set's images and views.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        Whose features are stored.
+    images : ImageSet
+        The data set.
+    ids : iterable of str
+        The images that tasks need.
+    name : str
+        The set's name, for errors.
+    seed : int
+        Random seed of the views.
+    """
+
+    def __init__(
+        self, backbone: Backbone, images: ImageSet, ids: Iterable[str], name: str, seed: int
+    ) -> None:
+        self._keys = Keys(backbone, Augmentation())
+        self._seed = seed
+        self._known: dict[tuple[str, int | None], str] = {}  # an image occurs in many tasks
+        sources = {source.id: source for source in images.sources}
+        self._contents: dict[str, str] = {}
+        for id_ in ids:
+            if id_ not in sources:
+                raise InputError(
+                    f"A task needs the image {id_!r}, which the data set {name} does not contain "
+                    "here: give the data folder that the tasks were sampled from, or choose "
+                    "another results folder."
+                )
+            self._contents[id_] = LoadedImage(sources[id_]).hash
+
+    def key(self, id_: str, view: int | None = None) -> str:
+        """Return the key of an image, or of one of its views."""
+        if (id_, view) not in self._known:
+            content = self._contents[id_]
+            seed = None if view is None else view_seed(self._seed, content, view)
+            self._known[id_, view] = self._keys.key(content, seed)
+        return self._known[id_, view]
+
+    def of_task(self, task: Task, views: Sequence[int]) -> TaskKeys:
+        """Return the keys of a task whose support images have this many views."""
+        return TaskKeys(
+            tuple(self.key(id_) for id_ in task.support),
+            tuple(
+                tuple(self.key(id_, view) for view in range(count))
+                for id_, count in zip(task.support, views, strict=True)
+            ),
+            tuple(self.key(id_) for id_ in task.queries),
+        )
+
+
+class TaskKeys(NamedTuple):
+    """Cache keys of a task: of the support images, of the views of each, and of the queries."""
+
+    support: tuple[str, ...]
+    views: tuple[tuple[str, ...], ...]
+    queries: tuple[str, ...]
+
+
+class TaskFeatures:
+    """Features of a task, in memory: read once for all methods.
+
+    What the cache has lost in the meantime is extracted again.
+    """
+
+    def __init__(self, inputs: Inputs, task: Task, keys: TaskKeys) -> None:
+        counts = [len(own) for own in keys.views]
+        try:
+            self._read(inputs.cache, keys)
+        except NotAvailableError:
+            needed = dict.fromkeys(task.queries, 0) | dict(zip(task.support, counts, strict=True))
+            Extraction(inputs, tuple(needed.items()))()
+            self._read(inputs.cache, keys)
+        self._starts = np.cumsum([0, *counts])  # of the views of each support image
+
+    def _read(self, cache: FeatureCache, keys: TaskKeys) -> None:
+        self.support = read_features(cache, keys.support)
+        self.queries = read_features(cache, keys.queries)
+        views = [key for own in keys.views for key in own]
+        self.views = read_features(cache, views) if views else None
+
+    def take_views(self, counts: Sequence[int]) -> dict[str, Any]:
+        """Return the first views of each support image as the arguments `views` and `view_of`."""
+        view_of = np.repeat(np.arange(len(counts)), counts)
+        if self.views is None or not len(view_of):
+            return {}
+        starts = self._starts[:-1]
+        rows = [s + i for s, count in zip(starts, counts, strict=True) for i in range(count)]
+        all_of_them = len(rows) == len(self.views)
+        return {"views": self.views if all_of_them else self.views[rows], "view_of": view_of}
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """Extracts features of some images and of their first views into the cache, when called."""
+
+    inputs: Inputs
+    views: tuple[tuple[str, int], ...]  # image ids, each with its number of views
+
+    @property
+    def size(self) -> int:
+        """Number of images and views."""
+        return sum(1 + count for _, count in self.views)
+
+    def __call__(self) -> float:
+        """Return the seconds per image that the backbone took; infinity if it was not needed."""
+        backbone = _Timed(self.inputs.open_backbone())
+        images = self.inputs.open_images()
+        rows = {id_: row for row, id_ in enumerate(images.ids)}
+        plan = number_views([count for _, count in self.views], self.inputs.seed)
+        chosen = images.take(rows[id_] for id_, _ in self.views)
+        extract_table(backbone, chosen, plan, cache=self.inputs.cache, verbose=False)
+        return backbone.seconds
+
+
+class _Timed:
+    """A backbone that records the seconds it takes per image.
+
+    The fastest batch counts, so that other load on the machine matters little.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+        self.identity = backbone.identity
+        self.preset = backbone.preset
+        self.seconds = math.inf
+        self._warm = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backbone, name)  # `dtype`, if it has one
+
+    def extract(self, images: Sequence[DecodedImage]) -> Features:
+        """Extract features of one batch."""
+        if not self._warm:
+            plain_features(self._backbone)  # what is loaded with the first image does not count
+            self._warm = True
+        start = time.perf_counter()
+        features = self._backbone.extract(images)
+        self.seconds = min(self.seconds, (time.perf_counter() - start) / len(images))
+        return features
+
+
+def plain_features(backbone: Backbone) -> Features:
+    """Extract features of one grey image: they show the layout and the size of all others."""
+    return backbone.extract([_grey(backbone)])
+
+
+def measure_seconds(backbone: Backbone) -> float:
+    """Measure the seconds per image of a backbone, for when nothing had to be extracted."""
+    timed = _Timed(backbone)
+    timed.extract([_grey(backbone)] * BATCH)
+    return timed.seconds
+
+
+def _grey(backbone: Backbone) -> Image.Image:
+    size = backbone.preset.preprocessing.size
+    return Image.new("RGB", (size, size), "grey")
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What the cache lacks.
+
+    Parameters
+    ----------
+    extractions : tuple of Extraction
+        Calls that extract it.
+    images, views : int
+        Number of missing images and views.
+    bytes : int
+        Size of their features.
+    bytes_needed : int
+        Size of all features that the tasks need.
+    """
+
+    extractions: tuple[Extraction, ...]
+    images: int
+    views: int
+    bytes: int
+    bytes_needed: int
+
+    def check_space(self, cache: FeatureCache, name: str) -> None:
+        """Raise an error if the features of a set do not fit into the cache or onto the disk."""
+        ways = "use fewer --views or fewer --tasks, or another folder with --cache"
+        if self.bytes_needed > cache.capacity:
+            least = self.bytes_needed * cache.limit / cache.capacity / 1e9
+            raise NotAvailableError(
+                f"The features of {name} take {self.bytes_needed / 1e9:.3f} GB, which exceeds the "
+                f"limit of the feature cache {cache.folder}, {cache.limit / 1e9:.3f} GB: raise it "
+                f"with --cache-gb {math.ceil(least)} (or MIV_CACHE_GB), or {ways}."
+            )
+        try:
+            cache.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            free = shutil.disk_usage(cache.folder).free
+        except OSError as error:
+            raise NotAvailableError(
+                f"The feature cache {cache.folder} cannot be used: {error.strerror or error}."
+            ) from error
+        if self.bytes > free:
+            raise NotAvailableError(
+                f"The features of {name} need another {self.bytes / 1e9:.3f} GB in {cache.folder}, "
+                f"but the disk has {free / 1e9:.3f} GB left: free some space, {ways}."
+            )
+
+
+def find_missing(inputs: Inputs, keys: FeatureKeys, views: Mapping[str, int]) -> Missing:
+    """Find out what the cache lacks of these images and their views, and how to extract it."""
+    needed = {id_: [keys.key(id_, v) for v in (None, *range(n))] for id_, n in views.items()}
+    absent = set(inputs.cache.missing(key for own in needed.values() for key in own))
+    if not absent:
+        return Missing((), 0, 0, 0, 0)
+    lacking = {id_: own for id_, own in needed.items() if not absent.isdisjoint(own)}
+    chunks: list[list[tuple[str, int]]] = []
+    room = 0
+    for id_, own in lacking.items():
+        if room < len(own):
+            chunks.append([])
+            room = CHUNK
+        chunks[-1].append((id_, views[id_]))
+        room -= len(own)
+    images = sum(own[0] in absent for own in lacking.values())
+    layout = plain_features(inputs.open_backbone()).tensors
+    each = entry_size({name: tensor[0].numpy() for name, tensor in layout.items()})
+    # Images with the same content share an entry.
+    total = len({key for own in needed.values() for key in own})
+    return Missing(
+        tuple(Extraction(inputs, tuple(chunk)) for chunk in chunks),
+        images,
+        sum(key in absent for own in lacking.values() for key in own[1:]),
+        each * len(absent),
+        each * total,
+    )
