@@ -15,6 +15,7 @@ from mivhead.cli.output import check_folder, interval, percent, print_json, seco
 from mivhead.errors import InputError, NotAvailableError
 
 if TYPE_CHECKING:
+    from mivhead.diagnostics.demo_picture import Card
     from mivhead.features import FeatureTable
     from mivhead.fewshot import FewShotClassifier, Prediction
     from mivhead.images.imageset import ImageSet
@@ -346,7 +347,7 @@ class _Demo:
             "   probabilities, where the head looked, and which shot it found most similar."
         )
 
-    def _cards(self, rows: list[int]) -> list[Any]:
+    def _cards(self, rows: list[int]) -> list[Card]:
         from mivhead.diagnostics.demo_picture import make_cards
         from mivhead.features import FeatureTable
 

@@ -1,7 +1,7 @@
 """Image sets in Meta-Dataset's format: `dataset_spec.json` and one `.tfrecords` file per class.
 
 The first half opens such a set; the second half reads TFRecord files and `tf.train.Example`
-messages, by hand because the only libraries that do are TensorFlow and its kin.
+messages without TensorFlow, which would be too large a dependency for a few hundred lines.
 
 Classes are numbered consecutively: first those of the training split, then validation, then test.
 Omniglot is split by alphabet, and the classes of an alphabet have consecutive numbers.
