@@ -85,6 +85,7 @@ def test_networks_of_the_wrong_kind(method: str, model: Any, message: str) -> No
     [
         ("knn", {"neighbours": 0}, "neighbours must be an integer of at least 1, got 0"),
         ("knn", {"neighbors": 3}, "parameter of knn must be .*Did you mean 'neighbours'"),
+        ("miv", {"eta": -1.0}, "eta"),
         ("miv-d1", {"candidates": 0}, "candidates must be an integer"),
         ("tsa", {"steps": -1}, "steps must be an integer of at least 0, got -1"),
         ("finetune", {"rate": 1.0}, "parameter of finetune must be one of"),
@@ -104,17 +105,17 @@ def test_an_onnx_file_cannot_be_tuned(method: str, tmp_path: Path) -> None:
     from tests.helpers.tiny_onnx import network
 
     file = load_backbone(network(tmp_path / "model.onnx"), outputs=["shallow", "deep"])
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as caught:
         FewShotClassifier(file, method=method).fit(MISSING, ["a", "b"])
-    assert str(told.value) == WHY.format(method, "model.onnx")
+    assert str(caught.value) == WHY.format(method, "model.onnx")
 
 
 @needs("tenacity", "http")
 @pytest.mark.parametrize("method", TUNERS)
 def test_a_service_cannot_be_tuned_and_is_sent_no_image(method: str) -> None:
     with toy_server() as address, running(watched := FaultyServer(relay(address))) as url:
-        with pytest.raises(InputError) as told:
+        with pytest.raises(InputError) as caught:
             FewShotClassifier(url, method=method).fit(MISSING, ["a", "b"])
-        assert str(told.value) == WHY.format(method, "toy")
+        assert str(caught.value) == WHY.format(method, "toy")
         assert watched.requests  # it was asked what it is
         assert watched.posts == []

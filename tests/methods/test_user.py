@@ -94,7 +94,8 @@ def test_a_class_with_fit_and_predict_proba_is_a_method(my_module: Path) -> None
     assert method.summary == "Softmax of distances to the class means"
     assert (method.needs, method.uses_views, method.has_recipe) == ("features", False, False)
     assert method.hyperparameters() == {"scale": 1.0}
-    X, y, Q = clusters((3, 2, 3), 8)
+    X, y = clusters([3, 2, 3], 8)
+    Q = clusters([2, 2, 2], 8, seed=1)[0]
     fitted = make_method("my_module:MyHead", scale=3.0).fit(X, y)
     assert method_name(fitted) == "my_module:MyHead"
     np.testing.assert_allclose(
@@ -104,7 +105,8 @@ def test_a_class_with_fit_and_predict_proba_is_a_method(my_module: Path) -> None
 
 
 def test_views_go_to_a_class_that_uses_them(my_module: Path) -> None:
-    X, y, Q = clusters((3, 2, 3), 8)
+    X, y = clusters([3, 2, 3], 8)
+    Q = clusters([2, 2, 2], 8, seed=1)[0]
     for name, expected in (("WithViews", len(Q)), ("MyHead", None)):
         fitted = make_method(f"my_module:{name}")
         fitted.fit(X, y, views=Q, view_of=np.zeros(len(Q), int))
@@ -127,7 +129,8 @@ def test_what_cannot_be_a_method_is_named(name: str, message: str, my_module: Pa
 def test_wrong_parameters_and_probabilities_are_named(my_module: Path) -> None:
     with pytest.raises(InputError, match="parameter of my_module:MyHead must be one of scale"):
         make_method("my_module:MyHead", power=2)
-    X, y, Q = clusters((3, 2, 3), 8)
+    X, y = clusters([3, 2, 3], 8)
+    Q = clusters([2, 2, 2], 8, seed=1)[0]
     with pytest.raises(InputError, match=r"predict_proba of my_module:TooNarrow returned shape"):
         make_method("my_module:TooNarrow").fit(X, y).predict_proba(Q)
 

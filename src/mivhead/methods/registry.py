@@ -1,11 +1,11 @@
 """Every method by name: what it is, what it needs and where its file is.
 
-A method is an estimator with `fit` and `predict_proba`; its class says in attributes what the
-registry tells of it (see `Method`), and counts its own cost in `work`. Adding one to mivhead is a
-file and a line in `_ROWS`. From another package it is either an entry point of the group
-`mivhead.methods`, or simply `package.module:Class` wherever a method's name is expected.
+A method is an estimator with `fit` and `predict_proba`. Its class states its facts as attributes
+(see `Method`) and counts its own cost in `work`, so that adding a method is a file and a line in
+`_RIVALS`. A method of another package is either an entry point of the group `mivhead.methods`, or
+given as `module:Class` wherever the name of a method is expected.
 
-Names are known without importing any method, or PyTorch; facts are read when they are asked for.
+Listing methods imports none of them, nor PyTorch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MIV_PAPER = "Few-shot Classification as Multi-instance Verification (the MIV-hea
 
 
 class Classifier(Protocol):
-    """What every method is: an estimator on features, or on the pixels of a network's images."""
+    """The protocol of every method: an estimator on features, or on pixels."""
 
     classes_: NDArray[Any]
     seed_: int
@@ -80,7 +80,7 @@ class Method:
     home : str
         `module:Class` of its estimator, imported on first use.
     summary, paper : str, default=""
-        One line about it, and where it comes from.
+        A one-line summary, and the paper it comes from.
     needs : {"features", "images"}, default="features"
         `"features"`: the output of a frozen backbone is enough, wherever it comes from.
         `"images"`: the method tunes the backbone, so it needs the images and a torch module.

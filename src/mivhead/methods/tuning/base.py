@@ -55,7 +55,7 @@ class Network(nn.Module):
     Parameters
     ----------
     model : Module
-        A copy that nobody else uses, because methods change it.
+        A copy that is not used elsewhere, because methods change it.
     tapped : callable
         Returns the parts (`map`, `token`) of the taps of that copy, the deepest last.
     prepare : callable
@@ -197,7 +197,7 @@ class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         return 0.0
 
     def _end(self) -> None:
-        """Put what was trained into the adapters."""
+        """Finish training: move what was trained into the adapters."""
         for parameter in self.adapters_.values():
             parameter.requires_grad_(False)
 
@@ -207,7 +207,7 @@ class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         Parameters
         ----------
         network : Network
-            A copy of the backbone's module (`mivhead.fewshot.network_of`) that nobody else uses.
+            A copy of the backbone's module (`mivhead.fewshot.network_of`), not used elsewhere.
         """
         self._check_params()
         self.check(network)

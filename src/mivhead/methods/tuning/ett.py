@@ -1,8 +1,9 @@
 """eTT: attentive prefixes and domain residual adapters for vision transformers.
 
-Every class has a prefix, which starts as the prototype of its patch embeddings, weighted by where
-[CLS] looks in the last block. A small network makes keys and values of it for every block. Offsets
-behind attention and MLP of every block, and a linear map of the features, are trained as well.
+Every class has a prefix, which starts as the prototype of its patch embeddings, weighted by the
+attention of [CLS] in the last block. A small network turns it into keys and values for every block.
+Offsets after the attention and the MLP of every block, and a linear map of the features, are
+trained as well.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class ETT(TuningClassifier):
     def _begin(self, _pixels: Pixels, _labels: Tensor) -> dict[str, nn.Parameter]:
         if not self.prefixes:
             return self.adapters_
-        self._prefixes.enabled = False  # [CLS] looks as in the plain network
+        self._prefixes.enabled = False  # [CLS] attends as in the plain network
         attended = _attended(self.network_, self._vit, _pixels)  # (image, channel)
         self._prefixes.enabled = True
         prototypes = class_means(attended, _labels, len(self.classes_))  # (class, channel)
@@ -190,7 +191,7 @@ def _attended(network: Network, vit: Any, pixels: Pixels) -> Tensor:
 
 
 def _cls_attention(attention: Any, qkv: Tensor, patches: int) -> Tensor:
-    """Where [CLS] looks among the patches, the mean over heads: (n, patch), rows sum to 1."""
+    """Attention of [CLS] to the patches, the mean over heads: (n, patch), rows sum to 1."""
     n, tokens, _ = qkv.shape
     q, k, _ = qkv.view(n, tokens, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
     q, k = (
@@ -229,7 +230,7 @@ def _is_plain(attention: Any) -> bool:
     )
 
 
-# eTT's parts: keys and values in front of those of every block, and offsets behind its parts.
+# The modules of eTT: further keys and values in every block, and offsets after its parts.
 
 
 class Prefixes:

@@ -1,4 +1,4 @@
-"""TSA: task-specific adapters beside the 3x3 convolutions of a ResNet.
+"""TSA: task-specific adapters, parallel to the 3x3 convolutions of a ResNet.
 
 A residual 1x1 convolution `alpha` with the stride of its 3x3 convolution adds to the centre of the
 kernel, so the two are one convolution: W + centre(alpha). A BatchNorm that follows, in evaluation
@@ -31,9 +31,10 @@ BETA = "beta"
 
 
 class TSA(TuningClassifier):
-    """Task-specific adapters on a ResNet: matrices beside its 3x3 convolutions, and one behind.
+    """Task-specific adapters on a ResNet: 1x1 convolutions parallel to its 3x3 convolutions.
 
-    Trained by Adadelta (rho 0.9, rate 0.5 for the adapters and 1 for the matrix behind).
+    A linear map of the pooled features is trained as well. The optimiser is Adadelta (rho 0.9, rate
+    0.5 for the adapters and 1 for the map).
 
     Parameters
     ----------
@@ -57,7 +58,7 @@ class TSA(TuningClassifier):
     arXiv 2107.00358.
     """
 
-    summary: ClassVar = "adapters beside the 3x3 convolutions of a ResNet"
+    summary: ClassVar = "adapters parallel to the 3x3 convolutions of a ResNet"
     paper: ClassVar = (
         "Li et al. 2022, Cross-domain Few-shot Learning with Task-specific Adapters, "
         "arXiv 2107.00358"
@@ -116,7 +117,7 @@ class TSA(TuningClassifier):
     def _step_products(
         self, backbone: BackboneWork, images: int, channels: int, _ways: int
     ) -> tuple[float, float, float]:
-        adapters = images * backbone.conv3x3 / 9  # 1x1 beside 3x3
+        adapters = images * backbone.conv3x3 / 9  # 1x1 parallel to 3x3
         return 2 * images * backbone.total, adapters, images * channels**2
 
 
