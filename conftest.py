@@ -1,12 +1,12 @@
-"""All tests, and the examples in docstrings, leave the user's feature cache alone."""
+"""For all tests, and the examples in docstrings: the user's feature cache is not touched."""
 
 import os
 import signal
 
 os.environ["MIV_CACHE"] = "off"
 
-# A run in the background may start with Ctrl-C ignored, which children inherit: tests send it.
+# A background process may ignore Ctrl-C, and its children inherit that: some tests send Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# They hold no examples, and several files of one name cannot all be searched for them.
+# They contain no examples, and pytest cannot search several files of the same name.
 collect_ignore_glob = ["*/conftest.py"]

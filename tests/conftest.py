@@ -1,4 +1,4 @@
-"""Shared by all tests: small folders of images, a tiny backbone."""
+"""Fixtures of all tests: small folders of images, kernels compiled or not, numbers of threads."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 60, 230)}
 
 
 def write_images(folder: Path, per_class: int, seed: int = 0) -> Path:
-    """Class folders of noisy images, one colour a class."""
+    """Write class folders of noisy images, one colour per class."""
     rng = np.random.default_rng(seed)
     for name, colour in COLOURS.items():
         (folder / name).mkdir(parents=True, exist_ok=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -24,28 +24,35 @@ METADATA_KEY = "mivhead"
 MAX_BYTES = 16 * 2**30
 
 
-def write(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Write to a temporary file in the same folder, then rename it to `path`."""
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path in the same folder; on success it replaces `path`, atomically.
+
+    Hand-written, as no dependency offers it: readers see the old file or the new one, never half.
+    """
     path = Path(path)
-    text = json.dumps(meta, ensure_ascii=False, allow_nan=False)
-    handle = None
+    part = path.with_name(f".{path.name}.{uuid4().hex[:12]}.part")
     try:
-        descriptor, handle = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(descriptor)
-        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(contiguous, handle, metadata={METADATA_KEY: text})
-        with open(handle, "rb+") as file:  # noqa: PTH123  # the path is a plain string here
+        yield part
+        with part.open("rb+") as file:
             os.fsync(file.fileno())
-        os.chmod(handle, 0o666 & ~_umask())  # noqa: PTH101
-        os.replace(handle, path)  # noqa: PTH105
+        part.replace(path)
     except (OSError, SafetensorError) as error:
         raise NotAvailableError(
-            f"Cannot write {path}: {error}. Nothing was changed; "
-            "check that the folder exists, is writable and has space."
+            f"Cannot write {path}: {getattr(error, 'strerror', None) or error}. Nothing was "
+            "changed; check that the folder exists, is writable and has space."
         ) from error
     finally:
-        if handle is not None:
-            Path(handle).unlink(missing_ok=True)
+        with suppress(OSError):  # left only if writing failed, and possibly not accessible
+            part.unlink()
+
+
+def write(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Write tensors and a JSON document as a safetensors file, atomically."""
+    text = json.dumps(meta, ensure_ascii=False, allow_nan=False)
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with replacing(path) as part:
+        save_file(contiguous, part, metadata={METADATA_KEY: text})
 
 
 def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -89,35 +96,14 @@ def check_format(path: str | Path, meta: Mapping[str, Any], newest: int) -> None
         )
 
 
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
-
-
 def write_text(path: str | Path, text: str) -> None:
-    """Write to a temporary file in the same folder, then rename it; missing folders are created.
+    """Write a text file, atomically; missing folders are created.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
+    >>>     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_text(Path(folder, "tasks", "birds.json"), "{}")
     ...     Path(folder, "tasks", "birds.json").read_text()
     '{}'
     """
-    path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        raise NotAvailableError(
-            f"Cannot write {path}: {error.strerror or error}. Nothing was changed; "
-            "check that the folder is writable and has space."
-        ) from error
-    finally:
-        with suppress(OSError):  # left only if writing failed, and possibly not accessible
-            part.unlink()
+    with replacing(path) as part:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8", newline="\n")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mivhead._files import replacing
 from mivhead._optional import need
 from mivhead._schema import from_json, to_json
 from mivhead.backbones.base import Identity
 from mivhead.backbones.preprocessing import DecodedImage, preprocess
 from mivhead.backbones.taps import Parts, join, read_output
-from mivhead.errors import InputError, NotAvailableError
+from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.head.recipe import derive_presets
 from mivhead.preset import BlockPreset, Preprocessing, Preset
@@ -383,11 +382,5 @@ def describe(model: Any, preset: Preset, name: str, weights: str) -> None:
 
 def write_graph(model: Any, path: str | Path) -> None:
     """Write an ONNX file, atomically."""
-    path = Path(path)
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            part = Path(folder, path.name)
-            part.write_bytes(model.SerializeToString())
-            os.replace(part, path)  # noqa: PTH105  # as elsewhere
-    except OSError as error:
-        raise NotAvailableError(f"Cannot write {path}: {error}.") from error
+    with replacing(path) as part:
+        part.write_bytes(model.SerializeToString())
