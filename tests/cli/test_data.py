@@ -96,4 +96,4 @@ def test_prepare_as_json(capsys, tmp_path):
 def test_prepare_into_no_folder(capsys, tmp_path):
     code, output = run(capsys, "data", "prepare", "mnist", tmp_path, "-o", tmp_path / "a" / "b")
     assert code == 2
-    assert "does not exist; make it first" in output.err
+    assert "does not exist; create it first" in output.err
