@@ -24,12 +24,13 @@ from mivhead.errors import InputError, check_one_of
 from mivhead.extraction.cache import FeatureCache, open_cache
 from mivhead.extraction.pipeline import NO_VIEWS, PART, ViewPlan, extract_table, iter_features
 from mivhead.features import FeatureTable
-from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
+from mivhead.head.recipe import Recipe
 from mivhead.images.augmentation import Augmentation, augment, plan_views
 from mivhead.images.decoding import ImageLike
 from mivhead.images.imageset import ImageSet, Skipped, check_images, from_images, label_images
 from mivhead.images.sources import as_image_set, open_labelled
 from mivhead.methods import METHODS, make_method, make_tuner, method_name
+from mivhead.methods.ablation import views_rule
 from mivhead.methods.tuning.base import Network, Pixels, TuningClassifier
 from mivhead.preset import Preset
 
@@ -207,12 +208,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def _plan(self, images: ImageSet, preset: Preset) -> ViewPlan:
         """Plan the augmented views of labelled images, if the method uses them."""
         check_one_of("method", self.method, METHODS)
-        default = METHODS[self.method].uses_views
-        if images.labels is None or not (self.method_params or {}).get("use_views", default):
+        rule = views_rule(self.method, self.recipe, self.method_params)
+        if images.labels is None or rule is None:
             return NO_VIEWS
         threshold = preset.threshold if self.threshold is None else self.threshold
-        rule = resolve_recipe(self.recipe or DEFAULT_RECIPE, views_rule=self.views_rule).views_rule
-        return plan_views(images.labels, threshold, rule, self.random_state)
+        return plan_views(images.labels, threshold, self.views_rule or rule, self.random_state)
 
     def classify(self, images: Any, *, skip_bad: bool = False) -> list[Prediction]:
         """Names and probabilities of images, a folder, a zip or a single image."""

@@ -19,12 +19,12 @@ from PIL import Image
 
 from mivhead.backbones.base import Backbone
 from mivhead.classifier import MIVClassifier
-from mivhead.ensemble.descriptors import DIRECTIONS, ROUNDS, SPARE
+from mivhead.ensemble.descriptors import COMPONENTS, ITERATIONS, OVERSAMPLING
 from mivhead.ensemble.ridge import expected_shapes
+from mivhead.ensemble.stacking import FOLDS
 from mivhead.features import Block, Features
-from mivhead.head.recipe import BlockConfig, Recipe, resolve_blocks
-from mivhead.head.training import FOLDS
-from mivhead.methods.ablation import MIVAblation
+from mivhead.head.recipe import BlockConfig, Recipe, resolve_blocks, resolve_recipe
+from mivhead.methods.ablation import views_rule
 from mivhead.methods.registry import METHODS, make_method
 from mivhead.preset import Preset
 
@@ -80,14 +80,12 @@ def count(
         return _tuning(method, features, episode, backbone, given)
     classifier = make_method(method, preset=preset, recipe=recipe, random_state=0, **given)
     settings = classifier.get_params(deep=False)
-    if not settings.get("use_views", METHODS[method].uses_views):
+    if views_rule(method, recipe, given) is None:
         episode = Episode(episode.shots, (0,) * episode.ways)
     if isinstance(classifier, MIVClassifier):
-        blocks = resolve_blocks(features, None if preset is None else preset.blocks)
-        work = miv_work(blocks, classifier._recipe(), episode)
-    elif isinstance(classifier, MIVAblation):
-        blocks = resolve_blocks(classifier._select(features), classifier._presets(features))
-        work = miv_work(blocks, classifier._recipe(), episode)
+        own = resolve_recipe(classifier.recipe)
+        blocks = resolve_blocks(features, classifier.preset)
+        work = miv_work(blocks[-(own.last_blocks or 0) :], own, episode)
     else:
         most = max(s + v for s, v in zip(episode.shots, episode.views, strict=True))
         channels = features.blocks[-1].channels
@@ -133,7 +131,7 @@ def experts_work(blocks: Sequence[BlockConfig], episode: Episode) -> Work:
         if block.grid is not None:
             patches = images * block.grid[0] * block.grid[1]
             products += _space(block.channels, patches)
-            directions = min(block.channels, DIRECTIONS)
+            directions = min(block.channels, COMPONENTS)
             if directions < block.channels:
                 products += patches * block.channels * directions
             products += patches * directions**2  # covariances
@@ -148,11 +146,11 @@ def experts_work(blocks: Sequence[BlockConfig], episode: Episode) -> Work:
 
 def _space(channels: int, patches: int) -> float:
     """Count the main directions of the patches: their scatter, then rounds of products with it."""
-    if channels <= DIRECTIONS:
+    if channels <= COMPONENTS:
         return 0.0
-    width = min(channels, DIRECTIONS + SPARE)
+    width = min(channels, COMPONENTS + OVERSAMPLING)
     a_round = channels**2 * width + 2 * channels * width**2  # the product, and a QR
-    return float(patches * channels**2 + (ROUNDS + 1) * a_round)
+    return float(patches * channels**2 + (ITERATIONS + 1) * a_round)
 
 
 def _empty(block: BlockConfig) -> Block:
@@ -420,7 +418,7 @@ class Episode:
         return cls(tuple(map(int, shots)), tuple(map(int, extra)))
 
     def without(self, fold: int, folds: int) -> Episode:
-        """Leave one of several folds out, as `mivhead.head.training.deal` deals them.
+        """Leave one of several folds out, as `mivhead.ensemble.stacking.assign_folds` does.
 
         >>> Episode((5, 1), (10, 4)).without(0, 2)
         Episode(shots=(2, 1), views=(4, 4))

@@ -16,7 +16,8 @@ from mivhead.benchmark.source import Source
 from mivhead.benchmark.tasks import Task, TaskSet
 from mivhead.benchmark.trials import Given, Keys
 from mivhead.benchmark.units import TaskJob
-from mivhead.head.recipe import DEFAULT_RECIPE, resolve_recipe
+from mivhead.head.recipe import Recipe
+from mivhead.methods.ablation import views_rule
 from mivhead.preset import Preset
 
 NO_KEYS = Keys((), (), ())
@@ -30,10 +31,10 @@ def view_rule(method: MethodConfig, preset: Preset, views: int) -> ViewRule:
     ViewRule(threshold=15, rule='ceil', cap=4)
     """
     threshold = preset.threshold if method.threshold is None else method.threshold
-    rule = resolve_recipe(method.recipe or DEFAULT_RECIPE).views_rule
+    rule = views_rule(method.kind, method.recipe, method.params)
     # A method on images makes its views itself, as many as it wants.
     cap = threshold if method.needs_images else views
-    return ViewRule(threshold if method.uses_views else 0, rule, cap)
+    return ViewRule(0 if rule is None else threshold, rule or Recipe().views_rule, cap)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from mivhead._schema import from_json, split_tensors
 from mivhead.classifier import FeatureClassifier
 from mivhead.errors import InputError
-from mivhead.features import Features, SupportSet
+from mivhead.features import Features, SupportSet, layout_to_json, read_layout
 
 ROWS = 256  # queries scored at once: memory stays flat in their number
 
@@ -148,7 +148,6 @@ def counts(labels: Tensor, classes: int) -> Tensor:
 
 # Belong to the run, not to the model; the MIV-head keeps its recipe and blocks in its own state.
 NOT_STORED = frozenset({"random_state", "device", "verbose", "images_at_once", "recipe", "preset"})
-MAX_SIZE = 2**20  # of a dimension; keeps a forged file from overflowing
 
 
 def params_to_json(estimator: Any) -> dict[str, Any]:
@@ -168,27 +167,6 @@ def restore_params(estimator: Any, document: Any) -> None:
     ]
     schema = make_dataclass("Params", fields, frozen=True)
     estimator.set_params(**vars(from_json(schema, document, "config.params")))
-
-
-def layout_to_json(layout: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]]:
-    """Write a layout of features as plain values."""
-    return {name: list(shape) for name, shape in layout.items()}
-
-
-def read_layout(document: Any) -> Features:
-    """Check a stored layout; it comes back as Features of no images.
-
-    >>> read_layout({"block0.map": [8, 2, 2]})
-    Features(n=0, block0: map 8x2x2 float32)
-    """
-    if not isinstance(document, Mapping):
-        raise InputError(f"config.layout must be an object, got {document!r:.80}.")
-    for name, shape in document.items():
-        whole = isinstance(shape, list) and all(type(size) is int for size in shape)
-        if not whole or not all(0 < size <= MAX_SIZE for size in shape):
-            raise InputError(f"config.layout.{name} is not valid: {shape!r:.80}.")
-    # Features check the names and the numbers of dimensions.
-    return Features.from_tensors({k: torch.empty(0, *v) for k, v in document.items()})
 
 
 def check_learned(

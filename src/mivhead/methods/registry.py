@@ -62,13 +62,20 @@ class Method:
     def make(self, **params: Any) -> Any:
         """Make an estimator, with the settings of the variant unless they are given.
 
-        >>> METHODS["miv-eta0"].make().eta
+        >>> METHODS["miv-eta0"].make().recipe.eta
         0.0
         """
         known = self.hyperparameters()
+        own = ("recipe", "preset") if self.configurable else ()
         for name in params:
-            check_one_of(f"parameter of {self.name}", name, known)
-        return self.load()(**{**self.settings, **params})
+            if name not in own:
+                check_one_of(f"parameter of {self.name}", name, known)
+        settings = {**self.settings, **params}
+        if self.configurable:
+            from mivhead.methods.ablation import make_head
+
+            return make_head(settings)
+        return self.load()(**settings)
 
     def hyperparameters(self) -> dict[str, Any]:
         """All parameters of the estimator and their values in this method.
@@ -76,6 +83,10 @@ class Method:
         >>> METHODS["knn"].hyperparameters()["neighbours"]
         5
         """
+        if self.configurable:
+            from mivhead.methods.ablation import head_parameters
+
+            return head_parameters(self.settings)
         params: dict[str, Any] = self.load()(**self.settings).get_params(deep=False)
         return params
 
@@ -89,15 +100,16 @@ def _tuner(name: str, home: str, paper: str, summary: str, *, use_views: bool = 
     return Method(name, summary, "images", paper, home, uses_views=use_views)
 
 
-def _ablation(name: str, summary: str, **settings: Any) -> Method:
+def _ablation(name: str, summary: str, **replaced: Any) -> Method:
+    """Make an entry for the paper's recipe, or its preset, with fields replaced."""
     return Method(
         name,
         summary,
         "features",
         MIV_PAPER,
-        "mivhead.methods.ablation:MIVAblation",
-        settings,
-        uses_views=settings.get("use_views", True),
+        "mivhead.classifier:MIVClassifier",
+        {"recipe": "paper", **replaced},
+        uses_views=replaced.get("use_views", True),
         configurable=True,
     )
 
@@ -180,8 +192,8 @@ _ALL = (
         "Hu et al. 2022, Pushing the Limits of Simple Pipelines (PMF), arXiv 2204.07305",
         "all weights are trained: the costly reference",
     ),
-    _ablation("miv-paper", "the recipe of the paper, with nothing changed", recipe="paper"),
-    _ablation("miv-ablation", "the MIV-head with any mixture of the changes below, by parameters"),
+    _ablation("miv-paper", "the recipe of the paper, with nothing changed"),
+    _ablation("miv-ablation", "the same, for any mixture of the changes below, by parameters"),
     _ablation("miv-mean", "CAP replaced by the mean of a class's image vectors", prototype="mean"),
     _ablation("miv-no-attention", "CAP without cross-attention", cross_attention=False),
     _ablation("miv-eta0", "CAP with equal weights of all shots, keeping W^K", eta=0.0),
@@ -287,12 +299,17 @@ def method_name(classifier: FeatureClassifier | TuningClassifier) -> str:
     """
     kind = type(classifier)
     home = f"{kind.__module__}:{kind.__qualname__}"
-    params = classifier.get_params(deep=False)
-    fitting = [
-        method
-        for method in METHODS.values()
-        if method.home == home and method.settings.items() <= params.items()
-    ]
+    fitting = [method for method in METHODS.values() if method.home == home]
     if not fitting:
         raise InputError(f"{kind.__name__} is not a registered method.")
+    if fitting[0].configurable:
+        from mivhead.methods.ablation import head_name
+
+        replaced = {
+            method.name: {k: v for k, v in method.settings.items() if k != "recipe"}
+            for method in fitting
+        }
+        return head_name(classifier, replaced)
+    params = classifier.get_params(deep=False)
+    fitting = [method for method in fitting if method.settings.items() <= params.items()]
     return max(fitting, key=lambda method: len(method.settings)).name
