@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mivhead import MIVClassifier
+from mivhead import MIVClassifier, Recipe
 from mivhead.diagnostics.attention import explain
 from mivhead.diagnostics.estimate import held_out, wilson_interval
 from mivhead.errors import InputError
@@ -48,7 +48,7 @@ def test_every_shot_is_predicted_by_a_head_that_has_not_seen_it(monkeypatch) -> 
 
 
 def test_swapped_labels_are_suspects() -> None:
-    result = held_out(MIVClassifier(steps=20, random_state=0), table([5, 5, 5], swap=(1, 7)))
+    result = held_out(MIVClassifier(Recipe(steps=20), random_state=0), table([5, 5, 5], swap=(1, 7)))
     assert {s.id for s in result.suspects} >= {"1.jpg", "7.jpg"}
     worst = next(s for s in result.suspects if s.id == "1.jpg")
     assert (worst.label, worst.predicted) == ("class 1", "class 0")
@@ -95,16 +95,14 @@ def test_attention_sums_to_one_per_image_and_per_class() -> None:
 
 def test_a_shot_attends_most_to_itself() -> None:
     X, y = clusters(0, [3, 3])
-    classifier = MIVClassifier(steps=0, eta=5.0, random_state=0).fit(X, y)
+    classifier = MIVClassifier(Recipe(steps=0, eta=5.0), random_state=0).fit(X, y)
     shots = explain(classifier, X)[0].shots
     assert all(shots[i, i] == shots[i, (i // 3) * 3 : (i // 3) * 3 + 3].max() for i in range(6))
 
 
 def test_attention_without_maps_or_cross_attention() -> None:
-    from mivhead import Recipe
-
     X, y = np.eye(6, 8), [0, 0, 0, 1, 1, 1]
-    classifier = MIVClassifier(Recipe(cross_attention=False, steps=1)).fit(X, y)
+    classifier = MIVClassifier(Recipe.paper(cross_attention=False, steps=1)).fit(X, y)
     (block,) = explain(classifier, X)
     assert block.patches is None
     torch.testing.assert_close(torch.tensor(block.shots[0]), torch.full((6,), 1 / 3))

@@ -158,9 +158,9 @@ class Recipe:
 
         Version 0.1.0 knew the paper's recipe only, so a missing field has the paper's value.
         """
-        known = document if isinstance(document, Mapping) else {}
-        missing = {k: v for k, v in to_json(cls.paper()).items() if k not in known}
-        return from_json(cls, document | missing if known else document, "recipe")
+        if isinstance(document, Mapping):
+            document = {**to_json(cls.paper()), **document}
+        return from_json(cls, document, "recipe")
 
     @property
     def centres(self) -> bool:
