@@ -34,7 +34,7 @@ from _plain import train as plain_train
 from _shapes import SHAPES, TASKS, Task
 from mivhead import Features, MIVClassifier
 from mivhead.benchmark.measuring import PeakMemory
-from mivhead.classifier import BATCH
+from mivhead.ensemble.stacking import BATCH
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
 from mivhead.head.pooling import Candidates
@@ -126,7 +126,7 @@ def measure(name: str, task_name: str, *, plain: bool) -> Row:
     stored = features.nbytes + task.images * patches * features.dtype.itemsize
 
     def head(steps: int = 0) -> MIVHead:
-        return MIVHead(blocks, Recipe(steps=steps), torch.Generator().manual_seed(0))
+        return MIVHead(blocks, Recipe.paper(steps=steps), torch.Generator().manual_seed(0))
 
     machine = Machine.measure()
     peak = PeakMemory()
@@ -208,7 +208,7 @@ def flat_memory(name: str) -> str:
     """Peak memory of predicting 1,000 and 10,000 images, beyond their features."""
     shapes, task = SHAPES[name], TASKS[STANDARD]
     features = shapes.features(task.support, torch.Generator().manual_seed(0))
-    classifier = MIVClassifier(preset=shapes.blocks, steps=1, random_state=0)
+    classifier = MIVClassifier(Recipe(steps=1), shapes.blocks, random_state=0)
     classifier.fit(features, task.labels()[: task.support].numpy())
     one, peaks = features[:1], []
     for count in (1_000, 10_000):

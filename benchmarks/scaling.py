@@ -48,7 +48,7 @@ class Setting:
     def head(self, features: Features, steps: int) -> MIVHead:
         """Make a head with the map and one pooled map as candidates."""
         blocks = resolve_blocks(features, (BlockPreset((self.side // 2,)),))
-        return MIVHead(blocks, Recipe(steps=steps), torch.Generator().manual_seed(0))
+        return MIVHead(blocks, Recipe.paper(steps=steps), torch.Generator().manual_seed(0))
 
     def train(self) -> tuple[float, float]:
         """Seconds of the fastest of several steps, and peak memory in bytes."""

@@ -18,7 +18,7 @@ from mivhead import BlockPreset, Features, MIVClassifier, Preset, Recipe
 from mivhead.errors import InputError
 from mivhead.head.recipe import RECIPES
 
-FAST = {"steps": 8, "random_state": 0}
+FAST = {"recipe": Recipe(steps=8), "random_state": 0}
 
 
 def clusters(seed: int, shots: list[int], extra: int = 0) -> tuple[Features, np.ndarray]:
@@ -52,13 +52,13 @@ def test_it_learns(digits, recipe: str, accuracy: float, falls: float) -> None:
 
 def test_the_same_seed_gives_the_same_model_bit_for_bit() -> None:
     X, y = clusters(0, [3, 2, 1])
-    for recipe in ("paper", "mivhead"):
-        a, b = (MIVClassifier(recipe, **FAST).fit(X, y) for _ in range(2))
+    for recipe in (Recipe.paper(steps=8), Recipe(steps=8)):
+        a, b = (MIVClassifier(recipe, random_state=0).fit(X, y) for _ in range(2))
         for name, value in a.head_.state_dict().items():
             assert torch.equal(value, b.head_.state_dict()[name])
         assert torch.equal(a.logits(X), b.logits(X))
         c = clone(a).set_params(random_state=1).fit(X, y)
-        from_seed = recipe == "paper"  # the other recipe draws nothing
+        from_seed = recipe.start == "random"  # the other recipe draws nothing
         assert torch.equal(a.logits(X), c.logits(X)) != from_seed
 
 
@@ -110,7 +110,7 @@ def test_chunks_do_not_change_the_answer(monkeypatch) -> None:
     X, y = clusters(1, [1, 5, 2])
     queries, _ = clusters(2, [10] * 3)
     expected = MIVClassifier(**FAST).fit(X, y).logits(queries)
-    monkeypatch.setattr("mivhead.head.head.CHUNK_VALUES", 100)
+    monkeypatch.setattr("mivhead.kernels.backend.CHUNK_VALUES", 100)
     monkeypatch.setattr("mivhead.classifier.BATCH", 7)
     torch.testing.assert_close(
         MIVClassifier(**FAST).fit(X, y).logits(queries), expected, atol=1e-3, rtol=0
@@ -132,7 +132,7 @@ def test_memory_does_not_grow_with_queries() -> None:
 
 def test_many_classes_of_one_shot_need_no_warning() -> None:
     X = np.random.default_rng(0).normal(size=(40, 16))
-    classifier = MIVClassifier(steps=2, random_state=0).fit(X, np.arange(40))
+    classifier = MIVClassifier(Recipe(steps=2), random_state=0).fit(X, np.arange(40))
     assert classifier.predict_proba(X).shape == (40, 40)
 
 
@@ -164,7 +164,8 @@ def test_string_labels_lists_of_blocks_and_tables(digits) -> None:
 def test_scikit_learns_tools(digits) -> None:
     X, y = digits[0][:90], digits[1][:90]
     assert cross_val_score(MIVClassifier(**FAST), X, y, cv=3).mean() > 0.5
-    search = GridSearchCV(MIVClassifier(**FAST), {"eta": [0.0, 0.1], "steps": [2, 8]}, cv=2)
+    recipes = [Recipe(eta=eta, steps=steps) for eta in (0.0, 0.1) for steps in (2, 8)]
+    search = GridSearchCV(MIVClassifier(**FAST), {"recipe": recipes}, cv=2)
     assert search.fit(X, y).best_score_ > 0.5
     pipeline = make_pipeline(StandardScaler(), MIVClassifier(**FAST)).fit(X, y)
     assert pipeline.score(X, y) > 0.8
@@ -189,14 +190,50 @@ def test_probabilities() -> None:
     np.testing.assert_array_equal(classifier.classes_[p.argmax(axis=1)], classifier.predict(X))
 
 
-def test_shortcuts_change_the_recipe_and_a_recipe_object_is_taken() -> None:
+def test_a_recipe_is_taken_by_name_or_as_an_object() -> None:
     X, y = clusters(0, [2, 2])
-    changes = {"temperature_order": "inside", "eta": 0.5, "vote": "prior"}
+    assert MIVClassifier().fit(X, y).head_.recipe == Recipe()
     for name, recipe in RECIPES.items():
-        classifier = MIVClassifier(name, **FAST, **changes).fit(X, y)
-        assert classifier.head_.recipe == replace(recipe, steps=8, **changes)
-    assert MIVClassifier().fit(X, y).head_.recipe == RECIPES["mivhead"]
-    assert MIVClassifier(Recipe(steps=1)).fit(X, y).losses_.__len__() == 1
+        assert MIVClassifier(name).fit(X, y).head_.recipe == recipe
+        changed = replace(recipe, steps=1, temperature_order="inside", eta=0.5, vote="prior")
+        classifier = MIVClassifier(changed).fit(X, y)
+        assert classifier.head_.recipe == changed
+        assert len(classifier.losses_) == 1
+
+
+def test_the_default_recipe_has_experts_whatever_is_changed() -> None:
+    X, y = clusters(0, [2, 2])
+    assert MIVClassifier(Recipe(steps=1)).fit(X, y).ensemble_ is not None
+    assert MIVClassifier(Recipe.paper(steps=1)).fit(X, y).ensemble_ is None
+
+
+def test_a_knob_of_the_recipe_is_set_in_the_recipe_only() -> None:
+    assert set(MIVClassifier().get_params()) == {
+        "recipe", "preset", "random_state", "device", "verbose",
+    }  # fmt: skip
+
+
+def test_fields_of_the_derived_preset_can_be_replaced() -> None:
+    X, y = clusters(0, [2, 2])
+    classifier = MIVClassifier(preset={"tau": 7.0, "pool_sizes": [[3], []]}, **FAST).fit(X, y)
+    assert [layer.config.tau for layer in classifier.head_.layers] == [7.0, 7.0]
+    assert [layer.config.pool_sizes for layer in classifier.head_.layers] == [(3,), ()]
+    with pytest.raises(InputError, match=r"field of a preset must be .*'ta'. Did you mean 'tau'"):
+        MIVClassifier(preset={"ta": 7.0}).fit(X, y)
+
+
+def test_last_blocks_and_views_are_left_out_by_the_recipe() -> None:
+    X, y = clusters(0, [2, 2])
+    views, _ = clusters(5, [2, 2])
+    last = MIVClassifier(Recipe(steps=3, last_blocks=1)).fit(X, y)
+    assert last.support_.layout == {"block0.map": (8, 2, 2), "block0.token": (8,)}
+    assert last.layout_ == X.layout
+    alone = MIVClassifier(Recipe(steps=3)).fit(X, y)
+    given_views = {"views": views, "view_of": np.arange(4)}
+    without = MIVClassifier(Recipe(steps=3, use_views=False)).fit(X, y, **given_views)
+    assert torch.equal(without.logits(X), alone.logits(X))
+    with pytest.raises(InputError, match="last_blocks is 3, but the features have only 2"):
+        MIVClassifier(Recipe(last_blocks=3)).fit(X, y)
 
 
 def test_presets_are_taken_or_derived() -> None:
@@ -216,17 +253,40 @@ def test_presets_are_taken_or_derived() -> None:
     [
         ({"recipe": "papr"}, "Did you mean 'paper'"),
         ({"recipe": 3}, "name or a Recipe"),
-        ({"temperature_order": "before"}, "after, inside"),
-        ({"attention": "l2"}, "l1, dot"),
-        ({"temperature": 0.0}, "temperature must be positive"),
-        ({"steps": -1}, "steps"),
-        ({"learning_rate": 0.0}, "learning_rate"),
     ],
 )
 def test_wrong_parameters_are_named(change: dict, words: str) -> None:
     X, y = clusters(0, [2, 2])
     with pytest.raises(InputError, match=words):
         MIVClassifier(**change).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"temperature_order": "before"}, "after, inside"),
+        ({"attention": "l2"}, "l1, dot"),
+        ({"temperature": 0.0}, "temperature must be positive"),
+        ({"steps": -1}, "steps must not be negative, got -1"),
+        ({"steps": 1.5}, "steps must be an integer, got 1.5"),
+        ({"steps": True}, "steps must be an integer, got True"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive"),
+        ({"eta": -1}, "eta must not be negative, got -1"),
+        ({"eta": "high"}, "eta must be a finite number, got 'high'"),
+        ({"eta": np.nan}, "eta must be a finite number, got nan"),
+        ({"momentum": 1.0}, "momentum must be in"),
+        ({"skip": 1}, "skip must be True or False, got 1"),
+        ({"last_blocks": 0}, "last_blocks must be at least 1 or None, got 0"),
+        ({"vote": "majority"}, "logsumexp, prior, stacked"),
+    ],
+)
+def test_wrong_values_of_a_recipe_are_named(change: dict, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Recipe(**change)
+
+
+def test_numbers_of_numpy_are_taken() -> None:
+    assert Recipe(eta=np.float32(0.5), steps=np.int64(3)).steps == 3
 
 
 def test_wrong_data_is_named() -> None:

@@ -1,6 +1,7 @@
 """Model files: what is saved comes back, and nothing else gets in."""
 
 import json
+import shutil
 import struct
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import mivhead
-from mivhead import Features, MIVClassifier
+from mivhead import Features, MIVClassifier, Recipe
 from mivhead import model_file as persistence
 from mivhead.errors import InputError, ModelFileError, NotAvailableError
+from mivhead.methods import method_name
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -28,7 +30,8 @@ def fitted(**params: Any) -> MIVClassifier:
         {"token": rng.normal(size=(6, 8)).astype(np.float16)},
     ]
     labels = np.array(["a", "b", "b", "c c", "ü", "ü"])
-    return MIVClassifier(steps=3, random_state=7, **params).fit(Features(blocks), labels)
+    params = {"recipe": Recipe(steps=3), **params}
+    return MIVClassifier(random_state=7, **params).fit(Features(blocks), labels)
 
 
 def queries() -> Features:
@@ -58,12 +61,13 @@ def change(path: Path, meta: dict | None = None, tensors: dict | None = None, **
     "params",
     [
         {},
-        {"recipe": mivhead.Recipe(prototype="mean")},
-        {"recipe": mivhead.Recipe(cross_attention=False, co_excitation=False)},
-        {"temperature_order": "inside", "attention": "dot"},
-        {"recipe": "paper"},
-        {"vote": "prior"},
-        {"vote": "logsumexp"},
+        {"recipe": Recipe.paper(prototype="mean", steps=3)},
+        {"recipe": Recipe.paper(cross_attention=False, co_excitation=False, steps=3)},
+        {"recipe": Recipe(temperature_order="inside", attention="dot", steps=3)},
+        {"recipe": Recipe.paper(steps=3)},
+        {"recipe": Recipe(vote="prior", steps=3)},
+        {"recipe": Recipe(vote="logsumexp", steps=3)},
+        {"recipe": Recipe(last_blocks=1, steps=3)},
     ],
 )
 def test_what_is_saved_comes_back(params: dict, tmp_path: Path) -> None:
@@ -74,6 +78,7 @@ def test_what_is_saved_comes_back(params: dict, tmp_path: Path) -> None:
     assert again.classes_.tolist() == ["a", "b", "c c", "ü"]
     assert again.classifier_.support_ == classifier.support_
     assert again.classifier_.seed_ == classifier.seed_
+    assert again.classifier_.recipe == classifier.head_.recipe
 
 
 def test_the_description_has_the_agreed_keys(path: Path) -> None:
@@ -91,19 +96,21 @@ def test_the_description_has_the_agreed_keys(path: Path) -> None:
 
 
 def test_whole_numbers_are_classes_too(tmp_path: Path) -> None:
-    classifier = MIVClassifier(steps=1).fit(np.eye(4, 8), [3, 3, 10, 10])
+    classifier = MIVClassifier(Recipe(steps=1)).fit(np.eye(4, 8), [3, 3, 10, 10])
     mivhead.save(classifier, tmp_path / "m.miv")
     assert mivhead.load(tmp_path / "m.miv").classes_.tolist() == [3, 10]
 
 
 def test_other_classes_are_refused_with_advice(tmp_path: Path) -> None:
-    classifier = MIVClassifier(steps=1).fit(np.eye(4, 8), np.array(0.5) != [0.5, 0.5, 1.0, 1.0])
+    classifier = MIVClassifier(Recipe(steps=1)).fit(
+        np.eye(4, 8), np.array(0.5) != [0.5, 0.5, 1.0, 1.0]
+    )
     with pytest.raises(InputError, match="convert the labels to strings"):
         mivhead.save(classifier, tmp_path / "m.miv")
 
 
-@pytest.mark.parametrize("name", ["model-0.1.0.miv"])
-def test_golden_files_of_every_release_keep_loading(name: str) -> None:
+@pytest.mark.parametrize("name", ["model-0.1.0.miv", "ablation-0.1.0.miv"])
+def test_golden_files_of_every_release_load(name: str) -> None:
     classifier = mivhead.load(GOLDEN / name)
     with safe_open(GOLDEN / f"{name}.expected.safetensors", "pt") as file:
         features = Features.from_tensors(
@@ -111,6 +118,47 @@ def test_golden_files_of_every_release_keep_loading(name: str) -> None:
         )
         expected = file.get_tensor("logits")
     torch.testing.assert_close(classifier.classifier_.logits(features), expected, atol=1e-4, rtol=0)
+
+
+def test_a_recipe_without_newer_fields_is_the_papers() -> None:
+    assert mivhead.load(GOLDEN / "model-0.1.0.miv").classifier_.head_.recipe == Recipe.paper(
+        steps=3
+    )
+
+
+def test_an_ablation_of_an_earlier_version(tmp_path: Path) -> None:
+    """It stores its parameters, and the layout of features of which it uses the last block."""
+    classifier = mivhead.load(GOLDEN / "ablation-0.1.0.miv").classifier_
+    assert classifier.recipe == Recipe.paper(last_blocks=1)
+    assert method_name(classifier) == "miv-gap-blocks1"
+    mivhead.save(classifier, tmp_path / "m.miv")
+    again = mivhead.load(tmp_path / "m.miv").classifier_
+    assert persistence.describe(tmp_path / "m.miv").method == "miv-gap-blocks1"
+    assert again.layout_ == classifier.layout_
+    assert again.recipe == classifier.recipe
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"last_blocks": 2}, "do not fit the layout"),
+        ({"last_blocks": 3}, "last_blocks is 3, but the features have only 2"),
+        ({"last_blocks": 0}, "last_blocks must be at least 1"),
+        ({"last_blocks": "one"}, "config.params.last_blocks is not valid"),
+        ({"use_views": 1}, "config.params.use_views is not valid"),
+        ({"evil": 1}, "unknown key 'evil'"),
+    ],
+)
+def test_a_changed_ablation_of_an_earlier_version_is_refused(
+    params: dict, words: str, tmp_path: Path
+) -> None:
+    path = shutil.copy(GOLDEN / "ablation-0.1.0.miv", tmp_path / "m.miv")
+    with safe_open(path, "pt") as file:
+        config = json.loads(file.metadata()["mivhead"])["config"]
+    config["params"] |= params
+    change(path, {"config": config})
+    with pytest.raises(ModelFileError, match=words):
+        mivhead.load(path)
 
 
 def test_loading_needs_no_backbone_and_no_timm(path: Path) -> None:
@@ -157,7 +205,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "missing expert": ({"without": ["experts.block1.mean.intercepts"]}, "missing"),
     "no experts": ({"without": EXPERTS}, "missing"),
     "no weights": ({"without": ["experts.weights"]}, "missing"),
-    "weights of a voice too many": ({"tensors": {"experts.weights": torch.ones(6)}}, "shape"),
+    "weights of a member too many": ({"tensors": {"experts.weights": torch.ones(6)}}, "shape"),
     "NaN weights": ({"tensors": {"experts.weights": torch.full((5,), torch.nan)}}, "NaN"),
     "expert of a block that is not there": (
         {"tensors": {"experts.block2.mean.intercepts": torch.ones(4)}},

@@ -1,7 +1,7 @@
 """Frozen dataclasses to JSON and back, with a closed schema.
 
-Reading trusts nothing: unknown keys and wrong types are errors that name the place. Keys that are
-missing take the field's default, so that a field added later does not break older files.
+Reading trusts nothing: unknown keys and wrong types are errors that name the place. A missing key
+takes the field's default, so that a field added later does not break older files.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ import math
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
-from mivhead.errors import InputError
+from mivhead.errors import InputError, check_one_of
 
 T = TypeVar("T")
 
 
 def to_json(value: Any) -> dict[str, Any]:
-    """Plain values of a dataclass whose fields are numbers, texts, None, tuples or dataclasses.
+    """Plain values of a dataclass whose fields are numbers, strings, None, tuples or dataclasses.
 
     >>> from mivhead.preset import BlockPreset
     >>> to_json(BlockPreset(pool_sizes=(6, 5)))["pool_sizes"]
@@ -57,10 +58,37 @@ def from_json(kind: type[T], document: Any, where: str) -> T:
     return kind(**values)
 
 
+def check_types(value: Any) -> None:
+    """Check the fields of a dataclass that a user filled in: choices, bools and numbers.
+
+    >>> from mivhead.head.recipe import Recipe
+    >>> Recipe(steps=1.5)
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.InputError: steps must be an integer, got 1.5.
+    """
+    for name, hint in get_type_hints(type(value)).items():
+        given, choices = getattr(value, name), get_args(hint)
+        if get_origin(hint) is Literal:
+            check_one_of(name, given, choices)
+            continue
+        if type(None) in choices and given is None:
+            continue
+        kind = next((choice for choice in choices if choice is not type(None)), hint)
+        words, number = {
+            bool: ("True or False", bool),
+            int: ("an integer", Integral),
+            float: ("a finite number", Real),
+        }[kind]
+        fits = isinstance(given, number) and isinstance(given, bool) == (kind is bool)
+        if not fits or (kind is float and not math.isfinite(given)):
+            raise InputError(f"{name} must be {words}, got {given!r}.")
+
+
 def split_tensors(
     tensors: Mapping[str, Tensor], groups: Sequence[str]
 ) -> tuple[dict[str, Tensor], ...]:
-    """Sort tensors named `group.name` into their groups; a name of no group is an error.
+    """Sort tensors named `group.name` into their groups; a name without a known group is an error.
 
     >>> split_tensors({"a.x": torch.ones(1), "b.y": torch.ones(1)}, ("b", "a"))
     ({'y': tensor([1.])}, {'x': tensor([1.])})
@@ -79,7 +107,7 @@ def check_tensors(
     shapes: Mapping[str, Sequence[int]],
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Check that there are exactly these tensors, of these shapes and this type, all finite."""
+    """Check that exactly these tensors exist, with these shapes and this type, and are finite."""
     if different := sorted(tensors.keys() ^ shapes.keys()):
         kind = "unexpected" if different[0] in tensors else "missing"
         raise InputError(f"tensor {different[0]!r} is {kind}.")

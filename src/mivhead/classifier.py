@@ -1,11 +1,16 @@
-"""What every classifier on features shares: scikit-learn's conventions, and nothing of a method."""
+"""scikit-learn classifiers on features: their common base, and the MIV-head.
+
+Whatever a backbone, a file or a database gives as features goes in; class labels and probabilities
+come out. `FeatureClassifier` implements scikit-learn's conventions for every method on features
+(the rivals are in `mivhead.methods`), `MIVClassifier` is the MIV-head.
+"""
 
 from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -19,20 +24,33 @@ from torch import Tensor
 
 from mivhead._progress import progress_bar
 from mivhead._schema import check_tensors, from_json, split_tensors, to_json
-from mivhead.ensemble.stacking import Committee
+from mivhead.ensemble.stacking import BATCH, FOLDS, Ensemble, out_of_fold_cosines
 from mivhead.errors import InputError
-from mivhead.features import Block, Features, SupportSet
+from mivhead.features import Block, Features, SupportSet, layout_to_json, read_layout
+from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
 from mivhead.head.logits import combine
 from mivhead.head.recipe import DEFAULT_RECIPE, BlockConfig, Recipe, resolve_blocks, resolve_recipe
-from mivhead.head.training import BATCH, FOLDS, fit_head, judge_unseen, make_bags
+from mivhead.head.training import fit_head
 from mivhead.preset import BlockPreset, Preset
 
 
 class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn: untyped
-    """Base of the classifiers on features; a method adds `_fit`, `_logits` and its state.
+    """Base of all classifiers on features.
 
-    Subclasses store their parameters in `__init__`, among them `random_state` and `device`.
+    A subclass stores its parameters in `__init__`, `random_state` and `device` among them, and
+    implements `_fit`, `_logits`, `_state` and `_restore`.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        The class labels, sorted.
+    n_features_in_ : int
+        Number of values per image.
+    layout_ : dict
+        Per-image shape of every part of the features.
+    seed_ : int
+        The random seed that `random_state` gave.
     """
 
     random_state: int | np.random.RandomState | None
@@ -41,7 +59,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     layout_: dict[str, tuple[int, ...]]
 
     def _check_params(self) -> None:
-        """Raise an error for hyperparameters that make no sense, as far as a method checks them."""
+        """Raise an `InputError` for invalid hyperparameters; called before images are decoded."""
         return
 
     @abstractmethod
@@ -54,61 +72,111 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     @abstractmethod
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return what a model file holds of the method: a JSON document and tensors."""
+        """Return the fitted state for a model file: a JSON document and tensors."""
 
     @abstractmethod
     def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Set the fitted state from `_state`'s answer, checking everything."""
+        """Set the fitted state from what `_state` returned, checking everything."""
 
     def fit(
         self, X: Any, y: ArrayLike, *, views: Any = None, view_of: ArrayLike | None = None
     ) -> Self:
-        """Train on a support set.
+        """Fit to a support set.
 
         Parameters
         ----------
-        X
-            Support features: `Features`, a 2-D array, or a list of blocks.
-        y
-            Labels of any kind, one per image; every class needs at least one.
-        views
-            Features of augmented images.
-        view_of
-            For each view the row of X that it was made from.
+        X : Features, array-like of shape (n_images, n_values) or list of blocks
+            Features of the support images.
+        y : array-like of shape (n_images,)
+            Class labels of any type. There must be at least two classes.
+        views : Features or list of blocks, default=None
+            Features of augmented views.
+        view_of : array-like of int, default=None
+            For each view, the row of X that it was made from.
+
+        Returns
+        -------
+        self : object
+            The fitted classifier.
         """
         features = self._as_features(X, reset=True)
         labels = self._encode(y, len(features))
         extra, rows = self._check_views(views, view_of, features)
         order = np.argsort(labels, kind="stable")
-        place = np.argsort(order)  # of each image in that order
+        place = np.argsort(order)  # position of each image in that order
         support = SupportSet(features[order], labels[order], extra, place[rows])
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._fit(support, self.seed_)
         return self
 
     def logits(self, X: Any) -> Tensor:
-        """Logits (image, class), before any convention for two classes."""
+        """Compute the logits of all classes.
+
+        Parameters
+        ----------
+        X : Features, array-like or list of blocks
+            Features of the images.
+
+        Returns
+        -------
+        Tensor of shape (n_images, n_classes)
+            The logits, also for two classes.
+        """
         check_is_fitted(self, "classes_")
         with torch.inference_mode():
             return self._logits(self._as_features(X, reset=False))
 
     def decision_function(self, X: Any) -> NDArray[np.floating[Any]]:
-        """Logits (image, class); for two classes their difference (image,)."""
-        # In double precision, as probabilities: rounding must not make equal what these tell apart.
+        """Compute the logits in scikit-learn's convention.
+
+        Parameters
+        ----------
+        X : Features, array-like or list of blocks
+            Features of the images.
+
+        Returns
+        -------
+        ndarray of shape (n_images, n_classes), or (n_images,) for two classes
+            The logits; for two classes the second minus the first.
+        """
+        # In double precision like probabilities, so that both order images alike.
         logits = self.logits(X).double().numpy(force=True)
         return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
     def predict_proba(self, X: Any) -> NDArray[np.floating[Any]]:
-        """Probabilities (image, class), in the order of `classes_`."""
+        """Compute class probabilities.
+
+        Parameters
+        ----------
+        X : Features, array-like or list of blocks
+            Features of the images.
+
+        Returns
+        -------
+        ndarray of shape (n_images, n_classes)
+            Probabilities, in the order of `classes_`.
+        """
         return torch.softmax(self.logits(X).double(), dim=1).numpy(force=True)
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Labels of the most probable classes."""
+        """Predict the most probable class of each image.
+
+        Parameters
+        ----------
+        X : Features, array-like or list of blocks
+            Features of the images.
+
+        Returns
+        -------
+        ndarray of shape (n_images,)
+            Class labels.
+        """
         best = self.logits(X).argmax(dim=1).numpy(force=True)
         chosen: NDArray[Any] = self.classes_[best]
         return chosen
 
     def _as_features(self, X: Any, *, reset: bool) -> Features:
+        """Convert to `Features` and check the layout; with `reset`, remember it instead."""
         if isinstance(X, Features) or _is_blocks(X):
             features = Features(X)
         else:
@@ -118,8 +186,8 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             self.layout_ = features.layout
         elif features.layout != self.layout_:
             raise InputError(
-                "X has other blocks or channels than the features the classifier was fitted on: "
-                f"got {features.layout}, expected {self.layout_}."
+                "X has other blocks or channels than the features that the classifier was fitted "
+                f"on: got {features.layout}, expected {self.layout_}."
             )
         return features if self.device is None else features.to(torch.device(self.device))
 
@@ -129,7 +197,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         values = column_or_1d(y, warn=True)
         if values.dtype.kind == "f":
             assert_all_finite(values, input_name="y")
-        with warnings.catch_warnings():  # one shot per class is what we are for
+        with warnings.catch_warnings():  # few shots per class are the normal case here
             warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
             check_classification_targets(values)
         if len(values) != n:
@@ -173,127 +241,122 @@ def _is_blocks(X: Any) -> bool:
     return isinstance(X[0], Mapping | Block) or getattr(X[0], "ndim", 0) >= 2
 
 
-# `MIVClassifier`: the MIV-head as a scikit-learn classifier on features.
-
-
-# What `MIVClassifier` can change of its recipe.
-SHORTCUTS = (
-    "temperature_order",
-    "attention",
-    "eta",
-    "temperature",
-    "steps",
-    "learning_rate",
-    "vote",
-)
-
-
 class MIVClassifier(FeatureClassifier):
-    """Few-shot classifier on features of a frozen backbone.
+    """The MIV-head: a few-shot classifier on features of a frozen backbone.
 
     Parameters
     ----------
-    recipe
-        How the head is trained and combined: a name or a `Recipe`. `"mivhead"`: blocks and plain
-        experts, weighted by held-out images; more accurate and quicker. `"paper"`: as published.
-    preset
-        Settings that belong to the backbone: a `Preset`, a list of `BlockPreset`, or None to derive
-        them from the shapes of the features.
-    temperature_order, attention, eta, temperature, steps, learning_rate, vote
-        Shortcuts to change one value of the recipe; None keeps the recipe's. See `Recipe`.
-    random_state
-        Seed of the initial weights: the same seed gives the same model, bit for bit.
-    device
-        Where to train and predict, such as `"cpu"` or `"cuda"`; None: where the features are.
-    verbose
-        Show a progress bar if training takes more than two seconds and a person is watching.
+    recipe : {"mivhead", "paper"} or Recipe, default="mivhead"
+        How the head is trained and combined. `"mivhead"` is `Recipe()`: the head and ridge
+        experts, weighted by stacking; it is more accurate and faster. `"paper"` is
+        `Recipe.paper()`: the head as published. To change one value, pass a recipe, such as
+        `Recipe(eta=0.2)`.
+    preset : Preset, list of BlockPreset, dict or None, default=None
+        The settings that belong to the backbone. None derives them from the shapes of the
+        features; a dict such as `{"tau": 100.0}` replaces fields of the derived `BlockPreset`s.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the initial weights. The same seed gives the same model, bit for bit.
+    device : str or None, default=None
+        Where to train and predict, such as `"cpu"` or `"cuda"`. None uses the device of the
+        features.
+    verbose : bool, default=False
+        Whether to show a progress bar, if training takes more than two seconds and the output is a
+        terminal.
 
     Attributes
     ----------
-    classes_
-        The labels, sorted.
-    losses_
-        Training loss of every step.
-    head_
-        The trained `MIVHead`.
-    support_
-        Features of the support images, ordered by class: part of the model.
-    committee_
-        The plain experts, and how much they and the blocks count; None without experts.
+    classes_ : ndarray of shape (n_classes,)
+        The class labels, sorted.
+    n_features_in_ : int
+        Number of values per image.
+    losses_ : list of float
+        Training loss of every step. A loaded model has none.
+    head_ : MIVHead
+        The trained head.
+    ensemble_ : Ensemble or None
+        The ridge experts and the weights of all members; None for a recipe without experts.
+    support_ : Features
+        Features of the support images, ordered by class. They are part of the model.
+    shots_ : ndarray of shape (n_classes,)
+        Number of support images per class.
+    blocks_ : tuple of BlockConfig
+        How each block of the features is treated.
+
+    References
+    ----------
+    Xu, Frank and Holmes, "Few-shot Classification as Multi-instance Verification: Effective
+    Backbone-agnostic Transfer across Domains".
 
     Examples
     --------
     >>> from sklearn.datasets import load_digits
-    >>> from mivhead import MIVClassifier
+    >>> from mivhead import MIVClassifier, Recipe
     >>> X, y = load_digits(return_X_y=True)
     >>> classifier = MIVClassifier(random_state=0).fit(X[:100], y[:100])
     >>> bool(classifier.score(X[100:], y[100:]) > 0.75)
     True
+    >>> paper = MIVClassifier(Recipe.paper(steps=10), random_state=0).fit(X[:100], y[:100])
+    >>> len(paper.losses_)
+    10
     """
 
     def __init__(
         self,
         recipe: str | Recipe = DEFAULT_RECIPE,
-        preset: Preset | Sequence[BlockPreset] | None = None,
+        preset: Preset | Sequence[BlockPreset] | Mapping[str, Any] | None = None,
         *,
-        temperature_order: str | None = None,
-        attention: str | None = None,
-        eta: float | None = None,
-        temperature: float | None = None,
-        steps: int | None = None,
-        learning_rate: float | None = None,
-        vote: str | None = None,
         random_state: int | np.random.RandomState | None = None,
         device: str | None = None,
         verbose: bool = False,
     ) -> None:
         self.recipe = recipe
         self.preset = preset
-        self.temperature_order = temperature_order
-        self.attention = attention
-        self.eta = eta
-        self.temperature = temperature
-        self.steps = steps
-        self.learning_rate = learning_rate
-        self.vote = vote
         self.random_state = random_state
         self.device = device
         self.verbose = verbose
 
     def _check_params(self) -> None:
-        self._recipe()
+        resolve_recipe(self.recipe)
+
+    def _as_features(self, X: Any, *, reset: bool) -> Features:
+        features = super()._as_features(X, reset=reset)
+        # `_fit` selects blocks itself, because presets are derived from all of them.
+        return features if reset else _last_blocks(features, self.head_.recipe)
 
     def _fit(self, support: SupportSet, seed: int) -> None:
-        recipe = self._recipe()
-        preset = self.preset.blocks if isinstance(self.preset, Preset) else self.preset
-        blocks = resolve_blocks(support.features, preset)
+        recipe = resolve_recipe(self.recipe)
+        blocks = resolve_blocks(support.features, self.preset)
+        support = _select(support, recipe)
+        blocks = blocks[-len(support.features.blocks) :]
         stacked = recipe.vote == "stacked" and max(support.shots) > 1
         steps = recipe.steps * (1 + FOLDS * stacked)
         with progress_bar("training", steps, show=self.verbose, unit="step") as advance:
             head, self.losses_ = fit_head(support, blocks, recipe, seed, lambda _: advance(1))
-            unseen = None
+            out_of_fold = None
             if stacked:
-                unseen = judge_unseen(support, blocks, recipe, seed, lambda _: advance(1))
-        committee = None
-        if recipe.vote != "logsumexp":
+                out_of_fold = out_of_fold_cosines(
+                    support, blocks, recipe, seed, lambda _: advance(1)
+                )
+        ensemble = None
+        if recipe.has_experts:
             labels = torch.as_tensor(support.labels, device=support.features.device)
-            committee = Committee.fit(support.features, labels, len(head.layers), unseen)
-        self._set_fitted(blocks, head, committee, support.features, support.shots)
+            ensemble = Ensemble.fit(support.features, labels, len(head.layers), out_of_fold)
+        self._set_fitted(blocks, head, ensemble, support.features, support.shots)
 
     def _set_fitted(
         self,
         blocks: Sequence[BlockConfig],
         head: MIVHead,
-        committee: Committee | None,
+        ensemble: Ensemble | None,
         support: Features,
         shots: Sequence[int],
     ) -> None:
         """Store what was learned, and what prediction needs of the support."""
         self.blocks_ = tuple(blocks)
-        self.head_, self.committee_ = head.eval(), committee
+        self.head_, self.ensemble_ = head.eval(), ensemble
         self.support_ = support
         self.shots_ = np.asarray(shots)
-        self.bags_ = make_bags(shots, support.device)
+        self.bags_ = Bags.from_shots(shots, support.device)
         with torch.inference_mode():
             self.embedded_ = head.embed(head.prepare(support))
 
@@ -304,30 +367,33 @@ class MIVClassifier(FeatureClassifier):
             part = slice(start, start + BATCH)
             queries = head.embed(head.prepare(features[part]))
             cosines = head.compare(queries, self.embedded_, self.bags_)  # (block, image, class)
-            if self.committee_ is None:
+            if self.ensemble_ is None:
                 out[part] = combine(cosines, head.recipe)
             else:
-                out[part] = self.committee_.vote(cosines, features[part])
+                out[part] = self.ensemble_.logits(cosines, features[part])
         return out
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        config = {
+        config: dict[str, Any] = {
             "recipe": to_json(self.head_.recipe),
             "blocks": [to_json(block) for block in self.blocks_],
             "shots": self.shots_.tolist(),
         }
+        if self.layout_ != self.support_.layout:  # the head uses only the last blocks
+            config["layout"] = layout_to_json(self.layout_)
         tensors = {f"support.{name}": tensor for name, tensor in self.support_.tensors.items()}
         tensors |= {f"params.{name}": value for name, value in self.head_.state_dict().items()}
-        if self.committee_ is not None:
-            own = self.committee_.tensors()
-            tensors |= {f"experts.{name}": value for name, value in own.items()}
+        if self.ensemble_ is not None:
+            members = self.ensemble_.tensors()
+            tensors |= {f"experts.{name}": value for name, value in members.items()}
         return config, tensors
 
     def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         saved = from_json(_Saved, config, "config")
-        recipe = from_json(Recipe, saved.recipe, "recipe")
+        tensors = {name: tensor.to(self.device or "cpu") for name, tensor in tensors.items()}
+        recipe = saved.read_recipe()
         blocks = [from_json(BlockConfig, b, f"block{i}") for i, b in enumerate(saved.blocks)]
-        stored, params, own = split_tensors(tensors, ("support", "params", "experts"))
+        stored, params, members = split_tensors(tensors, ("support", "params", "experts"))
         support = Features.from_tensors(stored)
         layout = {f"block{i}.{k}": v for i, b in enumerate(blocks) for k, v in b.layout.items()}
         if support.layout != layout or len(support) != sum(saved.shots):
@@ -337,22 +403,44 @@ class MIVClassifier(FeatureClassifier):
             )
         if len(saved.shots) != len(self.classes_) or min(saved.shots) < 1:
             raise InputError(f"shots {saved.shots} do not fit {len(self.classes_)} classes.")
+        whole = support[:0] if saved.layout is None else read_layout(saved.layout)
+        if _last_blocks(whole, recipe).layout != support.layout:
+            raise InputError("the blocks of the head do not fit the layout of the features.")
         head = MIVHead(blocks, recipe, generator=None)
         check_tensors(params, {k: v.shape for k, v in head.state_dict().items()})
         head.load_state_dict(params, assign=True)
-        head.requires_grad_(requires_grad=False)
-        expected, committee = {}, None
-        if recipe.vote != "logsumexp":
+        head.requires_grad_(requires_grad=False).to(support.device)
+        expected = {}
+        if recipe.has_experts:
             sizes = len(head.layers), len(saved.shots)
-            expected = Committee.expected_shapes(support.blocks, *sizes)
-        check_tensors(own, expected)
-        if expected:
-            committee = Committee.from_tensors(own, support.blocks)
-        self.layout_, self.n_features_in_ = support.layout, support.shape[1]
-        self._set_fitted(blocks, head, committee, support, saved.shots)
+            expected = Ensemble.expected_shapes(support.blocks, *sizes)
+        check_tensors(members, expected)
+        ensemble = Ensemble.from_tensors(members, support.blocks) if expected else None
+        self.recipe = recipe
+        self.layout_, self.n_features_in_ = whole.layout, whole.shape[1]
+        self._set_fitted(blocks, head, ensemble, support, saved.shots)
 
-    def _recipe(self) -> Recipe:
-        return resolve_recipe(self.recipe, **{name: getattr(self, name) for name in SHORTCUTS})
+
+def _select(support: SupportSet, recipe: Recipe) -> SupportSet:
+    """Keep the blocks and the views that a recipe uses."""
+    views = support.views if recipe.use_views else None
+    return replace(
+        support,
+        features=_last_blocks(support.features, recipe),
+        views=None if views is None else _last_blocks(views, recipe),
+        view_rows=support.view_rows if recipe.use_views else support.view_rows[:0],
+    )
+
+
+def _last_blocks(features: Features, recipe: Recipe) -> Features:
+    count = recipe.last_blocks
+    if count is None or count == len(features.blocks):
+        return features
+    if count > len(features.blocks):
+        raise InputError(
+            f"last_blocks is {count}, but the features have only {len(features.blocks)} blocks."
+        )
+    return Features(features.blocks[-count:])
 
 
 @dataclass(frozen=True)
@@ -362,3 +450,33 @@ class _Saved:
     recipe: dict[str, Any]
     blocks: tuple[dict[str, Any], ...]
     shots: tuple[int, ...]
+    layout: dict[str, Any] | None = None  # of the features; None: that of the support
+    params: dict[str, Any] | None = None  # of an ablation, in files of version 0.1.0
+
+    def read_recipe(self) -> Recipe:
+        recipe = Recipe.from_file(self.recipe)
+        if self.params is None:
+            return recipe
+        old = from_json(_AblationParams, self.params, "config.params")
+        if old.last_blocks is not None and old.last_blocks < 1:
+            raise InputError(f"last_blocks must be at least 1, got {old.last_blocks}.")
+        return replace(recipe, last_blocks=old.last_blocks, use_views=old.use_views)
+
+
+@dataclass(frozen=True)
+class _AblationParams:
+    """The parameters of an ablation in version 0.1.0.
+
+    All but the last two are already part of the recipe and the blocks of the file.
+    """
+
+    prototype: str | None = None
+    cross_attention: bool | None = None
+    co_excitation: bool | None = None
+    skip: bool | None = None
+    eta: float | None = None
+    tau: float | None = None
+    candidates: int | None = None
+    pool_sizes: tuple[tuple[int, ...], ...] | None = None
+    last_blocks: int | None = None
+    use_views: bool = True

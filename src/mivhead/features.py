@@ -1,8 +1,8 @@
-"""`Features`: what a frozen backbone returned for n images.
+"""Features: what a frozen backbone returned for n images.
 
-The only thing that passes from a backbone to a head. Per block (shallow to deep) it holds a patch
-map `(n, C, H, W)`, a token `(n, C)` such as a ViT's [CLS], or both. It knows nothing of labels,
-models or where it came from.
+`Features` is the only thing that passes from a backbone to a head. Per block, shallow to deep, it
+holds a patch map `(n, C, H, W)`, a token `(n, C)` such as a ViT's [CLS], or both (`Block`). With
+labels it becomes a `SupportSet`, with the names of the images a `FeatureTable`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from mivhead import _files as safefile
 from mivhead.errors import InputError, ModelFileError
 
 FILE_FORMAT = 1
+MAX_DIMENSION = 2**20  # values; keeps a forged file from overflowing
+FLOATS = (torch.float16, torch.float32, torch.float64)
+
+Array: TypeAlias = "np.ndarray[Any, Any] | Tensor"
 
 
 class Features:
@@ -29,11 +33,11 @@ class Features:
 
     Parameters
     ----------
-    blocks
-        One array, or a list with one entry per block. An array (NumPy or PyTorch, float16, 32 or
-        64) is read by its shape: `(n, C)` a vector per image, `(n, patches, C)` patch vectors (a
-        square number of patches is taken as a grid), `(n, C, H, W)` a patch map. A list entry may
-        also be a mapping with the keys `map` and/or `token`, or a `Block`.
+    blocks : array, Block, mapping or list of these
+        One entry, or a list with one entry per block. An array (NumPy or PyTorch, float16, float32
+        or float64) is read by its shape: `(n, C)` is a vector per image, `(n, patches, C)` patch
+        vectors (a square number of patches is taken as a grid), `(n, C, H, W)` a patch map. A
+        mapping has the keys `map`, `token` or both.
 
     Examples
     --------
@@ -88,7 +92,7 @@ class Features:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The widest float type of the parts."""
+        """The widest floating-point type of the parts."""
         widest = torch.float16
         for tensor in self.tensors.values():
             widest = torch.promote_types(widest, tensor.dtype)
@@ -123,7 +127,7 @@ class Features:
             if not -len(self) <= index < len(self):  # also ends plain iteration
                 raise IndexError(f"image {index} is out of range: there are {len(self)}")
             index = slice(index, index + 1 or None)
-        if isinstance(index, slice) and (index.step or 1) < 0:  # PyTorch knows no negative steps
+        if isinstance(index, slice) and (index.step or 1) < 0:  # PyTorch has no negative steps
             index = range(len(self))[index]
         if not isinstance(index, slice):
             index = torch.as_tensor(np.asarray(index), device=self.device)
@@ -190,7 +194,7 @@ class Features:
 
     @classmethod
     def load(cls, path: str | Path) -> Features:
-        """Read a file written by `save` (or by `miv extract`); runs no code from the file."""
+        """Read a file that `save` or `miv extract` wrote; no code from the file is run."""
         tensors, _ = read_features_file(path)
         return cls.from_tensors({k: v for k, v in tensors.items() if k.startswith("block")})
 
@@ -213,12 +217,12 @@ class Features:
 def write_features_file(
     path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
 ) -> None:
-    """Write a features file; `meta` holds what goes with the features, such as labels."""
+    """Write a features file; `meta` holds what belongs to the features, such as labels."""
     safefile.write(path, tensors, {"format": FILE_FORMAT, "kind": "features", **meta})
 
 
 def read_features_file(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors and the description of a features file."""
+    """Read the tensors and the metadata of a features file."""
     tensors, meta = safefile.read(path)
     if meta.get("kind") != "features":
         raise ModelFileError(f"{path} does not hold features.")
@@ -236,14 +240,6 @@ def _layout_text(blocks: Iterable[Block]) -> str:
     )
 
 
-# `Block`: one block's output for n images, and how arrays are read into it.
-
-
-Array: TypeAlias = "np.ndarray[Any, Any] | Tensor"
-
-FLOATS = (torch.float16, torch.float32, torch.float64)
-
-
 @dataclass(frozen=True, eq=False)
 class Block:
     """One block's output: a patch map `(n, C, H, W)`, a token `(n, C)`, or both."""
@@ -253,7 +249,7 @@ class Block:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The parts that are there, by name."""
+        """The parts that exist, by name."""
         return {k: v for k, v in (("map", self.map), ("token", self.token)) if v is not None}
 
     @property
@@ -313,7 +309,7 @@ def _tensor(x: Any, name: str) -> Tensor:
     if not is_array(x):
         raise InputError(f"{name}: expected a NumPy array or a PyTorch tensor, got {describe(x)}.")
     if isinstance(x, np.ndarray) and not x.flags.writeable:
-        x = x.copy()  # PyTorch knows no read-only tensors
+        x = x.copy()  # PyTorch has no read-only tensors
     try:
         tensor = torch.as_tensor(x).detach()
     except TypeError:
@@ -344,7 +340,72 @@ def _patches_to_map(patches: Tensor) -> Tensor:
     return patches.transpose(1, 2).reshape(n, channels, height, width)
 
 
-# `FeatureTable`: features of images together with their labels, ids and augmented views.
+def layout_to_json(layout: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]]:
+    """Write a layout of features as plain values."""
+    return {name: list(shape) for name, shape in layout.items()}
+
+
+def read_layout(document: Any) -> Features:
+    """Check a stored layout, and return it as Features without images.
+
+    >>> read_layout({"block0.map": [8, 2, 2]})
+    Features(n=0, block0: map 8x2x2 float32)
+    """
+    if not isinstance(document, Mapping):
+        raise InputError(f"config.layout must be an object, got {document!r:.80}.")
+    for name, shape in document.items():
+        integers = isinstance(shape, list) and all(type(size) is int for size in shape)
+        if not integers or not all(0 < size <= MAX_DIMENSION for size in shape):
+            raise InputError(f"config.layout.{name} is not valid: {shape!r:.80}.")
+    # Features check the names and the numbers of dimensions.
+    return Features.from_tensors({k: torch.empty(0, *v) for k, v in document.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class SupportSet:
+    """A checked support set, its images ordered by class."""
+
+    features: Features
+    labels: NDArray[np.int64]  # class numbers 0 .. classes - 1, ascending
+    views: Features | None  # augmented views of the images
+    view_rows: NDArray[np.int64]  # the image that each view was made from
+
+    @property
+    def view_labels(self) -> NDArray[np.int64]:
+        """Class numbers of the views."""
+        return self.labels[self.view_rows]
+
+    @property
+    def sources(self) -> NDArray[np.int64]:
+        """The image that each of `everything` was made from."""
+        return np.concatenate([np.arange(len(self.labels)), self.view_rows])
+
+    def take(self, kept: NDArray[np.bool_]) -> SupportSet:
+        """Keep some images, and the views of these."""
+        place = np.cumsum(kept) - 1  # position of each kept image among them
+        used = kept[self.view_rows]
+        views = self.views[np.flatnonzero(used)] if self.views is not None and used.any() else None
+        rows = np.flatnonzero(kept)
+        return SupportSet(
+            self.features[rows], self.labels[rows], views, place[self.view_rows[used]]
+        )
+
+    @property
+    def shots(self) -> list[int]:
+        """Images per class."""
+        counts: list[int] = np.bincount(self.labels).tolist()
+        return counts
+
+    @property
+    def everything(self) -> Features:
+        """Images and views, the images first."""
+        parts = [self.features] if self.views is None else [self.features, self.views]
+        return Features.concat(parts)
+
+    @property
+    def all_labels(self) -> NDArray[np.int64]:
+        """Class numbers of `everything`."""
+        return np.concatenate([self.labels, self.view_labels])
 
 
 _VIEWS = "views."
@@ -353,20 +414,24 @@ _VIEW_OF = "view_of"
 
 @dataclass(frozen=True, eq=False)
 class FeatureTable:
-    """What `miv extract` writes and `miv fit` takes.
+    """Features with the names, labels and views of the images.
+
+    `miv extract` writes it and `miv fit` reads it.
 
     Parameters
     ----------
-    features
+    features : Features
         One row per image.
-    ids
+    ids : tuple of str
         A name per image, such as its relative path.
-    labels
-        A label per image, or None.
-    views, view_of
-        Features of augmented images, and for each the row of the image it was made from.
-    backbone
-        Identity of the backbone as JSON, or None if it is not known.
+    labels : tuple of str or None, default=None
+        A label per image.
+    views : Features or None, default=None
+        Features of augmented views.
+    view_of : array of int or None, default=None
+        For each view, the row of the image that it was made from.
+    backbone : dict or None, default=None
+        Identity of the backbone as JSON, if it is known.
 
     Examples
     --------
@@ -409,7 +474,7 @@ class FeatureTable:
 
     @classmethod
     def load(cls, path: str | Path) -> FeatureTable:
-        """Read a file written by `save`; runs no code from it."""
+        """Read a file that `save` wrote; no code from the file is run."""
         tensors, meta = read_features_file(path)
         try:
             view_of = tensors.pop(_VIEW_OF, None)
@@ -418,73 +483,26 @@ class FeatureTable:
             default_ids = [str(row) for row in range(len(features))]
             return cls(
                 features,
-                _texts(meta.get("ids", default_ids), "ids"),
-                None if meta.get("labels") is None else _texts(meta["labels"], "labels"),
+                _strings(meta.get("ids", default_ids), "ids"),
+                None if meta.get("labels") is None else _strings(meta["labels"], "labels"),
                 Features.from_tensors(views) if views else None,
                 None if view_of is None else _rows(view_of, len(features)),
                 meta.get("backbone"),
             )
         except InputError as error:
-            raise ModelFileError(f"{path} is damaged: {error}") from error
+            raise ModelFileError(f"{path} is corrupted: {error}") from error
 
 
-def _texts(value: Any, name: str) -> tuple[str, ...]:
+def _strings(value: Any, name: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise InputError(f"{name} must be a list of texts.")
+        raise InputError(f"{name} must be a list of strings.")
     return tuple(value)
 
 
 def _rows(view_of: torch.Tensor, images: int) -> NDArray[np.int64]:
     rows = view_of.numpy()
     if rows.dtype != np.int64 or rows.ndim != 1:
-        raise InputError("view_of must be a list of whole numbers.")
+        raise InputError("view_of must be a list of integers.")
     if len(rows) and not (rows.min() >= 0 and rows.max() < images):
         raise InputError(f"view_of must hold rows 0 to {images - 1}.")
     return rows
-
-
-@dataclass(frozen=True, eq=False)
-class SupportSet:
-    """A checked support set, its images ordered by class."""
-
-    features: Features
-    labels: NDArray[np.int64]  # class numbers 0 .. classes - 1, ascending
-    views: Features | None  # of augmented images
-    view_rows: NDArray[np.int64]  # the image that each view was made from
-
-    @property
-    def view_labels(self) -> NDArray[np.int64]:
-        """Class numbers of the views."""
-        return self.labels[self.view_rows]
-
-    @property
-    def sources(self) -> NDArray[np.int64]:
-        """The image that each of `everything` was made from."""
-        return np.concatenate([np.arange(len(self.labels)), self.view_rows])
-
-    def take(self, kept: NDArray[np.bool_]) -> SupportSet:
-        """Keep some images, and the views of these."""
-        place = np.cumsum(kept) - 1  # of each kept image among them
-        used = kept[self.view_rows]
-        views = self.views[np.flatnonzero(used)] if self.views is not None and used.any() else None
-        rows = np.flatnonzero(kept)
-        return SupportSet(
-            self.features[rows], self.labels[rows], views, place[self.view_rows[used]]
-        )
-
-    @property
-    def shots(self) -> list[int]:
-        """Images per class."""
-        counts: list[int] = np.bincount(self.labels).tolist()
-        return counts
-
-    @property
-    def everything(self) -> Features:
-        """Images and views, the images first."""
-        parts = [self.features] if self.views is None else [self.features, self.views]
-        return Features.concat(parts)
-
-    @property
-    def all_labels(self) -> NDArray[np.int64]:
-        """Class numbers of `everything`."""
-        return np.concatenate([self.labels, self.view_labels])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,11 +37,12 @@ from mivhead.errors import InputError
 from mivhead.extraction.cache import FeatureCache, open_cache
 from mivhead.extraction.pipeline import PART, LoadedImage, extract_table, iter_features
 from mivhead.features import Features, FeatureTable
-from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
+from mivhead.head.recipe import Recipe
 from mivhead.images.augmentation import NO_VIEWS, Augmentation, ViewPlan, plan_views
 from mivhead.images.decoding import ImageLike
 from mivhead.images.imageset import ImageSet, Skipped, check_images, from_images, label_images
 from mivhead.images.sources import as_image_set, open_labelled
+from mivhead.methods.ablation import views_rule
 from mivhead.methods.registry import Classifier, get_method, make_method, method_name
 from mivhead.methods.tuning.base import Network, Pixels
 from mivhead.preset import Preset
@@ -98,8 +99,6 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         threshold of the backbone's preset.
     augmentation : Augmentation or None, default=None
         How views are made. None: flip, grayscale and RandAugment, as in the paper.
-    views_rule : {"ceil", "floor"} or None, default=None
-        Views per image: T / S rounded up or down. None: as the recipe says.
     random_state : int, default=0
         Random seed of the views and of the initial weights.
     device : str or None, default=None
@@ -146,7 +145,6 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         recipe: str | Recipe | None = None,
         threshold: int | None = None,
         augmentation: Augmentation | None = None,
-        views_rule: str | None = None,
         random_state: int = 0,
         device: str | None = None,
         cache: bool | str | Path | None = None,
@@ -159,7 +157,6 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self.recipe = recipe
         self.threshold = threshold
         self.augmentation = augmentation
-        self.views_rule = views_rule
         self.random_state = random_state
         self.device = device
         self.cache = cache
@@ -356,18 +353,14 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def _check_params(self) -> None:
         """Check all parameters that can be checked without a backbone and without images."""
         self.make_classifier()._check_params()
-        self._views_rule()
-
-    def _views_rule(self) -> Literal["ceil", "floor"]:
-        return resolve_recipe(self.recipe or DEFAULT_RECIPE, views_rule=self.views_rule).views_rule
 
     def _plan(self, images: ImageSet, preset: Preset) -> ViewPlan:
         """Plan the augmented views of labelled images, if the method uses them."""
-        default = get_method(self.method).uses_views
-        if images.labels is None or not (self.method_params or {}).get("use_views", default):
+        rule = views_rule(self.method, self.recipe, self.method_params)
+        if images.labels is None or rule is None:
             return NO_VIEWS
         threshold = preset.threshold if self.threshold is None else self.threshold
-        return plan_views(images.labels, threshold, self._views_rule(), self.random_state)
+        return plan_views(images.labels, threshold, rule, self.random_state)
 
     def _readable(self, images: ImageSet, skip_bad: bool) -> ImageSet:
         self.skipped_: list[Skipped] = check_images(images) if skip_bad else []

@@ -1,13 +1,17 @@
 """Presets: the settings that belong to a backbone.
 
-Which blocks to tap, how the head pools each of them, how images are prepared, and below how many
-shots a class gets augmented views. How the head is trained is a `Recipe` (`mivhead.head.recipe`).
+Which blocks to tap, how the head pools each of them, how images are preprocessed, and below how
+many shots a class gets augmented views. How the head is trained is a `Recipe`
+(`mivhead.head.recipe`). This module imports nothing but the standard library, so that listing
+backbones is quick.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
+from typing import Any, Literal
 
 from mivhead.errors import InputError, check_one_of
 
@@ -20,20 +24,24 @@ class BlockPreset:
 
     Parameters
     ----------
-    pool_sizes
-        Sides of the adaptive-max-pooled candidates, beside the map itself.
-    native
-        Whether the map as it is, is a candidate too.
-    form
+    pool_sizes : tuple of int, default=()
+        Sides of the adaptive-max-pooled candidates, in addition to the map itself.
+    native : bool, default=True
+        Whether the unpooled map is a candidate too.
+    form : {"cnn", "vit"}, default="cnn"
         `"cnn"`: patches are L2-normalised in the attention score. `"vit"`: they are divided by
         sqrt(C), and a LayerNorm follows each pooled candidate; a token is one more candidate.
-    tau
-        Scale of the attention score; 0 is plain averaging.
-    heads
-        Heads of the cross-attention; None for the rule (`mivhead.head.recipe.default_heads`).
-    plain
-        Leave the block to the plain experts, where the recipe has them: for wide maps, which take
-        most of the head's time and give it little.
+    tau : float, default=500.0
+        Scale of the attention score; 0 is average pooling.
+    heads : int or None, default=None
+        Heads of the cross-attention; None applies the rule
+        `mivhead.head.recipe.default_heads`.
+    plain : bool, default=False
+        Leave the block to the ridge experts, where the recipe has them. This is for wide maps,
+        which take most of the head's time and add little to it.
+    candidates : int or None, default=None
+        D: the largest number of candidates. The token comes first, then the map, then pooled maps
+        spread over `pool_sizes`, starting from the smallest. None keeps all candidates.
     """
 
     pool_sizes: tuple[int, ...] = ()
@@ -42,16 +50,76 @@ class BlockPreset:
     tau: float = 500.0
     heads: int | None = None
     plain: bool = False
+    candidates: int | None = None
 
     def __post_init__(self) -> None:
         check_one_of("form", self.form, ("cnn", "vit"))
-        if any(size < 1 for size in self.pool_sizes):
-            raise InputError(f"pool_sizes must be positive, got {self.pool_sizes}.")
+        for size in self.pool_sizes:
+            _check_count("each of pool_sizes", size)
+        for name in ("heads", "candidates"):
+            if (value := getattr(self, name)) is not None:
+                _check_count(name, value)
+        if isinstance(self.tau, bool) or not isinstance(self.tau, Real) or not self.tau >= 0:
+            raise InputError(f"tau must be a number of at least 0, got {self.tau!r}.")
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise InputError(f"{name} must be an integer of at least 1, got {value!r}.")
+
+
+def replace_in_blocks(
+    blocks: Sequence[BlockPreset], changes: Mapping[str, Any]
+) -> tuple[BlockPreset, ...]:
+    """Replace fields in the settings of every block.
+
+    Parameters
+    ----------
+    blocks : sequence of BlockPreset
+        The settings, shallow to deep.
+    changes : mapping
+        New values by field name. `pool_sizes` needs one list per block.
+
+    Returns
+    -------
+    tuple of BlockPreset
+        The changed settings.
+
+    Examples
+    --------
+    >>> [block.tau for block in replace_in_blocks([BlockPreset(), BlockPreset()], {"tau": 0.0})]
+    [0.0, 0.0]
+    """
+    known = [field.name for field in fields(BlockPreset)]
+    for name in changes:
+        check_one_of("field of a preset", name, known)
+    changes = dict(changes)
+    sizes = changes.pop("pool_sizes", None)
+    changed = [replace(block, **changes) for block in blocks]
+    if sizes is None:
+        return tuple(changed)
+    lists = sizes if isinstance(sizes, list | tuple) else [None]
+    if not all(isinstance(each, list | tuple) for each in lists):
+        raise InputError(f"pool_sizes needs a list of sizes for each block, got {sizes!r}.")
+    if len(lists) != len(changed):
+        raise InputError(
+            f"pool_sizes has lists for {len(lists)} blocks, the features have {len(changed)}."
+        )
+    pairs = zip(changed, lists, strict=True)
+    return tuple(replace(block, pool_sizes=tuple(each)) for block, each in pairs)
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """From an image to the backbone's input: bicubic resize to a square, scale, normalise."""
+    """From an image to the backbone's input: bicubic resize to a square, scale, normalise.
+
+    Parameters
+    ----------
+    size : int, default=224
+        Side of the square, in pixels.
+    mean, std : tuple of three floats
+        Mean and standard deviation per colour channel; the defaults are those of ImageNet.
+    """
 
     size: int = 224
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
@@ -70,13 +138,13 @@ class Preset:
 
     Parameters
     ----------
-    taps
-        Names of the blocks to tap, shallow to deep; their meaning is the backbone's.
-    blocks
+    taps : tuple of str
+        Names of the blocks to tap, shallow to deep; the backbone defines their meaning.
+    blocks : tuple of BlockPreset
         How the head treats each of them, in the same order.
-    preprocessing
+    preprocessing : Preprocessing
         How an image becomes the backbone's input.
-    threshold
+    threshold : int, default=15
         T: a class with at most T shots gets augmented views.
     """
 

@@ -132,11 +132,11 @@ def test_shapes_and_head(name: str) -> None:
     blocks = resolve_blocks(features, backbone.preset.blocks)
     assert [block.heads for block in blocks] == expected.heads
     if expected.parameters is not None:
-        head = MIVHead(blocks, Recipe(), None)
+        head = MIVHead(blocks, Recipe.paper(), None)
         second = sum(p.numel() for layer in head.layers for p in layer.cap.parameters())
         first = sum(p.numel() for layer in head.layers for p in layer.pooling.parameters())
         assert (second, first) == expected.parameters
-    classifier = MIVClassifier(Recipe(steps=2), backbone.preset)
+    classifier = MIVClassifier(Recipe.paper(steps=2), backbone.preset)
     predicted = classifier.fit(features, ["a", "a", "b", "b"]).predict_proba(features)
     np.testing.assert_allclose(predicted.sum(axis=1), 1, rtol=1e-5)
 

@@ -29,9 +29,9 @@ def test_a_file_with_everything(tmp_path):
     assert (config.tasks, config.seed, config.views) == (20, 3, 15)
     assert [b.source for b in config.backbones] == ["efficientnet_lite0", "resnet50"]
     plain, variant = config.methods
-    assert (plain.kind, plain.uses_views, plain.needs_images) == ("ncc", False, False)
+    assert (plain.kind, plain.views_rule, plain.needs_images) == ("ncc", None, False)
     assert (variant.name, variant.kind, variant.params) == ("20 steps", "miv", {"steps": 20})
-    assert variant.uses_views
+    assert variant.views_rule == "ceil"
     assert read_config(config.as_json()) == config  # as config.json is read again
 
 

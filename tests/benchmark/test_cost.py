@@ -127,7 +127,8 @@ def test_a_step_of_the_head_as_the_paper_writes_it(name, parts, monkeypatch):
     monkeypatch.setattr("mivhead.benchmark.cost._cost", lambda work, frozen: work)
     size = TaskSize((2, 2, 2), (2, 2, 0))
     work = [
-        count(name, features, size, None, preset=preset, recipe=Recipe(steps=n)) for n in (1, 2)
+        count(name, features, size, None, preset=preset, recipe=Recipe.paper(steps=n))
+        for n in (1, 2)
     ]
     assert work[1].products - work[0].products == pytest.approx(executed(step))
 
@@ -138,7 +139,7 @@ def test_a_step_of_the_head_as_the_paper_writes_it(name, parts, monkeypatch):
 @pytest.mark.parametrize("kernels", ["plain"], indirect=True)  # compiled ones cannot be watched
 def test_our_head_does_little_more_than_it_must(name, features, monkeypatch, kernels):
     """It pads bags and may compute something twice to save memory."""
-    few = Recipe(steps=3)
+    few = Recipe.paper(steps=3)
     executes = executed(fit(name, features, recipe=few))
     needed = products_of(monkeypatch, name, features, recipe=few)
     assert needed <= 1.05 * executes <= 1.6 * needed
@@ -168,7 +169,7 @@ def test_one_block_by_hand():
     """A token alone: projections, L1 attention, prototypes, cosines; no Component 1."""
     features = Features(torch.ones(1, 64))
     size = TaskSize((2, 2), (4, 4))  # n = 12 pseudo-queries, 4 shots
-    recipe = Recipe(steps=1)
+    recipe = Recipe.paper(steps=1)
     cost = count("miv", features, size, None, recipe=recipe)
     projections = 3 * 3 * 12 * 64**2 + 3 * 4 * 64**2  # a step, and the support at the end
     prototypes = 3 * 2 * 12 * 4 * 64

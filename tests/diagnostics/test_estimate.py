@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mivhead import MIVClassifier
+from mivhead import MIVClassifier, Recipe
 from mivhead.diagnostics.estimate import cross_validate
 from mivhead.diagnostics.evaluation import wilson_interval
 from mivhead.errors import InputError
@@ -49,7 +49,9 @@ def test_every_shot_is_predicted_by_a_head_that_has_not_seen_it(monkeypatch) -> 
 
 
 def test_swapped_labels_are_suspects() -> None:
-    result = cross_validate(MIVClassifier(steps=20, random_state=0), table([5, 5, 5], swap=(1, 7)))
+    result = cross_validate(
+        MIVClassifier(Recipe(steps=20), random_state=0), table([5, 5, 5], swap=(1, 7))
+    )
     assert {s.id for s in result.suspects} >= {"1.jpg", "7.jpg"}
     worst = next(s for s in result.suspects if s.id == "1.jpg")
     assert (worst.label, worst.predicted) == ("class 1", "class 0")

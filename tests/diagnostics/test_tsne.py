@@ -37,7 +37,7 @@ def blocks():
 
 def fitted(blocks, **recipe) -> MIVClassifier:
     shots = [block[:6] for block in blocks]
-    return MIVClassifier(Recipe(steps=3, **recipe), random_state=0).fit(shots, LABELS)
+    return MIVClassifier(Recipe.paper(steps=3, **recipe), random_state=0).fit(shots, LABELS)
 
 
 def cosines(found, centred: bool) -> np.ndarray:

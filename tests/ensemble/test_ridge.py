@@ -38,16 +38,16 @@ def test_the_fit_is_that_of_the_normal_equations_and_of_scikit_learn(shape, alph
 
 @pytest.mark.parametrize("alpha", [0.01, 0.1, 10.0])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_held_out_answers_are_those_of_refits_without_the_image(shape, alpha) -> None:
+def test_left_out_answers_are_those_of_refits_without_the_image(shape, alpha) -> None:
     x, targets = drawn(*shape)
-    _, held_out = fit_ridge(torch.tensor(x), torch.tensor(targets), alpha)
+    _, left_out = fit_ridge(torch.tensor(x), torch.tensor(targets), alpha)
     for i in range(len(x)):
         others = np.arange(len(x)) != i
         coefficients, intercepts = solve(x[others], targets[others], alpha)
-        np.testing.assert_allclose(held_out[i], x[i] @ coefficients + intercepts, atol=1e-8)
+        np.testing.assert_allclose(left_out[i], x[i] @ coefficients + intercepts, atol=1e-8)
 
 
-def test_what_an_image_is_labelled_does_not_change_its_held_out_answer() -> None:
+def test_what_an_image_is_labelled_does_not_change_its_left_out_answer() -> None:
     x, targets = (torch.tensor(each) for each in drawn(6, 8))
     before = fit_ridge(x, targets, 0.1)[1]
     targets[2] = targets[2].roll(1)
@@ -59,8 +59,8 @@ def test_what_an_image_is_labelled_does_not_change_its_held_out_answer() -> None
 def test_identical_images_and_single_precision() -> None:
     """The same image everywhere: nothing but the rates of the classes is left."""
     targets = torch.eye(2)[[0, 0, 1]]
-    ridge, held_out = fit_ridge(torch.ones(3, 5), targets, 0.1)
-    assert ridge.coefficients.dtype == held_out.dtype == torch.float32
+    ridge, left_out = fit_ridge(torch.ones(3, 5), targets, 0.1)
+    assert ridge.coefficients.dtype == left_out.dtype == torch.float32
     torch.testing.assert_close(ridge(torch.ones(1, 5)), torch.tensor([[2 / 3, 1 / 3]]))
     expected = torch.tensor([[0.5, 0.5], [0.5, 0.5], [1.0, 0.0]])  # rates among the others
-    torch.testing.assert_close(held_out, expected)
+    torch.testing.assert_close(left_out, expected)

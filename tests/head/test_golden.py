@@ -10,6 +10,7 @@ from safetensors import safe_open
 from mivhead.features import Features
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead, rows
+from mivhead.head.logits import combine
 from mivhead.head.recipe import Recipe, resolve_blocks
 from mivhead.head.training import train
 from mivhead.preset import BlockPreset
@@ -31,7 +32,7 @@ class Run:
             BlockPreset(tuple(sizes), config["native_map"], name, config["tau"], heads)
             for sizes, heads in zip(config["pool_sizes"], config["heads"], strict=True)
         ]
-        recipe = Recipe(
+        recipe = Recipe.paper(
             eta=config["eta"],
             temperature=config["temperature"],
             steps=config["steps"],
@@ -79,11 +80,12 @@ def run(request: pytest.FixtureRequest) -> Run:
 def test_golden_start(run: Run) -> None:
     with torch.no_grad():
         for i, layer in enumerate(run.head.layers):
-            vectors = layer.pooling(run.candidates[i])[: run.shots]
+            vectors = layer.pool(run.candidates[i])[: run.shots]
             expected = run.tensors[f"step0.block{i}.support_vectors"]
             torch.testing.assert_close(vectors, expected, atol=1e-5, rtol=1e-5)
         embedded = run.head.embed(run.candidates)
-        logits = run.head(embedded, rows(embedded, slice(run.shots)), run.bags)
+        cosines = run.head(embedded, rows(embedded, slice(run.shots)), run.bags)
+    logits = combine(cosines, run.head.recipe)
     expected = run.tensors["step0.pseudo_query_logits"]
     torch.testing.assert_close(logits[run.pseudo_query_order()], expected, atol=1e-4, rtol=0)
 
@@ -99,9 +101,9 @@ def test_golden_training(run: Run) -> None:
         support = rows(embedded, slice(run.shots))
         query_candidates = run.head.prepare(run.features("query"))
         query = run.head.embed(query_candidates)
-        logits = run.head(query, support, run.bags)
+        logits = combine(run.head(query, support, run.bags), run.head.recipe)
         for i, layer in enumerate(run.head.layers):
-            vectors = layer.pooling(query_candidates[i])
+            vectors = layer.pool(query_candidates[i])
             expected = run.tensors[f"final.block{i}.query_vectors"]
             torch.testing.assert_close(vectors, expected, atol=1e-4, rtol=1e-4)
             attention = layer.cap.attention(query[i], support[i], run.bags)
@@ -130,7 +132,7 @@ def test_golden_final_parameters(run: Run) -> None:
 
 
 def test_golden_in_small_chunks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mivhead.head.head.CHUNK_VALUES", 3 * 64 * len(run.bags.real))
+    monkeypatch.setattr("mivhead.kernels.backend.CHUNK_VALUES", 3 * 64 * len(run.bags.real))
     losses = train(run.head, run.candidates, run.labels, run.bags)
     torch.testing.assert_close(
         torch.tensor(losses, dtype=torch.float64), run.tensors["losses"], atol=1e-5, rtol=0

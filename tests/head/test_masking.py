@@ -10,18 +10,18 @@ import torch
 from mivhead.features import Features
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
-from mivhead.head.recipe import RECIPES, Recipe, resolve_blocks
+from mivhead.head.recipe import Recipe, resolve_blocks
 from mivhead.head.training import loss_and_gradients
-from tests.head.test_oracle import CNN, VIT, make_features, make_head, prepare
+from tests.head.test_oracle import CNN, VIT, make_features, make_head
 from tests.helpers import oracle
 
 SHOTS = {"uneven": [0, 0, 0, 1, 2, 2], "even": [0, 0, 1, 1, 2, 2], "one each": [0, 1, 2]}
 MASKED = {
-    "mivhead": RECIPES["mivhead"],
-    "joint": dataclasses.replace(RECIPES["mivhead"], objective="joint"),
-    "dot product": Recipe(self_mask=True, attention="dot"),
-    "no cross-attention": Recipe(self_mask=True, cross_attention=False),
-    "blocks, nothing hidden": Recipe(objective="blocks"),
+    "mivhead": Recipe(),
+    "joint": Recipe(objective="joint"),
+    "dot product": Recipe.paper(self_mask=True, attention="dot"),
+    "no cross-attention": Recipe.paper(self_mask=True, cross_attention=False),
+    "blocks, nothing hidden": Recipe.paper(objective="blocks"),
 }
 
 
@@ -39,7 +39,7 @@ def test_no_attention_to_the_own_image_where_there_are_others(shots: str, recipe
     bags = Bags.from_labels(torch.tensor(labels), 3)
     cap = head.layers[0].cap
     with torch.no_grad():
-        query = head.embed(prepare(head, images))[0]
+        query = head.embed(head.prepare(images))[0]
         support = query.rows(slice(len(labels)))
         hidden = bags.own(torch.tensor(sources))
         plain, masked = (cap.attention(query, support, bags, each) for each in (None, hidden))
@@ -107,7 +107,7 @@ def test_the_loss_equals_plain_loops(kind: str, presets: tuple, shots: str, reci
     head = make_head(images, presets, MASKED[recipe])
     found = loss_and_gradients(
         head,
-        prepare(head, images),
+        head.prepare(images),
         torch.tensor(labels)[sources],
         Bags.from_labels(torch.tensor(labels), 3),
         torch.tensor(sources) if MASKED[recipe].self_mask else None,
@@ -121,7 +121,7 @@ def test_masked_gradients_equal_finite_differences(recipe: str) -> None:
     images = make_features(len(sources), "vit", 0)
     head = make_head(images, VIT, MASKED[recipe])
     inputs = (
-        prepare(head, images),
+        head.prepare(images),
         torch.tensor(labels)[sources],
         Bags.from_labels(torch.tensor(labels), 3),
         torch.tensor(sources),
@@ -145,11 +145,11 @@ def test_masked_gradients_equal_finite_differences(recipe: str) -> None:
 def test_the_identity_start_is_a_centred_nearest_centroid_of_normalised_vectors() -> None:
     labels = SHOTS["uneven"]
     support, queries = (Features(make_features(n, "cnn", n).blocks[1:]) for n in (6, 4))
-    recipe = dataclasses.replace(RECIPES["mivhead"], eta=0.0)
+    recipe = Recipe(eta=0.0)
     head = MIVHead(resolve_blocks(support), recipe, torch.Generator().manual_seed(0)).double()
     with torch.no_grad():
-        shots, asked = (head.embed(prepare(head, each)) for each in (support, queries))
-        found = head.cosines(asked, shots, Bags.from_labels(torch.tensor(labels), 3))[0]
+        shots, asked = (head.embed(head.prepare(each)) for each in (support, queries))
+        found = head(asked, shots, Bags.from_labels(torch.tensor(labels), 3))[0]
 
     def vector(features: Features, row: int) -> np.ndarray:
         return oracle.layer_norm(features.blocks[0].map[row].numpy().mean(axis=(1, 2)))
@@ -166,10 +166,10 @@ def test_the_identity_start_is_a_centred_nearest_centroid_of_normalised_vectors(
 def test_the_identity_start_is_the_same_from_any_seed() -> None:
     blocks = resolve_blocks(make_features(2, "vit", 0), VIT)
     first, second = (
-        MIVHead(blocks, RECIPES["mivhead"], torch.Generator().manual_seed(seed)).state_dict()
+        MIVHead(blocks, Recipe(), torch.Generator().manual_seed(seed)).state_dict()
         for seed in (0, 1)
     )
-    assert first.keys() == MIVHead(blocks, Recipe(), None).state_dict().keys()
+    assert first.keys() == MIVHead(blocks, Recipe.paper(), None).state_dict().keys()
     for name, value in first.items():
         assert torch.equal(value, second[name])
     torch.testing.assert_close(first["blocks.0.cap.key.weight"], torch.eye(8))
@@ -177,5 +177,5 @@ def test_the_identity_start_is_the_same_from_any_seed() -> None:
 
 
 def test_a_recipe_of_plain_means_hides_nothing() -> None:
-    with pytest.raises(ValueError, match="self_mask needs prototype='cap'"):
-        Recipe(prototype="mean", self_mask=True)
+    with pytest.raises(ValueError, match="self_mask=True needs prototype='cap'"):
+        Recipe.paper(prototype="mean", self_mask=True)

@@ -9,6 +9,7 @@ import torch
 from mivhead.features import Features
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
+from mivhead.head.logits import combine
 from mivhead.head.recipe import Recipe, resolve_blocks
 from mivhead.head.training import loss_and_gradients
 from mivhead.preset import BlockPreset
@@ -52,17 +53,8 @@ def make_head(features: Features, presets: tuple[BlockPreset, ...], recipe: Reci
 def logits(head: MIVHead, query: Features, support: Features) -> np.ndarray:
     bags = Bags.from_labels(torch.tensor(LABELS), CLASSES)
     with torch.no_grad():
-        q, s = head.embed(prepare(head, query)), head.embed(prepare(head, support))
-        return head(q, s, bags).numpy()
-
-
-def prepare(head: MIVHead, features: Features) -> list:
-    from mivhead.head.pooling import prepare as prepare_block
-
-    return [
-        prepare_block(block, layer.config, torch.float64)
-        for block, layer in zip(features.blocks, head.layers, strict=True)
-    ]
+        q, s = head.embed(head.prepare(query)), head.embed(head.prepare(support))
+        return combine(head(q, s, bags), head.recipe).numpy()
 
 
 def expected_logits(head: MIVHead, query: Features, support: Features) -> np.ndarray:
@@ -122,7 +114,7 @@ VARIANTS = {
 @pytest.mark.parametrize(("kind", "presets"), [("cnn", CNN), ("vit", VIT), ("no_token", NO_TOKEN)])
 def test_logits_equal_plain_loops(kind: str, presets: tuple, variant: str) -> None:
     support, query = make_features(len(LABELS), kind, 0), make_features(4, kind, 1)
-    head = make_head(support, presets, Recipe(**VARIANTS[variant]))
+    head = make_head(support, presets, Recipe.paper(**VARIANTS[variant]))
     np.testing.assert_allclose(
         logits(head, query, support), expected_logits(head, query, support), atol=1e-5
     )
@@ -131,17 +123,17 @@ def test_logits_equal_plain_loops(kind: str, presets: tuple, variant: str) -> No
 def test_tau_zero_is_plain_averaging() -> None:
     features = make_features(3, "cnn", 0)
     presets = (BlockPreset((), tau=0.0), BlockPreset((), tau=0.0))
-    head = make_head(features, presets, Recipe())
-    vectors = head.layers[0].pooling(prepare(head, features)[0])
+    head = make_head(features, presets, Recipe.paper())
+    vectors = head.layers[0].pool(head.prepare(features)[0])
     np.testing.assert_allclose(vectors.detach(), features.blocks[0].map.mean(dim=(2, 3)))
 
 
 @pytest.mark.parametrize("variant", ["paper", "dot product", "no cross-attention", "no skip"])
 def test_gradients_equal_finite_differences(variant: str) -> None:
     support = make_features(len(LABELS), "vit", 0)
-    head = make_head(support, VIT, Recipe(**VARIANTS[variant]))
+    head = make_head(support, VIT, Recipe.paper(**VARIANTS[variant]))
     bags = Bags.from_labels(torch.tensor(LABELS), CLASSES)
-    candidates, labels = prepare(head, support), torch.tensor(LABELS)
+    candidates, labels = head.prepare(support), torch.tensor(LABELS)
     loss_and_gradients(head, candidates, labels, bags)
     gradients = {n: p.grad.clone() for n, p in head.named_parameters() if p.grad is not None}
     head.zero_grad()
@@ -149,7 +141,8 @@ def test_gradients_equal_finite_differences(variant: str) -> None:
     def loss() -> float:
         with torch.no_grad():
             embedded = head.embed(candidates)
-            return torch.nn.functional.cross_entropy(head(embedded, embedded, bags), labels).item()
+            logits = combine(head(embedded, embedded, bags), head.recipe)
+            return torch.nn.functional.cross_entropy(logits, labels).item()
 
     step = 1e-5
     generator = torch.Generator().manual_seed(0)
@@ -169,9 +162,9 @@ def test_gradients_equal_finite_differences(variant: str) -> None:
 
 def test_one_class_alone_gives_zero_logits_not_nan() -> None:
     support = make_features(3, "cnn", 0)
-    head = make_head(support, CNN, Recipe(temperature_order="inside"))
+    head = make_head(support, CNN, Recipe.paper(temperature_order="inside"))
     bags = Bags.from_labels(torch.zeros(3, dtype=torch.long), 1)
-    candidates = prepare(head, support)
+    candidates = head.prepare(support)
     loss = loss_and_gradients(head, candidates, torch.zeros(3, dtype=torch.long), bags)
     assert loss == pytest.approx(0.0)
     assert all(torch.isfinite(p.grad).all() for p in head.parameters() if p.grad is not None)
@@ -183,7 +176,7 @@ def test_parameter_counts_of_the_paper() -> None:
             {"map": np.zeros((1, c, 8, 8)), **({"token": np.zeros((1, c))} if token else {})}
             for c in channels
         ]
-        head = MIVHead(resolve_blocks(Features(blocks), presets), Recipe(), None)
+        head = MIVHead(resolve_blocks(Features(blocks), presets), Recipe.paper(), None)
         return tuple(
             sum(p.numel() for layer in head.layers for p in getattr(layer, part).parameters())
             for part in ("cap", "pooling")

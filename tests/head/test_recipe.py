@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mivhead
-from mivhead import BlockPreset, Features, MIVClassifier
-from mivhead.errors import InputError
-from mivhead.head.recipe import RECIPES
+from mivhead import BlockPreset, Features, MIVClassifier, Recipe
 
 LAYOUTS = {
     "maps": [(64, 5, 5), (96, 3, 3)],
@@ -89,7 +87,7 @@ def test_a_task_that_cannot_be_learned_is_answered_unsurely_but_not_by_one_class
     rng = np.random.default_rng(0)
     X, queries = (rng.normal(size=(n, 20, 2, 2)).astype(np.float32) for n in (8, 40))
     classifier = MIVClassifier().fit([X], np.arange(8) % 2)
-    assert (classifier.committee_.weights > 0).all()
+    assert (classifier.ensemble_.weights > 0).all()
     assert set(classifier.predict([queries])) == {0, 1}
     assert np.median(classifier.predict_proba([queries]).max(axis=1)) < 0.75
 
@@ -110,11 +108,11 @@ def test_a_plain_block_is_left_to_the_experts() -> None:
     plain = [BlockPreset(), BlockPreset(plain=True)]
     classifier = MIVClassifier(preset=plain).fit(X, y)
     assert [layer.config.channels for layer in classifier.head_.layers] == [64]
-    names = [expert.name for expert in classifier.committee_.experts.ridges]
+    names = [expert.name for expert in classifier.ensemble_.experts.ridges]
     assert "block1.second_order" in names
     assert "block1.mean" in names
-    assert len(classifier.committee_.weights) == 1 + len(names)
-    assert len(MIVClassifier("paper", plain, steps=1).fit(X, y).head_.layers) == 2
+    assert len(classifier.ensemble_.weights) == 1 + len(names)
+    assert len(MIVClassifier(Recipe.paper(steps=1), plain).fit(X, y).head_.layers) == 2
     only = MIVClassifier(preset=[replace(each, plain=True) for each in plain]).fit(X, y)
     assert len(only.head_.layers) == 2
 
@@ -125,19 +123,14 @@ def test_plain_blocks_survive_a_model_file(tmp_path) -> None:
     mivhead.save(classifier, tmp_path / "m.miv")
     again = mivhead.load(tmp_path / "m.miv")
     assert torch.equal(again.logits(X), classifier.logits(X))
-    assert torch.equal(again.committee_.weights, classifier.committee_.weights)
+    assert torch.equal(again.ensemble_.weights, classifier.ensemble_.weights)
 
 
-def test_votes_without_evidence_are_those_of_the_prior() -> None:
+def test_without_out_of_fold_predictions_the_prior_weights_remain() -> None:
     X, y = drawn("maps", SHOTS["all single"], 0)
-    stacked, prior = (MIVClassifier(vote=vote).fit(X, y) for vote in ("stacked", "prior"))
+    stacked, prior = (MIVClassifier(Recipe(vote=vote)).fit(X, y) for vote in ("stacked", "prior"))
     assert torch.equal(stacked.logits(X), prior.logits(X))
-    assert prior.committee_.weights.tolist() == [0.5, 1.0, 2.0, 3.0, 1.0, 1.0, 3.0]
+    assert prior.ensemble_.weights.tolist() == [0.5, 1.0, 2.0, 3.0, 1.0, 1.0, 3.0]
     X, y = drawn("maps", [3, 3], 0)
-    stacked, prior = (MIVClassifier(vote=vote).fit(X, y) for vote in ("stacked", "prior"))
+    stacked, prior = (MIVClassifier(Recipe(vote=vote)).fit(X, y) for vote in ("stacked", "prior"))
     assert not torch.equal(stacked.logits(X), prior.logits(X))
-
-
-def test_an_unknown_vote_is_named() -> None:
-    with pytest.raises(InputError, match="logsumexp, prior, stacked"):
-        replace(RECIPES["mivhead"], vote="majority")

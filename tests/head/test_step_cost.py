@@ -53,7 +53,7 @@ def task(ways: int, shots: int, views: int, dtype: torch.dtype = torch.float16):
     ]
     features = Features(maps)
     blocks = resolve_blocks(features, PRESETS)
-    head = MIVHead(blocks, Recipe(steps=3), torch.Generator().manual_seed(1))
+    head = MIVHead(blocks, Recipe.paper(steps=3), torch.Generator().manual_seed(1))
     return features, labels, Bags.from_labels(labels[: ways * shots], ways), head
 
 

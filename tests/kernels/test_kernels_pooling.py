@@ -8,10 +8,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mivhead.features import Block
-from mivhead.head.pooling import derive_candidates, pool_candidates, pool_patches, prepare
+from mivhead.head.head import FORMULAS
+from mivhead.head.pooling import Candidates, PoolingByAttention
 from mivhead.head.recipe import BlockConfig
-from mivhead.kernels.library import serves
+from mivhead.kernels.backend import COMPILED, Operations, choose
 from tests.helpers.kernel_numbers import close, drawn
+
+
+def operations() -> Operations:
+    return choose(FORMULAS, torch.device("cpu"), torch.float32)
+
+
+def prepare(block: Block, config: BlockConfig) -> Candidates:
+    return PoolingByAttention(config).prepare(block, operations(), torch.float32)
+
+
+def pool_patches(theta: Tensor, candidates: Candidates) -> Tensor:
+    return operations().pool_patches(theta, candidates.maps, candidates.scale)
+
+
+def pool_candidates(mu: Tensor, candidates: Tensor, config: BlockConfig) -> Tensor:
+    pooling = PoolingByAttention(config)
+    return operations().pool_candidates(mu, candidates, pooling.factor, pooling.length)
 
 
 def make_maps(form: str, channels: int, dtype: torch.dtype):
@@ -48,7 +66,7 @@ def test_pooling_of_patches_and_its_gradient(kernels, threads, form, dtype, chan
 def test_pooling_of_candidates_and_its_gradient(kernels, threads, form, size):
     config = BlockConfig(channels=7, heads=1, grid=(2, 2), token=False, form=form, tau=3.0)
     mu, x = (size * drawn(7, seed=0)).requires_grad_(), drawn(9, 4, 7, seed=1).requires_grad_()
-    assert serves(mu, x) == kernels
+    assert (operations() is COMPILED) == kernels
     ours = pool_candidates(mu, x, config)
     double = [t.detach().double().requires_grad_() for t in (mu, x)]
     norms = double[1].norm(dim=2) if form == "cnn" else math.sqrt(7)
@@ -72,7 +90,7 @@ def test_candidates_are_max_pooled_maps(kernels, threads, layout, dtype, sizes):
         maps = maps.contiguous(memory_format=torch.channels_last)
     if layout == "cut out":
         maps = F.pad(maps, (1, 1, 1, 1))[:, :, 1:-1, 1:-1]
-    patches, norms = derive_candidates(maps, sizes, torch.float32)
+    patches, norms = operations().derive_candidates(maps, sizes, torch.float32)
     expected = [F.adaptive_max_pool2d(maps.double(), s).flatten(2).mT for s in sizes]
     for mine, theirs in zip(patches, expected, strict=True):
         assert mine.dtype == dtype
@@ -83,7 +101,7 @@ def test_candidates_are_max_pooled_maps(kernels, threads, layout, dtype, sizes):
 @pytest.mark.parametrize("turned", [(2, 3), (3, 2)])
 def test_a_side_of_one_may_have_any_stride(kernels, turned):
     maps = drawn(4, 9, 1, 5, seed=0).permute(0, 1, *turned)
-    patches, norms = derive_candidates(maps, [tuple(maps.shape[2:])], torch.float32)
+    patches, norms = operations().derive_candidates(maps, [tuple(maps.shape[2:])], torch.float32)
     assert torch.equal(patches[0], maps.flatten(2).mT)
     close(norms, maps.flatten(2).double().norm(dim=1))
 

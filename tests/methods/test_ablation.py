@@ -10,29 +10,28 @@ from mivhead import BlockPreset, MIVClassifier, Preset, Recipe
 from mivhead.errors import InputError
 from mivhead.head.recipe import BlockConfig
 from mivhead.methods import METHODS, make_method
-from mivhead.methods.ablation import MIVAblation
 from tests.helpers.few_shots import clusters, maps
 
 PRESET = [BlockPreset(pool_sizes=(3, 2)), BlockPreset(pool_sizes=(1,))]
 
 
-def fitted(name: str, **params: Any) -> MIVAblation:
+def fitted(name: str, **params: Any) -> MIVClassifier:
     _, y = clusters([3, 2], 4)
     token = params.pop("token", False)
-    params = {"preset": PRESET, "recipe": Recipe(steps=3), "random_state": 0, **params}
+    params = {"preset": PRESET, "recipe": Recipe.paper(steps=3), "random_state": 0, **params}
     classifier = make_method(name, **params).fit(maps(y, token=token), y)
-    assert isinstance(classifier, MIVAblation)
+    assert isinstance(classifier, MIVClassifier)
     return classifier
 
 
-def blocks(classifier: MIVAblation) -> list[BlockConfig]:
-    return [layer.config for layer in classifier.classifier_.head_.layers]
+def blocks(classifier: MIVClassifier) -> list[BlockConfig]:
+    return [layer.config for layer in classifier.head_.layers]
 
 
 def test_nothing_changed_is_the_head_itself() -> None:
     _, y = clusters([3, 2], 4)
     X, Q = maps(y), maps(y, 1)
-    head = MIVClassifier(Recipe(steps=3), PRESET, random_state=0).fit(X, y)
+    head = MIVClassifier(Recipe.paper(steps=3), PRESET, random_state=0).fit(X, y)
     assert torch.equal(fitted("miv-ablation").logits(Q), head.logits(Q))
 
 
@@ -49,7 +48,7 @@ RECIPES = {
 def test_changes_of_the_recipe(name: str) -> None:
     _, y = clusters([3, 2], 4)
     X, Q = maps(y), maps(y, 1)
-    recipe = Recipe(steps=3, **RECIPES[name])  # type: ignore[arg-type]  # a table of one field each
+    recipe = Recipe.paper(steps=3, **RECIPES[name])  # type: ignore[arg-type]  # a table of one field each
     head = MIVClassifier(recipe, PRESET, random_state=0).fit(X, y)
     assert torch.equal(fitted(name).logits(Q), head.logits(Q))
     assert not torch.equal(fitted(name).logits(Q), fitted("miv-ablation").logits(Q))
@@ -57,7 +56,7 @@ def test_changes_of_the_recipe(name: str) -> None:
 
 def test_eta0_and_no_attention_are_different_variants() -> None:
     parameters = [
-        {k for k, _ in fitted(name).classifier_.head_.named_parameters()}
+        {k for k, _ in fitted(name).head_.named_parameters()}
         for name in ("miv-eta0", "miv-no-attention")
     ]
     assert "blocks.0.cap.key.weight" in parameters[0] - parameters[1]
@@ -91,7 +90,7 @@ def test_other_sizes_than_the_presets() -> None:
         ([[3]], "lists for 1 blocks, the features have 2"),
         ([3, 2], "needs a list of sizes for each block"),
         (3, "needs a list of sizes for each block"),
-        ([[3], [0]], "at least 1, got 0"),
+        ([[3], [0]], "each of pool_sizes must be an integer of at least 1, got 0"),
     ],
 )
 def test_wrong_sizes(pool_sizes: Any, words: str) -> None:
@@ -110,10 +109,12 @@ def test_candidates_with_a_token_begin_with_it() -> None:
 def test_sizes_are_spread_over_the_range() -> None:
     preset = [BlockPreset(pool_sizes=(13, 11, 9, 8))]
     X = np.random.default_rng(0).random((4, 3, 14, 14), np.float32)
-    recipe = Recipe(steps=0)
+    recipe = Recipe.paper(steps=0)
     kept = {}
     for d in range(1, 7):
-        classifier = MIVAblation(recipe, preset, candidates=d).fit(X, [0, 0, 1, 1])
+        classifier = make_method("miv-ablation", recipe=recipe, preset=preset, candidates=d).fit(
+            X, [0, 0, 1, 1]
+        )
         kept[d] = [size for size, _ in blocks(classifier)[0].candidate_sizes]
     assert kept == {
         1: [14],
@@ -128,7 +129,7 @@ def test_sizes_are_spread_over_the_range() -> None:
 def test_last_blocks_equal_the_head_on_those_features() -> None:
     _, y = clusters([3, 2], 4)
     X, Q = maps(y), maps(y, 1)
-    head = MIVClassifier(Recipe(steps=3), PRESET[1:], random_state=0)
+    head = MIVClassifier(Recipe.paper(steps=3), PRESET[1:], random_state=0)
     expected = head.fit([X.blocks[1]], y).logits([Q.blocks[1]])
     assert torch.equal(fitted("miv-blocks1").logits(Q), expected)
     preset = Preset(taps=("a", "b"), blocks=tuple(PRESET))
@@ -148,7 +149,7 @@ def test_preset_of_another_backbone_is_refused() -> None:
 def test_no_views_ignores_them() -> None:
     _, y = clusters([3, 2], 4)
     X, V, Q = maps(y), maps(y, 1), maps(y, 2)
-    recipe = Recipe(steps=3)
+    recipe = Recipe.paper(steps=3)
     given = {"views": V, "view_of": np.arange(5)}
     alone = make_method("miv", recipe=recipe, random_state=0).fit(X, y).logits(Q)
     without = make_method("miv-no-views", recipe=recipe, random_state=0).fit(X, y, **given)

@@ -85,8 +85,13 @@ def test_networks_of_the_wrong_kind(method: str, model: Any, message: str) -> No
     [
         ("knn", {"neighbours": 0}, "neighbours must be an integer of at least 1, got 0"),
         ("knn", {"neighbors": 3}, "parameter of knn must be .*Did you mean 'neighbours'"),
-        ("miv", {"eta": -1.0}, "eta"),
-        ("miv-d1", {"candidates": 0}, "candidates must be an integer"),
+        ("miv", {"eta": -1}, "eta must not be negative, got -1"),
+        ("miv-paper", {"steps": "many"}, "steps must be an integer, got 'many'"),
+        ("miv-eta0", {"temperature": 0}, "temperature must be positive, got 0"),
+        ("miv-d1", {"candidates": 0}, "candidates must be an integer of at least 1, got 0"),
+        ("miv-gap", {"tau": -3.0}, "tau must be a number of at least 0, got -3.0"),
+        ("miv", {"pool_sizes": [[2], [2], [2]]}, "pool_sizes has lists for 3 blocks"),
+        ("miv", {"eat": 0.1}, "parameter of miv must be .*Did you mean 'eta'"),
         ("tsa", {"steps": -1}, "steps must be an integer of at least 0, got -1"),
         ("finetune", {"rate": 1.0}, "parameter of finetune must be one of"),
     ],
@@ -97,6 +102,14 @@ def test_wrong_hyperparameters(method: str, params: dict[str, Any], message: str
     with no_passes(), pytest.raises(InputError, match=message):
         classifier.fit(MISSING, ["a", "b"])
     assert getattr(own, "seen", 0) == 0
+
+
+@pytest.mark.parametrize("recipe", ["papr", 3])
+def test_a_wrong_recipe(recipe: Any) -> None:
+    own = TinyBackbone()
+    with no_passes(), pytest.raises(InputError, match="recipe must be"):
+        FewShotClassifier(own, recipe=recipe).fit(MISSING, ["a", "b"])
+    assert own.seen == 0
 
 
 @pytest.mark.parametrize("method", TUNERS)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from sklearn.base import clone
 from mivhead import BlockPreset, Recipe
 from mivhead.classifier import FeatureClassifier
 from mivhead.errors import InputError
+from mivhead.head.recipe import resolve_recipe
 from mivhead.methods import METHODS, Method, list_methods, make_method, method_name
 from tests.helpers.few_shots import ON_FEATURES, RIVALS, clusters, maps, quick
 
@@ -30,7 +32,8 @@ def test_every_entry_makes_a_cloneable_classifier_of_its_name(name: str) -> None
     assert method.paper
     classifier = make_method(name, random_state=3, device="cpu")
     assert isinstance(classifier, FeatureClassifier)
-    assert method_name(clone(classifier)) == name
+    # Without parameters, the name for any mixture of changes stands for the paper's recipe.
+    assert method_name(clone(classifier)) == ("miv-paper" if name == "miv-ablation" else name)
     assert {"random_state", "device"} <= set(method.hyperparameters())
     assert classifier.get_params()["random_state"] == 3
 
@@ -57,12 +60,16 @@ def test_unknown_parameter_suggests_the_nearest() -> None:
 def test_recipe_is_for_the_head_only() -> None:
     with pytest.raises(InputError, match="ncc has no recipe"):
         make_method("ncc", recipe="paper")
-    assert make_method("miv", recipe=Recipe(steps=3)).get_params()["recipe"].steps == 3
+    assert make_method("miv", recipe=Recipe.paper(steps=3)).get_params()["recipe"].steps == 3
 
 
 def test_preset_reaches_the_head_and_rivals_leave_it_aside() -> None:
     preset = [BlockPreset(tau=7.0)]
-    assert make_method("miv-d1", preset=preset).get_params()["preset"] is preset
+    assert make_method("miv", preset=preset).get_params()["preset"] is preset
+    assert make_method("miv-d1", preset=preset).get_params()["preset"] == (
+        BlockPreset(tau=7.0, candidates=1),
+    )
+    assert make_method("miv-d1").get_params()["preset"] == {"candidates": 1}
     assert "preset" not in make_method("ncc", preset=preset).get_params()
 
 
@@ -84,7 +91,28 @@ def test_foreign_classifier_has_no_name() -> None:
 
 def test_own_mixture_is_named_as_such() -> None:
     assert method_name(make_method("miv-ablation", eta=0.3)) == "miv-ablation"
+    assert method_name(make_method("miv-ablation", tau=3.0)) == "miv-ablation"
     assert method_name(make_method("miv-gap", last_blocks=1)) == "miv-gap-blocks1"
+    preset = [BlockPreset(), BlockPreset()]
+    assert method_name(make_method("miv-gap", preset=preset, last_blocks=1)) == "miv-gap-blocks1"
+    assert method_name(make_method("miv", eta=0.0)) == "miv"
+
+
+@pytest.mark.parametrize("name", ["miv", "miv-paper", "miv-gap"])
+def test_fields_of_recipe_and_preset_are_parameters(name: str) -> None:
+    before = resolve_recipe(make_method(name).recipe)
+    changed = make_method(name, eta=0.3, pool_sizes=[[2]])
+    assert changed.recipe == replace(before, eta=0.3)
+    assert changed.preset["pool_sizes"] == [[2]]
+    known = METHODS[name].hyperparameters()
+    assert {k: known[k] for k in ("eta", "steps")} == {"eta": before.eta, "steps": before.steps}
+    with pytest.raises(InputError, match=f"parameter of {name} must be .*Did you mean 'tau'"):
+        make_method(name, taus=3)
+
+
+def test_a_given_recipe_has_fields_replaced_by_the_method_and_its_parameters() -> None:
+    made = make_method("miv-eta0", recipe=Recipe.paper(steps=7, eta=0.5), skip=False)
+    assert made.recipe == Recipe.paper(steps=7, eta=0.0, skip=False)
 
 
 @pytest.mark.parametrize("name", ON_FEATURES)

@@ -38,7 +38,8 @@ def test_round_trip_through_a_file_is_exact(name: str, token: bool, tmp_path: Pa
     assert torch.equal(before.logits(Q), after.logits(Q))
     assert after.layout_ == before.layout_
     assert after.n_features_in_ == before.n_features_in_
-    assert method_name(after) == name
+    # With fewer steps it is not the paper's recipe any more, but a change of it.
+    assert method_name(after) == ("miv-ablation" if name == "miv-paper" else name)
     with pytest.raises(InputError, match="other blocks or channels"):
         after.predict(Features(Q.blocks[:1]))
 
@@ -113,9 +114,12 @@ def test_ablation_checks_that_blocks_fit_the_layout() -> None:
     _, y = clusters([2, 2], 4)
     before = fitted("miv-blocks1", maps(y), y)
     config, tensors = before._state()
-    config["params"]["last_blocks"] = 2
+    config["recipe"]["last_blocks"] = 2
     with pytest.raises(InputError, match="do not fit the layout"):
         restore("miv-blocks1", before.classes_, config, tensors)
-    config["params"]["last_blocks"] = 3
+    config["recipe"]["last_blocks"] = 3
     with pytest.raises(InputError, match="last_blocks is 3, but the features have only 2"):
+        restore("miv-blocks1", before.classes_, config, tensors)
+    config["recipe"]["last_blocks"], config["layout"] = 1, "wide"
+    with pytest.raises(InputError, match="layout"):
         restore("miv-blocks1", before.classes_, config, tensors)

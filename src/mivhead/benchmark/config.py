@@ -16,6 +16,7 @@ from mivhead._schema import from_json, to_json
 from mivhead.backbones import DEFAULT_BACKBONE
 from mivhead.benchmark.samplers import Protocol as SamplingProtocol
 from mivhead.errors import InputError, check_one_of
+from mivhead.images.augmentation import ViewsRule
 from mivhead.methods.registry import get_method
 
 TABLES = Path(__file__).parent / "tables"  # ready-made configurations, one TOML file each
@@ -101,9 +102,11 @@ class MethodConfig:
         return get_method(self.kind).needs == "images"
 
     @property
-    def uses_views(self) -> bool:
-        """Whether the method trains on augmented views."""
-        return bool(self.params.get("use_views", get_method(self.kind).uses_views))
+    def views_rule(self) -> ViewsRule | None:
+        """The rule for the number of augmented views, or None if the method trains on none."""
+        from mivhead.methods.ablation import views_rule
+
+        return views_rule(self.kind, self.recipe, self.params)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from PIL import Image
 
 from mivhead.backbones.base import Backbone
 from mivhead.features import Features
+from mivhead.methods.ablation import views_rule
 from mivhead.methods.cost import BackboneWork, TaskSize, Work
 from mivhead.methods.registry import get_method, make_method
 from mivhead.preset import Preset
@@ -82,7 +83,7 @@ def count(
     classifier = make_method(method, preset=preset, recipe=recipe, random_state=0, **given)
     if iterations is not None:
         classifier.n_iter_ = iterations  # as in the fitted one
-    if not classifier.get_params(deep=False).get("use_views", facts.uses_views):
+    if views_rule(method, recipe, given) is None:
         size = size.without_views()
     passed = backbone or BackboneWork(0.0)
     work = facts.work(classifier, size, features, passed)

@@ -36,7 +36,6 @@ from mivhead.benchmark.samplers import LeftOut, find_tasks
 from mivhead.benchmark.tasks import Task, TaskSet
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.extraction.cache import DEFAULT_LIMIT, open_cache
-from mivhead.head.recipe import DEFAULT_RECIPE, resolve_recipe
 from mivhead.images.imageset import ImageSet
 from mivhead.methods.cost import BackboneWork
 from mivhead.preset import Preset
@@ -328,10 +327,10 @@ def view_rule(method: MethodConfig, preset: Preset, views: int) -> ViewRule:
     ViewRule(threshold=15, rule='ceil', limit=4)
     """
     threshold = preset.threshold if method.threshold is None else method.threshold
-    rule = resolve_recipe(method.recipe or DEFAULT_RECIPE).views_rule
     # A method that needs images makes its own views, as many as it wants.
     limit = threshold if method.needs_images else views
-    return ViewRule(threshold if method.uses_views else 0, rule, limit)
+    rule = method.views_rule
+    return ViewRule(0 if rule is None else threshold, rule or "ceil", limit)
 
 
 def _task_seed(seed: int, number: int) -> int:

@@ -1,5 +1,6 @@
-"""Plain experts beside the head: ridge regressions in closed form, and the weights of all voices.
+"""The ensemble: the blocks of the head and ridge experts, with weights fitted by stacking.
 
-The head's blocks learn where to look; an expert learns nothing but a linear map of a fixed
-description of the image. Each is right on other images, so together they are better than either.
+The blocks of the head learn where to look; a ridge expert learns only a linear map of a fixed
+descriptor of the image. They make different mistakes, so that together they are more accurate than
+either. Read `descriptors`, then `ridge`, then `stacking`.
 """

@@ -1,11 +1,11 @@
-"""Fixed descriptions of an image, one vector each, from the patches of a block.
+"""Fixed descriptors of an image, computed from the patches of a block: one vector each.
 
-- `mean`: the mean patch (or the token): what is there.
-- `layout`: all patches, side by side: what is where.
-- `second_order`: how channels vary together over the patches: which textures and parts there are.
+- `mean`: the mean patch, or the token: what is there.
+- `layout`: all patches, concatenated: what is where.
+- `second_order`: the covariances of channels over the patches: which textures and parts there are.
 
-The last two see patches along the directions in which those of the support set vary most, so that
-their size does not depend on the backbone.
+The last two see patches in the coordinates of a PCA of the support set's patches, so that the size
+of a descriptor does not depend on the backbone.
 """
 
 from __future__ import annotations
@@ -22,81 +22,82 @@ from mivhead.features import Block
 
 Kind = Literal["second_order", "layout", "mean"]
 
-DIRECTIONS = 128  # of patches, at most
+COMPONENTS = 128  # principal components of patches, at most
 SIDE = 7  # of a layout, at most
-SPARE = 8  # directions followed beside those that are kept: the search for them is safer
-ROUNDS = 3  # of that search
-NOISE = 1e-6  # spread along a direction, of the largest, that may be rounding
+OVERSAMPLING = 8  # additional components during the subspace iteration, which make it converge
+ITERATIONS = 3  # of the subspace iteration
+NOISE = 1e-6  # variance along a component, relative to the largest, that may be rounding
 
 
 @dataclass(frozen=True, eq=False)
-class PatchSpace:
-    """The mean patch of a block and the main directions of its patches."""
+class PatchPCA:
+    """A PCA of the patches of a block."""
 
-    middle: Tensor  # (channel,)
-    directions: Tensor  # (channel, direction)
+    mean: Tensor  # (channel,)
+    components: Tensor  # (channel, component)
 
     @classmethod
-    def fit(cls, map_: Tensor) -> PatchSpace:
-        """Find the main directions of the patches of maps (image, channel, H, W)."""
+    def fit(cls, map_: Tensor) -> PatchPCA:
+        """Fit to the patches of maps (image, channel, H, W)."""
         patches = map_.flatten(2).transpose(1, 2).flatten(0, 1).float()  # (patch, channel)
-        middle = patches.mean(dim=0)
-        patches = patches - middle  # not in place: they may be the maps themselves
-        return cls(middle, main_directions(patches.T @ patches))
+        mean = patches.mean(dim=0)
+        patches = patches - mean  # not in place: they may be the maps themselves
+        return cls(mean, principal_components(patches.T @ patches))
 
     def __call__(self, map_: Tensor) -> Tensor:
-        """Patches in this space: (image, channel, H, W) to (image, direction, H, W)."""
-        centred = map_.float() - self.middle[:, None, None]
-        channels, directions = self.directions.shape
-        if channels == directions:  # all of them are kept, as they are
+        """Transform patches: (image, channel, H, W) to (image, component, H, W)."""
+        centred = map_.float() - self.mean[:, None, None]
+        channels, components = self.components.shape
+        if channels == components:  # all of them are kept, unrotated
             return centred
-        turned: Tensor = self.directions.T @ centred.flatten(2)  # (image, direction, patch)
-        return turned.view(len(map_), directions, *map_.shape[2:])
+        rotated: Tensor = self.components.T @ centred.flatten(2)  # (image, component, patch)
+        return rotated.view(len(map_), components, *map_.shape[2:])
 
 
-def main_directions(scatter: Tensor) -> Tensor:
-    """Return the first eigenvectors of a symmetric matrix as columns, by subspace iteration.
+def principal_components(scatter: Tensor) -> Tensor:
+    """Return the first eigenvectors of a scatter matrix as columns, by subspace iteration.
 
-    With few channels nothing is left out, and the answer is the identity.
+    Written out because `torch.pca_lowrank` draws its start from the global generator. With few
+    channels nothing is left out, and the result is the identity.
 
-    >>> main_directions(torch.eye(3)).shape
+    >>> principal_components(torch.eye(3)).shape
     torch.Size([3, 3])
     """
     channels = len(scatter)
-    if channels <= DIRECTIONS:
+    if channels <= COMPONENTS:
         return torch.eye(channels, dtype=scatter.dtype, device=scatter.device)
-    width = min(channels, DIRECTIONS + SPARE)
-    generator = torch.Generator().manual_seed(0)  # any start will do, but always the same
+    width = min(channels, COMPONENTS + OVERSAMPLING)
+    generator = torch.Generator().manual_seed(0)  # any start will do, as long as it is the same
     start = torch.randn(channels, width, generator=generator).to(scatter)
     basis = torch.linalg.qr(start).Q
-    for _ in range(ROUNDS):
+    for _ in range(ITERATIONS):
         basis = torch.linalg.qr(scatter @ basis).Q
-    spread, inside = torch.linalg.eigh(basis.T @ scatter @ basis)  # ascending
-    # Few patches vary along few directions; the others would be whatever rounding makes of them.
-    varies = spread > NOISE * spread[-1]
-    first: Tensor = (basis @ (inside * varies))[:, -DIRECTIONS:].contiguous()
+    variances, inside = torch.linalg.eigh(basis.T @ scatter @ basis)  # ascending
+    # Few patches span few dimensions; all other components would be made of rounding errors.
+    varies = variances > NOISE * variances[-1]
+    first: Tensor = (basis @ (inside * varies))[:, -COMPONENTS:].contiguous()
     return first
 
 
 def describe(
-    block: Block, space: PatchSpace | None, kinds: Iterable[Kind]
+    block: Block, pca: PatchPCA | None, kinds: Iterable[Kind]
 ) -> Iterator[tuple[Kind, Tensor]]:
-    """Describe images in several ways, (image, dimension) each; patches are turned only once.
+    """Compute several descriptors, (image, dimension) each; patches are transformed only once.
 
     >>> block = Block(map=torch.randn(2, 3, 4, 4))
-    >>> described = describe(block, PatchSpace.fit(block.map), ["layout", "mean"])
+    >>> described = describe(block, PatchPCA.fit(block.map), ["layout", "mean"])
     >>> {kind: tuple(x.shape) for kind, x in described}
     {'layout': (2, 48), 'mean': (2, 3)}
     """
-    patches = None  # (image, direction, H, W)
+    patches = None  # (image, component, H, W)
     for kind in kinds:
         if kind == "mean":
             yield kind, _mean(block)
             continue
         if patches is None:
             assert block.map is not None
-            assert space is not None
-            patches = space(block.map)
+            assert pca is not None
+            patches = pca(block.map)
         yield kind, _layout(patches) if kind == "layout" else _second_order(patches)
 
 
@@ -111,7 +112,7 @@ def _mean(block: Block) -> Tensor:
 
 
 def _layout(patches: Tensor) -> Tensor:
-    """All patches of a map of at most 7x7, side by side."""
+    """All patches of a map of at most 7x7, concatenated."""
     height, width = patches.shape[2:]
     if max(height, width) > SIDE:
         patches = F.adaptive_avg_pool2d(patches, (min(SIDE, height), min(SIDE, width)))
@@ -119,8 +120,8 @@ def _layout(patches: Tensor) -> Tensor:
 
 
 def _second_order(patches: Tensor) -> Tensor:
-    """Roots of the covariances of all pairs of directions, with their sign."""
-    patches = patches.flatten(2)  # (image, direction, patch)
+    """Signed square roots of the covariances of all pairs of components."""
+    patches = patches.flatten(2)  # (image, component, patch)
     patches = patches - patches.mean(dim=2, keepdim=True)
     covariances = patches @ patches.transpose(1, 2)
     size = patches.shape[1]

@@ -1,4 +1,8 @@
-"""Ridge regression onto class memberships, with what it would say of images it had not seen."""
+"""Ridge experts: ridge regressions of class memberships on fixed descriptors of an image.
+
+A ridge regression has a closed form, and so have its leave-one-out predictions, which stacking
+needs.
+"""
 
 from __future__ import annotations
 
@@ -11,46 +15,52 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mivhead.ensemble.descriptors import DIRECTIONS, SIDE, Kind, PatchSpace, describe
+from mivhead.ensemble.descriptors import COMPONENTS, SIDE, Kind, PatchPCA, describe
 from mivhead.features import Block, Features
 
 
 @dataclass(frozen=True, eq=False)
 class Ridge:
-    """A linear map of vectors to class memberships: near 1 for the right class, near 0 else."""
+    """A linear map of vectors to class memberships: near 1 for the right one, near 0 else."""
 
     coefficients: Tensor  # (dimension, class)
     intercepts: Tensor  # (class,)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Memberships (image, class) of vectors (image, dimension)."""
-        # In double precision, so that an image's answer does not depend on its place in a batch.
-        votes = x.double() @ self.coefficients.double() + self.intercepts.double()
-        return votes.to(x.dtype)
+        # In double precision, so that a prediction does not depend on an image's place in a batch.
+        memberships = x.double() @ self.coefficients.double() + self.intercepts.double()
+        return memberships.to(x.dtype)
 
 
 def fit_ridge(x: Tensor, targets: Tensor, alpha: float) -> tuple[Ridge, Tensor]:
-    """Least squares with a penalty alpha |W|^2 and a free intercept, in closed form.
+    """Fit a ridge regression with an intercept, in closed form.
+
+    Written out because it also returns the leave-one-out predictions, which come for free with the
+    inverse.
 
     Parameters
     ----------
-    x
+    x : Tensor
         Vectors (image, dimension).
-    targets
+    targets : Tensor
         Memberships (image, class).
-    alpha
-        Weight of the penalty.
+    alpha : float
+        Strength of the penalty alpha |W|^2.
 
     Returns
     -------
-    ridge, held_out
-        The fitted map, and for every image what a map fitted on all others says: (image, class).
+    ridge : Ridge
+        The fitted map.
+    left_out : Tensor
+        For every image, the leave-one-out prediction of a map fitted on all others: (image,
+        class).
 
     Examples
     --------
     >>> x = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
-    >>> ridge, held_out = fit_ridge(x, 2 * x + 1, alpha=1e-6)
-    >>> ridge(torch.tensor([[10.0]])).round(decimals=3), held_out[3].round(decimals=3)
+    >>> ridge, left_out = fit_ridge(x, 2 * x + 1, alpha=1e-6)
+    >>> ridge(torch.tensor([[10.0]])).round(decimals=3), left_out[3].round(decimals=3)
     (tensor([[21.]]), tensor([7.]))
     """
     x64, targets64 = x.double(), targets.double()
@@ -67,39 +77,39 @@ def fit_ridge(x: Tensor, targets: Tensor, alpha: float) -> tuple[Ridge, Tensor]:
         inverse = torch.linalg.inv(scatter + alpha * _eye(scatter))
         weights = inverse @ (centred.T @ wanted)
         leverage = ((centred @ inverse) * centred).sum(dim=1)
-    # Leaving an image out multiplies its residual by 1 / (1 - its leverage), that of the mean too.
+    # Leaving an image out divides its residual by 1 - leverage, counting that of the intercept.
     residuals = wanted - centred @ weights
     rest = (1 - leverage - 1 / n).clamp_min(1e-9)
-    held_out = targets64 - residuals / rest.unsqueeze(1)
+    left_out = targets64 - residuals / rest.unsqueeze(1)
     ridge = Ridge(weights.to(x.dtype), (rates - middle @ weights).to(x.dtype))
-    return ridge, held_out.to(x.dtype)
+    return ridge, left_out.to(x.dtype)
 
 
 def _eye(matrix: Tensor) -> Tensor:
     return torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
 
 
-# All experts of a support set: which there are, and what they say.
-
-
 ALPHA = 0.1  # penalty of the ridge regressions, for vectors of length 1
-LAYOUTS = 2  # how many of the deepest maps are described by their layout
+LAYOUTS = 2  # how many of the deepest maps have an expert on their layout
 
 
 class Expert(NamedTuple):
-    """A ridge regression on one description of one block."""
+    """A ridge regression on one descriptor of one block."""
 
     kind: Kind
     block: int
 
     @property
     def name(self) -> str:
-        """What its tensors are called in a model file."""
+        """Prefix of its tensors in a model file."""
         return f"block{self.block}.{self.kind}"
 
 
 def choose_experts(blocks: Sequence[Block]) -> list[Expert]:
-    """Choose the experts of features: of every map, of the deepest layouts, and of the last mean.
+    """List the experts for features with such blocks.
+
+    The second-order descriptors of every map, the layouts of the deepest maps, and the mean of the
+    last block.
 
     >>> features = Features([torch.zeros(1, 4, 3, 3), torch.zeros(1, 8)])
     >>> [expert.name for expert in choose_experts(features.blocks)]
@@ -113,12 +123,12 @@ def choose_experts(blocks: Sequence[Block]) -> list[Expert]:
     ]
 
 
-def expert_weights(experts: Sequence[Expert]) -> Tensor:
-    """Tell how much each expert counts before any evidence: the deeper the block, the more.
+def prior_weights(experts: Sequence[Expert]) -> Tensor:
+    """Weights of the experts before stacking: the deeper the block, the larger.
 
-    Chosen on tasks of one shot a class, where nothing can be held out (docs/explanation).
+    Chosen on one-shot tasks, where there are no out-of-fold predictions (docs/explanation).
 
-    >>> expert_weights([Expert("second_order", i) for i in range(4)] + [Expert("mean", 3)])
+    >>> prior_weights([Expert("second_order", i) for i in range(4)] + [Expert("mean", 3)])
     tensor([1., 1., 2., 3., 3.])
     """
     deepest = max(expert.block for expert in experts)
@@ -128,13 +138,13 @@ def expert_weights(experts: Sequence[Expert]) -> Tensor:
     )
 
 
-def descriptions(
-    experts: Iterable[Expert], features: Features, spaces: Mapping[int, PatchSpace]
+def _descriptors(
+    experts: Iterable[Expert], features: Features, pcas: Mapping[int, PatchPCA]
 ) -> Iterator[tuple[Expert, Tensor]]:
-    """Describe images as each expert sees them, (image, dimension), one block after the other."""
-    for block, those in groupby(sorted(experts, key=_block), key=_block):
-        kinds = [expert.kind for expert in those]
-        for kind, x in describe(features.blocks[block], spaces.get(block), kinds):
+    """Compute the descriptor of each expert, (image, dimension), block by block."""
+    for block, group in groupby(sorted(experts, key=_block), key=_block):
+        kinds = [expert.kind for expert in group]
+        for kind, x in describe(features.blocks[block], pcas.get(block), kinds):
             yield Expert(kind, block), x
 
 
@@ -147,44 +157,44 @@ class Experts:
 
     Parameters
     ----------
-    spaces
-        How patches of a block are seen, by block.
-    ridges
+    pcas : mapping of int to PatchPCA
+        The PCA of the patches, by block.
+    ridges : mapping of Expert to Ridge
         The regressions.
     """
 
-    def __init__(self, spaces: Mapping[int, PatchSpace], ridges: Mapping[Expert, Ridge]) -> None:
-        self.spaces, self.ridges = dict(spaces), dict(ridges)
+    def __init__(self, pcas: Mapping[int, PatchPCA], ridges: Mapping[Expert, Ridge]) -> None:
+        self.pcas, self.ridges = dict(pcas), dict(ridges)
 
     @classmethod
     def fit(cls, features: Features, labels: Tensor, classes: int) -> tuple[Self, Tensor]:
-        """Fit all experts; also return their held-out votes (expert, image, class)."""
+        """Fit all experts; also return their leave-one-out predictions (expert, image, class)."""
         targets = F.one_hot(labels, classes).to(torch.float32)
-        spaces = {
-            i: PatchSpace.fit(block.map)
+        pcas = {
+            i: PatchPCA.fit(block.map)
             for i, block in enumerate(features.blocks)
             if block.map is not None
         }
         experts = choose_experts(features.blocks)
         fitted = {
             expert: fit_ridge(x, targets, ALPHA)
-            for expert, x in descriptions(experts, features, spaces)
+            for expert, x in _descriptors(experts, features, pcas)
         }
-        ridges, held_out = zip(*(fitted[expert] for expert in experts), strict=True)
-        return cls(spaces, dict(zip(experts, ridges, strict=True))), torch.stack(held_out)
+        ridges, left_out = zip(*(fitted[expert] for expert in experts), strict=True)
+        return cls(pcas, dict(zip(experts, ridges, strict=True))), torch.stack(left_out)
 
     def __call__(self, features: Features) -> Tensor:
-        """Votes (expert, image, class)."""
-        described = descriptions(self.ridges, features, self.spaces)
-        votes = {expert: self.ridges[expert](x) for expert, x in described}
-        return torch.stack([votes[expert] for expert in self.ridges])
+        """Predict memberships (expert, image, class)."""
+        descriptors = _descriptors(self.ridges, features, self.pcas)
+        memberships = {expert: self.ridges[expert](x) for expert, x in descriptors}
+        return torch.stack([memberships[expert] for expert in self.ridges])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a model file holds of them."""
+        """Tensors of a model file, by name."""
         found = {}
-        for i, space in self.spaces.items():
-            found[f"block{i}.middle"] = space.middle
-            found[f"block{i}.directions"] = space.directions
+        for i, pca in self.pcas.items():
+            found[f"block{i}.middle"] = pca.mean
+            found[f"block{i}.directions"] = pca.components
         for expert, ridge in self.ridges.items():
             found[f"{expert.name}.coefficients"] = ridge.coefficients
             found[f"{expert.name}.intercepts"] = ridge.intercepts
@@ -192,9 +202,9 @@ class Experts:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], blocks: Sequence[Block]) -> Self:
-        """Make experts from the tensors of a model file, which `expected_shapes` has checked."""
-        spaces = {
-            i: PatchSpace(tensors[f"block{i}.middle"], tensors[f"block{i}.directions"])
+        """Make experts from the tensors of a model file, checked against `expected_shapes`."""
+        pcas = {
+            i: PatchPCA(tensors[f"block{i}.middle"], tensors[f"block{i}.directions"])
             for i, block in enumerate(blocks)
             if block.map is not None
         }
@@ -204,7 +214,7 @@ class Experts:
             )
             for expert in choose_experts(blocks)
         }
-        return cls(spaces, ridges)
+        return cls(pcas, ridges)
 
 
 def expected_shapes(blocks: Sequence[Block], classes: int) -> dict[str, tuple[int, ...]]:
@@ -214,7 +224,7 @@ def expected_shapes(blocks: Sequence[Block], classes: int) -> dict[str, tuple[in
         if block.map is not None:
             channels = block.channels
             shapes[f"block{i}.middle"] = (channels,)
-            shapes[f"block{i}.directions"] = (channels, min(channels, DIRECTIONS))
+            shapes[f"block{i}.directions"] = (channels, min(channels, COMPONENTS))
     for expert in choose_experts(blocks):
         size = _size(expert.kind, blocks[expert.block])
         shapes[f"{expert.name}.coefficients"] = (size, classes)
@@ -223,12 +233,12 @@ def expected_shapes(blocks: Sequence[Block], classes: int) -> dict[str, tuple[in
 
 
 def _size(kind: Kind, block: Block) -> int:
-    """Length of a description."""
+    """Length of a descriptor."""
     if kind == "mean":
         return block.channels
     assert block.map is not None
-    directions = min(block.channels, DIRECTIONS)
+    components = min(block.channels, COMPONENTS)
     if kind == "second_order":
-        return directions * (directions + 1) // 2
+        return components * (components + 1) // 2
     height, width = block.map.shape[2:]
-    return directions * min(SIDE, height) * min(SIDE, width)
+    return components * min(SIDE, height) * min(SIDE, width)

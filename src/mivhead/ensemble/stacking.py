@@ -1,54 +1,150 @@
-"""How much each voice counts: weights that explain held-out images best."""
+"""Stacking: the weights of the ensemble's members, fitted on out-of-fold predictions.
+
+The members are the blocks of the head and the ridge experts. Weights that are fitted on images
+which the members were trained on would favour the members that overfit, so every member predicts
+each support image without having seen it: the head by 2-fold cross-validation, the experts by
+leave-one-out, which is cheap for them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mivhead.ensemble.ridge import Experts, expected_shapes, expert_weights
-from mivhead.features import Block, Features
+from mivhead.ensemble.ridge import Experts, expected_shapes, prior_weights
+from mivhead.features import Block, Features, SupportSet
+from mivhead.head.cap import Bags
+from mivhead.head.head import MIVHead
+from mivhead.head.recipe import BlockConfig, Recipe
+from mivhead.head.training import fit_head
 
-PRIOR_STRENGTH = 0.1  # of the start, in held-out images that it is worth
-LEAST = 0.001  # of its start, that a voice keeps: if all seem to harm, the start decides, unsurely
+FOLDS = 2
+BATCH = 64  # query images pooled at once
+PRIOR_STRENGTH = 0.1  # of the prior weights, in images that they are worth
+SMALLEST = 0.001  # part of its prior weight that a member keeps, even if all members seem to harm
+BLOCK, DEEPEST_BLOCK = 0.5, 1.0  # prior weights of the head's blocks
+WEIGHTS = "weights"  # their name in a model file
 
 
-def stack(votes: Tensor, labels: Tensor, start: Tensor, strength: float = PRIOR_STRENGTH) -> Tensor:
-    """Choose weights, all positive, for a sum of votes that is read as logits.
+def assign_folds(support: SupportSet) -> NDArray[np.int64]:
+    """Assign the images of each class to folds; -1 for the only image of a class.
 
-    They minimise the cross-entropy of held-out images plus a penalty on the distance from where
-    they start: with few images they stay there. As the sum is made to fit images that no voice
-    has seen, its probabilities are calibrated too.
+    Images are ranked by their content, so that their order does not matter.
+    """
+    block = support.features.blocks[-1]
+    values = block.token if block.token is not None else block.map
+    assert values is not None
+    key = values.flatten(1).float().square().sum(dim=1).numpy(force=True)  # (image,)
+    shots = np.asarray(support.shots)
+    rank = np.empty(len(key), np.int64)
+    rank[np.lexsort((key, support.labels))] = np.concatenate([np.arange(s) for s in shots])
+    return np.where(shots[support.labels] > 1, rank % FOLDS, -1)
+
+
+def out_of_fold_cosines(
+    support: SupportSet,
+    blocks: Sequence[BlockConfig],
+    recipe: Recipe,
+    seed: int,
+    on_step: Callable[[int], None] | None = None,
+) -> tuple[Tensor, NDArray[np.bool_]]:
+    """Predict support images with heads that were trained on the other folds.
+
+    A head sees neither the images of its own fold nor their views. The only image of a class is in
+    every training set, because nothing could stand for the class.
 
     Parameters
     ----------
-    votes
-        What each voice says of images it has not seen: (voice, image, class).
-    labels
+    support : SupportSet
+        Images and their views.
+    blocks, recipe, seed, on_step
+        As for `mivhead.head.training.fit_head`.
+
+    Returns
+    -------
+    cosines : Tensor
+        (block, image, class); 0 for images without a prediction.
+    predicted : array of bool
+        Which images have a prediction.
+    """
+    fold = assign_folds(support)
+    found: Tensor | None = None
+    for number in range(FOLDS):
+        if not (fold == number).any():
+            continue
+        kept = support.take(fold != number)
+        head, _ = fit_head(kept, blocks, recipe, seed, on_step)
+        rows = np.flatnonzero(fold == number)
+        bags = Bags.from_shots(kept.shots, support.features.device)
+        cosines = predict_cosines(head, kept.features, bags, support.features[rows])
+        if found is None:
+            found = cosines.new_zeros(len(cosines), len(fold), cosines.shape[2])
+        found[:, rows] = cosines
+    if found is None:
+        found = torch.zeros(0, len(fold), len(support.shots))
+    return found, fold >= 0
+
+
+@torch.inference_mode()
+def predict_cosines(head: MIVHead, shots: Features, bags: Bags, queries: Features) -> Tensor:
+    """Cosines (block, query, class) of queries with the bags of a support set, in batches."""
+    support = head.embed(head.prepare(shots))
+    parts = []
+    for start in range(0, len(queries), BATCH):
+        batch = head.embed(head.prepare(queries[start : start + BATCH]))
+        parts.append(head.compare(batch, support, bags))
+    return torch.cat(parts, dim=1)
+
+
+def fit_weights(
+    predictions: Tensor, labels: Tensor, prior: Tensor, strength: float = PRIOR_STRENGTH
+) -> Tensor:
+    """Fit the weights of a sum of predictions that is read as logits; all are positive.
+
+    They minimise the cross-entropy of out-of-fold predictions plus a penalty on the distance from
+    the prior, so that they stay close to it if there are few images. As the sum is fitted to images
+    that no member has seen, its probabilities are calibrated too.
+
+    Parameters
+    ----------
+    predictions : Tensor
+        Out-of-fold predictions of each member: (member, image, class).
+    labels : Tensor
         Class numbers of the images.
-    start
-        Weights (voice,) before any evidence.
-    strength
-        Of the penalty.
+    prior : Tensor
+        Weights (member,) without any evidence.
+    strength : float, default=0.1
+        Strength of the penalty.
+
+    Returns
+    -------
+    Tensor
+        Weights (member,).
+
+    References
+    ----------
+    Wolpert 1992, "Stacked Generalization", Neural Networks 5.
 
     Examples
     --------
     >>> right, wrong = torch.eye(2), 1 - torch.eye(2)
-    >>> votes = torch.stack([right, wrong]).repeat_interleave(20, dim=1)
-    >>> stack(votes, torch.arange(2).repeat_interleave(20), torch.ones(2)).gt(1).tolist()
+    >>> predictions = torch.stack([right, wrong]).repeat_interleave(20, dim=1)
+    >>> labels = torch.arange(2).repeat_interleave(20)
+    >>> fit_weights(predictions, labels, torch.ones(2)).gt(1).tolist()
     [True, False]
     """
     from scipy.optimize import minimize
 
     if not len(labels):
-        return start
-    z = votes.double().numpy(force=True)
-    y, before = labels.numpy(force=True), start.double().numpy(force=True)
+        return prior
+    z = predictions.double().numpy(force=True)
+    y, before = labels.numpy(force=True), prior.double().numpy(force=True)
     images, unit = np.arange(len(y)), before.mean()
 
     def loss(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -56,28 +152,21 @@ def stack(votes: Tensor, labels: Tensor, start: Tensor, strength: float = PRIOR_
         logits -= logits.max(axis=1, keepdims=True)
         log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         moved = (weights - before) / unit
-        expected = np.einsum("vnc,nc->v", z, np.exp(log_p))  # vote that the sum expects
+        expected = np.einsum("vnc,nc->v", z, np.exp(log_p))  # prediction under the probabilities
         slope = expected - z[:, images, y].sum(axis=1) + 2 * strength * moved / unit
         return strength * (moved**2).sum() - log_p[images, y].sum(), slope
 
-    bounds = [(LEAST * weight, None) for weight in before]
+    bounds = [(SMALLEST * weight, None) for weight in before]
     found = minimize(loss, before, jac=True, method="L-BFGS-B", bounds=bounds)
-    return torch.as_tensor(found.x).to(start)
-
-
-# The committee: the head's blocks and the plain experts, and how much each of them counts.
-
-
-WEIGHTS = "weights"  # their name in a model file
-BLOCK, DEEPEST_BLOCK = 0.5, 1.0  # what a block's cosine counts before any evidence
+    return torch.as_tensor(found.x).to(prior)
 
 
 @dataclass(frozen=True, eq=False)
-class Committee:
-    """Experts, and the weights of all voices: of the head's blocks first, then of the experts."""
+class Ensemble:
+    """The ridge experts, and the weights of all members: the head's blocks, then the experts."""
 
     experts: Experts
-    weights: Tensor  # (voice,)
+    weights: Tensor  # (member,)
 
     @classmethod
     def fit(
@@ -85,47 +174,48 @@ class Committee:
         features: Features,
         labels: Tensor,
         blocks: int,
-        unseen: tuple[Tensor, NDArray[np.bool_]] | None,
+        out_of_fold: tuple[Tensor, NDArray[np.bool_]] | None,
     ) -> Self:
-        """Fit the experts and, on held-out images, the weights.
+        """Fit the experts and the weights.
 
         Parameters
         ----------
-        features, labels
+        features, labels : Features, Tensor
             The support set.
-        blocks
+        blocks : int
             How many blocks the head has.
-        unseen
-            What the head says of held-out images, (block, image, class), and which images those
-            are; None: the weights stay where they start.
+        out_of_fold : tuple or None
+            The result of `out_of_fold_cosines`; None keeps the prior weights.
         """
-        experts, votes = Experts.fit(features, labels, int(labels.max()) + 1)
-        own = torch.full((blocks,), BLOCK)
-        own[-1] = DEEPEST_BLOCK
-        start = torch.cat([own, expert_weights(list(experts.ridges))])
-        if unseen is None:
-            return cls(experts, start.to(votes))
-        cosines, held_out = unseen
-        rows = torch.as_tensor(np.flatnonzero(held_out), device=labels.device)
-        everything = torch.cat([cosines, votes])[:, rows]  # (voice, image, class)
-        return cls(experts, stack(everything, labels[rows], start.to(votes)))
+        experts, predictions = Experts.fit(features, labels, int(labels.max()) + 1)
+        of_blocks = torch.full((blocks,), BLOCK)
+        of_blocks[-1] = DEEPEST_BLOCK
+        prior = torch.cat([of_blocks, prior_weights(list(experts.ridges))]).to(predictions)
+        if out_of_fold is None:
+            return cls(experts, prior)
+        cosines, predicted = out_of_fold
+        rows = torch.as_tensor(np.flatnonzero(predicted), device=labels.device)
+        members = torch.cat([cosines, predictions])[:, rows]  # (member, image, class)
+        return cls(experts, fit_weights(members, labels[rows], prior))
 
-    def vote(self, cosines: Tensor, features: Features) -> Tensor:
+    def logits(self, cosines: Tensor, features: Features) -> Tensor:
         """Logits (image, class) from the head's cosines (block, image, class) and the experts."""
-        votes = torch.cat([cosines, self.experts(features)])
-        return (self.weights[:, None, None] * votes).sum(dim=0)
+        predictions = torch.cat([cosines, self.experts(features)])  # (member, image, class)
+        return (self.weights[:, None, None] * predictions).sum(dim=0)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a model file holds of it."""
+        """Tensors of a model file, by name."""
         return {WEIGHTS: self.weights} | self.experts.tensors()
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], blocks: Sequence[Block]) -> Self:
-        """Make it from the tensors of a model file, which were checked."""
+        """Make an ensemble from the tensors of a model file, checked against `expected_shapes`."""
         return cls(Experts.from_tensors(tensors, blocks), tensors[WEIGHTS])
 
     @staticmethod
-    def expected_shapes(blocks: Sequence[Block], head_blocks: int, classes: int) -> dict[str, Any]:
+    def expected_shapes(
+        blocks: Sequence[Block], head_blocks: int, classes: int
+    ) -> dict[str, tuple[int, ...]]:
         """Names and shapes of `tensors`."""
         shapes = expected_shapes(blocks, classes)
         experts = sum(name.endswith(".intercepts") for name in shapes)

@@ -1,28 +1,23 @@
 """Component 2: cross-attention pooling (CAP) of each class's bag of shots, given the query.
 
-The support is never repeated per query: pooling of values is linear, and the gate depends on the
-query alone, so v^P = (A V) * gate + (A K), with A the attention of the query over a class's shots.
-The prototypes v^P, one per query, class and channel, are wanted for their cosines only: compiled
-code (`mivhead.kernels.functions`) makes them a few at a time and never writes them to memory.
+Equations 3 to 5 of the paper. The support is never repeated per query: pooling is linear in the
+values, and the gate depends on the query alone, so that v^P = (A V) * gate + (A K), where A is the
+attention of the query over the shots of a class.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mivhead.head.pooling import LN_EPS, NORM_EPS
+from mivhead.head.pooling import LN_EPS
 from mivhead.head.recipe import BlockConfig, Recipe
-from mivhead.kernels import functions as cap_kernel
-from mivhead.kernels.library import serves
-from mivhead.kernels.projection import project
+from mivhead.kernels.backend import Operations, sigmoid, softmax
 
 SPREAD = math.sqrt(0.72676)  # of |x - y| for standard normal x and y, so s = SPREAD * sqrt(d)
 
@@ -32,7 +27,7 @@ class Projected(NamedTuple):
 
     key: Tensor  # (image, head, d)
     value: Tensor  # (image, head, d)
-    gate: Tensor  # (image, head, d), or one 1 for all
+    gate: Tensor  # (image, head, d), or the scalar 1 without co-excitation
 
     def rows(self, index: Tensor | slice) -> Projected:
         """Select images."""
@@ -43,193 +38,15 @@ class Projected(NamedTuple):
         )
 
 
-class CrossAttentionPooling(nn.Module):
-    """Query and bags to prototypes v^P and query vectors v^Q (equations 3 to 5 of the paper)."""
-
-    def __init__(
-        self, config: BlockConfig, recipe: Recipe, generator: torch.Generator | None
-    ) -> None:
-        super().__init__()
-        self.heads, self.recipe = config.heads, recipe
-        channels = config.channels
-        self.norm = nn.LayerNorm(channels, eps=LN_EPS)
-        self.key = linear(channels, generator) if recipe.cross_attention else nn.Identity()
-        self.value = linear(channels, generator)
-        self.excitation = linear(channels, generator) if recipe.co_excitation else None
-        if recipe.start == "identity" and generator is not None:
-            self._start_plain()
-
-    @torch.no_grad()
-    def _start_plain(self) -> None:
-        """Start as a nearest centroid: keys and values are the vectors themselves, gates equal."""
-        for layer in (self.key, self.value):
-            if isinstance(layer, nn.Linear):
-                nn.init.eye_(layer.weight)
-                nn.init.zeros_(layer.bias)
-        if self.excitation is not None:
-            nn.init.zeros_(self.excitation.weight)
-            nn.init.zeros_(self.excitation.bias)
-
-    def project(self, vectors: Tensor) -> Projected:
-        """Image vectors (image, channel) to keys, values and gates."""
-        layers = (self.key, self.value, self.excitation)
-        linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-        x, *projected = project(self.norm, linear, vectors)
-        key = projected.pop(0) if isinstance(self.key, nn.Linear) else x
-        value = projected.pop(0)
-        if not projected:
-            return Projected(self._split(key), self._split(value), value.new_ones(()))
-        gate = _exactly(torch.sigmoid, projected.pop())
-        return Projected(self._split(key), self._split(value), self._split(gate))
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.view(len(x), self.heads, -1)
-
-    def attention(
-        self, query: Projected, support: Projected, bags: Bags, hidden: Tensor | None = None
-    ) -> Tensor:
-        """Weights of every shot of every class: (head, class, query, shot); 0 on padding.
-
-        The `hidden` shot of a query (`Bags.own`) gets no weight either.
-        """
-        masked = None if hidden is None else bags.table(hidden)  # (class, shot, query)
-        if not self.recipe.cross_attention:
-            real = bags.real[:, None, :]  # (class, 1, shot)
-            if masked is not None:
-                real = real & ~masked.transpose(1, 2)  # (class, query, shot)
-            return (real / real.sum(-1, keepdim=True)).to(query.key.dtype)[None]
-        y, z = query.key.transpose(0, 1), support.key.transpose(0, 1)  # (head, image, d)
-        l1 = self.recipe.attention == "l1"
-        scores = torch.cdist(z, y, p=1.0) if l1 else z @ y.transpose(1, 2)
-        scores = scores * self._factor()
-        # (head, class, shot, query): a softmax is faster over rows than within
-        if bags.even:
-            scores = scores.unflatten(1, bags.real.shape)
-        else:
-            scores = scores[:, bags.rows].masked_fill(~bags.real.unsqueeze(2), -math.inf)
-        if masked is not None:
-            scores = scores.masked_fill(masked, -math.inf)
-        return _exactly(partial(torch.softmax, dim=2), scores).transpose(2, 3)
-
-    def forward(
-        self, query: Projected, support: Projected, bags: Bags, hidden: Tensor | None = None
-    ) -> Tensor:
-        """Cosines of v^Q with the prototypes v^P of all classes: (query, class)."""
-        if serves(query.key, query.value, query.gate, support.key, support.value):
-            return self._compiled(query, support, bags, hidden)
-        weights = self.attention(query, support, bags, hidden)  # (head, class, query, shot)
-        vectors, prototypes = query.value, weights @ _bagged(support.value, bags)
-        if self.excitation is not None:
-            vectors = vectors * query.gate
-            prototypes = prototypes * query.gate.transpose(0, 1).unsqueeze(1)
-        if self.recipe.skip:
-            vectors = vectors + query.key
-            prototypes = prototypes + weights @ _bagged(support.key, bags)
-        u = vectors.flatten(1).unsqueeze(1)  # v^Q: (query, 1, channel)
-        p = prototypes.permute(2, 1, 0, 3).flatten(2)  # v^P: (query, class, channel)
-        if self.recipe.centres:
-            mean = p.mean(dim=1, keepdim=True)
-            u, p = u - mean, p - mean
-        p, u = (F.normalize(x, dim=2, eps=NORM_EPS) for x in (p, u))
-        return (u @ p.mT).squeeze(1)
-
-    def _compiled(
-        self, query: Projected, support: Projected, bags: Bags, hidden: Tensor | None
-    ) -> Tensor:
-        shots = support if bags.even else support.rows(bags.order)
-        cosines: Tensor = cap_kernel.CapCosine.apply(
-            query.key.flatten(1),
-            query.value.flatten(1),
-            None if self.excitation is None else query.gate.flatten(1),
-            shots.key.flatten(1),
-            shots.value.flatten(1),
-            bags.starts,
-            hidden,
-            cap_kernel.Setting(
-                heads=self.heads,
-                attention=self.recipe.attention if self.recipe.cross_attention else "uniform",
-                factor=self._factor(),
-                skip=self.recipe.skip,
-                centred=self.recipe.centres,
-                eps=NORM_EPS,
-            ),
-        )
-        return cosines
-
-    def _factor(self) -> float:
-        """Return the scale of distances or dot products; c of the paper cancels."""
-        scale = self.recipe.eta / math.sqrt(self.norm.normalized_shape[0] / self.heads)
-        return -scale / SPREAD if self.recipe.attention == "l1" else scale
-
-
-class MeanPooling(nn.Module):
-    """The ablation of CAP: a prototype is the mean of its class's image vectors."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        super().__init__()
-        self.centred = recipe.centres
-
-    def project(self, vectors: Tensor) -> Projected:
-        """Image vectors as they are."""
-        x = vectors.unsqueeze(1)  # (image, 1 head, channel)
-        return Projected(x, x, x.new_ones(()))
-
-    def forward(
-        self, query: Projected, support: Projected, bags: Bags, hidden: Tensor | None = None
-    ) -> Tensor:
-        """Cosines of the queries with the means of all classes: (query, class)."""
-        assert hidden is None, "a recipe with plain means hides nothing"
-        weights = (bags.real / bags.shots[:, None]).to(query.value.dtype)  # (class, shot)
-        means = torch.einsum("ls,lshd->ld", weights, support.value[bags.rows])  # (class, channel)
-        vectors = query.value.flatten(1)  # (query, channel)
-        if self.centred:
-            mean = means.mean(dim=0)
-            means, vectors = means - mean, vectors - mean
-        return F.normalize(vectors, eps=NORM_EPS) @ F.normalize(means, eps=NORM_EPS).T
-
-
-def _exactly(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply a function; in prediction by way of double precision.
-
-    PyTorch rounds the last few numbers of a tensor differently from those before, so that an
-    image's answer would depend on its place in a batch.
-    """
-    return function(x) if torch.is_grad_enabled() else function(x.double()).to(x.dtype)
-
-
-def _bagged(values: Tensor, bags: Bags) -> Tensor:
-    """(image, head, d) to (head, class, shot, d)."""
-    bagged = values.unflatten(0, bags.real.shape) if bags.even else values[bags.rows]
-    return bagged.permute(2, 0, 1, 3)
-
-
-def linear(channels: int, generator: torch.Generator | None) -> nn.Linear:
-    """Make a square linear layer with PyTorch's default initialisation, drawn from a generator.
-
-    Without a generator it has a shape only, and waits for values from a model file.
-    """
-    layer = nn.Linear(channels, channels, device="meta")  # draws nothing from the global generator
-    if generator is None:
-        return layer
-    bound = 1 / math.sqrt(channels)
-    for name, shape in (("weight", (channels, channels)), ("bias", (channels,))):
-        values = torch.empty(shape).uniform_(-bound, bound, generator=generator)
-        setattr(layer, name, nn.Parameter(values))  # `to_empty` would import sympy
-    return layer
-
-
-# Bags: the shots of each class, as a padded table of support rows.
-
-
 @dataclass(frozen=True, eq=False)
 class Bags:
-    """Which support rows belong to which class."""
+    """The shots of each class, as a padded table of support rows."""
 
     rows: Tensor  # (class, shot): support rows, padded with row 0
-    real: Tensor  # (class, shot): whether the entry is a shot, not padding
+    real: Tensor  # (class, shot): whether the entry is a shot rather than padding
     order: Tensor  # (shot,): support rows, class after class
     starts: Tensor  # (class + 1,): where each class starts in `order`
-    even: bool  # whether all rows come in order and nothing is padded, as with equal shots
+    even: bool  # whether all rows are in order and nothing is padded, as with equal shots
 
     @classmethod
     def from_labels(cls, labels: Tensor, classes: int) -> Bags:
@@ -241,17 +58,24 @@ class Bags:
         """
         shots = torch.bincount(labels, minlength=classes)  # (class,)
         place = torch.arange(int(shots.max()), device=labels.device)  # (shot,)
-        real = place < shots[:, None]
+        real = place < shots[:, None]  # (class, shot)
         rows = torch.zeros(real.shape, dtype=torch.long, device=labels.device)
         rows[real] = order = labels.argsort(stable=True)
         even = bool(real.all()) and torch.equal(order, torch.arange(len(labels)).to(order))
         starts = torch.cat([shots.new_zeros(1), shots.cumsum(0)])
         return cls(rows, real, order, starts, even)
 
+    @classmethod
+    def from_shots(cls, shots: Sequence[int], device: torch.device) -> Bags:
+        """Make the bags of a support set that is ordered by class."""
+        labels = torch.repeat_interleave(torch.as_tensor(shots, device=device))
+        return cls.from_labels(labels, len(shots))
+
     def own(self, sources: Tensor) -> Tensor:
         """Find the shot that each query was made from, if its class has others.
 
-        `sources` holds the support row of every query; the answer is its place in `order`, or -1.
+        `sources` holds the support row of every query. The result is its position in `order`, or
+        -1.
 
         >>> Bags.from_labels(torch.tensor([0, 1, 0]), 2).own(torch.tensor([2, 1]))
         tensor([ 1, -1])
@@ -273,3 +97,149 @@ class Bags:
     def shots(self) -> Tensor:
         """Number of shots per class."""
         return self.real.sum(dim=1)
+
+    def collect(self, values: Tensor) -> Tensor:
+        """Sort the values of the support, (image, head, d), into bags: (head, class, shot, d)."""
+        bagged = values.unflatten(0, self.real.shape) if self.even else values[self.rows]
+        return bagged.permute(2, 0, 1, 3)
+
+
+class CrossAttentionPooling(nn.Module):
+    """Queries and bags to prototypes v^P and query vectors v^Q.
+
+    Works in two halves, because each image is compared with many others: `project` computes what
+    is needed of an image, `forward` compares queries with bags.
+    """
+
+    def __init__(
+        self, config: BlockConfig, recipe: Recipe, generator: torch.Generator | None
+    ) -> None:
+        super().__init__()
+        self.heads, self.recipe = config.heads, recipe
+        channels = config.channels
+        self.norm = nn.LayerNorm(channels, eps=LN_EPS)
+        self.key = _linear(channels, generator) if recipe.cross_attention else nn.Identity()  # W^K
+        self.value = _linear(channels, generator)  # W^V
+        self.excitation = _linear(channels, generator) if recipe.co_excitation else None  # kappa
+        if recipe.start == "identity" and generator is not None:
+            self._start_as_identity()
+
+    @torch.no_grad()
+    def _start_as_identity(self) -> None:
+        """Start as a nearest centroid: keys and values are the vectors themselves, gates equal."""
+        for layer in (self.key, self.value):
+            if isinstance(layer, nn.Linear):
+                nn.init.eye_(layer.weight)
+                nn.init.zeros_(layer.bias)
+        if self.excitation is not None:
+            nn.init.zeros_(self.excitation.weight)
+            nn.init.zeros_(self.excitation.bias)
+
+    def project(self, vectors: Tensor, operations: Operations) -> Projected:
+        """Image vectors (image, channel) to keys, values and gates."""
+        layers = (self.key, self.value, self.excitation)
+        linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+        x, *projected = operations.project(self.norm, linear, vectors)  # LN(x), then each layer
+        key = projected.pop(0) if isinstance(self.key, nn.Linear) else x  # x W^K: (image, channel)
+        value = projected.pop(0)  # x W^V: (image, channel)
+        if not projected:
+            return Projected(self._split(key), self._split(value), value.new_ones(()))
+        gate = sigmoid(projected.pop())  # MHCE, equation 5: (image, channel)
+        return Projected(self._split(key), self._split(value), self._split(gate))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(len(x), self.heads, -1)  # (image, head, d)
+
+    def attention(
+        self, query: Projected, support: Projected, bags: Bags, hidden: Tensor | None = None
+    ) -> Tensor:
+        """Weights of every shot of every class: (head, class, query, shot); 0 on padding.
+
+        The `hidden` shot of a query (`Bags.own`) gets no weight either. Without cross-attention
+        the dimension of the heads, and that of the queries unless shots are hidden, has length 1.
+        """
+        masked = None if hidden is None else bags.table(hidden)  # (class, shot, query)
+        if not self.recipe.cross_attention:
+            real = bags.real[:, None, :]  # (class, 1, shot)
+            if masked is not None:
+                real = real & ~masked.transpose(1, 2)  # (class, query, shot)
+            return (real / real.sum(-1, keepdim=True)).to(query.key.dtype)[None]
+        y, z = query.key.transpose(0, 1), support.key.transpose(0, 1)  # (head, image, d)
+        l1 = self.recipe.attention == "l1"
+        scores = torch.cdist(z, y, p=1.0) if l1 else z @ y.transpose(1, 2)  # (head, shot, query)
+        scores = scores * self.factor
+        # The shots are not the last dimension, because a softmax over rows is faster.
+        if bags.even:
+            scores = scores.unflatten(1, bags.real.shape)  # (head, class, shot, query)
+        else:
+            scores = scores[:, bags.rows].masked_fill(~bags.real.unsqueeze(2), -math.inf)
+        if masked is not None:
+            scores = scores.masked_fill(masked, -math.inf)
+        return softmax(scores, dim=2).transpose(2, 3)  # equation 4
+
+    def forward(
+        self, query: Projected, support: Projected, bags: Bags, hidden: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Equation 3: prototypes v^P (query, class, channel) and v^Q (query, channel)."""
+        weights = self.attention(query, support, bags, hidden)  # A: (head, class, query, shot)
+        vectors = query.value  # (query, head, d)
+        prototypes = weights @ bags.collect(support.value)  # A V: (head, class, query, d)
+        if self.excitation is not None:
+            vectors = vectors * query.gate
+            prototypes = prototypes * query.gate.transpose(0, 1).unsqueeze(1)
+        if self.recipe.skip:  # equation 6; without cross-attention equation 8
+            vectors = vectors + query.key
+            prototypes = prototypes + weights @ bags.collect(support.key)
+        v_q = vectors.flatten(1)  # concat(O^Q_1 .. O^Q_h): (query, channel)
+        v_p = prototypes.permute(2, 1, 0, 3).flatten(2)  # concat(O^P_1 .. O^P_h)
+        return v_p, v_q
+
+    @property
+    def factor(self) -> float:
+        """Scale of distances or dot products in equation 4; its c cancels in the softmax."""
+        scale = self.recipe.eta / math.sqrt(self.norm.normalized_shape[0] / self.heads)
+        return -scale / SPREAD if self.recipe.attention == "l1" else scale
+
+
+class MeanPooling(nn.Module):
+    """The ablation of CAP: a prototype is the mean of its class's image vectors."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.recipe = recipe
+
+    def project(self, vectors: Tensor, operations: Operations) -> Projected:
+        """Image vectors as they are."""
+        del operations  # nothing is computed
+        x = vectors.unsqueeze(1)  # (image, 1 head, channel)
+        return Projected(x, x, x.new_ones(()))
+
+    def forward(
+        self, query: Projected, support: Projected, bags: Bags, hidden: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Means v^P (class, channel), the same for all queries, and v^Q (query, channel)."""
+        assert hidden is None, "Recipe refuses self_mask with prototype='mean'"
+        weights = (bags.real / bags.shots[:, None]).to(query.value.dtype)  # (class, shot)
+        means = torch.einsum("ls,lshd->ld", weights, support.value[bags.rows])  # (class, channel)
+        return means, query.value.flatten(1)
+
+
+def project(norm: nn.LayerNorm, layers: Sequence[nn.Linear], vectors: Tensor) -> list[Tensor]:
+    """Normalise vectors and apply each layer to the result: (image, channel) each."""
+    x = norm(vectors)  # v^query or v^target
+    return [x, *(layer(x) for layer in layers)]
+
+
+def _linear(channels: int, generator: torch.Generator | None) -> nn.Linear:
+    """Make a square linear layer with PyTorch's default initialisation, drawn from a generator.
+
+    Without a generator it has only a shape, and waits for values from a model file.
+    """
+    layer = nn.Linear(channels, channels, device="meta")  # draws nothing from the global generator
+    if generator is None:
+        return layer
+    bound = 1 / math.sqrt(channels)
+    for name, shape in (("weight", (channels, channels)), ("bias", (channels,))):
+        values = torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        setattr(layer, name, nn.Parameter(values))  # `to_empty` would import sympy
+    return layer

@@ -1,4 +1,4 @@
-"""Component 3: one logit per class from the cosines of all blocks, and the loss."""
+"""Component 3: from v^P and v^Q of all blocks to one logit per class, and the loss."""
 
 from __future__ import annotations
 
@@ -6,19 +6,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mivhead.head.pooling import NORM_EPS
 from mivhead.head.recipe import Recipe
 
 
+def centred_cosines(v_q: Tensor, v_p: Tensor, recipe: Recipe) -> Tensor:
+    """Cosines (query, class) of one block, around the mean of the prototypes.
+
+    Parameters
+    ----------
+    v_q : Tensor
+        Query vectors (query, channel).
+    v_p : Tensor
+        Prototypes (query, class, channel), or (class, channel) if they do not depend on the query.
+    recipe : Recipe
+        Says whether cosines are centred.
+    """
+    u = v_q.unsqueeze(1)  # (query, 1, channel)
+    if recipe.centres:
+        m = v_p.mean(dim=-2, keepdim=True)  # over classes: (query, 1, channel)
+        u, v_p = u - m, v_p - m
+    u, p = (F.normalize(x, dim=-1, eps=NORM_EPS) for x in (u, v_p))
+    return (u @ p.mT).squeeze(1)
+
+
 def combine(cosines: Tensor, recipe: Recipe) -> Tensor:
-    """One logit per class from the cosines of all blocks, (block, query, class)."""
+    """Logits (query, class) from the cosines of all blocks, (block, query, class)."""
     if recipe.temperature_order == "inside":
         return torch.logsumexp(cosines / recipe.temperature, dim=0)
     return torch.logsumexp(cosines, dim=0) / recipe.temperature
 
 
 def loss(cosines: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
-    """Cross-entropy, summed over queries: of the combined logits, or of each block by itself."""
+    """Cross-entropy, summed over queries: of the combined logits, or of each block on its own."""
     if recipe.objective == "joint":
         return F.cross_entropy(combine(cosines, recipe), labels, reduction="sum")
-    everything = (cosines / recipe.temperature).flatten(0, 1)  # (block and query, class)
-    return F.cross_entropy(everything, labels.repeat(len(cosines)), reduction="sum")
+    logits = (cosines / recipe.temperature).flatten(0, 1)  # (block and query, class)
+    return F.cross_entropy(logits, labels.repeat(len(cosines)), reduction="sum")

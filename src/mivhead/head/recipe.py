@@ -1,19 +1,21 @@
 """Every hyperparameter of the head, in frozen dataclasses.
 
-`BlockConfig` is what a block looks like to the head; `Recipe` is how the head is built, trained and
-combined. The defaults are what the paper's published numbers came from.
+`Recipe` states how a head is trained and combined; it is the only place where these values are set.
+What belongs to a backbone is a `Preset` (`mivhead.preset`). `BlockConfig` is both at once for one
+block: its shape in the features, and how the head treats it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
+from mivhead._schema import check_types, from_json, to_json
 from mivhead.errors import InputError, check_one_of
-from mivhead.features import Features
-from mivhead.preset import BlockPreset
+from mivhead.features import Block, Features
+from mivhead.preset import BlockPreset, Preset, replace_in_blocks
 
 HEAD_WIDTH = 64  # channels per attention head that the paper aims at
 SMALLEST_POOL = 3  # side of the smallest pooled map
@@ -22,118 +24,174 @@ MAX_CANDIDATES = 64  # far above any use; keeps a forged model file from asking 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the head is built, trained and combined; the defaults are the paper's.
+    """How a head is trained and combined.
+
+    The defaults are the recipe `"mivhead"`, which was chosen by measurement and includes the
+    ensemble with ridge experts. `Recipe.paper()` is the recipe `"paper"`: what the published
+    numbers came from.
 
     Parameters
     ----------
-    prototype
-        `"cap"`: cross-attention pooling (Component 2). `"mean"`: its ablation, a prototype is the
-        mean of the image vectors of its class.
-    attention
-        `"l1"`: the paper's distance-based attention. `"dot"`: scaled dot product.
-    eta
-        Down-scaling of the attention scores; small values suppress competition within a bag.
-    cross_attention, co_excitation, skip
-        The three mechanisms of CAP. Without cross-attention all shots weigh the same, W^K is left
-        out, and the skip connection adds the normalised vector itself.
-    centred
-        Whether cosines are taken around the mean of the prototypes; None means yes for `"cap"` and
-        no for `"mean"`.
-    temperature, temperature_order
-        `"after"`: logsumexp over blocks, then division (the authors' code). `"inside"`: division,
-        then logsumexp (the paper's text).
-    steps, learning_rate, pooling_learning_rate, momentum
-        Full-batch SGD; Component 1 has its own rate.
-    views_rule
-        Augmented views per image of a class with S <= T shots: `"ceil"`: ceil(T / S) (the authors'
-        code); `"floor"`: max(1, floor(T / S)) (the paper's text).
-    start
-        `"random"`: PyTorch's initial weights. `"identity"`: keys and values start as the image
-        vectors themselves, so that training starts from a nearest centroid.
-    self_mask
-        In training, hide the image that a pseudo-query was made from where its class has others.
-    objective
-        `"joint"`: cross-entropy of the combined logits. `"blocks"`: of each block by itself.
-    vote
-        `"logsumexp"`: the blocks alone, as in the paper. `"stacked"`: blocks and plain experts
-        (`mivhead.ensemble`), with weights that explain held-out images. `"prior"`: the same with
-        the weights that stacking starts from.
+    prototype : {"cap", "mean"}, default="cap"
+        `"cap"` is cross-attention pooling (Component 2). `"mean"` is its ablation: a prototype is
+        the mean of the image vectors of its class.
+    attention : {"l1", "dot"}, default="l1"
+        `"l1"` is the paper's distance-based attention, `"dot"` the scaled dot product.
+    eta : float, default=1.0
+        Factor of the attention scores; small values suppress competition within a bag. The
+        paper's value is 0.1.
+    cross_attention, co_excitation, skip : bool, default=True
+        The three mechanisms of CAP. Without cross-attention, all shots have the same weight, W^K
+        is left out, and the skip connection adds the normalised vector itself.
+    centred : bool or None, default=None
+        Whether cosines are taken around the mean of the prototypes. None means True for
+        `prototype="cap"` and False for `prototype="mean"`.
+    temperature : float, default=0.2
+        Divisor of the logits. The paper's value is 0.1.
+    temperature_order : {"after", "inside"}, default="after"
+        `"after"` divides after the logsumexp over blocks (the authors' code), `"inside"` before
+        it (the paper's text).
+    steps : int, default=15
+        Full-batch steps of gradient descent. The paper's value is 40.
+    learning_rate, pooling_learning_rate : float, default=0.3 and 0.015
+        Learning rates of Component 2 and of Component 1.
+    momentum : float, default=0.9
+        Momentum of the gradient descent.
+    views_rule : {"ceil", "floor"}, default="ceil"
+        Augmented views per image of a class with S <= T shots: `"ceil"` is ceil(T / S) (the
+        authors' code), `"floor"` is max(1, floor(T / S)) (the paper's text).
+    use_views : bool, default=True
+        Whether the head is trained on augmented views, if there are any.
+    last_blocks : int or None, default=None
+        N: use only this many of the deepest blocks of the features; None uses all of them.
+    start : {"identity", "random"}, default="identity"
+        `"identity"`: keys and values start as the image vectors themselves, so that training
+        starts from a nearest-centroid classifier. `"random"`: PyTorch's initialisation, as in
+        the paper.
+    self_mask : bool, default=True
+        During training, mask the shot that a pseudo-query was made from where its class has
+        others. The paper does not.
+    objective : {"blocks", "joint"}, default="blocks"
+        `"joint"` is the cross-entropy of the combined logits (the paper), `"blocks"` that of each
+        block on its own.
+    vote : {"stacked", "prior", "logsumexp"}, default="stacked"
+        How the members of the ensemble are combined. `"logsumexp"`: the blocks of the head alone,
+        as in the paper. `"stacked"`: the blocks and the ridge experts (`mivhead.ensemble`), with
+        weights fitted by stacking on out-of-fold predictions. `"prior"`: the same members with
+        the weights from which stacking starts.
+
+    References
+    ----------
+    Xu, Frank and Holmes, "Few-shot Classification as Multi-instance Verification: Effective
+    Backbone-agnostic Transfer across Domains".
+
+    Examples
+    --------
+    >>> Recipe().vote, Recipe.paper().vote
+    ('stacked', 'logsumexp')
+    >>> Recipe(eta=-1)
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.InputError: eta must not be negative, got -1.
     """
 
     prototype: Literal["cap", "mean"] = "cap"
     attention: Literal["l1", "dot"] = "l1"
-    eta: float = 0.1
+    eta: float = 1.0
     cross_attention: bool = True
     co_excitation: bool = True
     skip: bool = True
     centred: bool | None = None
-    temperature: float = 0.1
+    temperature: float = 0.2
     temperature_order: Literal["after", "inside"] = "after"
-    steps: int = 40
+    steps: int = 15
     learning_rate: float = 0.3
     pooling_learning_rate: float = 0.015
     momentum: float = 0.9
     views_rule: Literal["ceil", "floor"] = "ceil"
-    start: Literal["random", "identity"] = "random"
-    self_mask: bool = False
-    objective: Literal["joint", "blocks"] = "joint"
-    vote: Literal["logsumexp", "prior", "stacked"] = "logsumexp"
+    use_views: bool = True
+    last_blocks: int | None = None
+    start: Literal["random", "identity"] = "identity"
+    self_mask: bool = True
+    objective: Literal["joint", "blocks"] = "blocks"
+    vote: Literal["logsumexp", "prior", "stacked"] = "stacked"
 
     def __post_init__(self) -> None:
-        check_one_of("prototype", self.prototype, ("cap", "mean"))
-        check_one_of("attention", self.attention, ("l1", "dot"))
-        check_one_of("temperature_order", self.temperature_order, ("after", "inside"))
-        check_one_of("views_rule", self.views_rule, ("ceil", "floor"))
-        check_one_of("start", self.start, ("random", "identity"))
-        check_one_of("objective", self.objective, ("joint", "blocks"))
-        check_one_of("vote", self.vote, ("logsumexp", "prior", "stacked"))
+        check_types(self)
         if self.self_mask and self.prototype == "mean":
-            raise InputError("self_mask needs prototype='cap': plain means are the same for all.")
-        if self.steps < 0:
-            raise InputError(f"steps must not be negative, got {self.steps}.")
+            raise InputError(
+                "self_mask=True needs prototype='cap', because the mean of a class is the same for "
+                "all queries; set self_mask=False."
+            )
+        if self.last_blocks is not None and self.last_blocks < 1:
+            raise InputError(f"last_blocks must be at least 1 or None, got {self.last_blocks}.")
         for name in ("temperature", "learning_rate"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} must be positive, got {getattr(self, name)}.")
-        for name in ("eta", "pooling_learning_rate"):
+        for name in ("eta", "pooling_learning_rate", "steps"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must not be negative, got {getattr(self, name)}.")
         if not 0 <= self.momentum < 1:
             raise InputError(f"momentum must be in [0, 1), got {self.momentum}.")
 
+    @classmethod
+    def paper(cls, **changes: Any) -> Self:
+        """Return the recipe of the paper, with some fields replaced.
+
+        >>> Recipe.paper(steps=10).eta
+        0.1
+        """
+        published = {
+            "eta": 0.1,
+            "temperature": 0.1,
+            "steps": 40,
+            "start": "random",
+            "self_mask": False,
+            "objective": "joint",
+            "vote": "logsumexp",
+        }
+        return cls(**{**published, **changes})
+
+    @classmethod
+    def from_file(cls, document: Any) -> Self:
+        """Read the recipe of a model file, checking every key and type.
+
+        Version 0.1.0 knew the paper's recipe only, so a missing field has the paper's value.
+        """
+        if isinstance(document, Mapping):
+            document = {**to_json(cls.paper()), **document}
+        return from_json(cls, document, "recipe")
+
     @property
     def centres(self) -> bool:
-        """Whether cosines are centred, after the rule for None."""
+        """Whether cosines are centred, after resolving None."""
         return self.prototype == "cap" if self.centred is None else self.centred
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether ridge experts are members of the ensemble."""
+        return self.vote != "logsumexp"
 
-RECIPES: dict[str, Recipe] = {
-    "paper": Recipe(),
-    # Chosen by measurement: docs/explanation/the-recipe.md
-    "mivhead": Recipe(
-        eta=1.0,
-        temperature=0.2,
-        steps=15,
-        start="identity",
-        self_mask=True,
-        objective="blocks",
-        vote="stacked",
-    ),
-}
+
 DEFAULT_RECIPE = "mivhead"
+RECIPES: dict[str, Recipe] = {
+    DEFAULT_RECIPE: Recipe(),  # the measurements: docs/explanation/the-recipe.md
+    "paper": Recipe.paper(),
+}
 
 
-def resolve_recipe(recipe: str | Recipe, **changes: Any) -> Recipe:
-    """Look a recipe up by name and apply the changes that are not None.
+def resolve_recipe(recipe: str | Recipe) -> Recipe:
+    """Look up a recipe by name; a `Recipe` is returned as it is.
 
-    >>> resolve_recipe("paper", eta=None, steps=10).steps
-    10
+    >>> resolve_recipe("paper") == Recipe.paper()
+    True
     """
-    if isinstance(recipe, str):
-        check_one_of("recipe", recipe, tuple(RECIPES))
-        recipe = RECIPES[recipe]
-    elif not isinstance(recipe, Recipe):
+    if isinstance(recipe, Recipe):
+        return recipe
+    if not isinstance(recipe, str):
         raise InputError(f"recipe must be a name or a Recipe, got {type(recipe).__name__}.")
-    return replace(recipe, **{k: v for k, v in changes.items() if v is not None})
+    check_one_of("recipe", recipe, RECIPES)
+    return RECIPES[recipe]
 
 
 @dataclass(frozen=True)
@@ -255,20 +313,62 @@ def derive_presets(features: Features) -> tuple[BlockPreset, ...]:
 
 
 def resolve_blocks(
-    features: Features, presets: Sequence[BlockPreset] | None = None
+    features: Features, preset: Preset | Sequence[BlockPreset] | Mapping[str, Any] | None = None
 ) -> tuple[BlockConfig, ...]:
-    """Combine the shapes of features with the settings of their backbone (or derived ones)."""
-    presets = derive_presets(features) if presets is None else presets
+    """Combine the shapes of features with the settings of their backbone.
+
+    Parameters
+    ----------
+    features : Features
+        Only their shapes matter.
+    preset : Preset, sequence of BlockPreset, mapping or None, default=None
+        The settings. None derives them from the shapes; a mapping holds fields of `BlockPreset` to
+        replace in the derived settings (see `mivhead.preset.replace_in_blocks`).
+
+    Returns
+    -------
+    tuple of BlockConfig
+        One per block of the features, shallow to deep.
+    """
+    if isinstance(preset, Preset):
+        presets: Sequence[BlockPreset] = preset.blocks
+    elif preset is None or isinstance(preset, Mapping):
+        presets = replace_in_blocks(derive_presets(features), preset or {})
+    else:
+        presets = preset
     if len(presets) != len(features.blocks):
         raise InputError(
             f"The preset describes {len(presets)} blocks, the features have "
             f"{len(features.blocks)}: {features}."
         )
-    configs = []
-    for block, preset in zip(features.blocks, presets, strict=True):
-        settings = {f.name: getattr(preset, f.name) for f in fields(preset)}
-        settings["heads"] = preset.heads or default_heads(block.channels)
-        grid = None if block.map is None else (block.map.shape[2], block.map.shape[3])
-        token = block.token is not None
-        configs.append(BlockConfig(channels=block.channels, grid=grid, token=token, **settings))
-    return tuple(configs)
+    return tuple(map(_resolve_block, features.blocks, presets))
+
+
+def _resolve_block(block: Block, preset: BlockPreset) -> BlockConfig:
+    token = block.token is not None
+    native, pool_sizes = preset.native, preset.pool_sizes
+    if preset.candidates is not None:
+        native, pool_sizes = _limit(native, pool_sizes, preset.candidates - token)
+    return BlockConfig(
+        channels=block.channels,
+        heads=preset.heads or default_heads(block.channels),
+        grid=None if block.map is None else (block.map.shape[2], block.map.shape[3]),
+        token=token,
+        pool_sizes=pool_sizes,
+        native=native,
+        form=preset.form,
+        tau=preset.tau,
+        plain=preset.plain,
+    )
+
+
+def _limit(native: bool, sizes: tuple[int, ...], count: int) -> tuple[bool, tuple[int, ...]]:
+    """Keep at most `count` map candidates: the map itself, then pooled maps."""
+    native = native and count > 0
+    room = max(0, count - native)
+    if room < len(sizes):
+        last = len(sizes) - 1
+        # Spread evenly over the sizes, starting from the smallest, which is the last.
+        kept = {last - round(i * last / max(1, room - 1)) for i in range(room)}
+        sizes = tuple(sizes[i] for i in sorted(kept))
+    return native, sizes

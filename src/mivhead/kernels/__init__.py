@@ -1,1 +1,1 @@
-"""Compiled kernels: work that PyTorch has no single operation for."""
+"""Compiled kernels, and the seam where the fast path is chosen: start with `backend`."""

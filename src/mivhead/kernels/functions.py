@@ -1,4 +1,8 @@
-"""Pooling of patches by attention (`pooling.c`)."""
+"""The compiled twins of the head's formulas: Python functions and their gradients.
+
+Each function takes the same arguments as the formula of its name (`mivhead.head.head.FORMULAS`) and
+calls the C code of the file that its section names. `mivhead.kernels.backend` decides when.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,63 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mivhead.kernels.library import address, call, empty, library
+from mivhead.kernels.library import address, call, empty
+
+NORM_EPS = 1e-12  # of L2 norms, as in the formulas
+
+# Candidates of an image: its map, max-pooled to several sizes (`derive.c`).
+
+
+class _DeriveTask(ctypes.Structure):
+    _fields_ = (
+        *((n, c_int64) for n in ("images", "channels", "height", "width", "candidates", "half")),
+        *((n, c_int64) for n in ("image_step", "channel_step", "pixel_step")),
+        *((n, c_void_p) for n in ("maps", "sizes", "patches", "norms", "scratch")),
+    )
+
+
+def derive_candidates(
+    maps: Tensor, sizes: Sequence[tuple[int, int]], dtype: torch.dtype
+) -> tuple[list[Tensor], Tensor]:
+    """Max-pool maps to several sizes: the patches of each size, and the norms of all patches."""
+    del dtype  # always float32 here
+    images, channels, height, width = maps.shape
+    if height > 1 and width > 1 and maps.stride(2) != width * maps.stride(3):
+        maps = maps.contiguous()  # now rows follow each other
+    patches = [maps.new_empty(images, h * w, channels) for h, w in sizes]
+    norms = empty(images, sum(h * w for h, w in sizes))
+    scratch = empty(torch.get_num_threads(), height, width, channels)
+    flat = (c_int64 * (2 * len(sizes)))(*(side for size in sizes for side in size))
+    places = (c_void_p * len(sizes))(*map(address, patches))
+    call(
+        "derive",
+        _DeriveTask(
+            images=images,
+            channels=channels,
+            height=height,
+            width=width,
+            candidates=len(sizes),
+            half=maps.dtype == torch.float16,
+            image_step=maps.stride(0),
+            channel_step=maps.stride(1),
+            pixel_step=maps.stride(3 if width > 1 else 2),  # a side of 1 may have any stride
+            maps=maps.data_ptr(),
+            sizes=ctypes.addressof(flat),
+            patches=ctypes.addressof(places),
+            norms=address(norms),
+            scratch=address(scratch),
+        ),
+    )
+    return patches, norms
+
+
+# Pooling of patches by attention (`pooling.c`).
+
+
+def pool_patches(theta: Tensor, maps: Sequence[Tensor], scale: Tensor) -> Tensor:
+    """Equation 1: pooled candidates I_n, (image, candidate, channel)."""
+    pooled: Tensor = _PatchPooling.apply(theta, maps, scale)
+    return pooled
 
 
 class _PatchTask(ctypes.Structure):
@@ -23,7 +83,7 @@ class _PatchTask(ctypes.Structure):
     )
 
 
-class PatchPooling(torch.autograd.Function):
+class _PatchPooling(torch.autograd.Function):
     """Sums of patches x, weighted with softmax(theta . x scale), for each map candidate."""
 
     @staticmethod
@@ -86,10 +146,16 @@ class _CandidateTask(ctypes.Structure):
     )
 
 
-class CandidatePooling(torch.autograd.Function):
+def pool_candidates(mu: Tensor, candidates: Tensor, factor: float, length: float | None) -> Tensor:
+    """Equation 2: image vectors M_n, (image, channel)."""
+    pooled: Tensor = _CandidatePooling.apply(mu, candidates, factor, NORM_EPS, length or 0.0)
+    return pooled
+
+
+class _CandidatePooling(torch.autograd.Function):
     """Sums of candidates x, weighted with softmax(factor mu . x / |x|), for each image.
 
-    With `length`, all |x| count as so long; otherwise they are at least `eps`.
+    A `length` other than 0 replaces every |x|; otherwise |x| is at least `eps`.
     """
 
     @staticmethod
@@ -124,10 +190,10 @@ def _run_candidates(name: str, setting: dict[str, float], **tensors: Tensor) -> 
     call(name, _CandidateTask(**sizes, **setting, **places, scratch=address(scratch)))
 
 
-# Cross-attention pooling and the cosines with its prototypes (`cap_forward.c` and beside).
+# Cross-attention pooling and the cosines with its prototypes (`cap_forward.c`, `cap_backward.c`).
 
 
-LANES = 16  # queries at a time
+LANES = 16  # queries per tile
 KINDS = ("uniform", "l1", "dot")
 TENSORS = (  # gate, hidden and weights may be None
     *("y", "v", "gate", "z", "w", "starts", "hidden", "weights", "cosines"),
@@ -152,10 +218,38 @@ class Setting:
 
     heads: int
     attention: str  # one of KINDS
-    factor: float  # scores are so many times the distance or the dot product
+    factor: float  # of the distance or the dot product
     skip: bool
     centred: bool
-    eps: float  # norms are at least so long
+    eps: float  # smallest norm
+
+
+def compare(cap: Any, query: Any, support: Any, bags: Any, hidden: Tensor | None) -> Tensor:
+    """Equations 3 to 5 and the cosines of Component 3: (query, class).
+
+    The arguments are those of `mivhead.head.cap.CrossAttentionPooling.forward` and the module
+    itself; this package does not import the head.
+    """
+    shots = support if bags.even else support.rows(bags.order)
+    recipe = cap.recipe
+    cosines: Tensor = CapCosine.apply(
+        query.key.flatten(1),
+        query.value.flatten(1),
+        None if cap.excitation is None else query.gate.flatten(1),
+        shots.key.flatten(1),
+        shots.value.flatten(1),
+        bags.starts,
+        hidden,
+        Setting(
+            heads=cap.heads,
+            attention=recipe.attention if recipe.cross_attention else "uniform",
+            factor=cap.factor,
+            skip=recipe.skip,
+            centred=recipe.centres,
+            eps=NORM_EPS,
+        ),
+    )
+    return cosines
 
 
 class CapCosine(torch.autograd.Function):
@@ -206,8 +300,8 @@ def _run_cap(name: str, setting: Setting, tensors: Sequence[Any]) -> None:
     """Call a function with tensors in the order of TENSORS; forward, without gradients."""
     y, _, _, z, _, starts, *_ = tensors
     (queries, channels), support, classes = y.shape, z.shape[1], len(starts) - 1
-    # of a part: prototypes, vectors of channels, classes, shots, weights, classes of the shots, and
-    # what alignment takes
+    # Per thread: prototypes, vectors over channels and classes, shots, weights, classes of the
+    # shots, and room for alignment.
     kept = channels if len(tensors) == len(TENSORS) else 1  # channels whose prototypes are kept
     vectors = 2 * kept * classes + 7 * channels + 4 * classes
     vectors += support + setting.heads * support + -(-support // 8) + 1
@@ -228,55 +322,3 @@ def _run_cap(name: str, setting: Setting, tensors: Sequence[Any]) -> None:
         **dict(zip(TENSORS[: len(tensors)], map(address, tensors), strict=True)),
     )
     call(name, task)
-
-
-# Candidates of an image: its map, max-pooled to several sizes (`derive.c`).
-
-
-class _DeriveTask(ctypes.Structure):
-    _fields_ = (
-        *((n, c_int64) for n in ("images", "channels", "height", "width", "candidates", "half")),
-        *((n, c_int64) for n in ("image_step", "channel_step", "pixel_step")),
-        *((n, c_void_p) for n in ("maps", "sizes", "patches", "norms", "scratch")),
-    )
-
-
-def takes(maps: Tensor) -> bool:
-    """Whether there is a compiled function for such maps."""
-    fitting = maps.device.type == "cpu" and maps.dtype in (torch.float16, torch.float32)
-    return library() is not None and fitting
-
-
-def derive(maps: Tensor, sizes: Sequence[tuple[int, int]]) -> tuple[list[Tensor], Tensor]:
-    """Pool maps (image, channel, height, width): patches of each size, norms of all patches.
-
-    Patches are (image, patch, channel), of the maps' precision; norms are (image, patch).
-    """
-    images, channels, height, width = maps.shape
-    if height > 1 and width > 1 and maps.stride(2) != width * maps.stride(3):
-        maps = maps.contiguous()  # now rows follow each other
-    patches = [maps.new_empty(images, h * w, channels) for h, w in sizes]
-    norms = empty(images, sum(h * w for h, w in sizes))
-    scratch = empty(torch.get_num_threads(), height, width, channels)
-    flat = (c_int64 * (2 * len(sizes)))(*(side for size in sizes for side in size))
-    places = (c_void_p * len(sizes))(*map(address, patches))
-    call(
-        "derive",
-        _DeriveTask(
-            images=images,
-            channels=channels,
-            height=height,
-            width=width,
-            candidates=len(sizes),
-            half=maps.dtype == torch.float16,
-            image_step=maps.stride(0),
-            channel_step=maps.stride(1),
-            pixel_step=maps.stride(3 if width > 1 else 2),  # a side of 1 may have any stride
-            maps=maps.data_ptr(),
-            sizes=ctypes.addressof(flat),
-            patches=ctypes.addressof(places),
-            norms=address(norms),
-            scratch=address(scratch),
-        ),
-    )
-    return patches, norms

@@ -1,208 +1,156 @@
-"""The MIV-head with one part changed or left out: the ablations of the paper, and mixtures."""
+"""The MIV-head by name: its variants, as fields replaced in a recipe or a preset.
+
+The variants are listed in `mivhead.methods.registry`. `configure` is the one function that turns
+names and values, such as those of `--param eta=0.2`, into a `Recipe` and a preset.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
-from typing import Any, Literal
+from dataclasses import fields, replace
+from typing import Any, Literal, TypeAlias
 
-import numpy as np
-from torch import Tensor
+from mivhead.classifier import MIVClassifier
+from mivhead.errors import check_one_of
+from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
+from mivhead.methods.registry import get_method
+from mivhead.preset import BlockPreset, Preset, replace_in_blocks
 
-from mivhead.classifier import FeatureClassifier, MIVClassifier
-from mivhead.errors import InputError
-from mivhead.features import Features, SupportSet
-from mivhead.head.recipe import Recipe, derive_presets, resolve_recipe
-from mivhead.methods.base import (
-    check_count,
-    layout_to_json,
-    params_to_json,
-    read_layout,
-    restore_params,
-)
-from mivhead.preset import BlockPreset, Preset
+AnyPreset: TypeAlias = "Preset | Sequence[BlockPreset] | Mapping[str, Any] | None"
+
+RECIPE_FIELDS = tuple(field.name for field in fields(Recipe))
+PRESET_FIELDS = ("tau", "pool_sizes", "candidates")  # that a parameter may replace in every block
 
 
-class MIVAblation(FeatureClassifier):
-    """`MIVClassifier` on other settings; None leaves a setting as it is.
+def make_head(settings: Mapping[str, Any]) -> MIVClassifier:
+    """Make a classifier from its parameters and from fields of its recipe and preset.
 
     Parameters
     ----------
-    recipe, preset
-        What to start from, as for `MIVClassifier`; None for the paper's recipe, whose ablations
-        these are, and for settings derived from the features.
-    prototype
-        `"mean"`: a prototype is the average of its class's image vectors, without CAP.
-    cross_attention, co_excitation, skip
-        False leaves that mechanism of CAP out.
-    eta
-        Down-scaling of the attention scores; 0 gives all shots the same weight, but keeps W^K.
-    tau
-        Scale of the patches' attention; 0 is plain averaging.
-    candidates
-        D: at most so many candidates per block. The block's token comes first, then its map, then
-        pooled maps, spread over the sizes of the preset, the smallest first.
-    pool_sizes
-        Sides of the pooled maps, for each block of the features, instead of the preset's.
-    last_blocks
-        N: use only the last blocks of the features.
-    use_views
-        False trains on the images alone, even if augmented views are given.
-    random_state
-        Seed of the initial weights.
-    device
-        Where to compute; None: where the features are.
+    settings : mapping
+        Parameters of `MIVClassifier`, and values for `RECIPE_FIELDS` and `PRESET_FIELDS`.
 
-    Attributes
-    ----------
-    classifier_
-        The `MIVClassifier` that does the work.
+    Examples
+    --------
+    >>> make_head({"recipe": "paper", "eta": 0.2}).recipe == Recipe.paper(eta=0.2)
+    True
     """
-
-    def __init__(
-        self,
-        recipe: str | Recipe | None = None,
-        preset: Preset | Sequence[BlockPreset] | None = None,
-        *,
-        prototype: Literal["cap", "mean"] | None = None,
-        cross_attention: bool | None = None,
-        co_excitation: bool | None = None,
-        skip: bool | None = None,
-        eta: float | None = None,
-        tau: float | None = None,
-        candidates: int | None = None,
-        pool_sizes: tuple[tuple[int, ...], ...] | None = None,
-        last_blocks: int | None = None,
-        use_views: bool = True,
-        random_state: int | np.random.RandomState | None = None,
-        device: str | None = None,
-    ) -> None:
-        self.recipe = recipe
-        self.preset = preset
-        self.prototype = prototype
-        self.cross_attention = cross_attention
-        self.co_excitation = co_excitation
-        self.skip = skip
-        self.eta = eta
-        self.tau = tau
-        self.candidates = candidates
-        self.pool_sizes = pool_sizes
-        self.last_blocks = last_blocks
-        self.use_views = use_views
-        self.random_state = random_state
-        self.device = device
-
-    def _fit(self, support: SupportSet, seed: int) -> None:
-        self._check_params()
-        self._check_depth(len(support.features.blocks))
-        views = support.views if self.use_views else None
-        selected = replace(
-            support,
-            features=self._select(support.features),
-            views=None if views is None else self._select(views),
-            view_rows=support.view_rows if self.use_views else support.view_rows[:0],
-        )
-        self.classifier_ = MIVClassifier(
-            self._recipe(), self._presets(support.features), device=self.device
-        )
-        self.classifier_._fit(selected, seed)
-        self.losses_ = self.classifier_.losses_
-
-    def _logits(self, features: Features) -> Tensor:
-        return self.classifier_._logits(self._select(features))
-
-    def _check_params(self) -> None:
-        for name in ("candidates", "last_blocks"):
-            if (value := getattr(self, name)) is not None:
-                check_count(name, value, least=1)
-        if self.pool_sizes is not None:
-            _check_sizes(self.pool_sizes)
-
-    def _check_depth(self, blocks: int) -> None:
-        if self.last_blocks is not None and self.last_blocks > blocks:
-            raise InputError(
-                f"last_blocks is {self.last_blocks}, but the features have only {blocks} blocks."
-            )
-
-    def _recipe(self) -> Recipe:
-        names = ("prototype", "cross_attention", "co_excitation", "skip", "eta")
-        return resolve_recipe(
-            "paper" if self.recipe is None else self.recipe,
-            **{name: getattr(self, name) for name in names},
-        )
-
-    def _select(self, features: Features) -> Features:
-        return features if self.last_blocks is None else Features(features.blocks[self._kept])
-
-    @property
-    def _kept(self) -> slice:
-        return slice(None if self.last_blocks is None else -self.last_blocks, None)
-
-    def _presets(self, features: Features) -> list[BlockPreset]:
-        given = self.preset.blocks if isinstance(self.preset, Preset) else self.preset
-        presets = list(derive_presets(features) if given is None else given)
-        if len(presets) != len(features.blocks):
-            raise InputError(
-                f"The preset describes {len(presets)} blocks, the features have "
-                f"{len(features.blocks)}: {features}."
-            )
-        if self.pool_sizes is not None:
-            if len(self.pool_sizes) != len(presets):
-                raise InputError(
-                    f"pool_sizes has lists for {len(self.pool_sizes)} blocks, the features have "
-                    f"{len(presets)}: {features}."
-                )
-            presets = [
-                replace(preset, pool_sizes=tuple(sizes))
-                for preset, sizes in zip(presets, self.pool_sizes, strict=True)
-            ]
-        if self.candidates is not None:
-            tokens = [block.token is not None for block in features.blocks]
-            presets = [
-                _limit(preset, self.candidates - token)
-                for preset, token in zip(presets, tokens, strict=True)
-            ]
-        if self.tau is not None:
-            presets = [replace(preset, tau=self.tau) for preset in presets]
-        return presets[self._kept]
-
-    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        config, tensors = self.classifier_._state()
-        own = {"params": params_to_json(self), "layout": layout_to_json(self.layout_)}
-        return config | own, tensors
-
-    def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        restore_params(self, config.get("params"))
-        empty = read_layout(config.get("layout"))
-        self._check_params()
-        self._check_depth(len(empty.blocks))
-        inner = MIVClassifier(device=self.device)
-        inner.classes_ = self.classes_
-        own = ("params", "layout")
-        inner._restore({k: v for k, v in config.items() if k not in own}, tensors)
-        if self._select(empty).layout != inner.layout_:
-            raise InputError("the head's blocks do not fit the layout of the features.")
-        self.classifier_ = inner
-        self.layout_, self.n_features_in_ = empty.layout, empty.shape[1]
+    rest = dict(settings)
+    recipe, preset = rest.pop("recipe", None), rest.pop("preset", None)
+    changes = {name: rest.pop(name) for name in (*RECIPE_FIELDS, *PRESET_FIELDS) if name in rest}
+    recipe, preset = configure(recipe, preset, changes)
+    return MIVClassifier(recipe, preset, **rest)
 
 
-def _check_sizes(pool_sizes: object) -> None:
-    lists = pool_sizes if isinstance(pool_sizes, list | tuple) else [None]
-    if not all(isinstance(sizes, list | tuple) for sizes in lists):
-        raise InputError(f"pool_sizes needs a list of sizes for each block, got {pool_sizes!r}.")
-    for size in chain(*lists):
-        check_count("each of pool_sizes", size, least=1)
+def configure(
+    recipe: str | Recipe | None, preset: AnyPreset, changes: Mapping[str, Any]
+) -> tuple[Recipe, AnyPreset]:
+    """Replace fields of a recipe or a preset by name.
+
+    Parameters
+    ----------
+    recipe : str, Recipe or None
+        What to start from; None is the default recipe.
+    preset : Preset, sequence of BlockPreset, mapping or None
+        As for `MIVClassifier`.
+    changes : mapping
+        New values by field name; None keeps the value of a preset's field.
+
+    Returns
+    -------
+    recipe : Recipe
+        The changed recipe.
+    preset : Preset, tuple of BlockPreset, mapping or None
+        The changed preset.
+
+    Examples
+    --------
+    >>> configure("paper", None, {"eta": 0.2, "tau": 0.0})[1]
+    {'tau': 0.0}
+    >>> configure(None, None, {"eat": 0.2})
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.InputError: parameter must be one of ...; got 'eat'. Did you mean 'eta'?
+    """
+    for name in changes:
+        check_one_of("parameter", name, (*RECIPE_FIELDS, *PRESET_FIELDS))
+    start = resolve_recipe(DEFAULT_RECIPE if recipe is None else recipe)
+    of_recipe = {name: value for name, value in changes.items() if name in RECIPE_FIELDS}
+    of_preset = {
+        name: value
+        for name, value in changes.items()
+        if name in PRESET_FIELDS and value is not None
+    }
+    if of_preset:
+        preset = _change_preset(preset, of_preset)
+    return replace(start, **of_recipe), preset
 
 
-def _limit(preset: BlockPreset, count: int) -> BlockPreset:
-    """Keep at most `count` candidates that are maps: the map itself, then pooled ones."""
-    native = preset.native and count > 0
-    room = max(0, count - native)
-    sizes = preset.pool_sizes
-    if room < len(sizes):
-        last = len(sizes) - 1
-        # From the smallest (last) size upwards, evenly.
-        kept = {last - round(i * last / max(1, room - 1)) for i in range(room)}
-        sizes = tuple(sizes[i] for i in sorted(kept))
-    return replace(preset, native=native, pool_sizes=sizes)
+def _change_preset(preset: AnyPreset, changes: Mapping[str, Any]) -> AnyPreset:
+    if preset is None or isinstance(preset, Mapping):
+        sizes = changes.get("pool_sizes")
+        blocks = len(sizes) if isinstance(sizes, list | tuple) else 1
+        replace_in_blocks([BlockPreset()] * blocks, changes)  # only to check the values
+        return {**(preset or {}), **changes}
+    if isinstance(preset, Preset):
+        return replace(preset, blocks=replace_in_blocks(preset.blocks, changes))
+    return replace_in_blocks(preset, changes)
+
+
+def views_rule(
+    method: str, recipe: str | Recipe | None, params: Mapping[str, Any] | None
+) -> Literal["ceil", "floor"] | None:
+    """Return the rule for the number of views that a method trains on, or None if it uses none.
+
+    >>> views_rule("miv", None, None), views_rule("miv-no-views", None, None)
+    ('ceil', None)
+    >>> views_rule("miv", "paper", {"views_rule": "floor"})
+    'floor'
+    """
+    entry, params = get_method(method), dict(params or {})
+    if not entry.has_recipe:
+        return Recipe().views_rule if params.get("use_views", entry.uses_views) else None
+    chosen = {} if recipe is None else {"recipe": recipe}
+    own = resolve_recipe(make_head({**entry.settings, **chosen, **params}).recipe)
+    return own.views_rule if own.use_views else None
+
+
+def head_parameters(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """All parameters that `make_head` takes, with their values in a variant of the head."""
+    classifier = make_head(settings)
+    params: dict[str, Any] = classifier.get_params(deep=False)
+    recipe = resolve_recipe(params.pop("recipe"))
+    preset = params.pop("preset") or {}
+    own = {name: getattr(recipe, name) for name in RECIPE_FIELDS}
+    return own | {name: preset.get(name) for name in PRESET_FIELDS} | params
+
+
+def head_name(classifier: MIVClassifier, variants: Mapping[str, Mapping[str, Any]]) -> str:
+    """Name the variant that a classifier is.
+
+    A recipe with ridge experts is `miv`. Otherwise it is the variant with the most replaced fields
+    among those whose fields all have these values, `miv-paper` if nothing is replaced, and
+    `miv-ablation` if something is that has no name of its own.
+    """
+    recipe = resolve_recipe(classifier.recipe)
+    if recipe.has_experts:
+        return "miv"
+    fitting = [
+        name
+        for name, changes in variants.items()
+        if changes and all(_has(classifier, recipe, *change) for change in changes.items())
+    ]
+    if fitting:
+        return max(fitting, key=lambda name: len(variants[name]))
+    unchanged = recipe == Recipe.paper() and not isinstance(classifier.preset, Mapping)
+    return "miv-paper" if unchanged else "miv-ablation"
+
+
+def _has(classifier: MIVClassifier, recipe: Recipe, name: str, value: Any) -> bool:
+    if name in RECIPE_FIELDS:
+        return bool(getattr(recipe, name) == value)
+    preset = classifier.preset
+    if preset is None or isinstance(preset, Mapping):
+        return bool((preset or {}).get(name) == value)
+    blocks = preset.blocks if isinstance(preset, Preset) else preset
+    return all(getattr(block, name) == value for block in blocks)

@@ -20,7 +20,7 @@ from torch.optim.adam import adam
 from mivhead._schema import from_json, split_tensors
 from mivhead.classifier import FeatureClassifier
 from mivhead.errors import InputError
-from mivhead.features import Features, SupportSet
+from mivhead.features import Features, SupportSet, layout_to_json, read_layout
 from mivhead.methods.cost import BackboneWork, TaskSize, Work
 
 ROWS = 256  # queries scored at once, so that memory does not grow with their number
@@ -245,27 +245,6 @@ def restore_params(estimator: Any, document: Any) -> None:
     ]
     schema = make_dataclass("Params", fields, frozen=True)
     estimator.set_params(**vars(from_json(schema, document, "config.params")))
-
-
-def layout_to_json(layout: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]]:
-    """Write a layout of features as plain values."""
-    return {name: list(shape) for name, shape in layout.items()}
-
-
-def read_layout(document: Any) -> Features:
-    """Check a stored layout; return it as Features of no images.
-
-    >>> read_layout({"block0.map": [8, 2, 2]})
-    Features(n=0, block0: map 8x2x2 float32)
-    """
-    if not isinstance(document, Mapping):
-        raise InputError(f"config.layout must be an object, got {document!r:.80}.")
-    for name, shape in document.items():
-        integers = isinstance(shape, list) and all(type(size) is int for size in shape)
-        if not integers or not all(0 < size <= MAX_SIZE for size in shape):
-            raise InputError(f"config.layout.{name} is not valid: {shape!r:.80}.")
-    # Features check the names and the numbers of dimensions.
-    return Features.from_tensors({k: torch.empty(0, *v) for k, v in document.items()})
 
 
 def check_learned(

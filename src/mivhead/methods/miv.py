@@ -13,14 +13,12 @@ from typing import Any
 
 import torch
 
-from mivhead.ensemble.descriptors import DIRECTIONS, ROUNDS, SPARE
+from mivhead.ensemble.descriptors import COMPONENTS, ITERATIONS, OVERSAMPLING
 from mivhead.ensemble.ridge import expected_shapes
+from mivhead.ensemble.stacking import FOLDS
 from mivhead.features import Block, Features
-from mivhead.head.recipe import BlockConfig, Recipe, resolve_blocks
-from mivhead.head.training import FOLDS
-from mivhead.methods.ablation import MIVAblation
+from mivhead.head.recipe import BlockConfig, Recipe, resolve_blocks, resolve_recipe
 from mivhead.methods.cost import BACKWARD, BackboneWork, TaskSize, Work
-from mivhead.preset import Preset
 
 L1 = 3  # operations per pair of values: difference, absolute value, sum
 PASSES = 3  # where both factors have a gradient
@@ -28,12 +26,9 @@ PASSES = 3  # where both factors have a gradient
 
 def work(classifier: Any, size: TaskSize, features: Features, _backbone: BackboneWork) -> Work:
     """Count the work of fitting a `MIVClassifier` or one of its ablations."""
-    if isinstance(classifier, MIVAblation):
-        blocks = resolve_blocks(classifier._select(features), classifier._presets(features))
-    else:
-        preset = classifier.preset
-        blocks = resolve_blocks(features, preset.blocks if isinstance(preset, Preset) else preset)
-    return miv_work(blocks, classifier._recipe(), size)
+    recipe = resolve_recipe(classifier.recipe)
+    blocks = resolve_blocks(features, classifier.preset)
+    return miv_work(blocks[-(recipe.last_blocks or 0) :], recipe, size)
 
 
 def miv_work(blocks: Sequence[BlockConfig], recipe: Recipe, size: TaskSize) -> Work:
@@ -117,7 +112,7 @@ def experts_work(blocks: Sequence[BlockConfig], size: TaskSize) -> Work:
         if block.grid is not None:
             patches = images * block.grid[0] * block.grid[1]
             products += _pca_products(block.channels, patches)
-            directions = min(block.channels, DIRECTIONS)
+            directions = min(block.channels, COMPONENTS)
             if directions < block.channels:
                 products += patches * block.channels * directions
             products += patches * directions**2  # covariances
@@ -131,11 +126,11 @@ def experts_work(blocks: Sequence[BlockConfig], size: TaskSize) -> Work:
 
 def _pca_products(channels: int, patches: int) -> float:
     """Count a PCA of the patches by subspace iteration: their scatter, then products with it."""
-    if channels <= DIRECTIONS:
+    if channels <= COMPONENTS:
         return 0.0
-    width = min(channels, DIRECTIONS + SPARE)
+    width = min(channels, COMPONENTS + OVERSAMPLING)
     iteration = channels**2 * width + 2 * channels * width**2  # the product, and a QR
-    return float(patches * channels**2 + (ROUNDS + 1) * iteration)
+    return float(patches * channels**2 + (ITERATIONS + 1) * iteration)
 
 
 def _empty(block: BlockConfig) -> Block:

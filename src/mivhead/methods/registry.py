@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 GROUP = "mivhead.methods"  # of entry points
 FACTS = ("summary", "paper", "needs", "uses_views", "has_recipe")  # attributes of a class
+MIV_HOME = "mivhead.classifier:MIVClassifier"
 MIV_PAPER = "Few-shot Classification as Multi-instance Verification (the MIV-head)"
 
 
@@ -126,6 +127,10 @@ class Method:
         >>> METHODS["knn"].hyperparameters()["neighbours"]
         5
         """
+        if self.home == MIV_HOME:
+            from mivhead.methods.ablation import head_parameters
+
+            return head_parameters(self.settings)
         parameters = inspect.signature(self.load()).parameters.values()
         named = (p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
         defaults = {p.name: None if p.default is p.empty else p.default for p in named}
@@ -134,13 +139,19 @@ class Method:
     def make(self, *, random_state: Any = None, device: str | None = None, **params: Any) -> Any:
         """Make an estimator, with the settings of the variant unless they are given.
 
-        >>> METHODS["miv-eta0"].make().eta
+        >>> METHODS["miv-eta0"].make().recipe.eta
         0.0
         """
         known = self.hyperparameters()
+        own = ("recipe", "preset") if self.has_recipe else ()
         for name in params:
-            check_one_of(f"parameter of {self.name}", name, known)
+            if name not in own:
+                check_one_of(f"parameter of {self.name}", name, known)
         given = {**self.settings, **params}
+        if self.home == MIV_HOME:
+            from mivhead.methods.ablation import make_head
+
+            return make_head({**given, "random_state": random_state, "device": device})
         kind = self.load()
         if hasattr(kind, "_restore"):
             return kind(random_state=random_state, device=device, **given)
@@ -159,22 +170,23 @@ class Method:
         return None if count is None else count(size, features, backbone)
 
 
-def _ablation(name: str, summary: str, **settings: Any) -> Method:
+def _ablation(name: str, summary: str, **replaced: Any) -> Method:
+    """Make an entry for the paper's recipe, or its preset, with fields replaced."""
     return Method(
         name,
-        "mivhead.methods.ablation:MIVAblation",
+        MIV_HOME,
         summary,
         MIV_PAPER,
-        uses_views=settings.get("use_views", True),
+        uses_views=replaced.get("use_views", True),
         has_recipe=True,
-        settings=settings,
+        settings={"recipe": "paper", **replaced},
         cost="mivhead.methods.miv:work",
     )
 
 
 _MIV = Method(
     "miv",
-    "mivhead.classifier:MIVClassifier",
+    MIV_HOME,
     "the MIV-head: pooling by attention, cross-attention pooling, several blocks",
     MIV_PAPER,
     uses_views=True,
@@ -201,8 +213,8 @@ _RIVALS = {
 }
 
 _ABLATIONS = (
-    _ablation("miv-paper", "the recipe of the paper, with nothing changed", recipe="paper"),
-    _ablation("miv-ablation", "the MIV-head with any mixture of the changes below, by parameters"),
+    _ablation("miv-paper", "the recipe of the paper, with nothing changed"),
+    _ablation("miv-ablation", "the same, for any mixture of the changes below, by parameters"),
     _ablation("miv-mean", "CAP replaced by the mean of a class's image vectors", prototype="mean"),
     _ablation("miv-no-attention", "CAP without cross-attention", cross_attention=False),
     _ablation("miv-eta0", "CAP with equal weights of all shots, keeping W^K", eta=0.0),
@@ -342,6 +354,14 @@ def method_name(classifier: Any) -> str:
     kind = type(classifier)
     params = classifier.get_params(deep=False)
     home = getattr(classifier, "home", f"{kind.__module__}:{kind.__qualname__}")
+    if home == MIV_HOME:
+        from mivhead.methods.ablation import head_name
+
+        rows = [row for row in _rows().values() if isinstance(row, Method) and row.home == MIV_HOME]
+        replaced = {
+            row.name: {k: v for k, v in row.settings.items() if k != "recipe"} for row in rows
+        }
+        return head_name(classifier, replaced)
     names: dict[str, int] = {}  # with the number of settings that fit
     for name, row in _rows().items():
         at, settings = (row.home, row.settings) if isinstance(row, Method) else (row, {})

@@ -1,4 +1,4 @@
-"""The committee: which experts there are, what they say, and where their weights come from."""
+"""The members of the ensemble: which experts there are, what they predict, and their weights."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import torch
 from mivhead import Features
 from mivhead.ensemble.descriptors import describe
 from mivhead.ensemble.ridge import Experts, choose_experts, expected_shapes, fit_ridge
-from mivhead.ensemble.stacking import Committee
+from mivhead.ensemble.stacking import Ensemble
 
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2])
 
@@ -54,68 +54,68 @@ def test_which_experts_there_are(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_votes_are_those_of_each_ridge_and_come_back_from_tensors(name: str) -> None:
+def test_predictions_are_those_of_each_ridge_and_come_back_from_tensors(name: str) -> None:
     support, queries = features(name), features(name, 4, seed=1)
-    experts, held_out = Experts.fit(support, LABELS, 3)
-    votes = experts(queries)
-    assert votes.isfinite().all()
-    assert held_out.isfinite().all()
+    experts, left_out = Experts.fit(support, LABELS, 3)
+    predictions = experts(queries)
+    assert predictions.isfinite().all()
+    assert left_out.isfinite().all()
     for i, expert in enumerate(choose_experts(support.blocks)):
-        space = experts.spaces.get(expert.block)
+        pca = experts.pcas.get(expert.block)
         x, new = (
-            dict(describe(each.blocks[expert.block], space, [expert.kind]))[expert.kind]
+            dict(describe(each.blocks[expert.block], pca, [expert.kind]))[expert.kind]
             for each in (support, queries)
         )
         ridge, unseen = fit_ridge(x, torch.eye(3)[LABELS], 0.1)
-        torch.testing.assert_close(votes[i], ridge(new))
-        torch.testing.assert_close(held_out[i], unseen)
+        torch.testing.assert_close(predictions[i], ridge(new))
+        torch.testing.assert_close(left_out[i], unseen)
     tensors = experts.tensors()
     assert {k: tuple(v.shape) for k, v in tensors.items()} == expected_shapes(support.blocks, 3)
     again = Experts.from_tensors(tensors, support.blocks)
-    assert torch.equal(again(queries), votes)
+    assert torch.equal(again(queries), predictions)
 
 
-def test_without_held_out_images_the_weights_are_the_start() -> None:
-    committee = Committee.fit(features("three maps"), LABELS, 3, None)
+def test_without_out_of_fold_predictions_the_weights_are_the_prior() -> None:
+    ensemble = Ensemble.fit(features("three maps"), LABELS, 3, None)
     blocks, second_order, layouts, mean = [0.5, 0.5, 1.0], [1.0, 2.0, 3.0], [1.0, 1.0], [3.0]
-    assert committee.weights.tolist() == blocks + second_order + layouts + mean
+    assert ensemble.weights.tolist() == blocks + second_order + layouts + mean
 
 
-def test_weights_come_from_held_out_images_only() -> None:
-    """What the head says of others may be anything; what it says of these counts."""
+def test_weights_come_from_out_of_fold_predictions_only() -> None:
+    """Predictions of other images have no influence."""
     support = features("two maps")
-    held_out = np.array([True, True, True, True, True, False])  # the last is alone in its class
+    predicted = np.array([True, True, True, True, True, False])  # the last is alone in its class
     cosines = torch.rand(2, 6, 3, generator=torch.Generator().manual_seed(0))
-    weights = Committee.fit(support, LABELS, 2, (cosines, held_out)).weights
+    weights = Ensemble.fit(support, LABELS, 2, (cosines, predicted)).weights
     assert len(weights) == 2 + 5
     elsewhere = cosines.clone()
     elsewhere[:, 5] = 100.0
-    again = Committee.fit(support, LABELS, 2, (elsewhere, held_out)).weights
+    again = Ensemble.fit(support, LABELS, 2, (elsewhere, predicted)).weights
     assert torch.equal(again, weights)
     telling = cosines.clone()
     telling[1, :5] = 3 * torch.eye(3)[LABELS[:5]]
-    louder = Committee.fit(support, LABELS, 2, (telling, held_out)).weights
-    assert louder[1] > weights[1] + 0.1
+    larger = Ensemble.fit(support, LABELS, 2, (telling, predicted)).weights
+    assert larger[1] > weights[1] + 0.1
 
 
-def test_a_vote_is_the_weighted_sum_of_all_voices() -> None:
+def test_logits_are_the_weighted_sum_of_all_members() -> None:
     support, queries = features("map, then token"), features("map, then token", 4, seed=1)
-    committee = Committee.fit(support, LABELS, 2, None)
+    ensemble = Ensemble.fit(support, LABELS, 2, None)
     cosines = torch.rand(2, 4, 3, generator=torch.Generator().manual_seed(0))
-    found = committee.vote(cosines, queries)
-    votes = torch.cat([cosines, committee.experts(queries)]).tolist()
+    found = ensemble.logits(cosines, queries)
+    predictions = torch.cat([cosines, ensemble.experts(queries)]).tolist()
     weights = [0.5, 1.0, 2.0, 1.0, 3.0]  # blocks; block 0 second order and layout; block 1 mean
     for i in range(4):
         for c in range(3):
-            expected = sum(w * votes[v][i][c] for v, w in enumerate(weights))
+            expected = sum(w * predictions[v][i][c] for v, w in enumerate(weights))
             assert float(found[i, c]) == pytest.approx(expected, abs=1e-5)
 
 
-def test_tensors_of_a_committee_are_those_expected() -> None:
+def test_tensors_of_an_ensemble_are_those_expected() -> None:
     support = features("two maps")
-    committee = Committee.fit(support, LABELS, 2, None)
-    shapes = Committee.expected_shapes(support.blocks, 2, 3)
-    assert {k: tuple(v.shape) for k, v in committee.tensors().items()} == shapes
-    again = Committee.from_tensors(committee.tensors(), support.blocks)
+    ensemble = Ensemble.fit(support, LABELS, 2, None)
+    shapes = Ensemble.expected_shapes(support.blocks, 2, 3)
+    assert {k: tuple(v.shape) for k, v in ensemble.tensors().items()} == shapes
+    again = Ensemble.from_tensors(ensemble.tensors(), support.blocks)
     cosines = torch.rand(2, 6, 3)
-    assert torch.equal(again.vote(cosines, support), committee.vote(cosines, support))
+    assert torch.equal(again.logits(cosines, support), ensemble.logits(cosines, support))

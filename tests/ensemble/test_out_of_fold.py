@@ -1,16 +1,19 @@
-"""What heads say of images they were not trained on: nothing of an image reaches its judge."""
+"""Out-of-fold predictions: nothing of an image reaches the head that predicts it."""
 
 import numpy as np
 import pytest
 import torch
 
 from mivhead import Features, Recipe
+from mivhead.ensemble import stacking
+from mivhead.ensemble.stacking import assign_folds, out_of_fold_cosines, predict_cosines
 from mivhead.features import SupportSet
-from mivhead.head import training as heldout
-from mivhead.head.recipe import RECIPES, resolve_blocks
-from mivhead.head.training import deal, fit_head, judge, judge_unseen, make_bags
+from mivhead.head import training
+from mivhead.head.cap import Bags
+from mivhead.head.recipe import resolve_blocks
+from mivhead.head.training import fit_head
 
-RECIPE = RECIPES["mivhead"]
+RECIPE = Recipe()
 LABELS = np.array([0, 0, 0, 0, 1, 1, 1, 2, 3, 3])  # class 2 has one image
 SINGLE = 7
 VIEW_ROWS = np.array([9, 0, 4, 4, 7, 2])
@@ -33,8 +36,8 @@ def support() -> SupportSet:
     return support_of(drawn(10, 0), drawn(6, 1))
 
 
-def test_classes_are_dealt_into_halves(support: SupportSet) -> None:
-    fold = deal(support)
+def test_classes_are_split_into_halves(support: SupportSet) -> None:
+    fold = assign_folds(support)
     for label, sizes in ((0, (2, 2)), (1, (2, 1)), (3, (1, 1))):
         own = fold[label == LABELS]
         assert ((own == 0).sum(), (own == 1).sum()) == sizes
@@ -42,7 +45,7 @@ def test_classes_are_dealt_into_halves(support: SupportSet) -> None:
 
 
 def test_neighbours_in_length_go_to_different_halves(support: SupportSet) -> None:
-    fold, token = deal(support), support.features.blocks[-1].token
+    fold, token = assign_folds(support), support.features.blocks[-1].token
     for label in (0, 1, 3):
         own = np.flatnonzero(label == LABELS)
         ranked = sorted(own, key=lambda i: float((token[i] ** 2).sum()))
@@ -50,7 +53,7 @@ def test_neighbours_in_length_go_to_different_halves(support: SupportSet) -> Non
 
 
 def test_the_order_of_images_and_classes_does_not_change_the_halves(support: SupportSet) -> None:
-    fold = deal(support)
+    fold = assign_folds(support)
     rng = np.random.default_rng(0)
     for _ in range(5):
         names = rng.permutation(4)  # class c becomes names[c]
@@ -59,7 +62,7 @@ def test_the_order_of_images_and_classes_does_not_change_the_halves(support: Sup
         other = SupportSet(
             support.features[order], names[LABELS[order]], None, np.empty(0, np.int64)
         )
-        np.testing.assert_array_equal(deal(other), fold[order])
+        np.testing.assert_array_equal(assign_folds(other), fold[order])
 
 
 def test_taking_images_takes_their_views(support: SupportSet) -> None:
@@ -74,16 +77,16 @@ def test_taking_images_takes_their_views(support: SupportSet) -> None:
     assert support.take(np.arange(10) == 1).views is None
 
 
-def test_no_judge_has_seen_an_image_or_its_views(support: SupportSet, monkeypatch) -> None:
-    trained, original = [], heldout.fit_head
+def test_no_head_has_seen_an_image_or_its_views(support: SupportSet, monkeypatch) -> None:
+    trained, original = [], stacking.fit_head
 
     def spy(kept: SupportSet, *rest):
         trained.append(kept)
         return original(kept, *rest)
 
-    monkeypatch.setattr(heldout, "fit_head", spy)
-    judge_unseen(support, resolve_blocks(support.features), RECIPE, 0)
-    fold = deal(support)
+    monkeypatch.setattr(stacking, "fit_head", spy)
+    out_of_fold_cosines(support, resolve_blocks(support.features), RECIPE, 0)
+    fold = assign_folds(support)
     assert len(trained) == 2
     for number, kept in enumerate(trained):
         seen = {tuple(row) for row in kept.everything.blocks[1].token.tolist()}
@@ -93,10 +96,10 @@ def test_no_judge_has_seen_an_image_or_its_views(support: SupportSet, monkeypatc
             assert (tuple(token) in seen) == (fold[row] != number)
 
 
-def test_an_image_and_its_views_change_nothing_that_its_judge_says_of_others(
+def test_an_image_and_its_views_do_not_change_predictions_of_its_own_fold(
     support: SupportSet,
 ) -> None:
-    """Its own block 0 becomes another, and its views too; halves are dealt by block 1."""
+    """Its own block 0 becomes another, and its views too; folds are assigned by block 1."""
     changed = 4
     blocks, views = drawn(10, 0), drawn(6, 1)
     blocks[0][changed] = 50 * blocks[0][changed].flip(0)
@@ -104,57 +107,57 @@ def test_an_image_and_its_views_change_nothing_that_its_judge_says_of_others(
         part[changed == VIEW_ROWS] += 30
     other = support_of(blocks, views)
     configs = resolve_blocks(support.features)
-    before, held_out = judge_unseen(support, configs, RECIPE, 0)
-    after, _ = judge_unseen(other, configs, RECIPE, 0)
-    fold = deal(support)
-    np.testing.assert_array_equal(deal(other), fold)
-    same_judge = (fold == fold[changed]) & (np.arange(10) != changed)
-    assert torch.equal(after[:, same_judge], before[:, same_judge])
-    other_judge = held_out & (fold != fold[changed])
-    assert not torch.allclose(after[:, other_judge], before[:, other_judge], atol=1e-3)
+    before, predicted = out_of_fold_cosines(support, configs, RECIPE, 0)
+    after, _ = out_of_fold_cosines(other, configs, RECIPE, 0)
+    fold = assign_folds(support)
+    np.testing.assert_array_equal(assign_folds(other), fold)
+    same_head = (fold == fold[changed]) & (np.arange(10) != changed)
+    assert torch.equal(after[:, same_head], before[:, same_head])
+    other_head = predicted & (fold != fold[changed])
+    assert not torch.allclose(after[:, other_head], before[:, other_head], atol=1e-3)
 
 
-def test_judges_are_heads_trained_on_the_other_half(support: SupportSet) -> None:
+def test_predictions_are_those_of_heads_trained_on_the_other_half(support: SupportSet) -> None:
     configs = resolve_blocks(support.features)
-    found, held_out = judge_unseen(support, configs, RECIPE, 3)
-    assert held_out.tolist() == [i != SINGLE for i in range(10)]
+    found, predicted = out_of_fold_cosines(support, configs, RECIPE, 3)
+    assert predicted.tolist() == [i != SINGLE for i in range(10)]
     assert (found[:, SINGLE] == 0).all()
-    fold = deal(support)
+    fold = assign_folds(support)
     for number in (0, 1):
         kept = support.take(fold != number)
         head, losses = fit_head(kept, configs, RECIPE, 3)
         assert len(losses) == RECIPE.steps
         assert SINGLE in np.flatnonzero(fold != number)
         rows = np.flatnonzero(fold == number)
-        bags = make_bags(kept.shots, torch.device("cpu"))
-        cosines = judge(head, kept.features, bags, support.features[rows])
+        bags = Bags.from_shots(kept.shots, torch.device("cpu"))
+        cosines = predict_cosines(head, kept.features, bags, support.features[rows])
         torch.testing.assert_close(found[:, rows], cosines)
 
 
-def test_the_single_image_of_a_class_cannot_be_held_out() -> None:
+def test_the_single_image_of_a_class_has_no_out_of_fold_prediction() -> None:
     single = SupportSet(Features(torch.eye(3)), np.arange(3), None, np.empty(0, np.int64))
-    assert deal(single).tolist() == [-1, -1, -1]
-    found, held_out = judge_unseen(single, resolve_blocks(single.features), RECIPE, 0)
-    assert not held_out.any()
+    assert assign_folds(single).tolist() == [-1, -1, -1]
+    found, predicted = out_of_fold_cosines(single, resolve_blocks(single.features), RECIPE, 0)
+    assert not predicted.any()
     assert found.shape[1:] == (3, 3)
 
 
-def test_judging_in_batches_changes_nothing(support: SupportSet, monkeypatch) -> None:
+def test_predicting_in_batches_changes_nothing(support: SupportSet, monkeypatch) -> None:
     configs = resolve_blocks(support.features)
-    head, _ = fit_head(support, configs, Recipe(steps=2), 0)
-    bags = make_bags(support.shots, torch.device("cpu"))
-    expected = judge(head, support.features, bags, support.features)
-    monkeypatch.setattr(heldout, "BATCH", 3)
-    again = judge(head, support.features, bags, support.features)
+    head, _ = fit_head(support, configs, Recipe.paper(steps=2), 0)
+    bags = Bags.from_shots(support.shots, torch.device("cpu"))
+    expected = predict_cosines(head, support.features, bags, support.features)
+    monkeypatch.setattr(stacking, "BATCH", 3)
+    again = predict_cosines(head, support.features, bags, support.features)
     torch.testing.assert_close(again, expected)
 
 
-def test_the_image_behind_each_pseudo_query_is_told_where_the_recipe_hides_it(
+def test_the_image_behind_each_pseudo_query_is_given_where_the_recipe_masks_it(
     support: SupportSet, monkeypatch
 ) -> None:
     seen = []
-    monkeypatch.setattr(heldout, "train", lambda *_, sources, **__: seen.append(sources) or [])
-    for recipe in (RECIPE, Recipe()):
+    monkeypatch.setattr(training, "train", lambda *_, sources, **__: seen.append(sources) or [])
+    for recipe in (RECIPE, Recipe.paper()):
         fit_head(support, resolve_blocks(support.features), recipe, 0)
     assert seen[0].tolist() == [*range(10), *VIEW_ROWS]
     assert seen[1] is None

@@ -1,4 +1,4 @@
-"""Descriptions of images: again in plain loops; main directions against an eigendecomposition."""
+"""Descriptors: again in plain loops; the PCA against an eigendecomposition."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mivhead.ensemble.descriptors import Kind, PatchSpace, describe, main_directions
+from mivhead.ensemble.descriptors import Kind, PatchPCA, describe, principal_components
 from mivhead.features import Block
 
 CHANNELS = 200
@@ -29,10 +29,10 @@ def scatter(spectrum: np.ndarray) -> tuple[torch.Tensor, np.ndarray]:
     ],
     ids=["fast decay", "slow decay", "a cliff"],
 )
-def test_main_directions_are_the_first_eigenvectors(spectrum, surely, lost) -> None:
+def test_principal_components_are_the_first_eigenvectors(spectrum, surely, lost) -> None:
     """The first ones lie within those found; together they hold as much as 128 can."""
     matrix, vectors = scatter(spectrum)
-    found = main_directions(matrix).double().numpy()
+    found = principal_components(matrix).double().numpy()
     assert found.shape == (CHANNELS, 128)
     inside = np.linalg.norm(found.T @ vectors[:, :surely], axis=0)  # 1: wholly within
     assert inside.min() > 0.99
@@ -44,20 +44,20 @@ def test_main_directions_are_the_first_eigenvectors(spectrum, surely, lost) -> N
     np.testing.assert_array_equal(lengths[~kept], 0)
 
 
-def test_directions_along_which_nothing_varies_are_left_out() -> None:
+def test_components_along_which_nothing_varies_are_left_out() -> None:
     """Otherwise rounding would choose them, and so the order of the images."""
     spectrum = np.where(np.arange(CHANNELS) < 5, 1.0, 0.0)
     matrix, vectors = scatter(spectrum)
-    found = main_directions(matrix).double().numpy()
+    found = principal_components(matrix).double().numpy()
     expected = vectors[:, :5] @ vectors[:, :5].T
     np.testing.assert_allclose(found @ found.T, expected, atol=1e-5)
 
 
 def test_few_channels_are_kept_as_they_are() -> None:
-    assert torch.equal(main_directions(torch.rand(128, 128)), torch.eye(128))
+    assert torch.equal(principal_components(torch.rand(128, 128)), torch.eye(128))
 
 
-def test_a_space_has_the_mean_patch_and_leaves_the_maps_alone() -> None:
+def test_a_pca_has_the_mean_patch_and_leaves_the_maps_alone() -> None:
     maps = {
         "a map": torch.randn(4, 6, 3, 2),
         "channels last": torch.randn(4, 3, 2, 6).permute(0, 3, 1, 2),
@@ -66,7 +66,7 @@ def test_a_space_has_the_mean_patch_and_leaves_the_maps_alone() -> None:
     }
     for name, map_ in maps.items():
         before = map_.clone()
-        space = PatchSpace.fit(map_)
+        pca = PatchPCA.fit(map_)
         assert torch.equal(map_, before), name
         for c in range(map_.shape[1]):
             values = [
@@ -74,7 +74,7 @@ def test_a_space_has_the_mean_patch_and_leaves_the_maps_alone() -> None:
                 for n in range(4)
                 for p in range(before[0, 0].numel())
             ]
-            assert float(space.middle[c]) == pytest.approx(sum(values) / len(values), abs=1e-6)
+            assert float(pca.mean[c]) == pytest.approx(sum(values) / len(values), abs=1e-6)
 
 
 def unit(values: list[float]) -> list[float]:
@@ -88,7 +88,7 @@ def drawn(images: int, channels: int, height: int, width: int) -> np.ndarray:
 
 
 def plain_patches(map_: np.ndarray, middle: np.ndarray) -> np.ndarray:
-    """Without the mean patch of the support; few channels are not turned."""
+    """Without the mean patch of the support; few channels are not rotated."""
     out = np.empty(map_.shape, np.float64)
     for c in range(map_.shape[1]):
         out[:, c] = map_[:, c].astype(np.float64) - middle[c]
@@ -126,17 +126,17 @@ def plain(kind: str, map_: np.ndarray) -> list[float]:
     return unit(pairs)
 
 
-def described(kind: Kind, block: Block, space: PatchSpace | None) -> torch.Tensor:
+def described(kind: Kind, block: Block, pca: PatchPCA | None) -> torch.Tensor:
     """Describe images in one way."""
-    return dict(describe(block, space, [kind]))[kind]
+    return dict(describe(block, pca, [kind]))[kind]
 
 
 @pytest.mark.parametrize("kind", ["second_order", "layout", "mean"])
 @pytest.mark.parametrize("size", [(5, 3, 4), (3, 9, 5), (3, 15, 8), (4, 2, 7)])
-def test_descriptions_equal_plain_loops(kind: Kind, size: tuple[int, int, int]) -> None:
+def test_descriptors_equal_plain_loops(kind: Kind, size: tuple[int, int, int]) -> None:
     support, queries = drawn(3, *size), drawn(5, *size)[3:]
-    space = PatchSpace.fit(torch.tensor(support))
-    found = described(kind, Block(map=torch.tensor(queries)), space)
+    pca = PatchPCA.fit(torch.tensor(support))
+    found = described(kind, Block(map=torch.tensor(queries)), pca)
     middle = support.mean(axis=(0, 2, 3), dtype=np.float64)
     for i, image in enumerate(queries):
         patches = image if kind == "mean" else plain_patches(queries, middle)[i]
@@ -155,28 +155,28 @@ def test_the_mean_is_the_token_where_there_is_one() -> None:
 @pytest.mark.parametrize("kind", ["second_order", "layout", "mean"])
 def test_half_precision_maps_and_maps_of_zeros(kind: Kind) -> None:
     maps = torch.tensor(drawn(3, 4, 3, 3)).half()
-    space = PatchSpace.fit(maps)
-    half = described(kind, Block(map=maps), space)
-    single = described(kind, Block(map=maps.float()), space)
+    pca = PatchPCA.fit(maps)
+    half = described(kind, Block(map=maps), pca)
+    single = described(kind, Block(map=maps.float()), pca)
     assert half.dtype == torch.float32
     torch.testing.assert_close(half, single)
     zeros = Block(map=torch.zeros(2, 4, 3, 3))
-    assert described(kind, zeros, PatchSpace.fit(zeros.map)).isfinite().all()
+    assert described(kind, zeros, PatchPCA.fit(zeros.map)).isfinite().all()
 
 
-def test_several_descriptions_turn_the_patches_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_descriptors_transform_the_patches_once(monkeypatch: pytest.MonkeyPatch) -> None:
     block = Block(map=torch.tensor(drawn(3, 4, 3, 3)))
-    space = PatchSpace.fit(block.map)
+    pca = PatchPCA.fit(block.map)
     kinds: list[Kind] = ["second_order", "layout", "mean"]
-    expected = {kind: described(kind, block, space) for kind in kinds}
-    turn, calls = PatchSpace.__call__, []
+    expected = {kind: described(kind, block, pca) for kind in kinds}
+    turn, calls = PatchPCA.__call__, []
 
-    def counted(self: PatchSpace, map_: torch.Tensor) -> torch.Tensor:
+    def counted(self: PatchPCA, map_: torch.Tensor) -> torch.Tensor:
         calls.append(map_)
         return turn(self, map_)
 
-    monkeypatch.setattr(PatchSpace, "__call__", counted)
-    found = dict(describe(block, space, kinds))
+    monkeypatch.setattr(PatchPCA, "__call__", counted)
+    found = dict(describe(block, pca, kinds))
     assert len(calls) == 1
     assert list(found) == kinds
     assert all(torch.equal(found[kind], expected[kind]) for kind in kinds)
