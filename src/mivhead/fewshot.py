@@ -211,8 +211,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         rule = views_rule(self.method, self.recipe, self.method_params)
         if images.labels is None or rule is None:
             return NO_VIEWS
+        if self.views_rule is not None:
+            check_one_of("views_rule", self.views_rule, ("ceil", "floor"))
+            rule = "floor" if self.views_rule == "floor" else "ceil"
         threshold = preset.threshold if self.threshold is None else self.threshold
-        return plan_views(images.labels, threshold, self.views_rule or rule, self.random_state)
+        return plan_views(images.labels, threshold, rule, self.random_state)
 
     def classify(self, images: Any, *, skip_bad: bool = False) -> list[Prediction]:
         """Names and probabilities of images, a folder, a zip or a single image."""

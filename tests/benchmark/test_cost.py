@@ -126,7 +126,8 @@ def test_a_step_of_the_head_as_the_paper_writes_it(name, parts, monkeypatch):
     monkeypatch.setattr("mivhead.benchmark.cost._cost", lambda work, frozen: work)
     episode = Episode((2, 2, 2), (2, 2, 0))
     work = [
-        count(name, features, episode, None, preset=preset, recipe=Recipe.paper(steps=n)) for n in (1, 2)
+        count(name, features, episode, None, preset=preset, recipe=Recipe.paper(steps=n))
+        for n in (1, 2)
     ]
     assert work[1].products - work[0].products == pytest.approx(executed(step))
 

@@ -69,8 +69,10 @@ def test_candidates_are_as_many_in_both_blocks(name, expected):
         {"block0.map": torch.zeros(4, 64, 14, 14), "block1.map": torch.zeros(4, 64, 7, 7)}
     )
     preset = PAPER["resnet50"].preset
-    classifier = make_method(method.kind, preset=preset, recipe=Recipe.paper(steps=0), **method.params)
+    classifier = make_method(
+        method.kind, preset=preset, recipe=Recipe.paper(steps=0), **method.params
+    )
     classifier.fit(features, [0, 0, 1, 1])
-    blocks = [layer.config for layer in classifier.classifier_.head_.layers]
+    blocks = [layer.config for layer in classifier.head_.layers]
     assert [block.candidates for block in blocks] == [expected] * 2
     assert all(len(set(block.candidate_sizes)) == expected for block in blocks)

@@ -102,7 +102,10 @@ def test_without_evidence_the_weights_stay() -> None:
 
 def test_more_evidence_goes_further() -> None:
     predictions, labels = some_predictions(2, images=24)
-    moved = [float((fit_weights(predictions[:, :n], labels[:n], START) - START).norm()) for n in (1, 4, 24)]
+    moved = [
+        float((fit_weights(predictions[:, :n], labels[:n], START) - START).norm())
+        for n in (1, 4, 24)
+    ]
     assert moved[0] < moved[1] < moved[2]
     firm = fit_weights(predictions, labels, START, strength=1e6)
     torch.testing.assert_close(firm, START, atol=1e-3, rtol=0)
@@ -114,7 +117,9 @@ def test_order_of_images_classes_and_members_does_not_matter() -> None:
     expected = fit_weights(predictions, labels, start)
     images = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     close = {"atol": 1e-3, "rtol": 1e-3}
-    torch.testing.assert_close(fit_weights(predictions[:, images], labels[images], start), expected, **close)
+    torch.testing.assert_close(
+        fit_weights(predictions[:, images], labels[images], start), expected, **close
+    )
     names = torch.tensor([2, 0, 1])  # class c becomes names[c]
     renamed = torch.empty_like(predictions)
     renamed[:, :, names] = predictions

@@ -112,7 +112,9 @@ def test_sizes_are_spread_over_the_range() -> None:
     recipe = Recipe.paper(steps=0)
     kept = {}
     for d in range(1, 7):
-        classifier = make_method("miv-ablation", recipe=recipe, preset=preset, candidates=d).fit(X, [0, 0, 1, 1])
+        classifier = make_method("miv-ablation", recipe=recipe, preset=preset, candidates=d).fit(
+            X, [0, 0, 1, 1]
+        )
         kept[d] = [size for size, _ in blocks(classifier)[0].candidate_sizes]
     assert kept == {
         1: [14],

@@ -65,6 +65,7 @@ def derive_candidates(
     )
     return patches, norms
 
+
 # Pooling of patches by attention (`pooling.c`).
 
 
