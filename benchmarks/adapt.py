@@ -5,7 +5,7 @@
 
 For the shapes of several backbones and tasks from 5-way 1-shot to 50-way with 500 support images:
 seconds of one adaptation (40 steps), of 1,000 predictions, and peak memory of the adaptation over
-the features and candidates as stored. For comparison, in the same run: (a) the formulas as they read
+the features and candidates as stored. In the same run: (a) the formulas as they read
 (`_plain.py`; 10-way 5-shot only, a few steps, scaled), (b) logistic regression on pooled features,
 (c) the limit: patches read once forward and once backward, in single precision, at the measured
 bandwidth, plus all floating-point operations at the measured rate of matrix products.
