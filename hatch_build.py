@@ -1,7 +1,7 @@
 """Compiles the kernels (src/mivhead/kernels/*.c) when the package is installed or built.
 
-The compiler comes with pip (ziglang), so that no other is needed. Where there is none, the package
-is built without the kernels and computes the same with PyTorch's operations, only slower.
+pip installs the compiler (ziglang) for the build, so that no other is needed. Without a compiler,
+the package is built without the kernels and runs the formulas of `mivhead.head`, which are slower.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FLAGS = ("-O3", "-std=c11", "-Wall", "-Wextra", "-shared", "-fPIC", "-s")
-# No errors of sqrt to report; only functions marked so can be called from outside.
+# sqrt need not set errno; only functions that are marked as exported are visible.
 CODE = ("-fno-math-errno", "-fvisibility=hidden")
-# AVX2 and FMA: processors since 2013. `mivhead.kernels.library` asks before it loads.
+# AVX2 and FMA: processors since 2013. `mivhead.kernels.library` checks before it loads.
 PROCESSORS = {"x86_64": ("-mcpu=x86_64_v3",)}
-# The library needs nothing from the system, so that it runs on any Linux.
+# The library uses nothing from the system, so that it runs on any Linux.
 SYSTEMS = {"Linux": ("-nostdlib",), "Darwin": ()}
 
 
 class KernelHook(BuildHookInterface):
-    """Builds libkernels.so beside its sources."""
+    """Builds libkernels.so in the folder of its sources."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, and make it a package for this kind of machine."""
+        """Compile the kernels, and mark the wheel as one for this platform."""
         del version
         system = platform.system()
         if system not in SYSTEMS or importlib.util.find_spec("ziglang") is None:
@@ -55,7 +55,7 @@ class KernelHook(BuildHookInterface):
         if done.returncode:
             self.app.display_warning("The compiler failed: mivhead is built without its kernels.")
             return
-        new.replace(library)  # at once, for processes that have it loaded
+        new.replace(library)  # atomically, because processes may have it loaded
         build_data["artifacts"].append(str(library.relative_to(self.root)))
         build_data["pure_python"] = False
         kind = sysconfig.get_platform().replace("-", "_").replace(".", "_")

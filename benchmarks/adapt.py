@@ -1,11 +1,11 @@
-"""How fast a head is trained and predicts, beside the machine's own limit.
+"""How fast a head is trained and predicts, compared with the limit of the machine.
 
     python benchmarks/adapt.py --quick
     python benchmarks/adapt.py --json adapt.json
 
 For the shapes of several backbones and tasks from 5-way 1-shot to 50-way with 500 support images:
 seconds of one adaptation (40 steps), of 1,000 predictions, and peak memory of the adaptation over
-the features and candidates as stored. Beside them, in the same run: (a) the formulas as they read
+the features and candidates as stored. In the same run: (a) the formulas as they read
 (`_plain.py`; 10-way 5-shot only, a few steps, scaled), (b) logistic regression on pooled features,
 (c) the limit: patches read once forward and once backward, in single precision, at the measured
 bandwidth, plus all floating-point operations at the measured rate of matrix products.
@@ -46,8 +46,8 @@ PLAIN_STEPS = 3
 PLAIN_QUERIES = 50
 STANDARD = "10-way 5-shot"
 QUICK = ("EfficientNet-Lite0, two blocks", "ViT-S/16")
-SECONDS = 4.0  # steps are timed for about so long,
-ROUNDS = 3  # in so many turns with the machine's limits
+SECONDS = 4.0  # for which steps are timed,
+ROUNDS = 3  # alternating this often with the machine's limits
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ def test_fields_of_the_derived_preset_can_be_replaced() -> None:
     classifier = MIVClassifier(preset={"tau": 7.0, "pool_sizes": [[3], []]}, **FAST).fit(X, y)
     assert [layer.config.tau for layer in classifier.head_.layers] == [7.0, 7.0]
     assert [layer.config.pool_sizes for layer in classifier.head_.layers] == [(3,), ()]
-    with pytest.raises(InputError, match=r"field of a preset must be .*'ta'. Did you mean 'tau'"):
+    with pytest.raises(InputError, match=r"field of a preset must be .*'ta'\. Did you mean 'tau'"):
         MIVClassifier(preset={"ta": 7.0}).fit(X, y)
 
 

@@ -70,6 +70,6 @@ def test_candidates_are_as_many_in_both_blocks(name, expected):
         method.kind, preset=preset, recipe=Recipe.paper(steps=0), **method.params
     )
     classifier.fit(features, [0, 0, 1, 1])
-    blocks = [layer.config for layer in classifier.classifier_.head_.layers]
+    blocks = [layer.config for layer in classifier.head_.layers]
     assert [block.candidates for block in blocks] == [expected] * 2
     assert all(len(set(block.candidate_sizes)) == expected for block in blocks)

@@ -79,7 +79,7 @@ def test_projections_leave_gradients_alone_unless_in_place():
 
 def test_a_library_of_other_sources_is_not_used(monkeypatch, tmp_path):
     copied = tmp_path / "libkernels.so"
-    shutil.copy(library.PATH, copied)  # without the sources beside it
+    shutil.copy(library.PATH, copied)  # without the sources in its folder
     monkeypatch.setattr(library, "PATH", copied)
     library.library.cache_clear()
     try:

@@ -21,7 +21,7 @@ from mivhead.features import Block, Features
 
 @dataclass(frozen=True, eq=False)
 class Ridge:
-    """A linear map of vectors to class memberships: near 1 for the right one, near 0 else."""
+    """A linear map of vectors to class memberships: near 1 for the right class, else near 0."""
 
     coefficients: Tensor  # (dimension, class)
     intercepts: Tensor  # (class,)

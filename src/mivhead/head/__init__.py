@@ -1,1 +1,1 @@
-"""The MIV-head, readable beside the paper."""
+"""The MIV-head, to be read along with the paper: recipe, pooling, cap, logits, head, training."""

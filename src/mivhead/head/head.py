@@ -126,13 +126,13 @@ class MIVHead(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move or convert the head; PyTorch calls this from `to`, `double` and the like."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # of PyTorch
         self._choose_operations()
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Choose again, because the machine that unpickles a head may have no kernels."""
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # of PyTorch
         self._choose_operations()
 
     @property

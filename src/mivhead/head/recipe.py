@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 from mivhead._schema import check_types, from_json, to_json
 from mivhead.errors import InputError, check_one_of
 from mivhead.features import Block, Features
 from mivhead.preset import BlockPreset, Preset, replace_in_blocks
+
+ViewsRule: TypeAlias = Literal["ceil", "floor"]
 
 HEAD_WIDTH = 64  # channels per attention head that the paper aims at
 SMALLEST_POOL = 3  # side of the smallest pooled map
@@ -108,7 +110,7 @@ class Recipe:
     learning_rate: float = 0.3
     pooling_learning_rate: float = 0.015
     momentum: float = 0.9
-    views_rule: Literal["ceil", "floor"] = "ceil"
+    views_rule: ViewsRule = "ceil"
     use_views: bool = True
     last_blocks: int | None = None
     start: Literal["random", "identity"] = "identity"

@@ -69,7 +69,7 @@ def choose(formulas: Operations, device: torch.device, dtype: torch.dtype) -> Op
 
 
 def chunks(queries: int, values: int) -> Iterator[slice]:
-    """Split queries, each of which needs memory for so many values, into slices.
+    """Split queries into slices; each query needs memory for this many values.
 
     >>> list(chunks(5, CHUNK_VALUES // 2))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 6, None)]

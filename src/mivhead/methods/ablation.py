@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from mivhead.classifier import MIVClassifier
 from mivhead.errors import check_one_of
-from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
+from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, ViewsRule, resolve_recipe
 from mivhead.methods.registry import get_method
 from mivhead.preset import BlockPreset, Preset, replace_in_blocks
 
@@ -99,7 +99,7 @@ def _change_preset(preset: AnyPreset, changes: Mapping[str, Any]) -> AnyPreset:
 
 def views_rule(
     method: str, recipe: str | Recipe | None, params: Mapping[str, Any] | None
-) -> Literal["ceil", "floor"] | None:
+) -> ViewsRule | None:
     """Return the rule for the number of views that a method trains on, or None if it uses none.
 
     >>> views_rule("miv", None, None), views_rule("miv-no-views", None, None)
