@@ -35,7 +35,7 @@ def test_serves_this_machine_alone_by_default(
     output, errors = capsys.readouterr()
     host, port = served[0].server_address[:2]
     assert host == "127.0.0.1"
-    assert output == f"Serving toy at http://127.0.0.1:{port}; press Ctrl-C to stop.\n"
+    assert output == f"Serving toy at http://127.0.0.1:{port} (press Ctrl-C to stop).\n"
     assert errors == ""
     assert signal.getsignal(signal.SIGTERM) == before
 

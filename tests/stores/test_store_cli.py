@@ -104,4 +104,4 @@ def test_options_of_tables_need_a_table(
 ) -> None:
     model = str(tmp_path / "m.miv")
     assert main(["fit", str(shots), "-o", model, "--label", "species"]) == 2
-    assert "are for tables" in capsys.readouterr().err
+    assert "are for database tables" in capsys.readouterr().err

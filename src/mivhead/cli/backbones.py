@@ -388,7 +388,7 @@ def run_serve(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"backbone": backbone.identity.name, "url": server.url})
     else:
-        print(f"Serving {backbone.identity.name} at {server.url}; press Ctrl-C to stop.")
+        print(f"Serving {backbone.identity.name} at {server.url} (press Ctrl-C to stop).")
     sys.stdout.flush()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as service managers stop
     try:
