@@ -70,10 +70,10 @@ def test_features_are_refused(fails, model, features, tmp_path):
 
 def test_wrong_backbones_are_refused(fails, shots, tmp_path):
     output = ("-o", tmp_path / "m.miv")
-    assert "take a ResNet" in fails("fit", shots, *output, "--method", "tsa")
+    assert "choose a ResNet" in fails("fit", shots, *output, "--method", "tsa")
     vit = ("--backbone", "timm:test_vit", "--weights", "random")
-    assert "take a ResNet" in fails("fit", shots, *output, "--method", "tsa", *vit)
-    assert "take a ViT" in fails("fit", shots, *output, "--method", "ln-tune", *SMALL)
+    assert "choose a ResNet" in fails("fit", shots, *output, "--method", "tsa", *vit)
+    assert "choose a ViT" in fails("fit", shots, *output, "--method", "ln-tune", *SMALL)
     assert not (tmp_path / "m.miv").exists()
 
 
