@@ -24,7 +24,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed  ## fit, predict, save, compare and draw, on real images that pip carries
 	$(BIN)/miv demo
 
-# BENCH may hold more options, such as `--data DIR --sets a,b,c`. The same folder: it goes on.
+# BENCH may contain more options, such as `--data DIR --sets a,b,c`. An interrupted run is resumed.
 bench-small: $(VENV)/.installed  ## three sets, three methods, ten tasks, on images that pip carries
 	$(BIN)/miv bench run small -o bench-small $(BENCH)
 

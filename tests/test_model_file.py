@@ -278,7 +278,7 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ModelFileError, match="cannot be read"):
             mivhead.load(tmp_path / "m.miv")
     save_file({"x": torch.ones(1)}, tmp_path / "m.miv", metadata={"mivhead": "[1]"})
-    with pytest.raises(ModelFileError, match="description"):
+    with pytest.raises(ModelFileError, match="metadata"):
         mivhead.load(tmp_path / "m.miv")
     with pytest.raises(ModelFileError, match="does not exist"):
         mivhead.load(tmp_path / "none.miv")

@@ -99,7 +99,8 @@ def check_format(path: str | Path, meta: Mapping[str, Any], newest: int) -> None
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file, atomically; missing folders are created.
 
-    >>>     >>> with tempfile.TemporaryDirectory() as folder:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_text(Path(folder, "tasks", "birds.json"), "{}")
     ...     Path(folder, "tasks", "birds.json").read_text()
     '{}'

@@ -145,7 +145,7 @@ def test_preprocessing_of_the_folder(
         file = "preprocessor_config.json"
     (tmp_path / file).write_text(json.dumps(document))
     if size is None:
-        with pytest.raises(InputError, match=r"how images are prepared .*: give a preset"):
+        with pytest.raises(InputError, match=r"lacks usable settings .*: give a preset"):
             load_backbone(f"hf:{tmp_path}")
     else:
         found = load_backbone(f"hf:{tmp_path}").preset.preprocessing

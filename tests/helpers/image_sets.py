@@ -4,7 +4,7 @@ from mivhead.images.imageset import ImageSet, ImageSource, given
 
 
 def labelled(sizes):
-    """A set with so many images of each class."""
+    """A set with the given number of images per class."""
     pairs = [(name, number) for name, size in sizes.items() for number in range(size)]
     sources = tuple(ImageSource(f"{name}/{i}.png", given(b""), name) for name, i in pairs)
     return ImageSet(sources, tuple(name for name, _ in pairs))

@@ -97,7 +97,8 @@ def load_backbone(
         One of `list_backbones()`; `timm:NAME` for any model of timm; the path of an `.onnx` file;
         `hf:FOLDER_OR_ID` for a model of transformers; `http://...` or `https://...` for a service;
         `file.py:name` or `module:name` for a backbone in your own code (an object that follows the
-        `Backbone` protocol, or a function or class that returns one when called without arguments).
+        `Backbone` protocol, or a function or class that returns one when called without arguments;
+        its identity must change whenever its features do, as cached features are found by it).
         An object that already follows the protocol is returned unchanged.
     weights : str or Path, optional
         A checkpoint to use instead of the pretrained weights (`.safetensors`, `.pth`), where the

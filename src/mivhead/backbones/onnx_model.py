@@ -249,7 +249,7 @@ class Candidate:
 def read_graph(path: str | Path) -> tuple[Any, str]:
     """Read an ONNX model and the SHA-256 of its file, without running it."""
     onnx = need("onnx", EXTRA)
-    damaged: type[Exception] = need("google.protobuf.message", EXTRA).DecodeError
+    corrupted: type[Exception] = need("google.protobuf.message", EXTRA).DecodeError
     path = Path(path)
     if not path.is_file():
         raise InputError(f"The ONNX file {path} does not exist.")
@@ -258,7 +258,7 @@ def read_graph(path: str | Path) -> tuple[Any, str]:
     content = path.read_bytes()
     try:
         model = onnx.load_model_from_string(content)
-    except damaged:
+    except corrupted:
         raise InputError(f"{path} is not an ONNX file, or is corrupted.") from None
     if not model.graph.node:
         raise InputError(f"{path} is not an ONNX file, or has an empty graph.")
