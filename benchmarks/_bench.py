@@ -92,7 +92,8 @@ def measure(
             **what,
         }
     )
-    executor = make_executor("local", args.workers)
+    # Backbones of our own cannot be sent to other processes.
+    executor = make_executor("local", 0 if backbones else args.workers)
     try:
         place = Place(args.output, args.data)
         results = run(config, place, executor, backbones=backbones, view=LiveView())

@@ -37,7 +37,6 @@ METHODS = (
 DEFAULTS = {
     "sets": ("gtsrb_traffic_signs", "cub200_birds"),
     "protocol": "5-way 5-shot",
-    "workers": 0,
 }
 
 
