@@ -126,7 +126,7 @@ def test_hyperparameters_reach_a_method_on_features_of_unknown_origin(miv, tmp_p
     FeatureTable(X, tuple("abcdef"), tuple("xxxyyy")).save(tmp_path / "f.safetensors")
     arguments = ("fit", tmp_path / "f.safetensors", "-o", tmp_path / "m.miv", "--no-check")
     assert miv(*arguments, "--method", "ncc", "--param", "centred=True").code == 0
-    assert mivhead.load(tmp_path / "m.miv").centred is True
+    assert mivhead.load(tmp_path / "m.miv").classifier_.centred is True
 
 
 @pytest.mark.parametrize(

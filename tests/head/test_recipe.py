@@ -121,7 +121,7 @@ def test_plain_blocks_survive_a_model_file(tmp_path) -> None:
     X, y = drawn("maps", [3, 2, 1], 0)
     classifier = MIVClassifier(preset=[BlockPreset(), BlockPreset(plain=True)]).fit(X, y)
     mivhead.save(classifier, tmp_path / "m.miv")
-    again = mivhead.load(tmp_path / "m.miv")
+    again = mivhead.load(tmp_path / "m.miv").classifier_
     assert torch.equal(again.logits(X), classifier.logits(X))
     assert torch.equal(again.ensemble_.weights, classifier.ensemble_.weights)
 
