@@ -61,8 +61,8 @@ class _TryAgain(Exception):  # noqa: N818  # control flow, not an error
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Follows no redirect, as one could carry the key and the images to another host."""
 
-    def http_error_302(self, *_: Any) -> None:
-        return None  # before the standard library parses the target
+    def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> None:
+        """Leave the response as it is, before the standard library parses the target."""
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
@@ -87,14 +87,14 @@ class _Deadline:
         """Seconds until the deadline."""
         return self.end - time.monotonic()
 
-    def connect(self, address: tuple[str, int], *_: Any, **__: Any) -> socket.socket:
+    def connect(self, address: tuple[str, int], *_ignored: Any, **__: Any) -> socket.socket:
         """Connect as `socket.create_connection` does, but bound all of a host's addresses."""
         failure: OSError = TimeoutError()
-        for *_, target in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        for *_, (host, port, *_) in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
             if self.left <= 0:
                 raise TimeoutError
             try:
-                found = socket.create_connection(target[:2], self.left)
+                found = socket.create_connection((str(host), port), self.left)
             except OSError as error:
                 failure = error
                 continue
@@ -144,7 +144,7 @@ class _BoundedHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
 
     def do_open(self, http_class: Any, req: Any, **options: Any) -> Any:
         make = partial(self._make, http_class, req.deadline)
-        return super().do_open(make, req, **options)  # type: ignore[arg-type]  # as documented
+        return super().do_open(make, req, **options)
 
     @staticmethod
     def _make(http_class: Any, deadline: _Deadline, host: str, **options: Any) -> Any:
