@@ -313,14 +313,12 @@ def test_random_damage_never_escapes(path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_old_model(path: Path, monkeypatch) -> None:
-    from mivhead import _files as safefile
-
     before = path.read_bytes()
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(safefile, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(NotAvailableError, match="No space left"):
         mivhead.save(fitted(), path)
     assert path.read_bytes() == before
