@@ -1,25 +1,29 @@
 """Files that are written atomically: safetensors with a JSON document, and small text files.
 
 Model files and features files are safetensors. Reading them runs no code and trusts nothing:
-safetensors holds raw tensors, and the metadata key `mivhead` holds JSON.
+safetensors holds raw tensors, and the metadata key `mivhead` holds JSON. A checksum in the JSON
+detects damage; files of version 0.1.0 have none.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from mivhead._schema import parse_json
 from mivhead.errors import ModelFileError, NotAvailableError
 
 if TYPE_CHECKING:  # exported models run without PyTorch and safetensors
     from torch import Tensor
 
 METADATA_KEY = "mivhead"
+CHECKSUM = "checksum.v1"  # key of the document: CRC-32 of everything else in the file
 MAX_BYTES = 16 * 2**30
 
 
@@ -51,8 +55,10 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, An
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    text = json.dumps(meta, ensure_ascii=False, allow_nan=False)
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(
+        {**meta, CHECKSUM: checksum(contiguous, meta)}, ensure_ascii=False, allow_nan=False
+    )
     with replacing(path) as part:
         try:
             save_file(contiguous, part, metadata={METADATA_KEY: text})
@@ -75,7 +81,7 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             metadata = file.metadata() or {}
             if METADATA_KEY not in metadata:
                 raise ModelFileError(f"{path} was not written by mivhead.")
-            meta = json.loads(metadata[METADATA_KEY])
+            meta = parse_json(metadata[METADATA_KEY])
             # Copied: mapped memory changes with the file, and its alignment affects rounding.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
@@ -88,7 +94,24 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ) from error
     if not isinstance(meta, dict):
         raise ModelFileError(f"{path} is corrupted: its metadata is not a JSON object.")
+    if CHECKSUM in meta and meta.pop(CHECKSUM) != checksum(tensors, meta):
+        raise ModelFileError(f"{path} is corrupted: its checksum does not match its contents.")
     return tensors, meta
+
+
+def checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:
+    """Return the CRC-32 of a JSON document and of the names, types, shapes and values of tensors.
+
+    >>> checksum({}, {"format": 1})
+    '37af9a12'
+    """
+    import torch
+
+    value = zlib.crc32(json.dumps(meta, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        value = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), value)
+        value = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, value)
+    return f"{value:08x}"
 
 
 def check_format(path: str | Path, meta: Mapping[str, Any], newest: int) -> None:

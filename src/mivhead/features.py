@@ -355,7 +355,7 @@ def read_layout(document: Any) -> Features:
         raise InputError(f"config.layout must be an object, got {document!r:.80}.")
     for name, shape in document.items():
         integers = isinstance(shape, list) and all(type(size) is int for size in shape)
-        if not integers or not all(0 < size <= MAX_DIMENSION for size in shape):
+        if not integers or len(shape) > 3 or not all(0 < size <= MAX_DIMENSION for size in shape):
             raise InputError(f"config.layout.{name} is not valid: {shape!r:.80}.")
     # Features check the names and the numbers of dimensions.
     return Features.from_tensors({k: torch.empty(0, *v) for k, v in document.items()})

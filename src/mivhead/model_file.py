@@ -29,6 +29,7 @@ from mivhead.backbones.base import Backbone, Identity, named_by_file
 from mivhead.errors import InputError, ModelFileError
 from mivhead.fewshot import FewShotClassifier
 from mivhead.head.recipe import Recipe
+from mivhead.images.imageset import check_names
 from mivhead.methods.registry import Classifier, make_method, method_name
 
 FORMAT = 1
@@ -256,6 +257,7 @@ def _plain_classes(classes: NDArray[Any]) -> list[Any]:
             "Only classes that are all strings or all integers can be saved, "
             f"got {values[0]!r}: convert the labels to strings before fitting."
         )
+    check_names(value for value in values if isinstance(value, str))
     return values
 
 

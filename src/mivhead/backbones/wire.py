@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from PIL import Image
 from safetensors import torch as safetensors
 from torch import Tensor
 
+from mivhead import _schema
 from mivhead.backbones.base import Identity
 from mivhead.errors import InputError
 from mivhead.features import Features
@@ -123,8 +123,8 @@ def naming(service: str) -> Iterator[None]:
 
 
 def parse_json(body: bytes) -> Any:
-    """Read a JSON document of unknown origin."""
+    """Read a body that should be a JSON document."""
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
+        return _schema.parse_json(body)
+    except ValueError as error:
         raise InputError("the body is not JSON.") from error
