@@ -113,7 +113,7 @@ class Store(ABC):
         folder, _, table = unquote(path).rpartition("/")
         if not folder or not table:
             raise InputError(f"{address} must be {scheme}://FOLDER/TABLE.")
-        return cls(folder, table, columns)  # type: ignore[call-arg]  # of a store in a folder
+        return cls(folder, table, columns)  # type: ignore[arg-type, call-arg]  # subclasses
 
     def close(self) -> None:  # noqa: B027  # most stores keep no connection
         """Disconnect."""
