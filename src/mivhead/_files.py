@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
+import time
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -19,35 +22,94 @@ from uuid import uuid4
 from mivhead._schema import parse_json
 from mivhead.errors import ModelFileError, NotAvailableError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:  # exported models run without PyTorch and safetensors
     from torch import Tensor
 
 METADATA_KEY = "mivhead"
 CHECKSUM = "checksum.v1"  # key of the document: CRC-32 of everything else in the file
 MAX_BYTES = 16 * 2**30
+ABANDONED = 3600.0  # age in seconds of what was abandoned, on systems without `flock`
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path in the same folder; on success it replaces `path`, atomically.
+def replacing(path: str | Path, *, make_folders: bool = False) -> Iterator[Path]:
+    """Yield a temporary path; on success its file replaces `path`, atomically.
 
     Hand-written, as no dependency offers it: readers see the old file or the new one, never half.
+    The temporary file is in a hidden folder next to `path`. A process that is killed leaves that
+    folder behind, and the next one that writes the same `path` removes it. As long as its writer
+    lives, the folder is locked.
     """
     path = Path(path)
-    part = path.with_name(f".{path.name}.{uuid4().hex[:12]}.part")
+    with ExitStack() as stack:
+        try:
+            if make_folders:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            part = stack.enter_context(_temporary_folder(path)) / path.name
+            yield part
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
+            part.replace(path)
+        except OSError as error:
+            raise NotAvailableError(
+                f"Cannot write {path}: {getattr(error, 'strerror', None) or error}. Nothing was "
+                "changed; check that the folder exists, is writable and has space."
+            ) from error
+
+
+@contextmanager
+def _temporary_folder(path: Path) -> Iterator[Path]:
+    """Create a folder for the temporary file of `path`, locked, and remove abandoned ones."""
+    while True:
+        folder = path.with_name(f".{path.name}.{uuid4().hex[:12]}.part")
+        folder.mkdir(mode=0o700)
+        with _lock(folder):
+            if not folder.is_dir():  # another process took it for abandoned before it was locked
+                continue
+            try:
+                _remove_abandoned(path, folder)
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+            return
+
+
+@contextmanager
+def _lock(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Lock a folder until the end of the block, or of the process."""
+    if fcntl is None:
+        if not wait and time.time() - folder.stat().st_mtime < ABANDONED:
+            raise BlockingIOError
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        yield part
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        raise NotAvailableError(
-            f"Cannot write {path}: {getattr(error, 'strerror', None) or error}. Nothing was "
-            "changed; check that the folder exists, is writable and has space."
-        ) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError:
+            if not wait:
+                raise
+            # A file system without locks: nothing there is ever taken for abandoned.
+        yield
     finally:
-        with suppress(OSError):  # left only if writing failed, and possibly not accessible
-            part.unlink()
+        os.close(handle)
+
+
+def _remove_abandoned(path: Path, own: Path) -> None:
+    """Remove the temporary folders of `path` whose writers were killed."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{12}}\.part")
+    for found in path.parent.iterdir():
+        if name.fullmatch(found.name) and found != own:
+            with suppress(OSError), _lock(found, wait=False):
+                if found.is_dir():
+                    shutil.rmtree(found)
+                else:  # of version 0.1.0
+                    found.unlink()
 
 
 def write(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
@@ -103,7 +165,7 @@ def checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:
     """Return the CRC-32 of a JSON document and of the names, types, shapes and values of tensors.
 
     >>> checksum({}, {"format": 1})
-    '37af9a12'
+    'e234bd89'
     """
     import torch
 
@@ -135,6 +197,5 @@ def write_text(path: str | Path, text: str) -> None:
     ...     Path(folder, "tasks", "birds.json").read_text()
     '{}'
     """
-    with replacing(path) as part:
-        part.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, make_folders=True) as part:
         part.write_text(text, encoding="utf-8", newline="\n")
