@@ -45,8 +45,8 @@ def test_threshold_and_rule(shots: Path) -> None:
 
     assert views(threshold=0) == 0
     assert views(threshold=3) == 0  # 4 shots are above it
-    assert views(views_rule="floor") == 12 * 2
-    assert views(views_rule="ceil") == 12 * 3
+    assert views(method_params={"views_rule": "floor"}) == 12 * 2
+    assert views(method_params={"views_rule": "ceil"}) == 12 * 3
 
 
 def test_views_are_made_of_the_image_they_are_said_to_be_of(shots: Path) -> None:
@@ -185,7 +185,7 @@ def test_parameters_are_checked_before_the_backbone_is_loaded() -> None:
         {"method": "knn", "method_params": {"neighbours": 0}},
         {"method": "finetune", "method_params": {"steps": -1}},
         {"recipe": "papr"},
-        {"views_rule": "round"},
+        {"method_params": {"views_rule": "round"}},
     ]
     for params in wrong:
         classifier = FewShotClassifier("no such backbone", **params)

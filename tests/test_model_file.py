@@ -183,6 +183,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "format is a bool": ({"meta": {"format": True}}, "format number"),
     "other method": ({"meta": {"method": "magic"}}, "magic"),
     "unknown key": ({"meta": {"extra": 1}}, "unknown key 'extra'"),
+    "newer section": ({"meta": {"shots.v99": {}}}, "newer version of mivhead.*'shots.v99'.*update"),
     "missing recipe": ({"meta": {"recipe": None}}, "recipe"),
     "unknown recipe key": ({"meta": {"recipe": {"depth": 3}}}, "unknown key 'depth'"),
     "recipe of a wrong type": ({"meta": {"recipe": {"eta": "0.1"}}}, "recipe.eta"),
@@ -312,14 +313,12 @@ def test_random_damage_never_escapes(path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_old_model(path: Path, monkeypatch) -> None:
-    from mivhead import _files as safefile
-
     before = path.read_bytes()
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(safefile, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(NotAvailableError, match="No space left"):
         mivhead.save(fitted(), path)
     assert path.read_bytes() == before
@@ -336,3 +335,52 @@ def test_describe(path: Path) -> None:
     assert description.method == "miv"
     assert description.config["shots"] == [1, 2, 1, 2]
     assert description.library == mivhead.__version__
+
+
+# Optional sections.
+
+
+def write_notes(model: Any) -> tuple[Any, dict[str, torch.Tensor]] | None:
+    notes = getattr(model, "notes_", None)
+    return None if notes is None else ({"text": notes}, {"length": torch.tensor([len(notes)])})
+
+
+def read_notes(model: Any, document: Any, tensors: Any) -> None:
+    if tensors["length"].item() != len(document["text"]):
+        raise InputError("the notes have another length.")
+    model.notes_ = document["text"]
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    section = persistence.Section("notes.v1", "notes", write_notes, read_notes)
+    monkeypatch.setattr(persistence, "SECTIONS", (*persistence.SECTIONS, section))
+
+
+def test_a_section_is_saved_and_comes_back(notes: None, path: Path) -> None:
+    model = mivhead.load(path)
+    assert not hasattr(model, "notes_")
+    model.notes_ = "seen in May"
+    model.save(path)
+    assert load_file(path)["notes.length"].tolist() == [11]
+    assert mivhead.load(path).notes_ == "seen in May"
+    assert persistence.describe(path).method == "miv"
+    change(path, {"notes.v1": {"text": "May"}})
+    with pytest.raises(ModelFileError, match="cannot be used: the notes have another length"):
+        mivhead.load(path)
+
+
+def test_tensors_of_a_section_that_is_not_there(notes: None, path: Path) -> None:
+    change(path, tensors={"notes.length": torch.ones(1)})
+    with pytest.raises(ModelFileError, match=r"'notes\.length' is unexpected"):
+        mivhead.load(path)
+
+
+def test_a_section_of_a_newer_version(notes: None, path: Path) -> None:
+    model = mivhead.load(path)
+    model.notes_ = "seen in May"
+    model.save(path)
+    persistence.SECTIONS = persistence.SECTIONS[:-1]  # the fixture restores it
+    for read in (mivhead.load, persistence.describe):
+        with pytest.raises(ModelFileError, match=r"newer version of mivhead.*'notes\.v1'"):
+            read(path)

@@ -11,14 +11,13 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
-
 from mivhead.errors import ModelFileError, NotAvailableError
+
+if TYPE_CHECKING:  # exported models run without PyTorch and safetensors
+    from torch import Tensor
 
 METADATA_KEY = "mivhead"
 MAX_BYTES = 16 * 2**30
@@ -37,7 +36,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         part.replace(path)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise NotAvailableError(
             f"Cannot write {path}: {getattr(error, 'strerror', None) or error}. Nothing was "
             "changed; check that the folder exists, is writable and has space."
@@ -49,14 +48,22 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 def write(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
     """Write tensors and a JSON document as a safetensors file, atomically."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     text = json.dumps(meta, ensure_ascii=False, allow_nan=False)
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(path) as part:
-        save_file(contiguous, part, metadata={METADATA_KEY: text})
+        try:
+            save_file(contiguous, part, metadata={METADATA_KEY: text})
+        except SafetensorError as error:  # such as a full disk
+            raise OSError(str(error)) from error
 
 
 def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read tensors and the JSON document of a file written by `write`."""
+    from safetensors import SafetensorError, safe_open
+
     path = Path(path)
     try:
         size = path.stat().st_size

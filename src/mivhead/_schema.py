@@ -12,12 +12,21 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
-
-import torch
-from torch import Tensor
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from mivhead.errors import InputError, check_one_of
+
+if TYPE_CHECKING:  # exported models run without PyTorch
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -90,6 +99,7 @@ def split_tensors(
 ) -> tuple[dict[str, Tensor], ...]:
     """Sort tensors named `group.name` into their groups; a name without a known group is an error.
 
+    >>> import torch
     >>> split_tensors({"a.x": torch.ones(1), "b.y": torch.ones(1)}, ("b", "a"))
     ({'y': tensor([1.])}, {'x': tensor([1.])})
     """
@@ -102,22 +112,20 @@ def split_tensors(
     return tuple(found.values())
 
 
-def check_tensors(
-    tensors: Mapping[str, Tensor],
-    shapes: Mapping[str, Sequence[int]],
-    dtype: torch.dtype = torch.float32,
-) -> None:
-    """Check that exactly these tensors exist, with these shapes and this type, and are finite."""
+def check_tensors(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Check that exactly these float32 tensors exist, with these shapes, and are finite."""
+    import torch
+
     if different := sorted(tensors.keys() ^ shapes.keys()):
         kind = "unexpected" if different[0] in tensors else "missing"
         raise InputError(f"tensor {different[0]!r} is {kind}.")
     for name, tensor in tensors.items():
-        if tuple(tensor.shape) != tuple(shapes[name]) or tensor.dtype != dtype:
+        if tuple(tensor.shape) != tuple(shapes[name]) or tensor.dtype != torch.float32:
             raise InputError(
                 f"tensor {name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, "
-                f"expected {dtype} of shape {tuple(shapes[name])}."
+                f"expected {torch.float32} of shape {tuple(shapes[name])}."
             )
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        if not torch.isfinite(tensor).all():
             raise InputError(f"tensor {name!r} holds NaN or infinity.")
 
 

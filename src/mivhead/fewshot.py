@@ -8,7 +8,7 @@ Everything else is the same for all methods.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -45,31 +45,10 @@ from mivhead.images.sources import as_image_set, open_labelled
 from mivhead.methods.ablation import views_rule
 from mivhead.methods.registry import Classifier, get_method, make_method, method_name
 from mivhead.methods.tuning.base import Network, Pixels
+from mivhead.prediction import Prediction, predictions
 from mivhead.preset import Preset
 
 __all__ = ["FewShotClassifier", "Prediction"]
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The prediction for one image.
-
-    Parameters
-    ----------
-    id : str
-        Name of the image, such as its path.
-    label : object
-        The most probable class.
-    probability : float
-        Its probability.
-    probabilities : dict
-        Probabilities of all classes, in descending order.
-    """
-
-    id: str
-    label: Any
-    probability: float
-    probabilities: dict[Any, float]
 
 
 class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn: untyped
@@ -437,23 +416,6 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def __getstate__(self) -> dict[str, Any]:
         """Leave the backbone out of pickles; it is loaded again where it is needed."""
         return {key: value for key, value in super().__getstate__().items() if key != "_loaded"}
-
-
-def predictions(
-    ids: Sequence[str], classes: NDArray[Any], probabilities: NDArray[np.floating[Any]]
-) -> list[Prediction]:
-    """Turn probabilities (image, class) into predictions.
-
-    >>> predictions(["a.jpg"], np.array(["cat", "dog"]), np.array([[0.25, 0.75]]))[0].label
-    'dog'
-    """
-    found = []
-    names = classes.tolist()
-    for id_, row in zip(ids, probabilities, strict=True):
-        ranked = {names[i]: float(row[i]) for i in np.argsort(-row, kind="stable")}
-        best = next(iter(ranked))
-        found.append(Prediction(id_, best, ranked[best], ranked))
-    return found
 
 
 # How a method sees images.

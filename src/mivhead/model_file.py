@@ -4,17 +4,23 @@ Its metadata key `mivhead` holds a JSON document: `format`, `method`, `recipe`, 
 `backbone`, `seed` and `library`. Its tensors are the trained parameters (`params.*`) and the
 features of the support images (`support.*`), which are part of the model. Loading runs no code from
 the file, needs no backbone, and checks every name, type, shape and value.
+
+What a model may have, but need not have, is an optional section (`SECTIONS`): one more key of the
+document, which ends in its version, such as `shots.v1`, and tensors under a prefix of its own.
 """
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mivhead import _files as safefile
 from mivhead._schema import from_json
@@ -63,6 +69,39 @@ class ModelInfo:
     library: str
 
 
+@dataclass(frozen=True)
+class Section:
+    """An optional part of a model file, versioned on its own.
+
+    A file of an earlier version lacks it. A section that changes in an incompatible way gets a new
+    name; the old one stays in `SECTIONS` for reading.
+
+    Parameters
+    ----------
+    name : str
+        Its key in the JSON document: a word, `.v` and its version, such as `"shots.v1"`.
+    prefix : str
+        First part of the names of its tensors, such as `"views"` for `views.block0.map`; no other
+        part of a file uses it.
+    write : callable
+        Called with the model that is saved, a `FewShotClassifier` or an estimator on features.
+        Returns the JSON value and the tensors by name, without the prefix; None if the model has
+        no such part.
+    read : callable
+        Called with the loaded `FewShotClassifier`, the JSON value and the tensors, neither of which
+        can be trusted. Checks everything, raises `InputError`, and sets attributes of the model.
+    """
+
+    name: str
+    prefix: str
+    write: Callable[[FewShotClassifier | Classifier], tuple[Any, Mapping[str, Tensor]] | None]
+    read: Callable[[FewShotClassifier, Any, Mapping[str, Tensor]], None]
+
+
+SECTIONS: tuple[Section, ...] = ()
+_SECTION_NAME = re.compile(r"[a-z_]+\.v[0-9]+")
+
+
 def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
     """Write a fitted model to one file, atomically.
 
@@ -99,6 +138,10 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
         "seed": trained.seed_,
         "library": __version__,
     }
+    for section in SECTIONS:
+        if (part := section.write(model)) is not None:
+            document[section.name], own = part
+            tensors |= {f"{section.prefix}.{name}": tensor for name, tensor in own.items()}
     safefile.write(path, tensors, document)
 
 
@@ -132,6 +175,7 @@ def load(
     """
     tensors, document = safefile.read(path)
     safefile.check_format(path, document, FORMAT)
+    parts = _take_sections(path, document, tensors)
     try:
         info = from_json(ModelInfo, document, "the description")
         classifier = _unfitted(info.method, device)
@@ -155,17 +199,43 @@ def load(
     )
     if identity is None and model.needs_images:
         raise ModelFileError(f"{path} cannot be used: it names no backbone for its adapters.")
-    return model._set_fitted(classifier, identity)
+    model._set_fitted(classifier, identity)
+    try:
+        for section, value, own in parts:
+            section.read(model, value, own)
+    except InputError as error:
+        raise ModelFileError(f"{path} cannot be used: {error}") from error
+    return model
 
 
 def describe(path: str | Path) -> ModelInfo:
-    """Read what a model file says about itself."""
-    _, document = safefile.read(path)
+    """Read what a model file says about itself; without its optional sections."""
+    tensors, document = safefile.read(path)
     safefile.check_format(path, document, FORMAT)
+    _take_sections(path, document, tensors)
     try:
         return from_json(ModelInfo, document, "the description")
     except InputError as error:
         raise ModelFileError(f"{path} is not a model file: {error}") from error
+
+
+def _take_sections(
+    path: str | Path, document: dict[str, Any], tensors: dict[str, Tensor]
+) -> list[tuple[Section, Any, dict[str, Tensor]]]:
+    """Remove the optional sections of a file from its document and tensors, and return them."""
+    parts = []
+    for section in SECTIONS:
+        if section.name in document:
+            start = f"{section.prefix}."
+            own = {name: tensors.pop(name) for name in list(tensors) if name.startswith(start)}
+            own = {name.removeprefix(start): tensor for name, tensor in own.items()}
+            parts.append((section, document.pop(section.name), own))
+    if newer := sorted(name for name in document if _SECTION_NAME.fullmatch(name)):
+        raise ModelFileError(
+            f"{path} was written by a newer version of mivhead: it has the section {newer[0]!r}, "
+            "which this version cannot read; update it with `pip install -U mivhead`."
+        )
+    return parts
 
 
 def _unfitted(method: str, device: str | None) -> Classifier:

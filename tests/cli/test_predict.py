@@ -11,8 +11,8 @@ import pytest
 import mivhead
 from mivhead.cli.predict import _as_table, safe_name, sort_images
 from mivhead.extraction import pipeline as extraction
-from mivhead.fewshot import Prediction
 from mivhead.images.sources import open_unlabelled
+from mivhead.prediction import Prediction
 
 
 @pytest.fixture(scope="module")

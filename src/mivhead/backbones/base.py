@@ -13,15 +13,17 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NoReturn, Protocol, runtime_checkable
-
-import torch
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
 from mivhead._schema import from_json, to_json
 from mivhead.backbones.preprocessing import DecodedImage
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.features import Features
 from mivhead.preset import BlockPreset, Preprocessing, Preset
+
+if TYPE_CHECKING:  # exported models run without PyTorch
+    import torch
+
+    from mivhead.features import Features
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,8 @@ def extract_all(
     -------
     Features
     """
+    from mivhead.features import Features
+
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}.")
     remaining = iter(images)
@@ -175,6 +179,8 @@ def extract_all(
 
 def default_device(device: str | torch.device | None) -> torch.device:
     """Return the requested device, or by default a GPU if there is one."""
+    import torch
+
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
@@ -184,6 +190,8 @@ def storage_type(dtype: str | torch.dtype) -> torch.dtype:
     >>> storage_type("float16")
     torch.float16
     """
+    import torch
+
     known = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
     name = str(dtype).removeprefix("torch.")
     if name not in known:

@@ -1,17 +1,22 @@
-"""From decoded images to a backbone's input tensor."""
+"""From decoded images to a backbone's input tensor.
+
+PyTorch is imported only where a tensor is made: exported models do without it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from mivhead.errors import InputError
 from mivhead.preset import Preprocessing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # What a backbone takes: `mivhead.images.decoding.load_image` turns files and bytes into it.
 DecodedImage: TypeAlias = "Image.Image | np.ndarray[Any, Any]"
@@ -43,12 +48,21 @@ def preprocess(images: Sequence[DecodedImage], preprocessing: Preprocessing) -> 
     >>> x.shape, x.max().item()
     (torch.Size([1, 3, 8, 8]), 1.0)
     """
+    import torch
+
+    return torch.from_numpy(normalise(images, preprocessing)).permute(0, 3, 1, 2)
+
+
+def normalise(images: Sequence[DecodedImage], preprocessing: Preprocessing) -> NDArray[np.float32]:
+    """Resize, scale and normalise images to an array `(n, R, R, 3)`; see `preprocess`."""
     if not len(images):
         raise InputError("There are no images: give at least one.")
     pixels = np.stack([to_pixels(image, i, preprocessing.size) for i, image in enumerate(images)])
-    x = torch.from_numpy(pixels).permute(0, 3, 1, 2).float()  # (n, 3, R, R)
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (preprocessing.mean, preprocessing.std))
-    return x.div_(255).sub_(mean).div_(std)
+    x = pixels.astype(np.float32)
+    x /= np.float32(255)
+    x -= np.asarray(preprocessing.mean, np.float32)
+    x /= np.asarray(preprocessing.std, np.float32)
+    return x
 
 
 def to_pixels(image: DecodedImage, position: int, size: int) -> np.ndarray[Any, Any]:

@@ -17,8 +17,9 @@ from mivhead.errors import InputError, NotAvailableError
 if TYPE_CHECKING:
     from mivhead.diagnostics.demo_picture import Card
     from mivhead.features import FeatureTable
-    from mivhead.fewshot import FewShotClassifier, Prediction
+    from mivhead.fewshot import FewShotClassifier
     from mivhead.images.imageset import ImageSet
+    from mivhead.prediction import Prediction
 
 EXAMPLES = """
 miv demo

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from mivhead.classifier import MIVClassifier
     from mivhead.diagnostics.tsne import Embeddings
     from mivhead.features import Features
-    from mivhead.fewshot import Prediction
     from mivhead.images.imageset import ImageSet
+    from mivhead.prediction import Prediction
 
 TSNE_EXAMPLES = """
 miv plot tsne birds.miv new.jpg -o tsne.png

@@ -28,8 +28,9 @@ from mivhead.cli.output import (
 from mivhead.errors import InputError, NotAvailableError
 
 if TYPE_CHECKING:
-    from mivhead.fewshot import FewShotClassifier, Prediction
+    from mivhead.fewshot import FewShotClassifier
     from mivhead.images.imageset import ImageSet, ImageSource, Skipped
+    from mivhead.prediction import Prediction
 
 MAX_NAME = 24  # characters of a runner-up's name
 MAX_NAME_BYTES = 200  # file systems allow 255; this leaves room for suffix and number

@@ -16,8 +16,8 @@ from mivhead.classifier import MIVClassifier
 from mivhead.diagnostics.attention import explain
 from mivhead.diagnostics.pictures import overlay, save_figure, square
 from mivhead.features import FeatureTable
-from mivhead.fewshot import Prediction
 from mivhead.images.decoding import load_image
+from mivhead.prediction import Prediction
 
 # Lengths are in inches from the upper left corner of the page.
 WIDTH, MARGIN = 15.0, 0.5

@@ -17,7 +17,8 @@ from mivhead.images.imageset import ImageSet, Skipped
 from mivhead.images.sources import open_labelled
 
 if TYPE_CHECKING:
-    from mivhead.fewshot import FewShotClassifier, Prediction
+    from mivhead.fewshot import FewShotClassifier
+    from mivhead.prediction import Prediction
 
 MAX_NAMED = 5  # classes that an error lists
 
