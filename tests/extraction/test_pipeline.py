@@ -14,8 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mivhead import _threads
-from mivhead import Features, FewShotClassifier
+from mivhead import Features, FewShotClassifier, _threads
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.extraction import pipeline as module
 from mivhead.extraction.cache import FeatureCache, Keys, Parts, content_hash
