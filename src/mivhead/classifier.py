@@ -255,7 +255,7 @@ class MIVClassifier(FeatureClassifier):
         `Recipe(eta=0.2)`.
     preset : Preset, list of BlockPreset, dict or None, default=None
         The settings that belong to the backbone. None derives them from the shapes of the
-        features; a dict such as `{"tau": 100.0}` replaces fields of the derived `BlockPreset`s.
+        features; a dict such as `{"tau": 100.0}` replaces fields of each derived `BlockPreset`.
     random_state : int, RandomState instance or None, default=None
         Seed of the initial weights. The same seed gives the same model, bit for bit.
     device : str or None, default=None
