@@ -5,12 +5,12 @@ from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 
 
-def _inline(writer, node: nodes.math) -> None:  # noqa: ANN001  # Sphinx's HTML writer
+def _inline(writer, node: nodes.math) -> None:  # Sphinx's HTML writer
     writer.body.append(convert(node.astext(), display="inline"))
     raise nodes.SkipNode
 
 
-def _block(writer, node: nodes.math_block) -> None:  # noqa: ANN001  # Sphinx's HTML writer
+def _block(writer, node: nodes.math_block) -> None:  # Sphinx's HTML writer
     writer.body.append(f'<div class="formula">{convert(node.astext(), display="block")}</div>')
     raise nodes.SkipNode
 
