@@ -24,9 +24,7 @@ def documented() -> dict[str, set[str]]:
 @pytest.mark.parametrize("module", sorted(documented()))
 def test_every_public_name_is_in_the_api_reference(module):
     public = set(importlib.import_module(module).__all__) - {"__version__"}
-    upper = {
-        name for name in public if name.isupper()
-    }  # constants
+    upper = {name for name in public if name.isupper()}  # constants
     assert documented()[module] == public - upper
 
 
@@ -47,8 +45,6 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(site):
     script = r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"(?:https?:)?//"
     style = r"<link\b[^>]*rel=\"stylesheet\"[^>]*href=\"https?:"
     loads = re.compile(f"{script}|{style}")
-        r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"(https?:)?//|<link\b[^>]*rel=\"stylesheet\"[^>]*href=\"https?:"
-    )
     pages = list(site.rglob("*.html"))
     assert len(pages) > 40
     for page in pages:
