@@ -22,12 +22,13 @@ PROBLEMS = 1  # exit code of a check that found problems
 
 def add_parser(subparsers: Any) -> None:
     """Add the command and its actions."""
-    parser = subparsers.add_parser(
+    actions = options.new_group(
+        subparsers,
         "data",
-        help="check image sets; list or prepare those of the benchmark",
-        description="Image sets for training and for the benchmark.",
+        "check image sets; list or prepare those of the benchmark",
+        "Image sets for training and for the benchmark.",
+        "miv data check shots/",
     )
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
     for add in (_add_check, _add_list, _add_prepare):
         add(actions)
 
