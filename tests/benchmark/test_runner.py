@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mivhead.benchmark.report.writing import write_report
 from PIL import Image
 
 from mivhead.backbones import from_module
@@ -17,6 +16,7 @@ from mivhead.benchmark import inputs, runner
 from mivhead.benchmark.executors import Died
 from mivhead.benchmark.executors.local import InlineExecutor, LocalExecutor
 from mivhead.benchmark.live import LiveView
+from mivhead.benchmark.report import write_report
 from mivhead.benchmark.results import RESULTS, read_results
 from mivhead.benchmark.runner import Place, run
 from mivhead.benchmark.tasks import TaskSet

@@ -64,7 +64,7 @@ def test_report(miv, run, tmp_path):
 
 
 def test_no_results(fails, tmp_path):
-    assert "no results" in fails("bench", "report", tmp_path)
+    assert "does not contain results" in fails("bench", "report", tmp_path)
     empty = write_run(tmp_path / "empty", [])
     assert "no results yet" in fails("bench", "report", empty)
 

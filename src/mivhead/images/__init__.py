@@ -1,4 +1,4 @@
-"""Images: safe decoding; folders, zips and tables as an `ImageSet`; augmentation."""
+"""Images: safe decoding; folders, zips and tables as an `ImageSet`; augmentation; checks."""
 
 from typing import TYPE_CHECKING
 
