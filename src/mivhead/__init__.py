@@ -6,6 +6,7 @@ The names below are loaded on first use, so that `import mivhead` costs nothing.
 from typing import TYPE_CHECKING
 
 from mivhead._lazy import lazy
+from mivhead._threads import wait_passively
 from mivhead._version import __version__
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ __all__ = [
     "load",
     "save",
 ]
+
+wait_passively()  # OpenMP reads its settings once, when PyTorch is loaded
 
 __getattr__, __dir__ = lazy(
     __name__,

@@ -26,7 +26,7 @@ def add_parser(subparsers: Any) -> None:
         "cache",
         "show or clear the feature cache",
         "The feature cache keeps the features of every image and view on disk, so that each passes "
-        "the backbone only once.",
+        "through the backbone only once.",
         "miv cache info",
     )
     info = options.new_command(
