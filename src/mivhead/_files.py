@@ -65,18 +65,17 @@ def replacing(path: str | Path, *, make_folders: bool = False) -> Iterator[Path]
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
     """Create a folder for the temporary file of `path`, locked, and remove abandoned ones."""
-    while True:
-        folder = path.with_name(f".{path.name}.{uuid4().hex[:12]}.part")
-        folder.mkdir(mode=0o700)
-        with _lock(folder):
-            if not folder.is_dir():  # another process took it for abandoned before it was locked
-                continue
-            try:
-                _remove_abandoned(path, folder)
-                yield folder
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-            return
+    with ExitStack() as stack:
+        while True:
+            folder = path.with_name(f".{path.name}.{uuid4().hex[:12]}.part")
+            folder.mkdir(mode=0o700)
+            with suppress(FileNotFoundError):
+                stack.enter_context(_lock(folder))
+            if folder.is_dir():  # else another process took it for abandoned before the lock
+                break
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        _remove_abandoned(path, folder)
+        yield folder
 
 
 @contextmanager
