@@ -96,7 +96,7 @@ def test_the_description_has_the_agreed_keys(path: Path) -> None:
     assert all(name.startswith(prefixes) for name in names)
 
 
-def test_whole_numbers_are_classes_too(tmp_path: Path) -> None:
+def test_integers_are_valid_classes(tmp_path: Path) -> None:
     classifier = MIVClassifier(Recipe(steps=1)).fit(np.eye(4, 8), [3, 3, 10, 10])
     mivhead.save(classifier, tmp_path / "m.miv")
     assert mivhead.load(tmp_path / "m.miv").classes_.tolist() == [3, 10]

@@ -133,7 +133,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         Returns
         -------
         Tensor of shape (n_images, n_classes)
-            The logits, also for two classes.
+            One column per class, even for two classes.
         """
         check_is_fitted(self, "classes_")
         with torch.inference_mode(), shared_cores():
