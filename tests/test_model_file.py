@@ -100,7 +100,7 @@ def test_the_description_has_the_agreed_keys(path: Path) -> None:
     assert all(name.startswith(prefixes) for name in names)
 
 
-def test_whole_numbers_are_classes_too(tmp_path: Path) -> None:
+def test_integers_are_valid_classes(tmp_path: Path) -> None:
     classifier = MIVClassifier(Recipe(steps=1)).fit(np.eye(4, 8), [3, 3, 10, 10])
     mivhead.save(classifier, tmp_path / "m.miv")
     assert mivhead.load(tmp_path / "m.miv").classes_.tolist() == [3, 10]
@@ -327,7 +327,7 @@ def test_a_file_without_a_checksum_loads(path: Path) -> None:
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"format":1,"config":' + '{"a":' * 5000])
 def test_deeply_nested_metadata_is_refused(text: str, path: Path) -> None:
     save_file({"x": torch.ones(1)}, path, metadata={"mivhead": text})
-    for use in (mivhead.load, persistence.describe):
+    for use in (mivhead.load, mivhead.model_file.describe):
         with pytest.raises(ModelFileError, match="cannot be read"):
             use(path)
 

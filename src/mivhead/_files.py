@@ -40,7 +40,7 @@ ABANDONED = 3600.0  # age in seconds of what was abandoned, on systems without `
 def replacing(path: str | Path, *, make_folders: bool = False) -> Iterator[Path]:
     """Yield a temporary path; on success its file replaces `path`, atomically.
 
-    Hand-written, as no dependency offers it: readers see the old file or the new one, never half.
+    Implemented here because no dependency offers it: readers see the old file or the new one.
     The temporary file is in a hidden folder next to `path`. A process that is killed leaves that
     folder behind, and the next one that writes the same `path` removes it. As long as its writer
     lives, the folder is locked.
@@ -102,13 +102,16 @@ def _lock(folder: Path, *, wait: bool = True) -> Iterator[None]:
 def _remove_abandoned(path: Path, own: Path) -> None:
     """Remove the temporary folders of `path` whose writers were killed."""
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{12}}\.part")
-    for found in path.parent.iterdir():
-        if name.fullmatch(found.name) and found != own:
-            with suppress(OSError), _lock(found, wait=False):
-                if found.is_dir():
-                    shutil.rmtree(found)
+    found: list[Path] = []
+    with suppress(OSError):  # a folder that may be written, but not listed
+        found = [each for each in path.parent.iterdir() if name.fullmatch(each.name)]
+    for each in found:
+        if each != own:
+            with suppress(OSError), _lock(each, wait=False):
+                if each.is_dir():
+                    shutil.rmtree(each)
                 else:  # of version 0.1.0
-                    found.unlink()
+                    each.unlink()
 
 
 def write(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:

@@ -137,7 +137,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         Returns
         -------
         Tensor of shape (n_images, n_classes)
-            The logits, also for two classes.
+            One column per class, even for two classes.
 
         Raises
         ------

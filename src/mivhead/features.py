@@ -103,7 +103,7 @@ class Features:
 
     @property
     def device(self) -> torch.device:
-        """Where the first part lives."""
+        """Device of the first part."""
         return self._first.device
 
     @property
@@ -493,7 +493,7 @@ class FeatureTable:
             if column is not None and len(column) != len(self.features):
                 raise InputError(f"{len(self.features)} images, but {len(column)} {name}.")
         if (self.views is None) != (self.view_of is None):
-            raise InputError("views and view_of belong together: give both or none.")
+            raise InputError("views and view_of must be given together.")
 
     def __len__(self) -> int:
         return len(self.features)

@@ -93,7 +93,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     cache : bool, str, Path or None, default=None
         Folder of the feature cache, so that the backbone sees every image once. True: the default
         folder. False: no cache. None: True for a backbone given by name, and False for one of your
-        own, whose identity may not tell when it has changed.
+        own, whose identity may stay the same when its features change.
     verbose : bool, default=True
         Show progress bars for what takes more than two seconds, in a terminal.
 
