@@ -327,7 +327,7 @@ def test_a_file_without_a_checksum_loads(path: Path) -> None:
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"format":1,"config":' + '{"a":' * 5000])
 def test_deeply_nested_metadata_is_refused(text: str, path: Path) -> None:
     save_file({"x": torch.ones(1)}, path, metadata={"mivhead": text})
-    for use in (mivhead.load, mivhead.model_file.describe):
+    for use in (mivhead.load, model_file.read_info):
         with pytest.raises(ModelFileError, match="cannot be read"):
             use(path)
 
