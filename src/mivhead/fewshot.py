@@ -111,10 +111,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     Notes
     -----
     A model may predict in several threads. For several processes use the start method `"spawn"` or
-    `"forkserver"` (`multiprocessing.get_context("spawn")`, and `multiprocessing_context="spawn"` of a
-    PyTorch `DataLoader`). Not `"fork"`, which is Linux's default before Python 3.14: PyTorch's
+    `"forkserver"`: `multiprocessing.get_context("spawn")`, or `multiprocessing_context="spawn"` of
+    a PyTorch `DataLoader`. Do not use `"fork"`, Linux's default before Python 3.14: PyTorch's
     threads do not survive a fork, and a child of a process that has predicted waits for them
-    forever. If a fork cannot be avoided, call `torch.set_num_threads(1)` before the first prediction.
+    forever. If a fork cannot be avoided, call `torch.set_num_threads(1)` before the first
+    prediction.
 
     Examples
     --------
