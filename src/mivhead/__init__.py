@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mivhead.features import Features
     from mivhead.fewshot import FewShotClassifier
     from mivhead.head.recipe import Recipe
-    from mivhead.model_file import load, save
+    from mivhead.model_file import changing, load, save
     from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 _HOMES = {
@@ -25,6 +25,7 @@ _HOMES = {
     "Preprocessing": "mivhead.preset",
     "Preset": "mivhead.preset",
     "Recipe": "mivhead.head.recipe",
+    "changing": "mivhead.model_file",
     "load": "mivhead.model_file",
     "save": "mivhead.model_file",
 }
@@ -38,6 +39,7 @@ __all__ = [
     "Preset",
     "Recipe",
     "__version__",
+    "changing",
     "load",
     "save",
 ]

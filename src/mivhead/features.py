@@ -340,6 +340,15 @@ def _patches_to_map(patches: Tensor) -> Tensor:
     return patches.transpose(1, 2).reshape(n, channels, height, width)
 
 
+def blocks_of(layout: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """List the names of the blocks in a layout.
+
+    >>> blocks_of({"block0.map": (8, 2, 2), "block0.token": (8,), "block1.token": (8,)})
+    ['block0', 'block1']
+    """
+    return list(dict.fromkeys(name.partition(".")[0] for name in layout))
+
+
 def layout_to_json(layout: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]]:
     """Write a layout of features as plain values."""
     return {name: list(shape) for name, shape in layout.items()}
@@ -432,6 +441,13 @@ class FeatureTable:
         For each view, the row of the image that it was made from.
     backbone : dict or None, default=None
         Identity of the backbone as JSON, if it is known.
+    hashes : tuple of str or None, default=None
+        SHA-256 of the content of each image.
+    pictures : tuple of bytes or None, default=None
+        Each image as the backbone sees it: a small square, in a lossless format. Not written to a
+        file.
+    view_rule : dict or None, default=None
+        How the views were made: a `mivhead.images.augmentation.ViewRule` as JSON.
 
     Examples
     --------
@@ -447,9 +463,13 @@ class FeatureTable:
     views: Features | None = None
     view_of: NDArray[np.int64] | None = None
     backbone: dict[str, Any] | None = None
+    hashes: tuple[str, ...] | None = None
+    pictures: tuple[bytes, ...] | None = None
+    view_rule: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name, column in (("ids", self.ids), ("labels", self.labels)):
+        for name in ("ids", "labels", "hashes", "pictures"):
+            column = getattr(self, name)
             if column is not None and len(column) != len(self.features):
                 raise InputError(f"{len(self.features)} images, but {len(column)} {name}.")
         if (self.views is None) != (self.view_of is None):
@@ -469,7 +489,14 @@ class FeatureTable:
         if self.views is not None and self.view_of is not None:
             tensors |= {_VIEWS + name: tensor for name, tensor in self.views.tensors.items()}
             tensors[_VIEW_OF] = torch.as_tensor(self.view_of)
-        meta = {"ids": self.ids, "labels": self.labels, "backbone": self.backbone}
+        meta: dict[str, Any] = {
+            "ids": self.ids,
+            "labels": self.labels,
+            "backbone": self.backbone,
+        }
+        for name in ("hashes", "view_rule"):
+            if getattr(self, name) is not None:
+                meta[name] = getattr(self, name)
         write_features_file(path, tensors, meta)
 
     @classmethod
@@ -488,6 +515,8 @@ class FeatureTable:
                 Features.from_tensors(views) if views else None,
                 None if view_of is None else _rows(view_of, len(features)),
                 meta.get("backbone"),
+                None if meta.get("hashes") is None else _strings(meta["hashes"], "hashes"),
+                view_rule=meta.get("view_rule"),
             )
         except InputError as error:
             raise ModelFileError(f"{path} is corrupted: {error}") from error

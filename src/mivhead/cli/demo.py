@@ -203,7 +203,7 @@ class _Demo:
             verbose=not self.quiet,
         )
         self.images = open_labelled(self.folder / "shots"), open_unlabelled(self.folder / "new")
-        self.shots = self.classifier.extract(self.images[0])
+        self.shots = self.classifier.extract(self.images[0], pictures=True)
         extracted = time.perf_counter()
         self.classifier.fit_table(self.shots)
         trained = time.perf_counter()
@@ -354,9 +354,10 @@ class _Demo:
 
         if not rows:
             return []
+        assert self.classifier.shots_ is not None, "it was fitted on images"
         return make_cards(
             self.classifier.classifier_,
-            self.shots,
+            self.classifier.shots_,
             self.folder / "shots",
             FeatureTable(self.new.features[rows], tuple(self.new.ids[row] for row in rows)),
             [self.predictions[row] for row in rows],

@@ -20,6 +20,7 @@ from mivhead.cli import (
     backbones,
     bench,
     cache,
+    change,
     data,
     demo,
     evaluate,
@@ -37,6 +38,7 @@ from mivhead.errors import MivError
 COMMANDS = (
     fit,
     predict,
+    change,
     evaluate,
     extract,
     info,

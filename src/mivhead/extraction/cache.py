@@ -340,6 +340,12 @@ def content_hash(image: bytes | Image.Image) -> str:
     return hashlib.sha256(head + image.tobytes()).hexdigest()
 
 
+def picture_key(content: str, size: int) -> str:
+    """Return the key of an image (by `content_hash`) as a square picture of this size."""
+    text = json.dumps([VERSION, "picture", size, content])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 class Keys:
     """Keys of the features that one backbone extracts.
 
