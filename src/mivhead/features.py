@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -419,6 +420,7 @@ class SupportSet:
 
 _VIEWS = "views."
 _VIEW_OF = "view_of"
+_PICTURES = "pictures"
 
 
 @dataclass(frozen=True, eq=False)
@@ -444,8 +446,7 @@ class FeatureTable:
     hashes : tuple of str or None, default=None
         SHA-256 of the content of each image.
     pictures : tuple of bytes or None, default=None
-        Each image as the backbone sees it: a small square, in a lossless format. Not written to a
-        file.
+        Each image as the backbone sees it: a small square, in a lossless format.
     view_rule : dict or None, default=None
         How the views were made: a `mivhead.images.augmentation.ViewRule` as JSON.
 
@@ -497,6 +498,9 @@ class FeatureTable:
         for name in ("hashes", "view_rule"):
             if getattr(self, name) is not None:
                 meta[name] = getattr(self, name)
+        if self.pictures is not None:
+            tensors[_PICTURES] = join_bytes(self.pictures)
+            meta["pictures"] = [len(each) for each in self.pictures]
         write_features_file(path, tensors, meta)
 
     @classmethod
@@ -505,6 +509,7 @@ class FeatureTable:
         tensors, meta = read_features_file(path)
         try:
             view_of = tensors.pop(_VIEW_OF, None)
+            pictures = tensors.pop(_PICTURES, None)
             views = {k.removeprefix(_VIEWS): tensors.pop(k) for k in list(tensors) if _VIEWS in k}
             features = Features.from_tensors(tensors)
             default_ids = [str(row) for row in range(len(features))]
@@ -516,7 +521,8 @@ class FeatureTable:
                 None if view_of is None else _rows(view_of, len(features)),
                 meta.get("backbone"),
                 None if meta.get("hashes") is None else _strings(meta["hashes"], "hashes"),
-                view_rule=meta.get("view_rule"),
+                None if pictures is None else _bytes(pictures, meta.get("pictures")),
+                meta.get("view_rule"),
             )
         except InputError as error:
             raise ModelFileError(f"{path} is corrupted: {error}") from error
@@ -526,6 +532,30 @@ def _strings(value: Any, name: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise InputError(f"{name} must be a list of strings.")
     return tuple(value)
+
+
+def join_bytes(parts: Iterable[bytes]) -> Tensor:
+    """Join files, such as small pictures, to one tensor."""
+    return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
+
+
+def split_bytes(data: Tensor, lengths: Iterable[int]) -> list[bytes]:
+    """Split what `join_bytes` joined; raise an error if the lengths do not fit.
+
+    >>> split_bytes(join_bytes([b"cat", b"", b"dog"]), [3, 0, 3])
+    [b'cat', b'', b'dog']
+    """
+    ends = np.cumsum([0, *lengths]).tolist()
+    if data.dtype != torch.uint8 or data.shape != (ends[-1],) or sorted(ends) != ends:
+        raise InputError("The pictures do not fit their lengths.")
+    joined = data.numpy().tobytes()
+    return [joined[start:end] for start, end in pairwise(ends)]
+
+
+def _bytes(data: Tensor, lengths: Any) -> tuple[bytes, ...]:
+    if not isinstance(lengths, list) or not all(type(each) is int for each in lengths):
+        raise InputError("pictures must be a list of lengths.")
+    return tuple(split_bytes(data, lengths))
 
 
 def _rows(view_of: torch.Tensor, images: int) -> NDArray[np.int64]:

@@ -217,9 +217,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         preset, identity = self._origin(table)
         return self._fit_table(self.make_classifier(preset), table, labels, identity)
 
-    def extract(
-        self, images: Any, *, skip_bad: bool = False, pictures: bool = False
-    ) -> FeatureTable:
+    def extract(self, images: Any, *, skip_bad: bool = False) -> FeatureTable:
         """Pass images, and the augmented views of labelled ones, through the frozen backbone.
 
         Parameters
@@ -229,14 +227,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             them.
         skip_bad : bool, default=False
             Leave out images that cannot be read, and list them in `skipped_`.
-        pictures : bool, default=False
-            Also keep a small picture of every image, from which a model that is fitted to the
-            table can make further views when it is changed.
 
         Returns
         -------
         FeatureTable
-            Features, ids, labels and views, for `fit_table`, `predict` or a file.
+            Features, ids, labels and views, for `fit_table`, `predict` or a file. Labelled images
+            come with their hashes and small pictures, which a model needs when it is changed.
         """
         images = as_image_set(images)
         if images.labels is not None:
@@ -244,7 +240,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         backbone = self._load_backbone()
         images = self._readable(images, skip_bad)
         rule = None if images.labels is None else self._view_rule(backbone.preset)
-        return _FeatureReader(backbone, self).table(images, rule, pictures=pictures)
+        return _FeatureReader(backbone, self).table(images, rule)
 
     def classify(self, images: Any, *, skip_bad: bool = False) -> list[Prediction]:
         """Predict names and probabilities.
@@ -470,7 +466,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         given = images.labels if labels is None else labels
         rule = self._view_rule(backbone.preset)
         if isinstance(reader, _FeatureReader):
-            table = reader.table(images, rule, pictures=True)
+            table = reader.table(images, rule)
             return self._fit_table(classifier, table, given, backbone.identity)
         pixels, views, view_of = reader.read(images, rule)
         classifier.fit(pixels, np.asarray(given), views=views, view_of=view_of)
@@ -519,7 +515,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             images = label_images(from_images(images), labels, min_classes=1)
         self._check_takes_images()
         images = self._readable(images, skip_bad)
-        return _FeatureReader(self._load_backbone(), self).table(images, None, pictures=True)
+        return _FeatureReader(self._load_backbone(), self).table(images, None)
 
     def _change(self, action: str, text: str, shots: Shots, notes: Iterable[str] = ()) -> Change:
         """Fit to changed shots; if anything fails, the model stays as it was."""
@@ -658,12 +654,13 @@ class _FeatureReader:
     def attach(self, classifier: Any) -> None:
         """Accept every backbone: features are all that a method needs."""
 
-    def table(self, images: ImageSet, rule: ViewRule | None, *, pictures: bool) -> FeatureTable:
+    def table(self, images: ImageSet, rule: ViewRule | None) -> FeatureTable:
         """Read images and, by a rule, views of labelled ones."""
+        how = {**self._how, "pictures": images.labels is not None}
         if rule is None:
-            return extract_table(self._backbone, images, pictures=pictures, **self._how)
-        plan, how = rule.plan(images.labels or ()), rule.augmentation
-        table = extract_table(self._backbone, images, plan, how, pictures=pictures, **self._how)
+            return extract_table(self._backbone, images, **how)
+        plan = rule.plan(images.labels or ())
+        table = extract_table(self._backbone, images, plan, rule.augmentation, **how)
         return replace(table, view_rule=to_json(rule))
 
     def views(

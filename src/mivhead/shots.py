@@ -17,7 +17,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from mivhead._schema import from_json, split_tensors, to_json
 from mivhead.errors import InputError
-from mivhead.features import Features, FeatureTable
+from mivhead.features import Features, FeatureTable, join_bytes, split_bytes
 from mivhead.images.augmentation import ViewPlan, ViewRule
 
 MAX_LISTED = 3  # names in a message
@@ -480,9 +480,8 @@ class Shots:
             tensors |= {
                 f"views.{k}": v for k, v in self.views.tensors.items() if k.startswith(written)
             }
-        data = b"".join(each or b"" for each in self.pictures)
-        if data:
-            tensors["pictures.data"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if any(self.pictures):
+            tensors["pictures.data"] = join_bytes(each or b"" for each in self.pictures)
         return document, tensors
 
     @classmethod
@@ -513,8 +512,8 @@ class Shots:
         saved.check(n, len(classes))
         view_of = np.repeat(np.arange(n), saved.views)
         pictures = data.pop("data", torch.empty(0, dtype=torch.uint8))
-        if data or pictures.dtype != torch.uint8 or pictures.shape != (sum(saved.pictures),):
-            raise InputError("the pictures of the shots do not fit their lengths.")
+        if data:
+            raise InputError(f"tensor {next(iter(data))!r} is unexpected.")
         return cls(
             saved.names,
             np.repeat(classes, saved.counts),
@@ -522,7 +521,7 @@ class Shots:
             features,
             _read_views(views, features, len(view_of)),
             view_of,
-            tuple(_split(pictures.numpy().tobytes(), saved.pictures)),
+            tuple(each or None for each in split_bytes(pictures, saved.pictures)),
             saved.rule,
         )
 
@@ -564,13 +563,6 @@ def _read_views(views: Mapping[str, Tensor], features: Features, count: int) -> 
     if found.layout != features.layout or len(found) != count or not views:
         raise InputError(f"the views {found} do not fit the shots {features}.")
     return found
-
-
-def _split(data: bytes, lengths: Iterable[int]) -> Iterator[bytes | None]:
-    start = 0
-    for length in lengths:
-        yield data[start : start + length] or None
-        start += length
 
 
 def digests(features: Features) -> list[str]:

@@ -203,7 +203,7 @@ class _Demo:
             verbose=not self.quiet,
         )
         self.images = open_labelled(self.folder / "shots"), open_unlabelled(self.folder / "new")
-        self.shots = self.classifier.extract(self.images[0], pictures=True)
+        self.shots = self.classifier.extract(self.images[0])
         extracted = time.perf_counter()
         self.classifier.fit_table(self.shots)
         trained = time.perf_counter()

@@ -165,8 +165,7 @@ def _fit_head(model: FewShotClassifier, args: argparse.Namespace, started: float
     if is_features(args.shots):
         shots = _read_features(args)
     else:
-        images = open_labelled(args.shots)
-        shots = model.extract(images, skip_bad=args.skip_bad, pictures=not args.compact)
+        shots = model.extract(open_labelled(args.shots), skip_bad=args.skip_bad)
     extracted = time.perf_counter()
     model.fit_table(shots)
     model.save(args.output, compact=args.compact)

@@ -147,12 +147,10 @@ def _contents(facts: dict[str, Any]) -> str:
             + (f", {plural(len(classes), 'class')}" if classes else ", no labels")
         )
     shots = [count for count in classes.values() if count is not None]
-    if not shots:
-        return f"a model of {plural(len(classes), 'class')}"
-    parts = [f"a model of {plural(len(classes), 'class')}"]
-    parts.append(f"features of {plural(sum(shots), 'shot')}")
+    of_images = f" and the features of their {plural(sum(shots), 'image')}" if shots else ""
+    text = f"a model of {plural(len(classes), 'class')}{of_images}"
     if facts["views"]:
-        parts[-1] += f" and {plural(facts['views'], 'view')}"
+        text += f", {plural(facts['views'], 'augmented view')}"
     if facts["pictures"]:
-        parts.append("small pictures of the shots")
-    return ", ".join(parts)
+        text += ", small pictures"
+    return text

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 Parts: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"  # such as `block0.map` and `block0.token`
 
+PICTURE = "picture"  # name of the part that is not a feature: an encoded picture of the image
+
 DEFAULT_LIMIT = 10 * 10**9  # bytes: about 60,000 images with the default backbone
 KEEP = 0.9  # fraction of the limit that remains after old entries have been removed
 LOOK = 0.05  # fraction of the limit after which a writer checks what other processes have written
@@ -338,12 +340,6 @@ def content_hash(image: bytes | Image.Image) -> str:
         return hashlib.sha256(image).hexdigest()
     head = f"{image.mode} {image.width} {image.height}:".encode()
     return hashlib.sha256(head + image.tobytes()).hexdigest()
-
-
-def picture_key(content: str, size: int) -> str:
-    """Return the key of an image (by `content_hash`) as a square picture of this size."""
-    text = json.dumps([VERSION, "picture", size, content])
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Keys:

@@ -29,7 +29,7 @@ from mivhead._progress import progress_bar
 from mivhead._threads import useful_threads
 from mivhead.backbones.base import Backbone
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.extraction.cache import FeatureCache, Keys, Parts, content_hash, picture_key
+from mivhead.extraction.cache import PICTURE, FeatureCache, Keys, Parts, content_hash
 from mivhead.features import Features, FeatureTable
 from mivhead.images.augmentation import NO_VIEWS, Augmentation, ViewPlan, augment, view_seed
 from mivhead.images.decoding import encode_square, load_image, read_capped, read_file
@@ -69,16 +69,15 @@ def extract_table(
     verbose : bool, default=True
         Show a progress bar if it takes more than two seconds.
     pictures : bool, default=False
-        Also keep the picture of every image that views are made of.
+        Also keep the hash of every image, and a picture of it that views can be made of.
 
     Returns
     -------
     FeatureTable
-        Features, ids and labels of the images, and features of the views; hashes of images that
-        have labels.
+        Features, ids and labels of the images, and features of the views.
     """
     count = len(images) + len(plan.view_of)  # the images, then the views
-    kept = _Kept(pictures=pictures) if pictures or images.labels is not None else None
+    kept = _Kept() if pictures else None
     flow = _Flow(backbone, _loaders(images), plan, how or Augmentation(), cache, kept=kept)
     with flow, progress_bar("backbone", count, show=verbose) as advance:
         features = flow.take(0, count, advance)
@@ -91,7 +90,7 @@ def extract_table(
         plan.view_of if has_views else None,
         backbone.identity.as_json(),
         None if kept is None else tuple(kept.hashes),
-        None if kept is None or not pictures else tuple(kept.squares),
+        None if kept is None else tuple(kept.pictures),
     )
 
 
@@ -216,18 +215,11 @@ def _loaders(images: ImageSet) -> list[Loader]:
 
 
 class _Kept:
-    """What is left of images after they have passed: hashes and, if asked for, small pictures."""
+    """What is left of images after they have passed: hashes and small pictures."""
 
-    def __init__(self, *, pictures: bool) -> None:
-        self._pictures = pictures
+    def __init__(self) -> None:
         self.hashes: list[str] = []
-        self.squares: list[bytes] = []
-
-    def put(self, image: LoadedImage, size: int, cache: FeatureCache | None) -> None:
-        """Keep something of an image."""
-        self.hashes.append(image.hash)
-        if self._pictures:
-            self.squares.append(_picture(image, size, cache))
+        self.pictures: list[bytes] = []
 
 
 class _Flow:
@@ -276,7 +268,10 @@ class _Flow:
             for i, item in enumerate(batch):
                 parts = {name: tensor[i].numpy() for name, tensor in tensors.items()}
                 # Store the copy: the backbone may reuse the memory of its output.
-                computed[item.key] = rows.put(item.place - start, parts)
+                stored = rows.put(item.place - start, parts)
+                if item.kept is not None:
+                    stored = {**stored, PICTURE: np.frombuffer(item.kept, np.uint8)}
+                computed[item.key] = stored
             self._writer.put(computed)
             advance(len(batch))
             batch.clear()
@@ -309,6 +304,7 @@ class _Missing:
     place: int
     key: str
     picture: Image.Image
+    kept: bytes | None = None  # the picture to store with the features
 
 
 def _items(
@@ -329,8 +325,6 @@ def _items(
         views_of[int(row)].append((first + i, int(number)))
     for row, load in enumerate(loaders):
         image = load()
-        if kept is not None:
-            kept.put(image, size, cache)
         itself: list[tuple[int, int | None]] = [(row, None)] if originals else []
         wanted = [*itself, *views_of[row]]
         for place, number in wanted:
@@ -339,25 +333,23 @@ def _items(
                 seed = None if number is None else view_seed(plan.seed, image.hash, number)
                 key = keys.key(image.hash, seed)
                 if (parts := cache.get(key)) is not None:
+                    if number is None and kept is not None:
+                        if PICTURE not in parts:
+                            encoded = np.frombuffer(encode_square(image.picture, size), np.uint8)
+                            parts = {**parts, PICTURE: encoded}
+                            cache.put(key, parts)
+                        kept.hashes.append(image.hash)
+                        kept.pictures.append(parts[PICTURE].tobytes())
                     yield _Found(place, parts)
                     continue
-            picture = image.picture if number is None else image.view(number, plan.seed, size, how)
-            yield _Missing(place, key, picture)
-
-
-def _picture(image: LoadedImage, size: int, cache: FeatureCache | None) -> bytes:
-    """Encode an image as the square that the backbone and all views start from.
-
-    It is cached, because decoding a large photograph takes longer than the rest of a fit on cached
-    features.
-    """
-    key = picture_key(image.hash, size)
-    if cache is not None and (parts := cache.get(key)) is not None:
-        return parts["picture"].tobytes()
-    data = encode_square(image.picture, size)
-    if cache is not None:
-        cache.put(key, {"picture": np.frombuffer(data, np.uint8)})
-    return data
+            if number is not None:
+                yield _Missing(place, key, image.view(number, plan.seed, size, how))
+            elif kept is None:
+                yield _Missing(place, key, image.picture)
+            else:
+                kept.hashes.append(image.hash)
+                kept.pictures.append(encode_square(image.picture, size))
+                yield _Missing(place, key, image.picture, kept.pictures[-1])
 
 
 class _Rows:
@@ -374,6 +366,7 @@ class _Rows:
 
     def put(self, place: int, parts: Parts) -> Parts:
         """Copy the features of an image to their row and return the copy."""
+        parts = {name: part for name, part in parts.items() if name != PICTURE}
         if not self._arrays:
             self._layout = {name: (part.shape, part.dtype) for name, part in parts.items()}
             self._arrays = {
