@@ -15,10 +15,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import mivhead
-from mivhead import Features, MIVClassifier, Recipe
-from mivhead import model_file as persistence
+from mivhead import Features, MIVClassifier, Recipe, _files, model_file
 from mivhead.errors import InputError, ModelFileError, NotAvailableError
-from mivhead.methods import method_name
+from mivhead.methods import make_method, method_name
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -88,14 +87,16 @@ def test_the_description_has_the_agreed_keys(path: Path) -> None:
         names = set(file.keys())
     assert set(document) == {
         "format", "method", "recipe", "config", "classes", "backbone", "seed", "library",
+        "decision.v1",
     }  # fmt: skip
     assert document["format"] == 1
     assert document["method"] == "miv"
     assert {"support.block0.map", "support.block1.token"} <= names
-    assert all(name.startswith(("support.block", "params.", "experts.")) for name in names)
+    prefixes = ("support.block", "params.", "experts.", "decision.")
+    assert all(name.startswith(prefixes) for name in names)
 
 
-def test_whole_numbers_are_classes_too(tmp_path: Path) -> None:
+def test_integers_are_valid_classes(tmp_path: Path) -> None:
     classifier = MIVClassifier(Recipe(steps=1)).fit(np.eye(4, 8), [3, 3, 10, 10])
     mivhead.save(classifier, tmp_path / "m.miv")
     assert mivhead.load(tmp_path / "m.miv").classes_.tolist() == [3, 10]
@@ -133,7 +134,7 @@ def test_an_ablation_of_an_earlier_version(tmp_path: Path) -> None:
     assert method_name(classifier) == "miv-gap-blocks1"
     mivhead.save(classifier, tmp_path / "m.miv")
     again = mivhead.load(tmp_path / "m.miv").classifier_
-    assert persistence.describe(tmp_path / "m.miv").method == "miv-gap-blocks1"
+    assert model_file.read_info(tmp_path / "m.miv").method == "miv-gap-blocks1"
     assert again.layout_ == classifier.layout_
     assert again.recipe == classifier.recipe
 
@@ -288,9 +289,7 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_oversized_file_is_refused_unread(path: Path, monkeypatch) -> None:
-    from mivhead import _files as safefile
-
-    monkeypatch.setattr(safefile, "MAX_BYTES", 100)
+    monkeypatch.setattr(_files, "MAX_BYTES", 100)
     with pytest.raises(ModelFileError, match="at most 100"):
         mivhead.load(path)
 
@@ -331,7 +330,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_describe(path: Path) -> None:
-    description = persistence.describe(path)
+    description = model_file.read_info(path)
     assert description.method == "miv"
     assert description.config["shots"] == [1, 2, 1, 2]
     assert description.library == mivhead.__version__
@@ -353,8 +352,8 @@ def read_notes(model: Any, document: Any, tensors: Any) -> None:
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    section = persistence.Section("notes.v1", "notes", write_notes, read_notes)
-    monkeypatch.setattr(persistence, "SECTIONS", (*persistence.SECTIONS, section))
+    section = model_file.Section("notes.v1", "notes", write_notes, read_notes)
+    monkeypatch.setattr(model_file, "SECTIONS", (*model_file.SECTIONS, section))
 
 
 def test_a_section_is_saved_and_comes_back(notes: None, path: Path) -> None:
@@ -364,7 +363,7 @@ def test_a_section_is_saved_and_comes_back(notes: None, path: Path) -> None:
     model.save(path)
     assert load_file(path)["notes.length"].tolist() == [11]
     assert mivhead.load(path).notes_ == "seen in May"
-    assert persistence.describe(path).method == "miv"
+    assert model_file.read_info(path).method == "miv"
     change(path, {"notes.v1": {"text": "May"}})
     with pytest.raises(ModelFileError, match="cannot be used: the notes have another length"):
         mivhead.load(path)
@@ -380,7 +379,74 @@ def test_a_section_of_a_newer_version(notes: None, path: Path) -> None:
     model = mivhead.load(path)
     model.notes_ = "seen in May"
     model.save(path)
-    persistence.SECTIONS = persistence.SECTIONS[:-1]  # the fixture restores it
-    for read in (mivhead.load, persistence.describe):
+    model_file.SECTIONS = model_file.SECTIONS[:-1]  # the fixture restores it
+    for read in (mivhead.load, model_file.read_info):
         with pytest.raises(ModelFileError, match=r"newer version of mivhead.*'notes\.v1'"):
             read(path)
+
+
+@pytest.mark.parametrize("name", ["model-0.1.0.miv", "ablation-0.1.0.miv"])
+def test_an_old_model_is_refitted_with_its_own_recipe(name: str) -> None:
+    model = mivhead.load(GOLDEN / name)
+    assert model.recipe == model.classifier_.recipe
+
+
+def test_a_mean_head_without_newer_fields_loads(tmp_path: Path) -> None:
+    X, y = np.eye(4, 8, dtype=np.float32), ["a", "a", "b", "b"]
+    mivhead.save(make_method("miv-mean", random_state=0).fit(X, y), tmp_path / "m.miv")
+    tensors, document = _files.read(tmp_path / "m.miv")
+    for newer in ("self_mask", "start", "objective", "vote"):
+        document["recipe"].pop(newer)
+    _files.write(tmp_path / "m.miv", tensors, document)
+    assert mivhead.load(tmp_path / "m.miv").recipe == Recipe.paper(prototype="mean")
+
+
+# The decision rule, an optional section.
+
+
+def test_decisions_come_back(path: Path) -> None:
+    before, again = fitted(), mivhead.load(path)
+    found = again.classify(queries(), coverage=0.5)
+    thresholds = before.decision_.thresholds(coverage=0.5)
+    assert again.thresholds(coverage=0.5) == thresholds
+    assert [each.unknown for each in found] == before.score_unknown(queries())[1].tolist()
+    assert [each.decision for each in found] == before.decide(queries()).tolist()
+    assert [each.prediction_set for each in found] == before.predict(queries(), coverage=0.5)
+    assert again.no_decision is None
+
+
+def test_a_model_of_an_earlier_version_always_gives_a_class() -> None:
+    model = mivhead.load(GOLDEN / "model-0.1.0.miv")
+    saved = load_file(GOLDEN / "model-0.1.0.miv.expected.safetensors")
+    features = Features.from_tensors({k: v for k, v in saved.items() if k.startswith("block")})
+    found = model.classify(features)
+    assert [each.decision for each in found] == [each.label for each in found]
+    assert {each.unknown for each in found} == {None}
+    assert "earlier version" in model.no_decision
+    with pytest.raises(InputError, match="no prediction sets: the model file comes from"):
+        model.classify(features, coverage=0.9)
+    with pytest.raises(InputError, match="fit it again"):
+        model.classifier_.decide(features)
+
+
+DECISIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown key": ({"meta": {"decision.v1": {"weight": 0.1, "x": 1}}}, "unknown key 'x'"),
+    "weight": ({"meta": {"decision.v1": {"weight": "0.1"}}}, r"decision\.v1\.weight"),
+    "missing": ({"without": ["decision.own"]}, r"'decision\.own' is missing"),
+    "extra": ({"tensors": {"decision.x": torch.ones(1)}}, r"'decision\.x' is unexpected"),
+    "type": ({"tensors": {"decision.own": torch.ones(4).double()}}, "another type or shape"),
+    "shape": ({"tensors": {"decision.own": torch.ones(4, 1)}}, "another type or shape"),
+    "nan": ({"tensors": {"decision.own": torch.full((4,), torch.nan)}}, "NaN"),
+    "count": ({"tensors": {"decision.own": torch.ones(3)}}, "do not fit"),
+    "rows": ({"tensors": {"decision.rows": torch.tensor([1, 2, 4, 6])}}, "do not fit"),
+    "negative": ({"tensors": {"decision.rows": torch.tensor([1, 2, 4, -1])}}, "do not fit"),
+    "channels": ({"tensors": {"decision.background": torch.ones(1, 9).half()}}, "do not fit"),
+}
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_a_forged_decision_is_refused(path: Path, name: str) -> None:
+    changes, message = DECISIONS[name]
+    change(path, **changes)
+    with pytest.raises(ModelFileError, match=message):
+        mivhead.load(path)

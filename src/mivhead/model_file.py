@@ -21,19 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mivhead import _files as safefile
+from mivhead import _files
 from mivhead._schema import from_json, to_json
 from mivhead._version import __version__
 from mivhead.backbones.base import Backbone, Identity, expected_preset, named_by_file
 from mivhead.classifier import FeatureClassifier, MIVClassifier
+from mivhead.decision import DecisionRule
 from mivhead.errors import InputError, ModelFileError, NotAvailableError
 from mivhead.features import FeatureTable
 from mivhead.fewshot import FewShotClassifier
-from mivhead.head.recipe import Recipe
 from mivhead.images.augmentation import ViewRule
 from mivhead.methods.registry import Classifier, make_method, method_name
 from mivhead.shots import Change, Shots
@@ -105,6 +106,22 @@ class Section:
     read: Callable[[FewShotClassifier, Any, Mapping[str, Tensor]], None]
 
 
+def _write_decision(
+    model: FewShotClassifier | Classifier,
+) -> tuple[Any, Mapping[str, Tensor]] | None:
+    classifier = model.classifier_ if isinstance(model, FewShotClassifier) else model
+    rule: DecisionRule | None = getattr(classifier, "decision_", None)
+    if rule is None:
+        return None
+    document, arrays = rule.state()
+    return document, {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _read_decision(model: FewShotClassifier, document: Any, tensors: Mapping[str, Tensor]) -> None:
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    model.classifier_.decision_ = DecisionRule.from_state(document, arrays)
+
+
 def _write_shots(model: Any) -> tuple[Any, Mapping[str, Tensor]] | None:
     shots: Shots | None = getattr(model, "shots_", None)
     if shots is None or not isinstance(model, FewShotClassifier):
@@ -146,6 +163,7 @@ _HISTORY = ("action", "text", "when")
 SECTIONS: tuple[Section, ...] = (
     Section("shots.v1", "shots", _write_shots, _read_shots),
     Section("history.v1", "history", _write_history, _read_history),
+    Section("decision.v1", "decision", _write_decision, _read_decision),
 )
 _SECTION_NAME = re.compile(r"[a-z_]+\.v[0-9]+")
 
@@ -190,7 +208,7 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
         if (part := section.write(model)) is not None:
             document[section.name], own = part
             tensors |= {f"{section.prefix}.{name}": tensor for name, tensor in own.items()}
-    safefile.write(path, tensors, document)
+    _files.write(path, tensors, document)
 
 
 def load(
@@ -221,8 +239,8 @@ def load(
         It predicts on features without a backbone. On images it predicts if the file names a
         backbone, or one is given.
     """
-    tensors, document = safefile.read(path)
-    safefile.check_format(path, document, FORMAT)
+    tensors, document = _files.read(path)
+    _files.check_format(path, document, FORMAT)
     parts = _take_sections(path, document, tensors)
     try:
         info = from_json(ModelInfo, document, "the description")
@@ -231,7 +249,6 @@ def load(
         classifier.seed_ = info.seed
         classifier._restore({**info.config, "recipe": info.recipe}, tensors)
         identity = None if info.backbone is None else Identity.from_json(info.backbone)
-        recipe = None if info.recipe is None else from_json(Recipe, info.recipe, "recipe")
     except InputError as error:
         raise ModelFileError(f"{path} cannot be used: {error}") from error
     if identity is not None and backbone is None:
@@ -242,7 +259,7 @@ def load(
         weights=weights,
         method=info.method,
         method_params=info.config.get("params"),
-        recipe=recipe,
+        recipe=getattr(classifier, "recipe", None),
         device=device,
     )
     if identity is None and model.needs_images:
@@ -353,17 +370,17 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 def _keep(path: Path) -> None:
     """Keep the contents of a file as `.bak`, atomically."""
-    with safefile.replacing(path.with_name(f"{path.name}.bak")) as part:
+    with _files.replacing(path.with_name(f"{path.name}.bak")) as part:
         try:
             part.hardlink_to(path)  # no copy: the file is about to be replaced, not modified
         except OSError:
             shutil.copy2(path, part)
 
 
-def describe(path: str | Path) -> ModelInfo:
+def read_info(path: str | Path) -> ModelInfo:
     """Read what a model file says about itself; without its optional sections."""
-    tensors, document = safefile.read(path)
-    safefile.check_format(path, document, FORMAT)
+    tensors, document = _files.read(path)
+    _files.check_format(path, document, FORMAT)
     _take_sections(path, document, tensors)
     try:
         return from_json(ModelInfo, document, "the description")

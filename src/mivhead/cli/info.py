@@ -55,10 +55,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _model_facts(path: str) -> dict[str, Any]:
     from mivhead.images.imageset import natural_key
-    from mivhead.model_file import describe, load
+    from mivhead.model_file import load, read_info
 
     model = load(path)  # checks every tensor
-    description = describe(path)
+    description = read_info(path)
     kept = model.shots_
     counts = {} if kept is None else kept.counts
     listed = None
