@@ -61,6 +61,9 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         Per-image shape of every part of the features.
     seed_ : int
         The random seed that `random_state` gave.
+    scale_ : tuple of int
+        Per block, the power of two that features are divided by before anything is squared; 0 if
+        the largest value is between 1e-12 and 1e12.
     decision_ : DecisionRule or None
         When to say "unsure" or "none of these"; None for a model file that has no such rule.
     """
@@ -70,6 +73,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     device: str | None
     classes_: NDArray[Any]
     layout_: dict[str, tuple[int, ...]]
+    scale_: tuple[int, ...] = ()
 
     def _check_params(self) -> None:
         """Raise an `InputError` for invalid hyperparameters; called before images are decoded."""
@@ -182,10 +186,27 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         -------
         Tensor of shape (n_images, n_classes)
             One column per class, even for two classes.
+
+        Raises
+        ------
+        InputError
+            If they are not finite, as for features that are much larger than those of the support
+            set, or for a model from a forged file.
         """
         check_is_fitted(self, "classes_")
         with torch.inference_mode(), shared_cores():
-            return self._logits(self._as_features(X, reset=False))
+            return self._finite_logits(self._as_features(X, reset=False))
+
+    def _finite_logits(self, features: Features) -> Tensor:
+        logits = self._logits(features)
+        finite = logits.amax(dim=1).isfinite()  # a class may have probability 0
+        if not finite.all():
+            raise InputError(
+                f"The logits of image {int(finite.int().argmin())} are not finite: its features "
+                "are far larger than those that the classifier was fitted on, or the classifier "
+                "comes from a file with unusable values."
+            )
+        return logits
 
     def decision_function(self, X: Any) -> NDArray[np.floating[Any]]:
         """Compute the logits in scikit-learn's convention.
@@ -272,7 +293,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         check_is_fitted(self, "classes_")
         with torch.inference_mode(), shared_cores():
             features = self._as_features(X, reset=False)
-            logits = self._logits(features).double()
+            logits = self._finite_logits(features).double()
             probabilities = torch.softmax(logits, dim=1).numpy(force=True)
             if self.decision_ is None:
                 return probabilities, None
@@ -326,11 +347,13 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         if reset:
             self.n_features_in_ = features.shape[1]
             self.layout_ = features.layout
+            self.scale_ = features.exponents
         elif features.layout != self.layout_:
             raise InputError(
                 "X has other blocks or channels than the features that the classifier was fitted "
                 f"on: got {features.layout}, expected {self.layout_}."
             )
+        features = features.divide(self.scale_)
         return features if self.device is None else features.to(torch.device(self.device))
 
     def _encode(self, y: ArrayLike, n: int) -> NDArray[np.int64]:
@@ -369,7 +392,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             )
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(features)):
             raise InputError(f"view_of must hold rows of X, 0 to {len(features) - 1}.")
-        return extra if len(rows) else None, rows.astype(np.int64)
+        return extra.divide(self.scale_) if len(rows) else None, rows.astype(np.int64)
 
 
 def mean_vectors(features: Features) -> NDArray[np.floating[Any]]:
@@ -469,12 +492,12 @@ class MIVClassifier(FeatureClassifier):
     def _as_features(self, X: Any, *, reset: bool) -> Features:
         features = super()._as_features(X, reset=reset)
         # `_fit` selects blocks itself, because presets are derived from all of them.
-        return features if reset else _last_blocks(features, self.head_.recipe)
+        return features if reset else _last_blocks(features, self.head_.recipe, self.blocks_)
 
     def _fit(self, support: SupportSet, seed: int) -> None:
         recipe = resolve_recipe(self.recipe)
         blocks = resolve_blocks(support.features, self.preset)
-        support = _select(support, recipe)
+        support = _select(support, recipe, blocks)
         blocks = blocks[-len(support.features.blocks) :]
         stacked = recipe.vote == "stacked" and max(support.shots) > 1
         steps = recipe.steps * (1 + FOLDS * stacked)
@@ -508,7 +531,7 @@ class MIVClassifier(FeatureClassifier):
         """Store what was learned, and what prediction needs of the support."""
         self.blocks_ = tuple(blocks)
         self.head_, self.ensemble_ = head.eval(), ensemble
-        self.support_ = support
+        self.support_ = support.divide([-power for power in self._used_scale])
         self.shots_ = np.asarray(shots)
         self.bags_ = Bags.from_shots(shots, support.device)
         with torch.inference_mode():
@@ -530,6 +553,10 @@ class MIVClassifier(FeatureClassifier):
     def _view_blocks(self) -> list[int]:
         unused = len(blocks_of(self.layout_)) - len(self.blocks_)
         return [unused + i for i in self.head_.taken]
+
+    @property
+    def _used_scale(self) -> tuple[int, ...]:
+        return self.scale_[-len(self.blocks_) :]  # of the blocks that the head uses
 
     def _logits(self, features: Features) -> Tensor:
         head = self.head_
@@ -575,7 +602,7 @@ class MIVClassifier(FeatureClassifier):
         if len(saved.shots) != len(self.classes_) or min(saved.shots) < 1:
             raise InputError(f"shots {saved.shots} do not fit {len(self.classes_)} classes.")
         whole = support[:0] if saved.layout is None else read_layout(saved.layout)
-        if _last_blocks(whole, recipe).layout != support.layout:
+        if _last_blocks(whole, recipe, blocks).layout != support.layout:
             raise InputError("the blocks of the head do not fit the layout of the features.")
         head = MIVHead(blocks, recipe, generator=None)
         check_tensors(params, {k: v.shape for k, v in head.state_dict().items()})
@@ -589,29 +616,33 @@ class MIVClassifier(FeatureClassifier):
         ensemble = Ensemble.from_tensors(members, support.blocks) if expected else None
         self.recipe = recipe
         self.layout_, self.n_features_in_ = whole.layout, whole.shape[1]
-        self._set_fitted(blocks, head, ensemble, support, saved.shots)
+        safe = support.divide(self.scale_[-len(blocks) :])
+        self._set_fitted(blocks, head, ensemble, safe, saved.shots)
 
 
-def _select(support: SupportSet, recipe: Recipe) -> SupportSet:
+def _select(support: SupportSet, recipe: Recipe, blocks: Sequence[BlockConfig]) -> SupportSet:
     """Keep the blocks and the views that a recipe uses."""
     views = support.views if recipe.use_views else None
     return replace(
         support,
-        features=_last_blocks(support.features, recipe),
-        views=None if views is None else _last_blocks(views, recipe),
+        features=_last_blocks(support.features, recipe, blocks),
+        views=None if views is None else _last_blocks(views, recipe, blocks),
         view_rows=support.view_rows if recipe.use_views else support.view_rows[:0],
     )
 
 
-def _last_blocks(features: Features, recipe: Recipe) -> Features:
-    count = recipe.last_blocks
-    if count is None or count == len(features.blocks):
+def _last_blocks(features: Features, recipe: Recipe, blocks: Sequence[BlockConfig]) -> Features:
+    """Keep the blocks that a recipe uses, and the pooled vector, which is not one of them."""
+    if recipe.last_blocks is None:
         return features
-    if count > len(features.blocks):
+    extra = int(blocks[-1].pooled)
+    count, there = recipe.last_blocks + extra, len(features.blocks)
+    if count > there:
         raise InputError(
-            f"last_blocks is {count}, but the features have only {len(features.blocks)} blocks."
+            f"last_blocks is {recipe.last_blocks}, but the features have only {there - extra} "
+            "blocks."
         )
-    return Features(features.blocks[-count:])
+    return features if count == there else Features(features.blocks[-count:])
 
 
 @dataclass(frozen=True)
