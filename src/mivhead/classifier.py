@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from mivhead._progress import progress_bar
 from mivhead._schema import check_tensors, from_json, split_tensors, to_json
 from mivhead.ensemble.stacking import BATCH, FOLDS, Ensemble, out_of_fold_cosines
-from mivhead.errors import InputError
+from mivhead.errors import InputError, check_no_missing
 from mivhead.features import Block, Features, SupportSet, layout_to_json, read_layout
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
@@ -194,6 +194,8 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def _encode(self, y: ArrayLike, n: int) -> NDArray[np.int64]:
         if y is None:
             raise InputError("This classifier requires y to be passed, but the target y is None.")
+        if isinstance(y, Iterable):  # before NumPy makes strings of None and NaN
+            check_no_missing("y", y)
         values = column_or_1d(y, warn=True)
         if values.dtype.kind == "f":
             assert_all_finite(values, input_name="y")

@@ -33,7 +33,7 @@ from mivhead.backbones.base import (
 )
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.preprocessing import preprocess, to_pixels
-from mivhead.errors import InputError
+from mivhead.errors import InputError, check_no_missing
 from mivhead.extraction.cache import FeatureCache, open_cache
 from mivhead.extraction.pipeline import PART, LoadedImage, extract_table, iter_features
 from mivhead.features import Features, FeatureTable
@@ -198,6 +198,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         labels = table.labels if labels is None else labels
         if labels is None:
             raise InputError("The table has no labels to learn from.")
+        check_no_missing("labels", labels)
         self._check_params()
         self.__dict__.pop("identity_", None)
         preset, identity = self._origin(table)
@@ -281,6 +282,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     def predict(self, images: Any) -> NDArray[Any]:
         """Predict the most probable class of each image; see `predict_proba`."""
+        check_is_fitted(self, "classifier_")
         chosen: NDArray[Any] = self.classes_[self.predict_proba(images).argmax(axis=1)]
         return chosen
 
@@ -302,7 +304,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def make_classifier(self, preset: Preset | None = None) -> Classifier:
         """Make the estimator that `fit` trains, not fitted yet."""
         method = get_method(self.method)
-        shown = {"verbose": self.verbose} if method.needs == "images" else {}
+        takes = method.needs == "images" or method.has_recipe
+        shown = {"verbose": self.verbose} if takes else {}
         classifier: Classifier = make_method(
             self.method,
             preset=preset,

@@ -11,6 +11,7 @@ document, which ends in its version, such as `shots.v1`, and tensors under a pre
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from mivhead import _files as safefile
@@ -50,7 +52,7 @@ class ModelInfo:
     config : dict
         What else the method needs to be rebuilt: blocks, shots per class.
     classes : list
-        The labels: all strings, or all integers.
+        The labels: all strings, all integers, all other numbers, or all booleans.
     backbone : dict or None
         Identity of the backbone; None if the model was trained on features of unknown origin.
     seed : int
@@ -125,6 +127,7 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
     ['a', 'a', 'b', 'b']
     """
     identity, trained = None, model
+    check_is_fitted(model, "classes_")
     if isinstance(model, FewShotClassifier):
         identity, trained = model.identity_, model.classifier_
     config, tensors = trained._state()
@@ -251,11 +254,14 @@ def _unfitted(method: str, device: str | None) -> Classifier:
 
 def _plain_classes(classes: NDArray[Any]) -> list[Any]:
     values: list[Any] = classes.tolist()
-    if not (all(type(v) is str for v in values) or all(type(v) is int for v in values)):
+    kinds = {type(value) for value in values}
+    if len(kinds) != 1 or not kinds <= {str, int, float, bool}:
         raise InputError(
-            "Only classes that are all strings or all integers can be saved, "
+            "Only classes that are all strings, all numbers or all booleans can be saved, "
             f"got {values[0]!r}: convert the labels to strings before fitting."
         )
+    if kinds == {float} and not all(map(math.isfinite, values)):
+        raise InputError("classes must be finite numbers.")
     return values
 
 
