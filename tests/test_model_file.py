@@ -102,7 +102,8 @@ def test_whole_numbers_are_classes_too(tmp_path: Path) -> None:
 
 
 def test_other_classes_are_refused_with_advice(tmp_path: Path) -> None:
-    classifier = MIVClassifier(Recipe(steps=1)).fit(np.eye(4, 8), [b"a", b"a", b"b", b"b"])
+    classifier = MIVClassifier(Recipe(steps=1)).fit(np.eye(4, 8), [0, 0, 1, 1])
+    classifier.classes_ = np.array([0, "one"], object)
     with pytest.raises(InputError, match="convert the labels to strings"):
         mivhead.save(classifier, tmp_path / "m.miv")
 
