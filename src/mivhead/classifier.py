@@ -11,6 +11,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -174,6 +175,20 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         best = self.logits(X).argmax(dim=1).numpy(force=True)
         chosen: NDArray[Any] = self.classes_[best]
         return chosen
+
+    def save(self, path: str | Path) -> None:
+        """Write the classifier to one file, which `mivhead.load` reads.
+
+        The file contains features of the support images: treat it like the images themselves.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file to write.
+        """
+        from mivhead.model_file import save
+
+        save(self, path)
 
     def _as_features(self, X: Any, *, reset: bool) -> Features:
         """Convert to `Features` and check the layout; with `reset`, remember it instead."""

@@ -45,10 +45,12 @@ from mivhead.images.sources import as_image_set, open_labelled
 from mivhead.methods.ablation import views_rule
 from mivhead.methods.registry import Classifier, get_method, make_method, method_name
 from mivhead.methods.tuning.base import Network, Pixels
-from mivhead.prediction import Prediction, predictions
+from mivhead.prediction import Prediction, Predictions, predictions
 from mivhead.preset import Preset
 
-__all__ = ["FewShotClassifier", "Prediction"]
+MAX_SHOWN = 8  # classes that the short form of a model names
+
+__all__ = ["FewShotClassifier", "Prediction", "Predictions"]
 
 
 class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn: untyped
@@ -230,7 +232,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         plan = self._plan(images, backbone.preset)
         return _FeatureReader(backbone, self).table(images, plan)
 
-    def classify(self, images: Any, *, skip_bad: bool = False) -> list[Prediction]:
+    def classify(self, images: Any, *, skip_bad: bool = False) -> Predictions:
         """Predict names and probabilities.
 
         Parameters
@@ -242,15 +244,18 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
         Returns
         -------
-        list of Prediction
-            One per image, in their order.
+        Predictions
+            A list with one `Prediction` per image, in their order. A notebook shows it as a table
+            with thumbnails; `to_frame()` makes it a pandas `DataFrame`.
         """
         check_is_fitted(self, "classifier_")
         if (features := self._given_features(images)) is not None:
             ids = images.ids if isinstance(images, FeatureTable) else map(str, range(len(images)))
-            return predictions(list(ids), self.classes_, self.classifier_.predict_proba(features))
+            probabilities = self.classifier_.predict_proba(features)
+            return Predictions(predictions(list(ids), self.classes_, probabilities))
         readable = self._readable(as_image_set(images), skip_bad)
-        return [each for part in self.classify_parts(readable) for each in part]
+        parts = self.classify_parts(readable)
+        return Predictions((each for part in parts for each in part), readable.load)
 
     def classify_parts(self, images: Any) -> Iterator[list[Prediction]]:
         """Predict any number of images in bounded memory, one list of predictions after another."""
@@ -415,6 +420,22 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         by_name = self.backbone is None or isinstance(self.backbone, str)
         wanted = by_name if self.cache is None else self.cache
         return open_cache(None if wanted is True else wanted) if wanted else None
+
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        """Say what a fitted model knows; otherwise its parameters, as scikit-learn does."""
+        if not hasattr(self, "classifier_"):
+            text: str = super().__repr__(N_CHAR_MAX)
+            return text
+        names = [str(name) for name in self.classes_[:MAX_SHOWN]]
+        more = len(self.classes_) - len(names)
+        listed = ", ".join(names) + (f" and {more} more" if more else "")
+        origin = "features of unknown origin" if self.identity_ is None else self.identity_.name
+        count = len(self.classes_)
+        return f"<FewShotClassifier: {self.method} on {origin}, {count} classes: {listed}>"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """Show a notebook the same text, rather than scikit-learn's diagram of parameters."""
+        return {"text/plain": repr(self)}
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the backbone out of pickles; it is loaded again where it is needed."""
