@@ -28,6 +28,12 @@ def test_a_prediction_is_one_short_line():
     assert len(text) < 100
 
 
+def test_a_prediction_without_a_name_says_so():
+    unsure = Prediction("a.jpg", "cat", 0.6, {"cat": 0.6, "dog": 0.4}, "unsure")
+    assert repr(unsure) == "<Prediction of 'a.jpg': unsure; cat 60.0 %, dog 40.0 %>"
+    assert "<b>unsure</b> (cat?)" in Predictions([unsure])._repr_html_()
+
+
 def test_the_most_probable_classes():
     each = made()[0]
     assert each.top(3) == list(each.probabilities.items())[:3]
@@ -42,7 +48,7 @@ def test_tables_of_pandas():
     assert frame.columns.tolist() == ["label", "probability"]
     assert frame["probability"].sum() == pytest.approx(1)
     frame = Predictions(found).to_frame(top=2)
-    names = ["file", "label", "probability", "label_2", "probability_2"]
+    names = ["file", "decision", "label", "probability", "label_2", "probability_2"]
     assert frame.columns.tolist() == names
     assert frame["label"].tolist() == [each.label for each in found]
     assert frame.loc[1, "probability_2"] == found[1].top(2)[1][1]

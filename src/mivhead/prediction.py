@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mivhead._optional import need
+from mivhead.decision import Thresholds
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,12 +42,27 @@ class Prediction:
         Its probability.
     probabilities : dict
         Probabilities of all classes, in descending order.
+    decision : object
+        The class if the model is sure enough of it, `"unsure"` if other classes are plausible too,
+        or `"none of these"` if the image is unlike all shots.
+    unknown : float or None, default=None
+        How unlike the shots the image is: larger is more unlike. None if the model cannot tell.
+    prediction_set : tuple or None, default=None
+        Classes that hold the true one with the coverage that was asked for, the most probable
+        first. None if no coverage was asked for.
     """
 
     id: str
     label: Any
     probability: float
     probabilities: dict[Any, float]
+    decision: Any = None
+    unknown: float | None = None
+    prediction_set: tuple[Any, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.decision is None:  # no thresholds: the class in any case
+            object.__setattr__(self, "decision", self.label)
 
     def top(self, count: int) -> list[tuple[Any, float]]:
         """Return the most probable classes with their probabilities, in descending order.
@@ -69,7 +85,9 @@ class Prediction:
         """
         named = [f"{label} {100 * p:.1f} %" for label, p in self.top(SHOWN)]
         more = len(self.probabilities) - len(named)
-        return f"<Prediction of {self.id!r}: {', '.join(named + [f'{more} more'] * (more > 0))}>"
+        listed = ", ".join(named + [f"{more} more"] * (more > 0))
+        decided = "" if self.decision == self.label else f"{self.decision}; "
+        return f"<Prediction of {self.id!r}: {decided}{listed}>"
 
 
 class Predictions(list[Prediction]):
@@ -113,8 +131,8 @@ class Predictions(list[Prediction]):
         Parameters
         ----------
         top : int, default=1
-            Number of classes per image. The columns are `file`, `label` and `probability`, followed
-            by `label_2`, `probability_2` and so on.
+            Number of classes per image. The columns are `file`, `decision`, `label` and
+            `probability`, followed by `label_2`, `probability_2` and so on.
 
         Returns
         -------
@@ -122,11 +140,14 @@ class Predictions(list[Prediction]):
         """
         frame = need("pandas", "pandas").DataFrame
         top = min(top, max((len(each.probabilities) for each in self), default=1))
-        columns = ["file"]
+        columns = ["file", "decision"]
         for place in range(1, top + 1):
             number = "" if place == 1 else f"_{place}"
             columns += [f"label{number}", f"probability{number}"]
-        rows = ([each.id, *(v for pair in each.top(top) for v in pair)] for each in self)
+        rows = []
+        for each in self:
+            ranked = [value for pair in each.top(top) for value in pair]
+            rows.append([each.id, each.decision, *ranked])
         return frame(rows, columns=columns)
 
     def _repr_html_(self) -> str:
@@ -143,7 +164,10 @@ class Predictions(list[Prediction]):
 
     def _row(self, number: int, prediction: Prediction) -> str:
         cells = [] if self._load is None else [_thumbnail(self._load, number)]
-        cells += [escape(prediction.id), f"<b>{escape(str(prediction.label))}</b>"]
+        name = f"<b>{escape(str(prediction.decision))}</b>"
+        if prediction.decision != prediction.label:
+            name += f" ({escape(str(prediction.label))}?)"
+        cells += [escape(prediction.id), name]
         cells.append(
             f'<meter value="{prediction.probability:.4f}" style="width:5em"></meter> '
             f"{100 * prediction.probability:.1f} %"
@@ -171,17 +195,52 @@ def _thumbnail(load: Callable[[int], Image], row: int) -> str:
 
 
 def predictions(
-    ids: Sequence[str], classes: NDArray[Any], probabilities: NDArray[np.floating[Any]]
+    ids: Sequence[str],
+    classes: NDArray[Any],
+    probabilities: NDArray[np.floating[Any]],
+    unknown: NDArray[np.floating[Any]] | None = None,
+    thresholds: Thresholds | None = None,
 ) -> list[Prediction]:
-    """Turn probabilities (image, class) into predictions.
+    """Turn probabilities (image, class), and scores of unknown images, into predictions.
 
-    >>> predictions(["a.jpg"], np.array(["cat", "dog"]), np.array([[0.25, 0.75]]))[0].label
+    Parameters
+    ----------
+    ids : sequence of str
+        One per image.
+    classes : array of shape (class,)
+        The labels.
+    probabilities : array of shape (image, class)
+        Their probabilities.
+    unknown : array of shape (image,) or None, default=None
+        How unlike the shots each image is.
+    thresholds : Thresholds or None, default=None
+        When not to give a name; None: always give one.
+
+    Examples
+    --------
+    >>> classes, probabilities = np.array(["cat", "dog"]), np.array([[0.25, 0.75]])
+    >>> predictions(["a.jpg"], classes, probabilities)[0].decision
     'dog'
+    >>> strict = Thresholds(probability=0.8)
+    >>> predictions(["a.jpg"], classes, probabilities, None, strict)[0].decision
+    'unsure'
     """
     found = []
     names = classes.tolist()
-    for id_, row in zip(ids, probabilities, strict=True):
-        ranked = {names[i]: float(row[i]) for i in np.argsort(-row, kind="stable")}
-        best = next(iter(ranked))
-        found.append(Prediction(id_, best, ranked[best], ranked))
+    thresholds = thresholds or Thresholds()
+    for i, (id_, row) in enumerate(zip(ids, probabilities, strict=True)):
+        ranked = {names[c]: float(row[c]) for c in np.argsort(-row, kind="stable")}
+        best, probability = next(iter(ranked.items()))
+        score = None if unknown is None else float(unknown[i])
+        found.append(
+            Prediction(
+                id_,
+                best,
+                probability,
+                ranked,
+                thresholds.decide(best, probability, score),
+                score,
+                thresholds.select(ranked),
+            )
+        )
     return found
