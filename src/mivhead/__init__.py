@@ -5,10 +5,9 @@ The names below, and the modules `backbones`, `benchmark`, `datasets`, `diagnost
 costs nothing.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from typing import TYPE_CHECKING, Any
-
+from mivhead._lazy import lazy
 from mivhead._threads import wait_passively
 from mivhead._version import __version__
 
@@ -33,22 +32,6 @@ if TYPE_CHECKING:
     from mivhead.model_file import load, save
     from mivhead.prediction import Prediction
     from mivhead.preset import BlockPreset, Preprocessing, Preset
-
-_HOMES = {
-    "Augmentation": "mivhead.images.augmentation",
-    "BlockPreset": "mivhead.preset",
-    "FeatureTable": "mivhead.features",
-    "Features": "mivhead.features",
-    "FewShotClassifier": "mivhead.fewshot",
-    "MIVClassifier": "mivhead.classifier",
-    "MivError": "mivhead.errors",
-    "Prediction": "mivhead.prediction",
-    "Preprocessing": "mivhead.preset",
-    "Preset": "mivhead.preset",
-    "Recipe": "mivhead.head.recipe",
-    "load": "mivhead.model_file",
-    "save": "mivhead.model_file",
-}
 
 __all__ = [
     "Augmentation",
@@ -76,21 +59,20 @@ __all__ = [
     "stores",
 ]
 
-
 wait_passively()  # OpenMP reads its settings once, when PyTorch is loaded
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'mivhead' has no attribute {name!r}")
-    from importlib import import_module
-
-    if name not in _HOMES:
-        return import_module(f"mivhead.{name}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "classifier": "MIVClassifier",
+        "errors": "MivError",
+        "features": "FeatureTable Features",
+        "fewshot": "FewShotClassifier",
+        "head.recipe": "Recipe",
+        "images.augmentation": "Augmentation",
+        "model_file": "load save",
+        "prediction": "Prediction",
+        "preset": "BlockPreset Preprocessing Preset",
+    },
+    modules="backbones benchmark datasets diagnostics errors extraction images methods stores",
+)

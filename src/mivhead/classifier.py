@@ -27,7 +27,7 @@ from mivhead._progress import progress_bar
 from mivhead._schema import check_tensors, from_json, split_tensors, to_json
 from mivhead._threads import shared_cores
 from mivhead.decision import MAX_ERRORS, NONE, REJECT, UNSURE, DecisionRule
-from mivhead.ensemble.descriptors import describe
+from mivhead.ensemble.descriptors import compute_descriptors
 from mivhead.ensemble.stacking import BATCH, FOLDS, Ensemble, out_of_fold_cosines
 from mivhead.errors import InputError, check_no_missing
 from mivhead.features import Block, Features, SupportSet, layout_to_json, read_layout
@@ -343,7 +343,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
 def mean_vectors(features: Features) -> NDArray[np.floating[Any]]:
     """Mean vectors (image, channel) of the deepest block, of length 1."""
-    (_, vectors), *_ = describe(features.blocks[-1], None, ["mean"])
+    (_, vectors), *_ = compute_descriptors(features.blocks[-1], None, ["mean"])
     return vectors.numpy(force=True)
 
 

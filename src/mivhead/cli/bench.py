@@ -25,12 +25,13 @@ DATA = "MIV_DATA"
 
 def add_parser(subparsers: Any) -> None:
     """Add the command and its actions."""
-    parser = subparsers.add_parser(
+    actions = options.new_group(
+        subparsers,
         "bench",
-        help="compare methods on many few-shot tasks",
-        description="Compare methods on the same few-shot tasks, with costs and intervals.",
+        "compare methods on many few-shot tasks",
+        "Compare methods on the same few-shot tasks, with costs and intervals.",
+        "miv bench run small -o try",
     )
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
     for add in (_add_run, _add_report, _add_compare):
         add(actions)
 
@@ -48,10 +49,10 @@ miv bench run main --data /shared/sets --executor ray --address auto \\
 """
 
 
-def _add_run(subparsers: Any) -> None:
+def _add_run(actions: Any) -> None:
     """Add the action."""
     parser = options.new_command(
-        subparsers,
+        actions,
         "run",
         "run a benchmark, or resume one",
         "Sample tasks from data sets and run every method on every task. Each image passes the "
@@ -72,7 +73,7 @@ def _add_run(subparsers: Any) -> None:
 
 
 def _add_what(group: argparse._ArgumentGroup) -> None:
-    def add_list(name: str, text: str, split: Any = _names) -> None:
+    def add_list(name: str, text: str, split: Any = options.names) -> None:
         group.add_argument(name, type=split, action="extend", metavar="A,B", help=text)
 
     add_list("--sets", "data sets (default: all in the data folder)")
@@ -129,10 +130,6 @@ def _removed(advice: str) -> Callable[[str], None]:
         raise argparse.ArgumentTypeError(f"this option no longer exists: {advice}")
 
     return refuse
-
-
-def _names(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _protocols(text: str) -> list[str]:
@@ -289,10 +286,10 @@ miv bench report run -o docs/results --title "Heads on Lite0"
 """
 
 
-def _add_report(subparsers: Any) -> None:
+def _add_report(actions: Any) -> None:
     """Add the action."""
     parser = options.new_command(
-        subparsers,
+        actions,
         "report",
         "tables and charts of a run",
         "Write report.html (a single page that works offline), report.md, tables.tex (the paper's "
@@ -333,10 +330,10 @@ miv bench compare before:miv after:miv
 """
 
 
-def _add_compare(subparsers: Any) -> None:
+def _add_compare(actions: Any) -> None:
     """Add the action."""
     parser = options.new_command(
-        subparsers,
+        actions,
         "compare",
         "paired comparison of two runs, or of two methods",
         "Compare accuracies on the same tasks: the mean difference with its interval, a two-sided "
@@ -356,7 +353,7 @@ def run_compare(args: argparse.Namespace) -> int:
 
     found = [(a, b, pair(a, b)) for a, b in _sides(args.first, args.second)]
     if args.json:
-        print_json([_as_json(a, b, row) for a, b, rows in found for row in rows])
+        print_json({"rows": [_as_json(a, b, row) for a, b, rows in found for row in rows]})
     else:
         print("\n\n".join(_as_text(a, b, rows) for a, b, rows in found))
     return 0

@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     chosen = list_methods() if args.name is None else [get_method(args.name)]
     if args.json:
-        print_json([_facts(method, with_parameters=args.name is not None) for method in chosen])
+        facts = [_facts(method, with_parameters=args.name is not None) for method in chosen]
+        print_json({"methods": facts})
     elif args.name is not None:
         print(_describe(chosen[0]))
     else:

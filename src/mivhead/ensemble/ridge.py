@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mivhead.ensemble.descriptors import COMPONENTS, SIDE, Kind, PatchPCA, describe
+from mivhead.ensemble.descriptors import COMPONENTS, SIDE, Kind, PatchPCA, compute_descriptors
 from mivhead.features import Block, Features
 
 
@@ -144,7 +144,7 @@ def _descriptors(
     """Compute the descriptor of each expert, (image, dimension), block by block."""
     for block, group in groupby(sorted(experts, key=_block), key=_block):
         kinds = [expert.kind for expert in group]
-        for kind, x in describe(features.blocks[block], pcas.get(block), kinds):
+        for kind, x in compute_descriptors(features.blocks[block], pcas.get(block), kinds):
             yield Expert(kind, block), x
 
 

@@ -128,7 +128,7 @@ class Method:
         5
         """
         if self.home == MIV_HOME:
-            from mivhead.methods.ablation import head_parameters
+            from mivhead.methods.miv import head_parameters
 
             return head_parameters(self.settings)
         parameters = inspect.signature(self.load()).parameters.values()
@@ -149,7 +149,7 @@ class Method:
                 check_one_of(f"parameter of {self.name}", name, known)
         given = {**self.settings, **params}
         if self.home == MIV_HOME:
-            from mivhead.methods.ablation import make_head
+            from mivhead.methods.miv import make_head
 
             return make_head({**given, "random_state": random_state, "device": device})
         kind = self.load()
@@ -355,7 +355,7 @@ def method_name(classifier: Any) -> str:
     params = classifier.get_params(deep=False)
     home = getattr(classifier, "home", f"{kind.__module__}:{kind.__qualname__}")
     if home == MIV_HOME:
-        from mivhead.methods.ablation import head_name
+        from mivhead.methods.miv import head_name
 
         rows = [row for row in _rows().values() if isinstance(row, Method) and row.home == MIV_HOME]
         replaced = {
