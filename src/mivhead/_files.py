@@ -103,8 +103,10 @@ def check_format(path: str | Path, meta: Mapping[str, Any], newest: int) -> None
         )
 
 
-def write_text(path: str | Path, text: str) -> None:
+def write_text(path: str | Path, text: str, errors: str = "strict") -> None:
     """Write a text file, atomically; missing folders are created.
+
+    `errors` says what happens to characters that UTF-8 cannot encode, as for `open`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -114,4 +116,4 @@ def write_text(path: str | Path, text: str) -> None:
     """
     with replacing(path) as part:
         part.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8", newline="\n")
+        part.write_text(text, encoding="utf-8", errors=errors, newline="\n")
