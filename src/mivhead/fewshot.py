@@ -41,7 +41,14 @@ from mivhead.features import Features, FeatureTable
 from mivhead.head.recipe import Recipe
 from mivhead.images.augmentation import NO_VIEWS, Augmentation, ViewPlan, plan_views
 from mivhead.images.decoding import ImageLike
-from mivhead.images.imageset import ImageSet, Skipped, check_images, from_images, label_images
+from mivhead.images.imageset import (
+    ImageSet,
+    Skipped,
+    check_images,
+    check_names,
+    from_images,
+    label_images,
+)
 from mivhead.images.sources import as_image_set, open_labelled
 from mivhead.methods.miv import views_rule
 from mivhead.methods.registry import Classifier, get_method, make_method, method_name
@@ -88,7 +95,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     cache : bool, str, Path or None, default=None
         Folder of the feature cache, so that the backbone sees every image once. True: the default
         folder. False: no cache. None: True for a backbone given by name, and False for one of your
-        own, whose identity may not tell when it has changed.
+        own, whose identity may stay the same when its features change.
     verbose : bool, default=True
         Show progress bars for what takes more than two seconds, in a terminal.
 
@@ -226,6 +233,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             Features, ids, labels and views, for `fit_table`, `predict` or a file.
         """
         images = as_image_set(images)
+        check_names(images.ids)  # a table holds them
         if images.labels is not None:
             self._check_params()
         backbone = self._load_backbone()

@@ -57,12 +57,15 @@ def _add_run(actions: Any) -> None:
         "run a benchmark, or resume one",
         "Sample tasks from data sets and run every method on every task. Each image passes the "
         "backbone once; its features are kept in the feature cache. Every result is written as "
-        "soon as it is there: to resume a run that was stopped or killed, give the same command "
+        "soon as it is available: to resume a run that was stopped or killed, run the same command "
         "again.",
         RUN_EXAMPLES,
     )
     parser.add_argument(
-        "config", nargs="?", metavar="CONFIG", help="a .toml file, or a ready-made one by name"
+        "config",
+        nargs="?",
+        metavar="CONFIG",
+        help="a .toml file, or the name of a ready-made configuration",
     )
     parser.add_argument("-o", "--output", required=True, metavar="RUN", help="folder for results")
     _add_what(parser.add_argument_group("what to compare (overrides the configuration)"))
@@ -79,9 +82,7 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
     add_list("--sets", "data sets (default: all in the data folder)")
     add_list("--methods", "names from `miv methods`, or from the configuration")
     add_list("--backbone", "backbones, as for --backbone of `miv fit`")
-    group.add_argument(
-        "--weights", metavar="FILE", help="checkpoint, if there is one backbone only"
-    )
+    group.add_argument("--weights", metavar="FILE", help="checkpoint; only with a single backbone")
     add_list("--protocol", "'varying', or ways and shots such as '5-way 1-shot'", _protocols)
     group.add_argument("--tasks", type=options.positive, metavar="N", help="tasks per data set")
     group.add_argument("--seed", type=options.not_negative, metavar="N", help="random seed")
@@ -107,10 +108,14 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
         "--executor", choices=("local", "ray"), default="local", help="this machine, or a cluster"
     )
     group.add_argument(
-        "--address", metavar="HOST:PORT", help="of a Ray cluster; auto: the one of this machine"
+        "--address",
+        metavar="HOST:PORT",
+        help="address of a Ray cluster; `auto` finds the one on this machine",
     )
     group.add_argument(
-        "--cache", metavar="DIR", help="folder of the feature cache (default: as `miv cache info`)"
+        "--cache",
+        metavar="DIR",
+        help="folder of the feature cache (default: the one that `miv cache info` shows)",
     )
     group.add_argument(
         "--cache-gb", type=_gigabytes, metavar="GB", help="size up to which the cache may grow"

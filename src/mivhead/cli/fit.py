@@ -51,7 +51,7 @@ def add_parser(subparsers: Any) -> None:
     parser = options.new_command(
         subparsers,
         "fit",
-        "learn classes from a few images each",
+        "train a classifier on a few images per class",
         "Learn classes from a few images each and write a model file. Cross-validation on these "
         "images (the shots) then estimates the accuracy on new images and finds shots that look "
         "mislabelled. The model file contains features of the shots.",

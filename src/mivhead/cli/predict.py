@@ -218,7 +218,7 @@ def _show(
         }
         text = as_json(document, ascii_only=False if args.output else None) + "\n"
     elif args.form == "csv":
-        excel = args.excel or (os.name == "nt" and bool(args.output))
+        excel = args.excel or (bool(args.output) and _on_windows())
         text = _as_csv(predictions, args.top, raw=args.raw, excel=excel)
         errors = "surrogateescape"  # raw names of files as the system has them
     else:
@@ -244,6 +244,10 @@ def _as_json(prediction: Prediction, top: int) -> dict[str, Any]:
         **({} if prediction.prediction_set is None else {"set": list(prediction.prediction_set)}),
         "top": [{"label": name, "probability": p} for name, p in prediction.top(top)],
     }
+
+
+def _on_windows() -> bool:
+    return os.name == "nt"
 
 
 def _as_csv(predictions: list[Prediction], top: int, *, raw: bool, excel: bool) -> str:

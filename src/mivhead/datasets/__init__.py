@@ -1,4 +1,8 @@
-"""The benchmark's image sets: a catalogue, preparation of downloads, Meta-Dataset's records."""
+"""The benchmark's image sets: a catalogue, preparation of downloads, Meta-Dataset's records.
+
+Any folder of class folders in the data folder is a set, without any code. To describe a set and to
+prepare its download, add it to `catalogue.py` and a function to `downloads.py`.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -112,7 +112,7 @@ def _mean(block: Block) -> Tensor:
 
 
 def _layout(patches: Tensor) -> Tensor:
-    """All patches of a map of at most 7x7, concatenated."""
+    """Concatenate all patches, after average pooling to at most 7x7."""
     height, width = patches.shape[2:]
     if max(height, width) > SIDE:
         patches = F.adaptive_avg_pool2d(patches, (min(SIDE, height), min(SIDE, width)))

@@ -106,7 +106,7 @@ class Expert(NamedTuple):
 
 
 def choose_experts(blocks: Sequence[Block]) -> list[Expert]:
-    """List the experts for features with such blocks.
+    """List the experts for features with these blocks.
 
     The second-order descriptors of every map, the layouts of the deepest maps, and the mean of the
     last block.

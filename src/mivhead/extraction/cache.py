@@ -322,7 +322,7 @@ def _on_disk(size: int) -> int:
 
 
 # Increase it when decoding, resizing or augmentation gives other pixels than before, or when the
-# layout of an entry changes: older entries are then never found, and are removed in time.
+# layout of an entry changes: older entries are then never found, and are eventually removed.
 VERSION = 1
 DEFAULT_TYPE = "float16"
 

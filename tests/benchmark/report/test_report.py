@@ -130,7 +130,7 @@ def test_paired_table(run):
     assert paired_table(compare(cell("birds", "miv", [0.5, 0.6]))[0]) is None
 
 
-def test_beside_the_paper(run):
+def test_published_figures_next_to_ours(run):
     (comparison,) = compare(run)
     table = published_table(comparison)
     rows = {row[0].text: [entry.text for entry in row[1:]] for row in table.rows}
