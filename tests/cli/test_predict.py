@@ -114,7 +114,7 @@ def test_a_features_file(miv, fails, model, new, expected, tmp_path):
     assert "copies images" in fails("predict", model, path, "--sort-into", tmp_path / "out")
 
 
-EVERY_NAME = ("--reject", "0", "--max-errors", "100%")  # never "unsure" or "none of these"
+EVERY_NAME = ("--reject", "0", "--max-errors", "99.9%")  # never "unsure" or "none of these"
 
 
 def test_sort_into_copies_by_class_and_never_overwrites(miv, model, new, expected, tmp_path):
