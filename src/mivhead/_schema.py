@@ -7,6 +7,7 @@ takes the field's default, so that a field added later does not break older file
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import types
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,20 @@ if TYPE_CHECKING:  # exported models run without PyTorch
     from torch import Tensor
 
 T = TypeVar("T")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Read a JSON document of unknown origin.
+
+    >>> parse_json("[" * 100_000)
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.InputError: The body is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError("The body is not JSON.") from error
 
 
 def to_json(value: Any) -> dict[str, Any]:

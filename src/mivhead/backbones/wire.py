@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -118,11 +117,3 @@ def naming(service: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{service} returned an unusable response: {error}") from error
-
-
-def parse_json(body: bytes) -> Any:
-    """Read a JSON document of unknown origin."""
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InputError("the body is not JSON.") from error

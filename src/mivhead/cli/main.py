@@ -29,6 +29,7 @@ from mivhead.cli import (
     methods,
     plot,
     predict,
+    serve,
 )
 from mivhead.cli.options import Parser
 from mivhead.cli.output import one_line
@@ -40,6 +41,7 @@ COMMANDS = (
     evaluate,
     extract,
     info,
+    serve,
     methods,
     backbones,
     data,
