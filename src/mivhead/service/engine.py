@@ -111,8 +111,7 @@ class Engine:
     def _count(self, served: ServedModel, results: Sequence[Prediction | Unreadable]) -> None:
         for each in results:
             if not isinstance(each, Unreadable):
-                decision = str(getattr(each, "decision", each.label))
-                self.metrics.predictions.labels(served.name, decision).inc()
+                self.metrics.predictions.labels(served.name, str(each.decision)).inc()
 
 
 def count_pixels_of(image: Upload) -> int:
@@ -132,13 +131,11 @@ def decode_upload(image: Upload, size: int) -> Image.Image:
 def as_json(prediction: Prediction, name: str, top: int | None) -> dict[str, Any]:
     """Return a prediction with the `top` most probable classes, by default all."""
     ranked = islice(prediction.probabilities.items(), top)
-    document = {
+    return {
         "file": name,
         "label": prediction.label,
         "probability": prediction.probability,
+        "decision": prediction.decision,
+        "unknown": prediction.unknown,
         "top": [{"label": label, "probability": p} for label, p in ranked],
     }
-    for key in ("decision", "unknown"):
-        if hasattr(prediction, key):
-            document[key] = getattr(prediction, key)
-    return document

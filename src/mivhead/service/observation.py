@@ -16,7 +16,6 @@ from typing import Any
 import prometheus_client as prometheus
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-NONE_OF_THESE = "none of these"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 

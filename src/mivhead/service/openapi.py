@@ -81,6 +81,8 @@ _SCHEMAS: dict[str, Any] = {
             "file": "photo.jpg",
             "label": "robin",
             "probability": 0.93,
+            "decision": "robin",
+            "unknown": -1.2,
             "top": [
                 {"label": "robin", "probability": 0.93},
                 {"label": "wren", "probability": 0.07},

@@ -281,8 +281,8 @@ class BodyLimits:
         length = headers.get("content-length", "0")
         if "transfer-encoding" in headers and "content-length" in headers:
             # A proxy may disagree about where the request ends, and take the rest for another one.
-            message = "Send either Content-Length or Transfer-Encoding."
-            raise Refusal(400, message, {"Connection": "close"})
+            reason = "Send either Content-Length or Transfer-Encoding."
+            raise Refusal(400, reason, {"Connection": "close"})
         if not length.isdecimal():
             raise Refusal(400, "Content-Length is not a number.")
         if len(length) > 18 or int(length) > limits.max_bytes:
