@@ -27,7 +27,7 @@ MAX_BYTES = 16 * 2**30
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path in the same folder; on success it replaces `path`, atomically.
 
-    Hand-written, as no dependency offers it: readers see the old file or the new one, never half.
+    Implemented here because no dependency offers it: readers see the old file or the new one.
     """
     path = Path(path)
     part = path.with_name(f".{path.name}.{uuid4().hex[:12]}.part")

@@ -26,7 +26,7 @@ from mivhead._progress import progress_bar
 from mivhead._schema import check_tensors, from_json, split_tensors, to_json
 from mivhead._threads import shared_cores
 from mivhead.decision import MAX_ERRORS, NONE, REJECT, UNSURE, DecisionRule
-from mivhead.ensemble.descriptors import describe
+from mivhead.ensemble.descriptors import compute_descriptors
 from mivhead.ensemble.stacking import BATCH, FOLDS, Ensemble, out_of_fold_cosines
 from mivhead.errors import InputError
 from mivhead.features import Block, Features, SupportSet, layout_to_json, read_layout
@@ -133,7 +133,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         Returns
         -------
         Tensor of shape (n_images, n_classes)
-            The logits, also for two classes.
+            One column per class, even for two classes.
         """
         check_is_fitted(self, "classes_")
         with torch.inference_mode(), shared_cores():
@@ -326,7 +326,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
 def mean_vectors(features: Features) -> NDArray[np.floating[Any]]:
     """Mean vectors (image, channel) of the deepest block, of length 1."""
-    (_, vectors), *_ = describe(features.blocks[-1], None, ["mean"])
+    (_, vectors), *_ = compute_descriptors(features.blocks[-1], None, ["mean"])
     return vectors.numpy(force=True)
 
 
@@ -353,7 +353,7 @@ class MIVClassifier(FeatureClassifier):
         `Recipe(eta=0.2)`.
     preset : Preset, list of BlockPreset, dict or None, default=None
         The settings that belong to the backbone. None derives them from the shapes of the
-        features; a dict such as `{"tau": 100.0}` replaces fields of the derived `BlockPreset`s.
+        features; a dict such as `{"tau": 100.0}` replaces fields of each derived `BlockPreset`.
     random_state : int, RandomState instance or None, default=None
         Seed of the initial weights. The same seed gives the same model, bit for bit.
     device : str or None, default=None

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mivhead import _files as safefile
+from mivhead import _files
 from mivhead.errors import InputError, ModelFileError
 
 FILE_FORMAT = 1
@@ -58,7 +58,7 @@ class Features:
         if not isinstance(entries, Sequence) or not entries:
             raise InputError(
                 "Features need an array or a non-empty list with one entry per block, "
-                f"got {describe(blocks)}."
+                f"got {_type_and_shape(blocks)}."
             )
         self.blocks = tuple(read_block(entry, f"block{i}") for i, entry in enumerate(entries))
         self._check_counts()
@@ -100,7 +100,7 @@ class Features:
 
     @property
     def device(self) -> torch.device:
-        """Where the first part lives."""
+        """Device of the first part."""
         return self._first.device
 
     @property
@@ -218,15 +218,15 @@ def write_features_file(
     path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
 ) -> None:
     """Write a features file; `meta` holds what belongs to the features, such as labels."""
-    safefile.write(path, tensors, {"format": FILE_FORMAT, "kind": "features", **meta})
+    _files.write(path, tensors, {"format": FILE_FORMAT, "kind": "features", **meta})
 
 
 def read_features_file(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read the tensors and the metadata of a features file."""
-    tensors, meta = safefile.read(path)
+    tensors, meta = _files.read(path)
     if meta.get("kind") != "features":
         raise ModelFileError(f"{path} does not hold features.")
-    safefile.check_format(path, meta, FILE_FORMAT)
+    _files.check_format(path, meta, FILE_FORMAT)
     return tensors, meta
 
 
@@ -267,7 +267,7 @@ def is_array(x: object) -> bool:
     return isinstance(x, np.ndarray | Tensor)
 
 
-def describe(x: object) -> str:
+def _type_and_shape(x: object) -> str:
     """Type and shape of anything, for errors."""
     shape = getattr(x, "shape", None)
     return f"{type(x).__name__}" + (f" of shape {tuple(shape)}" if shape is not None else "")
@@ -307,7 +307,9 @@ def read_block(entry: Any, name: str) -> Block:
 
 def _tensor(x: Any, name: str) -> Tensor:
     if not is_array(x):
-        raise InputError(f"{name}: expected a NumPy array or a PyTorch tensor, got {describe(x)}.")
+        raise InputError(
+            f"{name}: expected a NumPy array or a PyTorch tensor, got {_type_and_shape(x)}."
+        )
     if isinstance(x, np.ndarray) and not x.flags.writeable:
         x = x.copy()  # PyTorch has no read-only tensors
     try:
@@ -453,7 +455,7 @@ class FeatureTable:
             if column is not None and len(column) != len(self.features):
                 raise InputError(f"{len(self.features)} images, but {len(column)} {name}.")
         if (self.views is None) != (self.view_of is None):
-            raise InputError("views and view_of belong together: give both or none.")
+            raise InputError("views and view_of must be given together.")
 
     def __len__(self) -> int:
         return len(self.features)

@@ -43,7 +43,7 @@ from mivhead.images.augmentation import NO_VIEWS, Augmentation, ViewPlan, plan_v
 from mivhead.images.decoding import ImageLike
 from mivhead.images.imageset import ImageSet, Skipped, check_images, from_images, label_images
 from mivhead.images.sources import as_image_set, open_labelled
-from mivhead.methods.ablation import views_rule
+from mivhead.methods.miv import views_rule
 from mivhead.methods.registry import Classifier, get_method, make_method, method_name
 from mivhead.methods.tuning.base import Network, Pixels
 from mivhead.prediction import Prediction, predictions
@@ -86,7 +86,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     cache : bool, str, Path or None, default=None
         Folder of the feature cache, so that the backbone sees every image once. True: the default
         folder. False: no cache. None: True for a backbone given by name, and False for one of your
-        own, whose identity may not tell when it has changed.
+        own, whose identity may stay the same when its features change.
     verbose : bool, default=True
         Show progress bars for what takes more than two seconds, in a terminal.
 
@@ -385,12 +385,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     def make_classifier(self, preset: Preset | None = None) -> Classifier:
         """Make the estimator that `fit` trains, not fitted yet."""
-        method = get_method(self.method)
-        shown = {"verbose": self.verbose} if method.needs == "images" else {}
+        known = get_method(self.method).hyperparameters()
+        shown = {"verbose": self.verbose} if "verbose" in known else {}
         classifier: Classifier = make_method(
             self.method,
             preset=preset,
-            recipe=self.recipe if method.has_recipe else None,
+            recipe=self.recipe,
             random_state=self.random_state,
             device=self.device,
             **shown | dict(self.method_params or {}),

@@ -23,14 +23,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mivhead import _files as safefile
+from mivhead import _files
 from mivhead._schema import from_json
 from mivhead._version import __version__
 from mivhead.backbones.base import Backbone, Identity, named_by_file
 from mivhead.decision import DecisionRule
 from mivhead.errors import InputError, ModelFileError
 from mivhead.fewshot import FewShotClassifier
-from mivhead.head.recipe import Recipe
 from mivhead.methods.registry import Classifier, make_method, method_name
 
 FORMAT = 1
@@ -162,7 +161,7 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
         if (part := section.write(model)) is not None:
             document[section.name], own = part
             tensors |= {f"{section.prefix}.{name}": tensor for name, tensor in own.items()}
-    safefile.write(path, tensors, document)
+    _files.write(path, tensors, document)
 
 
 def load(
@@ -193,8 +192,8 @@ def load(
         It predicts on features without a backbone. On images it predicts if the file names a
         backbone, or one is given.
     """
-    tensors, document = safefile.read(path)
-    safefile.check_format(path, document, FORMAT)
+    tensors, document = _files.read(path)
+    _files.check_format(path, document, FORMAT)
     parts = _take_sections(path, document, tensors)
     try:
         info = from_json(ModelInfo, document, "the description")
@@ -203,7 +202,6 @@ def load(
         classifier.seed_ = info.seed
         classifier._restore({**info.config, "recipe": info.recipe}, tensors)
         identity = None if info.backbone is None else Identity.from_json(info.backbone)
-        recipe = None if info.recipe is None else from_json(Recipe, info.recipe, "recipe")
     except InputError as error:
         raise ModelFileError(f"{path} cannot be used: {error}") from error
     if identity is not None and backbone is None:
@@ -214,7 +212,7 @@ def load(
         weights=weights,
         method=info.method,
         method_params=info.config.get("params"),
-        recipe=recipe,
+        recipe=getattr(classifier, "recipe", None),
         device=device,
     )
     if identity is None and model.needs_images:
@@ -228,10 +226,10 @@ def load(
     return model
 
 
-def describe(path: str | Path) -> ModelInfo:
+def read_info(path: str | Path) -> ModelInfo:
     """Read what a model file says about itself; without its optional sections."""
-    tensors, document = safefile.read(path)
-    safefile.check_format(path, document, FORMAT)
+    tensors, document = _files.read(path)
+    _files.check_format(path, document, FORMAT)
     _take_sections(path, document, tensors)
     try:
         return from_json(ModelInfo, document, "the description")

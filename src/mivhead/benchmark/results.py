@@ -39,7 +39,7 @@ VERSION = "mivhead"  # key of the version in config.json
 
 @dataclass(frozen=True)
 class Result:
-    """What one method reached on one task.
+    """The result of one method on one task.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ class Journal:
         write_text(self.folder / name, json.dumps(document, indent=2) + "\n")
 
     def is_done(self, key: ResultKey) -> bool:
-        """Tell whether a method on a task is finished; a failure is tried again."""
+        """Return whether a method on a task is finished; a failure is retried."""
         return key in self.results and self.results[key].error is None
 
     def check_tasks(self, name: str, protocol: str, expected: str) -> None:

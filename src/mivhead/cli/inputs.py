@@ -36,7 +36,7 @@ def kind_of(path: str | Path) -> str | None:
 
 
 def is_features(path: str | Path) -> bool:
-    """Tell whether a path names a features file, corrupted or not, or a database table."""
+    """Return whether a path names a features file, corrupted or not, or a database table."""
     from mivhead.stores import is_store
 
     named = is_store(path) or Path(path).suffix.lower() == ".safetensors"

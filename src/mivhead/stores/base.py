@@ -402,7 +402,7 @@ class DatabaseStore(Store):
     def _vectors(
         self, info: TableInfo | None, candidates: Callable[[], list[str]]
     ) -> tuple[str, ...]:
-        """Return the columns of the features; `candidates` finds them in a foreign table."""
+        """Return the columns of the features; `candidates` finds them in other tables."""
         if info is None:
             return self.columns.choose_vectors(candidates(), self.name)
         known = tuple(info.shapes)

@@ -234,5 +234,5 @@ def test_other_taps_are_part_of_the_identity(tmp_path: Path) -> None:
     fitted("tsa").save(tmp_path / "model.miv")
     other = from_module(resnet(), ["layer3"], name="small", device="cpu")
     loaded = mivhead.load(tmp_path / "model.miv", backbone=other)
-    with pytest.raises(mivhead.errors.MivError, match="is another: give the right one"):
+    with pytest.raises(mivhead.errors.MivError, match="has other weights, taps or preprocessing"):
         loaded.predict(list(digits(1)[0]))
