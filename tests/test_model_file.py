@@ -5,6 +5,8 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +47,10 @@ def path(tmp_path: Path) -> Path:
 
 
 def change(path: Path, meta: dict | None = None, tensors: dict | None = None, **drop: Any) -> None:
-    """Write the file again with other contents."""
+    """Write the file again with other contents, as a forger would: without a checksum."""
     with safe_open(path, "pt") as file:
         document = json.loads(file.metadata()["mivhead"])
+        document.pop("checksum.v1", None)
         values = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     document.update(meta or {})
     values.update(tensors or {})
@@ -87,6 +90,7 @@ def test_the_description_has_the_agreed_keys(path: Path) -> None:
         names = set(file.keys())
     assert set(document) == {
         "format", "method", "recipe", "config", "classes", "backbone", "seed", "library",
+        "checksum.v1",
         "decision.v1",
     }  # fmt: skip
     assert document["format"] == 1
@@ -294,21 +298,134 @@ def test_an_oversized_file_is_refused_unread(path: Path, monkeypatch) -> None:
         mivhead.load(path)
 
 
-def test_random_damage_never_escapes(path: Path) -> None:
-    """Flip bytes anywhere: the file loads or is refused, and nothing else happens."""
+def test_random_damage_is_detected(path: Path) -> None:
+    """Flip bytes anywhere: the file is refused, or it says the same as before."""
     original = path.read_bytes()
+    expected = mivhead.load(path).predict_proba(queries())
     rng = np.random.default_rng(0)
     refused = 0
-    for _ in range(150):
+    for _ in range(300):
         data = bytearray(original)
-        for position in rng.integers(0, min(len(data), 4000), 3):
+        for position in rng.integers(0, len(data), 3):
             data[position] = rng.integers(256)
         path.write_bytes(data)
         try:
-            mivhead.load(path)
+            again = mivhead.load(path)  # such as a space in the JSON that became a line break
         except ModelFileError:
             refused += 1
-    assert refused > 50
+        else:
+            np.testing.assert_array_equal(again.predict_proba(queries()), expected)
+    assert refused > 290
+
+
+def test_a_file_without_a_checksum_loads(path: Path) -> None:
+    expected = mivhead.load(path).predict_proba(queries())
+    change(path)
+    np.testing.assert_array_equal(mivhead.load(path).predict_proba(queries()), expected)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"format":1,"config":' + '{"a":' * 5000])
+def test_deeply_nested_metadata_is_refused(text: str, path: Path) -> None:
+    save_file({"x": torch.ones(1)}, path, metadata={"mivhead": text})
+    for use in (mivhead.load, model_file.read_info):
+        with pytest.raises(ModelFileError, match="cannot be read"):
+            use(path)
+
+
+def test_nesting_within_what_python_can_parse_is_refused(path: Path) -> None:
+    deep: Any = []
+    for _ in range(300):
+        deep = [deep]
+    change(path, {"config": {"blocks": deep}})
+    with pytest.raises(ModelFileError, match="nested too deeply"):
+        mivhead.load(path)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"block0.map": [2**20] * 9},
+        {"block0.map": [4, 3, 3], "block1.token": [10**400]},
+        {"block0.map": [4, 3, 3], "block1.token": [[8]]},
+        {"block0.map": [4, 3, 3], "block1.token": [8], "x": [1]},
+        [],
+    ],
+)
+def test_a_forged_layout_is_refused(layout: Any, path: Path) -> None:
+    with safe_open(path, "pt") as file:
+        config = json.loads(file.metadata()["mivhead"])["config"]
+    change(path, {"config": config | {"layout": layout}})
+    with pytest.raises(ModelFileError):
+        mivhead.load(path)
+
+
+def test_an_integer_that_is_no_float_is_refused(path: Path) -> None:
+    with safe_open(path, "pt") as file:
+        recipe = json.loads(file.metadata()["mivhead"])["recipe"]
+    change(path, {"recipe": recipe | {"eta": 10**400}})
+    with pytest.raises(ModelFileError, match=r"recipe\.eta is not valid"):
+        mivhead.load(path)
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        (["a", "b", "c", "\ud800"], "not valid UTF-8"),
+        ([1, 2, 3, 10**400], "more than 64 bits"),
+    ],
+)
+def test_forged_classes_are_refused(classes: list, words: str, path: Path) -> None:
+    change(path, {"classes": classes})
+    with pytest.raises(ModelFileError, match=words):
+        mivhead.load(path)
+
+
+@pytest.mark.parametrize("scale", [5, ["1"], [1], [0, 0, 1], [2000, 0], [10**400, 0]])
+def test_a_forged_scale_is_refused(scale: Any, path: Path) -> None:
+    with safe_open(path, "pt") as file:
+        config = json.loads(file.metadata()["mivhead"])["config"]
+    change(path, {"config": config | {"scale": scale}})
+    with pytest.raises(ModelFileError):
+        mivhead.load(path)
+
+
+def test_a_forged_model_answers_finitely_or_not_at_all(path: Path) -> None:
+    name = "params.blocks.0.cap.value.weight"
+    with safe_open(path, "pt") as file:
+        values = file.get_tensor(name)
+    change(path, tensors={name: torch.full_like(values, 3e38)})
+    model = mivhead.load(path)
+    with pytest.raises(InputError, match="not finite"):
+        model.predict_proba(queries())
+
+
+def test_tensors_of_mixed_types_are_refused(tmp_path: Path) -> None:
+    from mivhead.methods import make_method
+
+    path = tmp_path / "m.miv"
+    mivhead.save(make_method("svm").fit(np.eye(4, 8), list("aabb")), path)
+    with safe_open(path, "pt") as file:
+        vectors = file.get_tensor("params.vectors")
+    change(path, tensors={"params.vectors": vectors.float()})
+    with pytest.raises(ModelFileError, match="do not fit each other"):
+        mivhead.load(path)
+
+
+def test_refusing_a_damaged_file_is_cheap(path: Path) -> None:
+    """Most of the time goes into reading the file: no module is built before it is trusted."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+
+    def seconds(refused: bool) -> float:
+        began = time.perf_counter()
+        for _ in range(20):
+            with pytest.raises(ModelFileError) if refused else nullcontext():
+                mivhead.load(path)
+        return time.perf_counter() - began
+
+    intact = min(seconds(False) for _ in range(3))
+    path.write_bytes(data)
+    assert min(seconds(True) for _ in range(3)) < intact / 2
 
 
 def test_a_full_disk_leaves_the_old_model(path: Path, monkeypatch) -> None:

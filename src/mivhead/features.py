@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +24,8 @@ from mivhead.errors import InputError, ModelFileError
 
 FILE_FORMAT = 1
 MAX_DIMENSION = 2**20  # values; keeps a forged file from overflowing
+LARGE = 2.0**40  # values from 1 / LARGE to LARGE can be squared and summed in float32
+MAX_POWER = {torch.float32: 120, torch.float64: 1000}  # of two, with a finite inverse
 FLOATS = (torch.float16, torch.float32, torch.float64)
 
 Array: TypeAlias = "np.ndarray[Any, Any] | Tensor"
@@ -143,6 +146,25 @@ class Features:
             raise InputError(f"Features hold float16, float32 or float64, not {target}.")
         return self._map(lambda t: t.to(target))
 
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        """Per block, the power of two that makes its values safe to square, if divided by it.
+
+        >>> import numpy as np
+        >>> Features([np.ones((2, 3)), np.full((2, 3), 1e150)]).exponents
+        (0, 499)
+        """
+        return tuple(_exponent(block) for block in self.blocks)
+
+    def divide(self, exponents: Sequence[int]) -> Features:
+        """Divide the values of every block by a power of two, which loses no digit."""
+        if not any(exponents):
+            return self
+        if len(exponents) != len(self.blocks) or max(map(abs, exponents)) > max(MAX_POWER.values()):
+            raise InputError(f"{self} cannot be divided by the powers of two {list(exponents)}.")
+        pairs = zip(self.blocks, exponents, strict=True)
+        return Features._of(block.apply(partial(torch.mul, other=2.0**-n)) for block, n in pairs)
+
     def _map(self, change: Callable[[Tensor], Tensor]) -> Features:
         return Features._of(block.apply(change) for block in self.blocks)
 
@@ -262,6 +284,15 @@ class Block:
         return Block(**{k: change(v) for k, v in self.tensors.items()})
 
 
+def _exponent(block: Block) -> int:
+    tensors = [t for t in block.tensors.values() if t.dtype in MAX_POWER and t.numel()]
+    largest = max((float(t.abs().max()) for t in tensors), default=0.0)
+    if not largest or 1 / LARGE <= largest <= LARGE:
+        return 0
+    most = min(MAX_POWER[t.dtype] for t in tensors)
+    return max(-most, min(math.frexp(largest)[1], most))
+
+
 def is_array(x: object) -> bool:
     """Whether x is a NumPy array or a PyTorch tensor."""
     return isinstance(x, np.ndarray | Tensor)
@@ -310,8 +341,8 @@ def _tensor(x: Any, name: str) -> Tensor:
         raise InputError(
             f"{name}: expected a NumPy array or a PyTorch tensor, got {_type_and_shape(x)}."
         )
-    if isinstance(x, np.ndarray) and not x.flags.writeable:
-        x = x.copy()  # PyTorch has no read-only tensors
+    if isinstance(x, np.ndarray):
+        x = _for_torch(x)
     try:
         tensor = torch.as_tensor(x).detach()
     except TypeError:
@@ -332,6 +363,13 @@ def _tensor(x: Any, name: str) -> Tensor:
             f"{name} of shape {tuple(tensor.shape)} holds NaN or infinity (first in image {bad})."
         )
     return tensor
+
+
+def _for_torch(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Copy an array that PyTorch cannot share: read-only, reversed, or of foreign byte order."""
+    x = x.astype(x.dtype.newbyteorder("="), copy=False)
+    shareable = x.flags.writeable and all(stride >= 0 for stride in x.strides)
+    return x if shareable else x.copy()
 
 
 def _patches_to_map(patches: Tensor) -> Tensor:
@@ -357,7 +395,7 @@ def read_layout(document: Any) -> Features:
         raise InputError(f"config.layout must be an object, got {document!r:.80}.")
     for name, shape in document.items():
         integers = isinstance(shape, list) and all(type(size) is int for size in shape)
-        if not integers or not all(0 < size <= MAX_DIMENSION for size in shape):
+        if not integers or len(shape) > 3 or not all(0 < size <= MAX_DIMENSION for size in shape):
             raise InputError(f"config.layout.{name} is not valid: {shape!r:.80}.")
     # Features check the names and the numbers of dimensions.
     return Features.from_tensors({k: torch.empty(0, *v) for k, v in document.items()})

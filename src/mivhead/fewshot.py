@@ -41,7 +41,14 @@ from mivhead.features import Features, FeatureTable
 from mivhead.head.recipe import Recipe
 from mivhead.images.augmentation import NO_VIEWS, Augmentation, ViewPlan, plan_views
 from mivhead.images.decoding import ImageLike
-from mivhead.images.imageset import ImageSet, Skipped, check_images, from_images, label_images
+from mivhead.images.imageset import (
+    ImageSet,
+    Skipped,
+    check_images,
+    check_names,
+    from_images,
+    label_images,
+)
 from mivhead.images.sources import as_image_set, open_labelled
 from mivhead.methods.miv import views_rule
 from mivhead.methods.registry import Classifier, get_method, make_method, method_name
@@ -223,6 +230,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             Features, ids, labels and views, for `fit_table`, `predict` or a file.
         """
         images = as_image_set(images)
+        check_names(images.ids)  # a table holds them
         if images.labels is not None:
             self._check_params()
         backbone = self._load_backbone()

@@ -30,6 +30,7 @@ from mivhead.backbones.base import Backbone, Identity, named_by_file
 from mivhead.decision import DecisionRule
 from mivhead.errors import InputError, ModelFileError
 from mivhead.fewshot import FewShotClassifier
+from mivhead.images.imageset import check_names
 from mivhead.methods.registry import Classifier, make_method, method_name
 
 FORMAT = 1
@@ -118,6 +119,7 @@ def _read_decision(model: FewShotClassifier, document: Any, tensors: Mapping[str
 SECTIONS: tuple[Section, ...] = (
     Section("decision.v1", "decision", _write_decision, _read_decision),
 )
+_SCALE = "scale"  # key of `config`: `FeatureClassifier.scale_`, if it is not 0
 _SECTION_NAME = re.compile(r"[a-z_]+\.v[0-9]+")
 
 
@@ -147,6 +149,8 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
     if isinstance(model, FewShotClassifier):
         identity, trained = model.identity_, model.classifier_
     config, tensors = trained._state()
+    if any(scale := getattr(trained, "scale_", ())):
+        config[_SCALE] = list(scale)
     document = {
         "format": FORMAT,
         "method": method_name(trained),
@@ -200,7 +204,11 @@ def load(
         classifier = _unfitted(info.method, device)
         classifier.classes_ = _read_classes(info.classes)
         classifier.seed_ = info.seed
-        classifier._restore({**info.config, "recipe": info.recipe}, tensors)
+        config = {**info.config, "recipe": info.recipe}
+        if _SCALE in config:
+            vars(classifier)["scale_"] = _read_scale(config.pop(_SCALE))
+        classifier._restore(config, tensors)
+        _check_scale(classifier)
         identity = None if info.backbone is None else Identity.from_json(info.backbone)
     except InputError as error:
         raise ModelFileError(f"{path} cannot be used: {error}") from error
@@ -267,6 +275,19 @@ def _unfitted(method: str, device: str | None) -> Classifier:
     return classifier
 
 
+def _read_scale(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(power) is int for power in value):
+        raise InputError(f"config.{_SCALE} is not valid: {value!r:.80}.")
+    return tuple(value)
+
+
+def _check_scale(classifier: Classifier) -> None:
+    scale = getattr(classifier, "scale_", ())
+    blocks = {name.partition(".")[0] for name in getattr(classifier, "layout_", ())}
+    if scale and len(scale) != len(blocks):
+        raise InputError(f"config.{_SCALE} has {len(scale)} entries for {len(blocks)} blocks.")
+
+
 def _plain_classes(classes: NDArray[Any]) -> list[Any]:
     values: list[Any] = classes.tolist()
     if not (all(type(v) is str for v in values) or all(type(v) is int for v in values)):
@@ -274,12 +295,17 @@ def _plain_classes(classes: NDArray[Any]) -> list[Any]:
             "Only classes that are all strings or all integers can be saved, "
             f"got {values[0]!r}: convert the labels to strings before fitting."
         )
+    check_names(value for value in values if isinstance(value, str))
     return values
 
 
 def _read_classes(values: list[Any]) -> NDArray[Any]:
     if not 2 <= len(values) <= MAX_CLASSES:
         raise InputError(f"it has {len(values)} classes; 2 to {MAX_CLASSES:,} are allowed.")
+    if not all(
+        type(value) is str or abs(value) < 2**63 for value in values if type(value) in (str, int)
+    ):
+        raise InputError("its classes are integers of more than 64 bits.")
     classes = np.asarray(_plain_classes(np.asarray(values, dtype=object)))
     if not np.array_equal(np.unique(classes), classes):
         raise InputError("its classes are not distinct and sorted.")

@@ -174,7 +174,7 @@ def test_wrong_answers(answer: Any, message: str) -> None:
 def test_answers_that_are_not_json(body: bytes) -> None:
     with running(FaultyServer(service(as_data), [says(Reply(body))])) as url:
         backbone = connect(url, model="toy")
-        with pytest.raises(InputError, match="returned an unusable response: The body is not JSON"):
+        with pytest.raises(InputError, match="returned an unusable response: the body is not JSON"):
             backbone.extract(photos(1))
 
 

@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 import torch
 
-from mivhead._schema import from_json, parse_json
+from mivhead._schema import from_json
 from mivhead.backbones.base import Identity
 from mivhead.backbones.preprocessing import DecodedImage, to_pixels
 from mivhead.backbones.transport import MAX_BYTES, Client
@@ -36,6 +36,7 @@ from mivhead.backbones.wire import (
     decode_features,
     encode_image,
     naming,
+    parse_json,
 )
 from mivhead.errors import InputError
 from mivhead.features import Features

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mivhead._files import replacing
 from mivhead._optional import need
-from mivhead._schema import from_json, to_json
+from mivhead._schema import from_json, parse_json, to_json
 from mivhead._threads import useful_threads
 from mivhead.backbones.base import Identity
 from mivhead.backbones.preprocessing import DecodedImage, preprocess
@@ -365,7 +365,7 @@ def read_metadata(model: Any, path: str | Path) -> Preset | None:
     if METADATA_KEY not in properties:
         return None
     try:
-        document = json.loads(properties[METADATA_KEY])
+        document = parse_json(properties[METADATA_KEY])
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise InputError("its format is unknown; a newer mivhead may be able to read it.")
         return from_json(Preset, document.get("preset"), "preset")

@@ -158,7 +158,10 @@ def read_json(body: bytes) -> dict[str, Any]:
             f"The JSON document has more than {MAX_VALUES:,} values: send features as "
             f"{SAFETENSORS}, or fewer per request."
         )
-    document = parse_json(body)
+    try:
+        document = parse_json(body)
+    except ValueError as error:
+        raise InputError("The body is not JSON.") from error
     if not isinstance(document, dict):
         raise InputError(f"The body must be a JSON object. {HINT}")
     return document
