@@ -225,7 +225,7 @@ class Models:
             "file": path.name,
             "version": version,
             "loaded": datetime.now(UTC).isoformat(timespec="seconds"),
-            **_facts(model, path),
+            **_facts(model),
         }
         served = ServedModel(name, path, model, facts, version, stamp)
         if served.size is not None:  # a missing package or backbone is an error now
@@ -260,22 +260,18 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
-def _facts(model: Any, path: Path) -> dict[str, Any]:
+def _facts(model: Any) -> dict[str, Any]:
     """Return what a model says about itself, for people and programs."""
     identity = getattr(model, "identity_", None)
-    facts: dict[str, Any] = {
-        "classes": [str(label) for label in model.classes_.tolist()],
+    classes = [str(label) for label in model.classes_.tolist()]
+    shots = getattr(getattr(model, "classifier_", None), "shots_", None)
+    return {
+        "classes": classes,
+        "shots": None if shots is None else dict(zip(classes, shots.tolist(), strict=True)),
+        "method": getattr(model, "method", None),
         "backbone": None if identity is None else identity.name,
         "image_size": None if identity is None else identity.preprocessing.size,
     }
-    if path.suffix != ".onnx":
-        from mivhead.model_file import describe
-
-        info = describe(path)
-        shots = info.config.get("shots")
-        facts["method"] = info.method
-        facts["shots"] = dict(zip(facts["classes"], shots, strict=True)) if shots else None
-    return facts
 
 
 class Reloader:

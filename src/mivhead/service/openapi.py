@@ -99,7 +99,7 @@ _SCHEMAS: dict[str, Any] = {
             "loaded": {"type": "string", "format": "date-time"},
             "classes": {"type": "array", "items": {"type": "string"}},
             "shots": {"type": ["object", "null"], "description": "Images per class."},
-            "method": {"type": "string"},
+            "method": {"type": ["string", "null"]},
             "backbone": {"type": ["string", "null"]},
             "image_size": {"type": ["integer", "null"]},
             "problem": {
