@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self, overload
 
 import numpy as np
@@ -28,7 +29,7 @@ from mivhead._threads import shared_cores
 from mivhead.decision import MAX_ERRORS, NONE, REJECT, UNSURE, DecisionRule
 from mivhead.ensemble.descriptors import compute_descriptors
 from mivhead.ensemble.stacking import BATCH, FOLDS, Ensemble, out_of_fold_cosines
-from mivhead.errors import InputError
+from mivhead.errors import InputError, check_no_missing
 from mivhead.features import Block, Features, SupportSet, layout_to_json, read_layout
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
@@ -290,6 +291,20 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             )
         return self.decision_
 
+    def save(self, path: str | Path) -> None:
+        """Write the classifier to one file, which `mivhead.load` reads.
+
+        The file contains features of the support images: treat it like the images themselves.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file to write.
+        """
+        from mivhead.model_file import save
+
+        save(self, path)
+
     def _as_features(self, X: Any, *, reset: bool) -> Features:
         """Convert to `Features` and check the layout; with `reset`, remember it instead."""
         if isinstance(X, Features) or _is_blocks(X):
@@ -311,6 +326,8 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def _encode(self, y: ArrayLike, n: int) -> NDArray[np.int64]:
         if y is None:
             raise InputError("This classifier requires y to be passed, but the target y is None.")
+        if isinstance(y, Iterable):  # before NumPy makes strings of None and NaN
+            check_no_missing("y", y)
         values = column_or_1d(y, warn=True)
         if values.dtype.kind == "f":
             assert_all_finite(values, input_name="y")

@@ -11,6 +11,7 @@ document, which ends in its version, such as `shots.v1`, and tensors under a pre
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from mivhead import _files
@@ -52,7 +54,7 @@ class ModelInfo:
     config : dict
         What else the method needs to be rebuilt: blocks, shots per class.
     classes : list
-        The labels: all strings, or all integers.
+        The labels: all strings, all integers, all other numbers, or all booleans.
     backbone : dict or None
         Identity of the backbone; None if the model was trained on features of unknown origin.
     seed : int
@@ -146,6 +148,7 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
     ['a', 'a', 'b', 'b']
     """
     identity, trained = None, model
+    check_is_fitted(model, "classes_")
     if isinstance(model, FewShotClassifier):
         identity, trained = model.identity_, model.classifier_
     config, tensors = trained._state()
@@ -290,11 +293,14 @@ def _check_scale(classifier: Classifier) -> None:
 
 def _plain_classes(classes: NDArray[Any]) -> list[Any]:
     values: list[Any] = classes.tolist()
-    if not (all(type(v) is str for v in values) or all(type(v) is int for v in values)):
+    kinds = {type(value) for value in values}
+    if len(kinds) != 1 or not kinds <= {str, int, float, bool}:
         raise InputError(
-            "Only classes that are all strings or all integers can be saved, "
+            "Only classes that are all strings, all numbers or all booleans can be saved, "
             f"got {values[0]!r}: convert the labels to strings before fitting."
         )
+    if kinds == {float} and not all(map(math.isfinite, values)):
+        raise InputError("classes must be finite numbers.")
     check_names(value for value in values if isinstance(value, str))
     return values
 
