@@ -48,9 +48,9 @@ class ModelLoader:
 
     def __call__(self, path: Path) -> Any:
         """Read one file."""
-        import mivhead
+        from mivhead.model_file import load
 
-        model = mivhead.load(path, **self._options)  # type: ignore[arg-type]  # by name
+        model = load(path, **self._options)  # type: ignore[arg-type]  # by name
         if path.suffix == ".onnx":
             return model
         model.verbose = False
