@@ -20,6 +20,7 @@ from mivhead.cli import (
     backbones,
     bench,
     cache,
+    change,
     data,
     demo,
     evaluate,
@@ -29,6 +30,7 @@ from mivhead.cli import (
     methods,
     plot,
     predict,
+    serve,
 )
 from mivhead.cli.options import Parser
 from mivhead.cli.output import one_line
@@ -37,9 +39,11 @@ from mivhead.errors import MivError
 COMMANDS = (
     fit,
     predict,
+    change,
     evaluate,
     extract,
     info,
+    serve,
     methods,
     backbones,
     data,
