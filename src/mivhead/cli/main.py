@@ -21,6 +21,7 @@ from mivhead.cli import (
     backbones,
     bench,
     cache,
+    change,
     data,
     demo,
     evaluate,
@@ -30,6 +31,7 @@ from mivhead.cli import (
     methods,
     plot,
     predict,
+    serve,
 )
 from mivhead.cli.options import Parser
 from mivhead.cli.output import one_line
@@ -38,9 +40,11 @@ from mivhead.errors import MivError
 COMMANDS = (
     fit,
     predict,
+    change,
     evaluate,
     extract,
     info,
+    serve,
     methods,
     backbones,
     data,

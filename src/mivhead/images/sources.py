@@ -130,12 +130,17 @@ def open_unlabelled(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[s
 
 
 def as_image_set(images: Any) -> ImageSet:
-    """Return an `ImageSet` of paths, folders, zips, images, arrays, or another `ImageSet`."""
+    """Return an `ImageSet` of paths, folders, zips, images, arrays, or another `ImageSet`.
+
+    >>> len(as_image_set(io.BytesIO(b"a file is one image, although it is iterable")))
+    1
+    """
     if isinstance(images, ImageSet):
         return images
     if isinstance(images, str | os.PathLike):
         return open_unlabelled([images])
-    if isinstance(images, Image.Image | bytes) or getattr(images, "ndim", 4) in (2, 3):
+    one = isinstance(images, Image.Image | bytes) or hasattr(images, "read")
+    if one or getattr(images, "ndim", 4) in (2, 3):
         return from_images([images])
     listed = list(images)
     if listed and all(isinstance(each, str | os.PathLike) for each in listed):
@@ -365,7 +370,7 @@ def open_table(path: Path) -> ImageSet:
 
     A header names the columns (`path`, `file`, `image` or `filename`; `label` or `class`); without
     a header they are the first two. The separator is a comma, semicolon or tab. Paths are relative
-    to the folder of the table, or absolute. Rows keep their order.
+    to the folder of the table, to the current folder, or absolute. Rows keep their order.
     """
     rows = _read_rows(path)
     if not rows:
@@ -380,6 +385,8 @@ def open_table(path: Path) -> ImageSet:
             raise InputError(f"{path}, line {line}: {relative} is listed twice.")
         seen.add(relative)
         file = path.parent / relative
+        if not file.exists() and Path(relative).exists():
+            file = Path(relative)  # of the current folder, where the table was downloaded elsewhere
         name = f"{file} ({path.name}, line {line})"
         sources.append(ImageSource(normal(str(relative)), given(file), name))
         labels.append(normal(row[label_at]))
