@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from mivhead._version import __version__
 
 if TYPE_CHECKING:
+    from mivhead._load import load
     from mivhead.classifier import MIVClassifier
     from mivhead.features import Features
     from mivhead.fewshot import FewShotClassifier
     from mivhead.head.recipe import Recipe
-    from mivhead.model_file import load, save
+    from mivhead.model_file import save
     from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 _HOMES = {
@@ -25,7 +26,7 @@ _HOMES = {
     "Preprocessing": "mivhead.preset",
     "Preset": "mivhead.preset",
     "Recipe": "mivhead.head.recipe",
-    "load": "mivhead.model_file",
+    "load": "mivhead._load",
     "save": "mivhead.model_file",
 }
 

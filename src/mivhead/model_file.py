@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mivhead import _files as safefile
@@ -30,43 +28,9 @@ from mivhead.errors import InputError, ModelFileError
 from mivhead.fewshot import FewShotClassifier
 from mivhead.head.recipe import Recipe
 from mivhead.methods.registry import Classifier, make_method, method_name
+from mivhead.model_info import ModelInfo, plain_classes, read_classes
 
 FORMAT = 1
-MAX_CLASSES = 100_000
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What a model file says about itself: its JSON document.
-
-    Parameters
-    ----------
-    format : int
-        Version of the file format.
-    method : str
-        Name of the method, such as `miv`.
-    recipe : dict or None
-        How the head was trained and combined; None for a method that has no recipe.
-    config : dict
-        What else the method needs to be rebuilt: blocks, shots per class.
-    classes : list
-        The labels: all strings, or all integers.
-    backbone : dict or None
-        Identity of the backbone; None if the model was trained on features of unknown origin.
-    seed : int
-        Random seed of the initial weights.
-    library : str
-        Version of mivhead that wrote the file.
-    """
-
-    format: int
-    method: str
-    recipe: dict[str, Any] | None
-    config: dict[str, Any]
-    classes: list[Any]
-    backbone: dict[str, Any] | None
-    seed: int
-    library: str
 
 
 @dataclass(frozen=True)
@@ -124,6 +88,23 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
     ...     mivhead.load(f"{folder}/model.miv").predict(X).tolist()
     ['a', 'a', 'b', 'b']
     """
+    document, tensors = _contents(model)
+    for section in SECTIONS:
+        if (part := section.write(model)) is not None:
+            document[section.name], own = part
+            tensors |= {f"{section.prefix}.{name}": tensor for name, tensor in own.items()}
+    safefile.write(path, tensors, document)
+
+
+def info_of(model: FewShotClassifier | Classifier) -> ModelInfo:
+    """Return what a file of a fitted model would say about it."""
+    return ModelInfo(**_contents(model)[0])
+
+
+def _contents(
+    model: FewShotClassifier | Classifier,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Make the document and the tensors of a model, without optional sections."""
     identity, trained = None, model
     if isinstance(model, FewShotClassifier):
         identity, trained = model.identity_, model.classifier_
@@ -133,16 +114,12 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
         "method": method_name(trained),
         "recipe": config.pop("recipe", None),
         "config": config,
-        "classes": _plain_classes(trained.classes_),
+        "classes": plain_classes(trained.classes_),
         "backbone": None if identity is None else identity.as_json(),
         "seed": trained.seed_,
         "library": __version__,
     }
-    for section in SECTIONS:
-        if (part := section.write(model)) is not None:
-            document[section.name], own = part
-            tensors |= {f"{section.prefix}.{name}": tensor for name, tensor in own.items()}
-    safefile.write(path, tensors, document)
+    return document, tensors
 
 
 def load(
@@ -179,7 +156,7 @@ def load(
     try:
         info = from_json(ModelInfo, document, "the description")
         classifier = _unfitted(info.method, device)
-        classifier.classes_ = _read_classes(info.classes)
+        classifier.classes_ = read_classes(info.classes)
         classifier.seed_ = info.seed
         classifier._restore({**info.config, "recipe": info.recipe}, tensors)
         identity = None if info.backbone is None else Identity.from_json(info.backbone)
@@ -247,22 +224,3 @@ def _unfitted(method: str, device: str | None) -> Classifier:
         )
     classifier: Classifier = make_method(method, device=device)
     return classifier
-
-
-def _plain_classes(classes: NDArray[Any]) -> list[Any]:
-    values: list[Any] = classes.tolist()
-    if not (all(type(v) is str for v in values) or all(type(v) is int for v in values)):
-        raise InputError(
-            "Only classes that are all strings or all integers can be saved, "
-            f"got {values[0]!r}: convert the labels to strings before fitting."
-        )
-    return values
-
-
-def _read_classes(values: list[Any]) -> NDArray[Any]:
-    if not 2 <= len(values) <= MAX_CLASSES:
-        raise InputError(f"it has {len(values)} classes; 2 to {MAX_CLASSES:,} are allowed.")
-    classes = np.asarray(_plain_classes(np.asarray(values, dtype=object)))
-    if not np.array_equal(np.unique(classes), classes):
-        raise InputError("its classes are not distinct and sorted.")
-    return classes

@@ -1,0 +1,323 @@
+"""Exported models: ONNX files of `miv export`, run by onnxruntime.
+
+Nothing here imports PyTorch, scikit-learn or SciPy, so that a model predicts where they are not
+installed, and starts in a fraction of the time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from mivhead._optional import need
+from mivhead._progress import progress_bar
+from mivhead._schema import from_json
+from mivhead.backbones.base import Identity
+from mivhead.backbones.preprocessing import normalise
+from mivhead.errors import InputError, ModelFileError
+from mivhead.images.imageset import ImageSet, Skipped, check_images
+from mivhead.images.sources import as_image_set
+from mivhead.model_info import ModelInfo, read_classes
+from mivhead.prediction import Prediction, predictions
+
+EXTRA = "onnx"
+METADATA_KEY = "mivhead"
+KIND = "classifier"  # in the metadata; an exported backbone has none
+FORMAT = 1  # of the metadata
+PROBABILITIES = "probabilities"
+BATCH = 8  # images per run: a compromise between speed and memory
+MAX_BYTES = 2 * 2**30  # the limit of one ONNX file
+
+Input: TypeAlias = Literal["images", "pixels", "features"]
+Probabilities: TypeAlias = NDArray[np.floating[Any]]
+
+
+class ExportedClassifier:
+    """A model that `miv export` wrote; it predicts like a `FewShotClassifier`, without PyTorch.
+
+    `mivhead.load` makes it from a file.
+
+    Parameters
+    ----------
+    path : str or Path
+        The ONNX file.
+    threads : int or None, default=None
+        Number of CPU threads; None: `OMP_NUM_THREADS`, or all cores.
+    verbose : bool, default=True
+        Show a progress bar for what takes more than two seconds, in a terminal.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        The labels, sorted.
+    identity_ : Identity or None
+        The backbone; None if the model was trained on features of unknown origin.
+    info : ModelInfo
+        What the file says about the model.
+    skipped_ : list of Skipped
+        Images that the last call with `skip_bad` left out.
+    """
+
+    def __init__(
+        self, path: str | Path, *, threads: int | None = None, verbose: bool = True
+    ) -> None:
+        self.verbose = verbose
+        self.path = Path(path)
+        self.threads = threads
+        self._header = read_header(self.session.metadata, path)
+        self.info = self._header.model
+        try:
+            self.classes_ = read_classes(self.info.classes)
+            backbone = self.info.backbone
+            self.identity_ = None if backbone is None else Identity.from_json(backbone)
+            if self._header.input != "features" and self.identity_ is None:
+                raise InputError("it takes images, but names no backbone.")
+        except InputError as error:
+            raise ModelFileError(f"{path} cannot be used: {error}") from error
+        self.skipped_: list[Skipped] = []
+
+    @cached_property
+    def session(self) -> Session:
+        """The model in onnxruntime; loaded on first use."""
+        return Session(_read(self.path), str(self.path), self.threads)
+
+    @property
+    def needs_images(self) -> bool:
+        """Whether the file contains the backbone, so that it takes images and not features."""
+        return self._header.input != "features"
+
+    def classify(self, images: Any, *, skip_bad: bool = False) -> list[Prediction]:
+        """Predict names and probabilities; see `FewShotClassifier.classify`.
+
+        Parameters
+        ----------
+        images : images or features
+            Images, a folder, a zip or a single image; or, for a model that was exported without
+            its backbone, features.
+        skip_bad : bool, default=False
+            Leave out images that cannot be read, and list them in `skipped_`.
+
+        Returns
+        -------
+        list of Prediction
+            One per image, in their order.
+        """
+        if not self.needs_images:
+            found = self.predict_proba(images)
+            ids = getattr(images, "ids", None) or [str(i) for i in range(len(found))]
+            return predictions(list(ids), self.classes_, found)
+        image_set = as_image_set(images)
+        self.skipped_ = check_images(image_set) if skip_bad else []
+        parts = self.classify_parts(image_set.without(self.skipped_))
+        return [each for part in parts for each in part]
+
+    def classify_parts(self, images: Any) -> Iterator[list[Prediction]]:
+        """Predict any number of images in bounded memory, one list of predictions after another."""
+        image_set = as_image_set(images)
+        ids = iter(image_set.ids)
+        for found in self._probabilities(image_set):
+            yield predictions(list(islice(ids, len(found))), self.classes_, found)
+
+    def predict_proba(self, images: Any) -> Probabilities:
+        """Predict probabilities.
+
+        Parameters
+        ----------
+        images : images or features
+            Images, a folder, a zip or a single image. For a model that was exported without its
+            backbone: `Features`, a `FeatureTable`, a mapping of names such as `block0.map` to
+            arrays, or a two-dimensional array.
+
+        Returns
+        -------
+        ndarray of shape (n_images, n_classes)
+            In the order of `classes_`.
+        """
+        if not self.needs_images:
+            return self.session.run(self._features(images))
+        return np.concatenate(list(self._probabilities(as_image_set(images))))
+
+    def predict(self, images: Any) -> NDArray[Any]:
+        """Predict the most probable class of each image; see `predict_proba`."""
+        chosen: NDArray[Any] = self.classes_[self.predict_proba(images).argmax(axis=1)]
+        return chosen
+
+    def _probabilities(self, images: ImageSet) -> Iterator[Probabilities]:
+        if not self.needs_images:
+            raise InputError(
+                f"{self.path} was exported without its backbone: give it features, or export the "
+                "model again without --features."
+            )
+        if not len(images):
+            raise InputError("There are no images: give at least one.")
+        with progress_bar("predicting", len(images), show=self.verbose) as advance:
+            for start in range(0, len(images), BATCH):
+                part = [images.load(row) for row in range(start, min(start + BATCH, len(images)))]
+                yield self._run(part)
+                advance(len(part))
+
+    def _run(self, pictures: Sequence[Image.Image]) -> Probabilities:
+        assert self.identity_ is not None
+        (name,) = self.session.inputs
+        if self._header.input == "images":
+            x = normalise(pictures, self.identity_.preprocessing)  # (n, R, R, 3)
+            return self.session.run({name: np.ascontiguousarray(x.transpose(0, 3, 1, 2))})
+        arrays = [np.asarray(picture)[None] for picture in pictures]  # of different sizes
+        return np.concatenate([self.session.run({name: array}) for array in arrays])
+
+    def _features(self, given: Any) -> dict[str, NDArray[np.float32]]:
+        """Read features of any kind as the inputs of the graph."""
+        features = getattr(given, "features", given)  # of a FeatureTable
+        tensors = getattr(features, "tensors", features)
+        if not isinstance(tensors, Mapping):
+            array = np.asarray(tensors)
+            if array.ndim != 2 or array.dtype.kind != "f":
+                raise InputError(
+                    f"{self.path} takes features: Features, a mapping of names such as block0.map "
+                    f"to arrays, or a two-dimensional array of floats; got {type(given).__name__}."
+                )
+            tensors = {"block0.token": array}
+        missing = [name for name in self.session.inputs if name not in tensors]
+        if missing:
+            raise InputError(f"The features lack {missing[0]!r}, which {self.path} takes.")
+        return {name: np.asarray(tensors[name], np.float32) for name in self.session.inputs}
+
+
+@dataclass(frozen=True)
+class Header:
+    """The metadata of an exported model.
+
+    Parameters
+    ----------
+    format : int
+        Version of the metadata.
+    kind : str
+        `"classifier"`.
+    input : {"images", "pixels", "features"}
+        What the graph takes; see `mivhead.export.model.export_model`.
+    storage : str
+        How weights are stored.
+    exporter : str
+        Version of mivhead that exported the model.
+    model : ModelInfo
+        What the model says about itself.
+    """
+
+    format: int
+    kind: str
+    input: Input
+    storage: str
+    exporter: str
+    model: ModelInfo
+
+
+def read_header(metadata: Mapping[str, str], path: str | Path) -> Header:
+    """Read and check the metadata of an exported model."""
+    if METADATA_KEY not in metadata:
+        raise ModelFileError(
+            f"{path} is an ONNX file, but not a model that `miv export` wrote: to use it as a "
+            "backbone, give it to `miv fit --backbone`."
+        )
+    try:
+        document = json.loads(metadata[METADATA_KEY])
+        if not isinstance(document, dict) or document.get("kind") != KIND:
+            raise InputError(
+                "it is a backbone, not a classifier: train one with `miv fit --backbone`."
+            )
+        if document.get("format") != FORMAT:
+            raise InputError(
+                f"its format is {document.get('format')!r}, but this mivhead reads format "
+                f"{FORMAT}: update it with `pip install -U mivhead`."
+            )
+        return from_json(Header, document, "the description")
+    except ValueError as error:  # also of JSON
+        raise ModelFileError(f"{path} cannot be used: {error}") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if not path.is_file():
+            raise ModelFileError(f"{path} is not a file.")
+        if size > MAX_BYTES:
+            raise ModelFileError(f"{path} is {size:,} bytes; at most {MAX_BYTES:,} are read.")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ModelFileError(f"{path} does not exist.") from None
+    except OSError as error:
+        if isinstance(error, ModelFileError):
+            raise
+        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+class Session:
+    """A graph in onnxruntime.
+
+    Parameters
+    ----------
+    content : bytes
+        The ONNX file.
+    name : str
+        Its name in errors.
+    threads : int or None, default=None
+        Number of CPU threads; None: `OMP_NUM_THREADS`, or all cores.
+    """
+
+    def __init__(self, content: bytes, name: str, threads: int | None = None) -> None:
+        runtime = need("onnxruntime", EXTRA)
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = threads or _threads()
+        options.log_severity_level = 4  # errors are raised, not printed
+        # An untrusted file could name any other file as its weights: there are none here.
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", os.devnull
+        )
+        self._name = name
+        try:
+            self._session = runtime.InferenceSession(
+                content, options, providers=["CPUExecutionProvider"]
+            )
+        # Exceptions of onnxruntime have no common base class.
+        except Exception as error:
+            raise ModelFileError(
+                f"{name} is not an ONNX file, or is corrupted ({_reason(error)})."
+            ) from error
+        self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
+        self.inputs: list[str] = [each.name for each in self._session.get_inputs()]
+
+    def run(self, feed: Mapping[str, NDArray[Any]]) -> Probabilities:
+        """Return the probabilities of a batch."""
+        try:
+            (found,) = self._session.run([PROBABILITIES], dict(feed))
+        except Exception as error:
+            raise InputError(f"onnxruntime cannot run {self._name}: {_reason(error)}.") from error
+        probabilities: Probabilities = found
+        return probabilities
+
+
+def _threads() -> int:
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdigit() and int(given) else len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _reason(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
+
+
+def is_exported(path: object) -> bool:
+    """Tell whether a path names an exported model, by its suffix.
+
+    >>> is_exported("birds.onnx"), is_exported("birds.miv")
+    (True, False)
+    """
+    return str(path).lower().endswith(".onnx")
