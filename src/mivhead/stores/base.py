@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,6 +103,17 @@ class Store(ABC):
     def __init__(self, name: str, columns: Columns) -> None:
         self.name = name
         self.columns = columns
+
+    @classmethod
+    def from_address(cls, address: str, options: Mapping[str, str], columns: Columns) -> Store:
+        """Open `SCHEME://FOLDER/TABLE`; `options` are the store's own, after the question mark."""
+        scheme, _, path = address.partition("://")
+        for option in options:
+            check_one_of(f"An option of {scheme}", option, [each.name for each in fields(Columns)])
+        folder, _, table = unquote(path).rpartition("/")
+        if not folder or not table:
+            raise InputError(f"{address} must be {scheme}://FOLDER/TABLE.")
+        return cls(folder, table, columns)  # type: ignore[arg-type, call-arg]  # subclasses
 
     def close(self) -> None:  # noqa: B027  # most stores keep no connection
         """Disconnect."""

@@ -64,6 +64,13 @@ class PostgresStore(DatabaseStore):
         self._table_name = self._psycopg.sql.Identifier(*table.split("."))
         self._plain_name = self._table_name.as_string(None)
 
+    @classmethod
+    def from_address(
+        cls, address: str, options: Mapping[str, str], columns: Columns
+    ) -> PostgresStore:
+        """Open `postgresql://USER@HOST/DATABASE?table=NAME`."""
+        return cls(address, options, columns)
+
     def annotate(self, ids: Sequence[str], values: Mapping[str, Sequence[str | float]]) -> None:
         """Write values, such as predictions, into columns, which are created if needed."""
         sql = self._psycopg.sql

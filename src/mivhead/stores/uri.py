@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl
 
-from mivhead.errors import InputError, check_one_of
+from mivhead.errors import check_one_of
 from mivhead.stores.base import Columns, FileStore, Store
 
-SCHEMES = ("lancedb", "postgresql", "qdrant")  # a new database is added here and in `open_store`
+# scheme of an address -> the class that opens it, imported on first use
+SCHEMES = {
+    "lancedb": "mivhead.stores.lance:LanceStore",
+    "postgresql": "mivhead.stores.postgres:PostgresStore",
+    "qdrant": "mivhead.stores.qdrant:QdrantStore",
+}
 _OPTIONS = ("id", "label", "vectors", "where")
 
 
@@ -77,22 +83,9 @@ def open_store(
     options = dict(parse_qsl(query))
     own = {key: options.pop(key, None) for key in _OPTIONS}
     columns = _columns({key: given[key] or own[key] for key in _OPTIONS})
-    if scheme == "postgresql":
-        from mivhead.stores.postgres import PostgresStore
-
-        return PostgresStore(f"postgresql://{path}", options, columns)
-    if options:
-        check_one_of(f"An option of {scheme}", next(iter(options)), _OPTIONS)
-    place, _, table = unquote(path).rpartition("/")
-    if not place or not table:
-        raise InputError(f"{uri} must be {scheme}://FOLDER/TABLE.")
-    if scheme == "lancedb":
-        from mivhead.stores.lance import LanceStore
-
-        return LanceStore(place, table, columns)
-    from mivhead.stores.qdrant import QdrantStore
-
-    return QdrantStore(place, table, columns)
+    module, _, name = SCHEMES[scheme].partition(":")
+    kind: type[Store] = getattr(import_module(module), name)
+    return kind.from_address(f"{scheme}://{path}", options, columns)
 
 
 def _columns(given: dict[str, str | None]) -> Columns:
