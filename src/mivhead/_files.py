@@ -115,3 +115,12 @@ def write_text(path: str | Path, text: str) -> None:
     with replacing(path) as part:
         part.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(text, encoding="utf-8", newline="\n")
+
+
+def is_exported(path: object) -> bool:
+    """Tell whether a path names an exported model, by its suffix.
+
+    >>> is_exported("birds.onnx"), is_exported("birds.miv")
+    (True, False)
+    """
+    return str(path).lower().endswith(".onnx")

@@ -92,6 +92,12 @@ class ExportedClassifier:
         return Session(_read(self.path), str(self.path), self.threads)
 
     @property
+    def export_facts(self) -> dict[str, str]:
+        """What the file says about the export: its input, its storage, and who wrote it."""
+        header = self._header
+        return {"input": header.input, "storage": header.storage, "exporter": header.exporter}
+
+    @property
     def needs_images(self) -> bool:
         """Whether the file contains the backbone, so that it takes images and not features."""
         return self._header.input != "features"
@@ -306,18 +312,10 @@ class Session:
 
 
 def _threads() -> int:
+    """Return the number that `OMP_NUM_THREADS` sets, or 0: all cores."""
     given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdigit() and int(given) else len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(given) if given.isdigit() else 0
 
 
 def _reason(error: Exception) -> str:
     return str(error).partition("\n")[0].rstrip(".")
-
-
-def is_exported(path: object) -> bool:
-    """Tell whether a path names an exported model, by its suffix.
-
-    >>> is_exported("birds.onnx"), is_exported("birds.miv")
-    (True, False)
-    """
-    return str(path).lower().endswith(".onnx")

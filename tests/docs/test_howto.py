@@ -22,6 +22,7 @@ NEEDS = {  # pages that use optional packages
     "backbones-transformers": ["transformers"],
     "benchmark": ["torchvision"],
     "databases": ["lancedb"],
+    "export": ["onnxscript"],
     "own-backbone": ["torchvision"],
     "reports": ["matplotlib"],
     "rivals": ["torchvision"],

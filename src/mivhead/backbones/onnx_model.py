@@ -373,11 +373,13 @@ def described_preset(model: Any, path: str | Path) -> Preset | None:
         return None
     try:
         document = json.loads(properties[METADATA_KEY])
+        if isinstance(document, dict) and "model" in document:
+            raise InputError("it is an exported classifier, not a backbone.")
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise InputError("its format is unknown; a newer mivhead may be able to read it.")
         return from_json(Preset, document.get("preset"), "preset")
     except ValueError as error:
-        raise InputError(f"{path} has invalid mivhead metadata: {error}") from error
+        raise InputError(f"{path} cannot be used as a backbone: {error}") from error
 
 
 def describe(model: Any, preset: Preset, name: str, weights: str) -> None:

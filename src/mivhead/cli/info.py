@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mivhead._files import is_exported
 from mivhead.cli import options
 from mivhead.cli.inputs import kind_of
 from mivhead.cli.output import plural, print_json, size, table
 
+if TYPE_CHECKING:
+    from mivhead.model_info import ModelInfo
+
 EXAMPLES = """
 miv info birds.miv
+miv info birds.onnx                  # of `miv export`
 miv info features.safetensors --json
 """
 
@@ -22,8 +27,9 @@ def add_parser(subparsers: Any) -> None:
     parser = options.new_command(
         subparsers,
         "info",
-        "show the contents of a model or features file",
-        "Show the contents of a model file or a features file. Nothing in the file is executed.",
+        "show the contents of a model, an exported model or a features file",
+        "Show the contents of a model file, an exported model or a features file. No code in the "
+        "file is run.",
         EXAMPLES,
     )
     parser.add_argument("file", metavar="FILE", help="model or features file")
@@ -33,8 +39,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `miv info`."""
-    kind = kind_of(args.file)
-    facts = _features_facts(args.file) if kind == "features" else _model_facts(args.file)
+    if is_exported(args.file):
+        facts = _exported_facts(args.file)
+    elif kind_of(args.file) == "features":
+        facts = _features_facts(args.file)
+    else:
+        facts = _model_facts(args.file)
     facts["bytes"] = Path(args.file).stat().st_size
     if args.json:
         print_json(facts)
@@ -47,7 +57,17 @@ def _model_facts(path: str) -> dict[str, Any]:
     from mivhead.model_file import describe, load
 
     load(path)  # checks every tensor
-    description = describe(path)
+    return _facts(path, describe(path))
+
+
+def _exported_facts(path: str) -> dict[str, Any]:
+    from mivhead.exported import ExportedClassifier
+
+    model = ExportedClassifier(path)
+    return {**_facts(path, model.info), "kind": "exported", **model.export_facts}
+
+
+def _facts(path: str, description: ModelInfo) -> dict[str, Any]:
     shots = description.config.get("shots") or [None] * len(description.classes)
     return {
         "kind": "model",
@@ -82,7 +102,9 @@ def _features_facts(path: str) -> dict[str, Any]:
 def _describe(facts: dict[str, Any]) -> str:
     backbone = facts["backbone"]
     lines = [("file", f"{facts['file']} ({size(facts['bytes'])})"), ("contents", _contents(facts))]
-    if facts["kind"] == "model":
+    if facts["kind"] == "exported":
+        lines.append(("exported", f"from {facts['input']}, weights in {facts['storage']}"))
+    if facts["kind"] in ("model", "exported"):
         lines.append(("method", facts["method"]))
         lines.append(("random seed", facts["seed"]))
         lines.append(("written by", f"mivhead {facts['library']} (format {facts['format']})"))
@@ -109,5 +131,7 @@ def _contents(facts: dict[str, Any]) -> str:
             + (f", {plural(len(classes), 'class')}" if classes else ", no labels")
         )
     shots = [count for count in classes.values() if count is not None]
+    if facts["kind"] == "exported":
+        return f"an exported model of {plural(len(classes), 'class')}"
     of_images = f" and the features of their {plural(sum(shots), 'image')}" if shots else ""
     return f"a model of {plural(len(classes), 'class')}{of_images}"

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_model
+from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_any_model
 from mivhead.cli.output import (
     check_folder,
     percent,
@@ -28,6 +28,7 @@ from mivhead.cli.output import (
 from mivhead.errors import InputError, NotAvailableError
 
 if TYPE_CHECKING:
+    from mivhead.exported import ExportedClassifier
     from mivhead.fewshot import FewShotClassifier
     from mivhead.images.imageset import ImageSet, ImageSource, Skipped
     from mivhead.prediction import Prediction
@@ -96,8 +97,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `miv predict`."""
-    options.prepare(args)
-    model = load_model(args.model, args)
+    model = load_any_model(args.model, args)
     if len(args.images) == 1 and is_features(args.images[0]):
         if args.sort_into:
             raise InputError("--sort-into copies images, so it cannot be used with features.")
@@ -123,7 +123,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _predict_features(model: FewShotClassifier, args: argparse.Namespace) -> list[Prediction]:
+def _predict_features(
+    model: FewShotClassifier | ExportedClassifier, args: argparse.Namespace
+) -> list[Prediction]:
     from mivhead import stores
 
     predictions: list[Prediction] = []

@@ -53,6 +53,10 @@ class Graph:
             self.constants.append(self._onnx.numpy_helper.from_array(array, self._names[key]))
         return self._names[key]
 
+    def value(self, array: NDArray[Any]) -> Value:
+        """Add a constant as an operand for formulas that start with it."""
+        return Value(self, self.constant(array), array.dtype)
+
     def add(self, operation: str, inputs: Sequence[str], dtype: Any, **attributes: Any) -> Value:
         """Add a node with one output."""
         name = f"{self._prefix}{len(self.nodes)}_{operation}"
@@ -122,11 +126,9 @@ class Value:
     def __matmul__(self, other: Operand) -> Value:
         return self._binary("MatMul", other)
 
-    def __rmatmul__(self, other: NDArray[Any]) -> Value:
-        return self.graph.add("MatMul", [self._operand(other), self.name], self.dtype)
-
-    # NumPy would otherwise take `array @ value` for an elementwise operation.
-    __array_ufunc__ = None
+    def after(self, matrix: NDArray[Any]) -> Value:
+        """Return `matrix @ self`."""
+        return self.graph.add("MatMul", [self._operand(matrix), self.name], self.dtype)
 
     def __gt__(self, other: Operand) -> Value:
         return self.graph.add("Greater", [self.name, self._operand(other)], np.bool_)
@@ -204,7 +206,7 @@ class Value:
         return self.graph.add("Gather", [self.name, rows.name], self.dtype, axis=0)
 
     def top(self, count: int) -> tuple[Value, Value]:
-        """The largest values along the last axis, in descending order, and their places."""
+        """Find the largest values along the last axis, in descending order, and their places."""
         values = self.graph.add(
             "TopK", [self.name, self.graph.constant(np.asarray([count], np.int64))], self.dtype
         )
@@ -213,7 +215,7 @@ class Value:
         return values, Value(self.graph, places, np.dtype(np.int64))
 
     def largest(self, axis: int) -> Value:
-        """The largest value along an axis, which stays with size 1."""
+        """Find the largest value along an axis, which stays with size 1."""
         one = self.graph.constant(np.asarray([1], np.int64))
         found = self.graph.add("TopK", [self.name, one], self.dtype, axis=axis)
         self.graph.nodes[-1].output.append(f"{found.name}_place")  # ReduceMax changed in opset 18

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mivhead.classifier import MIVClassifier
-from mivhead.ensemble.descriptors import SIDE, PatchPCA
+from mivhead.ensemble.descriptors import COMPONENTS, SIDE, PatchPCA
 from mivhead.ensemble.ridge import Expert
 from mivhead.ensemble.stacking import Ensemble
 from mivhead.export.graph import Graph, Value
@@ -65,7 +65,7 @@ def image_vectors(graph: Graph, parts: Mapping[str, Value], pooling: PoolingByAt
         theta = array(pooling.theta).reshape(1, 1, -1)
         for size in config.candidate_sizes:
             x = max_pooled(parts["map"], config.grid, size).reshape(0, 0, -1)  # (n, C, patch)
-            scores = theta @ x * pooling.factor  # (n, 1, patch)
+            scores = x.after(theta) * pooling.factor  # (n, 1, patch)
             weights = (scores / _lengths(x, pooling)).softmax(2)
             pooled = x @ weights.reshape(0, -1, 1)  # equation 1: (n, C, 1)
             if config.form == "vit":
@@ -76,7 +76,7 @@ def image_vectors(graph: Graph, parts: Mapping[str, Value], pooling: PoolingByAt
     stacked = graph.concat(candidates, axis=2)  # B_n: (n, C, candidate)
     if pooling.mu is None:
         return stacked.reshape(0, -1)
-    scores = array(pooling.mu).reshape(1, 1, -1) @ stacked * pooling.factor
+    scores = stacked.after(array(pooling.mu).reshape(1, 1, -1)) * pooling.factor
     weights = (scores / _lengths(stacked, pooling)).softmax(2)  # (n, 1, candidate)
     return (stacked @ weights.reshape(0, -1, 1)).reshape(0, -1)  # equation 2
 
@@ -125,7 +125,7 @@ def block_cosines(vectors: Value, layer: HeadBlock, support: Projected, bags: Ba
         v_q = vectors.reshape(0, 1, 1, -1)
         weights = (bags.real / bags.shots[:, None]).to(support.value.dtype)  # (class, shot)
         means = torch.einsum("ls,lshd->hld", weights, support.value[bags.rows])
-        v_p = v_q.graph.input(v_q.graph.constant(array(means)[None]), np.float32)
+        v_p = v_q.graph.value(array(means)[None])
     if recipe.centres:
         m = v_p.sum(2, keepdims=True) * (1 / len(bags.real))
         v_q, v_p = v_q - m, v_p - m
@@ -158,7 +158,7 @@ def prototypes(
         equal = array(bags.real / bags.shots[:, None])  # (class, shot)
         graph = vectors.graph
         v_p, of_keys = (
-            graph.input(graph.constant(mean[None].astype(np.float32)), np.float32)
+            graph.value(mean[None].astype(np.float32))
             for mean in (np.einsum("ls,hlsd->hld", equal, each) for each in (values, keys))
         )
     if cap.excitation is not None:
@@ -219,11 +219,11 @@ def ensemble_logits(
         for i, parts in features.items()
         if "map" in parts
     }
-    intercepts = np.zeros(ensemble.experts.ridges[next(iter(ensemble.experts.ridges))].intercepts.shape)
+    intercepts = 0.0
     for (expert, ridge), weight in zip(ensemble.experts.ridges.items(), of_experts, strict=True):
         x = descriptor(expert, features[expert.block], patches, blocks[expert.block])
         members.append(x @ (weight * array(ridge.coefficients)))  # the weight is folded in
-        intercepts += weight * array(ridge.intercepts)
+        intercepts = intercepts + weight * array(ridge.intercepts)
     return _total(members) + intercepts
 
 
@@ -233,13 +233,13 @@ def principal(map_: Value, pca: PatchPCA) -> Value:
     mean, components = array(pca.mean)[:, None], array(pca.components)
     if components.shape[0] == components.shape[1]:
         return patches - mean
-    return components.T[None] @ (patches - mean)
+    return (patches - mean).after(components.T[None])
 
 
 def descriptor(
     expert: Expert, parts: Mapping[str, Value], patches: Mapping[int, Value], block: Block
 ) -> Value:
-    """The descriptor that an expert looks at, of length 1: (n, dimension)."""
+    """Compute the descriptor that an expert looks at, of length 1: (n, dimension)."""
     if expert.kind == "mean":
         x = pooled(parts, block).normalised(1, block.channels, LN_EPS)
     else:
@@ -249,7 +249,7 @@ def descriptor(
         if expert.kind == "second_order":
             count = math.prod(grid)
             x = x - x.sum(2, keepdims=True) * (1 / count)
-            size = ensemble_size(block)
+            size = min(block.channels, COMPONENTS)
             row, column = np.triu_indices(size)
             pairs = (x @ x.transpose(0, 2, 1)).reshape(0, -1).take(row * size + column, 1)
             x = pairs.abs().sqrt() * pairs.sign()
@@ -260,20 +260,13 @@ def descriptor(
     return x / x.length(1, least=NORM_EPS)
 
 
-def average(grid: tuple[int, ...]) -> NDArray[np.float64]:
+def average(grid: tuple[int, ...]) -> NDArray[np.floating[Any]]:
     """Adaptive average pooling to at most 7x7, as a matrix (patch, pooled patch)."""
     rows, columns = (
         np.stack([np.isin(np.arange(n), window(i, n, m)) / len(window(i, n, m)) for i in range(m)])
         for n, m in ((n, min(SIDE, n)) for n in grid)
     )
     return np.kron(rows, columns).T
-
-
-def ensemble_size(block: Block) -> int:
-    """Number of components of a block's PCA."""
-    from mivhead.ensemble.descriptors import COMPONENTS
-
-    return min(block.channels, COMPONENTS)
 
 
 def pooled(parts: Mapping[str, Value], block: Block) -> Value:

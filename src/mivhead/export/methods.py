@@ -117,7 +117,7 @@ def _knn(x: Value, learned: Learned, method: NearestNeighbours) -> Value:
     k = min(method.neighbours, len(learned["keys"]))
     nearest, rows = cosines.top(k)  # (n, neighbour)
     shares = (nearest / method.temperature).softmax(1)
-    hot = rows.graph.input(rows.graph.constant(_one_hot(learned["labels"], len(method.classes_))), np.float64)
+    hot = x.graph.value(_one_hot(learned["labels"], len(method.classes_)))
     voters = hot.pick(rows)  # (n, neighbour, class)
     votes = (shares.reshape(0, 1, -1) @ voters).reshape(0, -1)  # (n, class)
     return votes.at_least(LEAST_SHARE).log()
@@ -147,13 +147,13 @@ def _gaussian(x: Value, learned: Learned, _: FitLDA | FitQDA) -> Value:
     centred = x.cast(np.float64) - learned["mean"]
     inside = centred @ learned["basis"].T  # (n, dimension)
     rest = centred - inside @ learned["basis"]
-    outside = (rest * rest).sum(1, keepdims=True) / learned["weights"][2]  # (n, 1)
+    outside = (rest * rest).sum(1, keepdims=True) / float(learned["weights"][2])  # (n, 1)
     root = np.sqrt(precision)
     distances = _squared_distances(inside * root, means * root) + outside  # (n, class)
     if len(labels):
         offsets = (learned["rows"] * means[labels]).sum(axis=1)
         gained = inside @ learned["rows"].T - offsets  # (n, row)
-        distances = distances - gained * gained @ _one_hot(labels, len(means))
+        distances = distances - (gained * gained) @ _one_hot(labels, len(means))
     return (distances + learned["volumes"]) * -0.5
 
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -177,7 +177,7 @@ def _from_features(classifier: Any) -> Any:
 
 def _from_images(model: FewShotClassifier, kind: Input) -> Any:
     """Make a model that takes images: the backbone's graph, continued by the head's."""
-    onnx, classifier = need("onnx", EXTRA), model.classifier_
+    classifier = model.classifier_
     need("onnxscript", EXTRA)
     backbone = model._load_backbone()
     if isinstance(backbone, LazyBackbone):
@@ -223,9 +223,7 @@ def _finish(graph: Graph, scores: Value) -> None:
 
 def _output(classes: int) -> Any:
     onnx = need("onnx", EXTRA)
-    return onnx.helper.make_tensor_value_info(
-        PROBABILITIES, onnx.TensorProto.FLOAT, ["n", classes]
-    )
+    return onnx.helper.make_tensor_value_info(PROBABILITIES, onnx.TensorProto.FLOAT, ["n", classes])
 
 
 def _backbone_graph(backbone: Backbone, graph: Graph) -> tuple[Any, dict[str, Value]]:
@@ -255,7 +253,9 @@ def _onnx_graph(backbone: OnnxBackbone, graph: Graph) -> tuple[Any, dict[str, Va
         _adapt_input(proto, source, backbone.preset.preprocessing.size)
     kind = np.float16 if source.half else np.float32
     size = backbone.preset.preprocessing.size
-    shapes = {name: tuple(t.shape) for name, t in backbone.run(torch.zeros(1, 3, size, size)).items()}
+    shapes = {
+        name: tuple(t.shape) for name, t in backbone.run(torch.zeros(1, 3, size, size)).items()
+    }
     features: dict[str, Value] = {}
     for i, (block, tap) in enumerate(zip(backbone.names, backbone.preset.taps, strict=True)):
         values = {name: graph.input(name, kind).cast(np.float32) for name in block}

@@ -27,7 +27,7 @@ def store(model: Any, storage: Storage) -> None:
         return
     onnx = need("onnx", EXTRA)
     convert = _half if storage == "half" else _int8
-    nodes = []
+    nodes: list[Any] = []
     for tensor in list(model.graph.initializer):
         array = onnx.numpy_helper.to_array(tensor)
         if array.dtype.kind != "f" or array.size < SMALL or np.abs(array).max() > LARGEST:
