@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mivhead._threads import wait_passively
 from mivhead._version import __version__
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ __all__ = [
     "load",
     "save",
 ]
+
+
+wait_passively()  # OpenMP reads its settings once, when PyTorch is loaded
 
 
 def __getattr__(name: str) -> Any:

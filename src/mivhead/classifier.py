@@ -24,6 +24,7 @@ from torch import Tensor
 
 from mivhead._progress import progress_bar
 from mivhead._schema import check_tensors, from_json, split_tensors, to_json
+from mivhead._threads import shared_cores
 from mivhead.ensemble.stacking import BATCH, FOLDS, Ensemble, out_of_fold_cosines
 from mivhead.errors import InputError
 from mivhead.features import Block, Features, SupportSet, layout_to_json, read_layout
@@ -106,7 +107,8 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         place = np.argsort(order)  # position of each image in that order
         support = SupportSet(features[order], labels[order], extra, place[rows])
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self._fit(support, self.seed_)
+        with shared_cores():
+            self._fit(support, self.seed_)
         return self
 
     def logits(self, X: Any) -> Tensor:
@@ -123,7 +125,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             The logits, also for two classes.
         """
         check_is_fitted(self, "classes_")
-        with torch.inference_mode():
+        with torch.inference_mode(), shared_cores():
             return self._logits(self._as_features(X, reset=False))
 
     def decision_function(self, X: Any) -> NDArray[np.floating[Any]]:

@@ -3,7 +3,10 @@
 import pytest
 
 from mivhead._schema import to_json
+from mivhead.backbones.presets import PAPER
 from mivhead.benchmark.config import MethodConfig, extend, list_tables, load_config, read_config
+from mivhead.benchmark.runner import view_rule
+from mivhead.benchmark.tasks import Task
 from mivhead.errors import InputError
 
 FULL = """
@@ -95,3 +98,26 @@ def test_a_run_grows_but_never_contradicts_itself():
     changed = MethodConfig("miv", params={"steps": 5})
     with pytest.raises(InputError, match="the method 'miv' is"):
         extend(old, read_config({"tasks": 5, "methods": [to_json(changed)]}))
+
+
+def test_views_follow_the_preset_in_the_papers_tables():
+    preset = read_config({"views": "preset"})
+    assert preset.views is None
+    assert read_config(preset.as_json()) == preset
+    assert view_rule(MethodConfig("miv"), PAPER["dino_vits16"].preset, None).limit == 20
+    task = Task(("a", "b"), tuple("abcdefghij"), (0,) * 5 + (1,) * 5, (), ())
+    counts = {
+        name: sum(view_rule(MethodConfig("miv"), PAPER[name].preset, None).count(task))
+        for name in ("resnet50", "dino_vits16", "dino_vitb16", "clip_vitl14")
+    }
+    # ceil(T / 5) views of each of ten images, with T of 15, 20, 30 and 20
+    assert counts == {"resnet50": 30, "dino_vits16": 40, "dino_vitb16": 60, "clip_vitl14": 40}
+    one_shot = Task(("a", "b"), ("1", "2"), (0, 1), (), ())
+    rule = view_rule(MethodConfig("miv"), PAPER["dino_vitb16"].preset, None)
+    assert rule.count(one_shot) == [30, 30]
+
+
+def test_the_rule_for_views_is_a_setting():
+    chosen = read_config({"methods": [{"name": "miv", "params": {"views_rule": "floor"}}]})
+    rule = view_rule(chosen.methods[0], PAPER["resnet50"].preset, None)
+    assert rule.count(Task(("a",), ("1", "2"), (0, 0), (), ())) == [7, 7]

@@ -71,6 +71,17 @@ def products_of(monkeypatch, name: str, features: Features, **params) -> float:
     return work.products
 
 
+@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if m.needs == "images"])
+def test_tuning_is_counted_for_the_steps_that_it_trains(name, features):
+    def counted(**params):
+        return count(name, features, SIZE, BackboneWork(4e6, 1e6, 1e6), params=params)
+
+    own = make_method(name).steps
+    assert counted() == counted(steps=own)
+    assert counted(steps=2 * own).gflops == pytest.approx(2 * counted().gflops)
+    assert counted(steps=2 * own).gflops_paper == pytest.approx(2 * counted().gflops_paper)
+
+
 class PlainHead(nn.Module):
     """One block of the MIV-head as the paper writes it, without any trick; 2 shots a class."""
 

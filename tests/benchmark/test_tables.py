@@ -35,6 +35,21 @@ def test_table(name):
     assert {b.name for b in config.backbones} <= set(list_backbones())
 
 
+NOT_OF_THE_PAPER = {"small", "record", "record-one-shot", "blocks-lite", "interactions"}
+
+
+@pytest.mark.parametrize("name", sorted(set(ALL) - NOT_OF_THE_PAPER))
+def test_views_are_those_of_the_preset(name):
+    assert load_config(name).views is None
+
+
+def test_sizes_of_six_candidates_are_in_the_papers_range():
+    (method,) = [m for m in load_config("candidates").methods if m.name == "miv-d6"]
+    shallow, deep = method.params["pool_sizes"]
+    assert 8 <= min(shallow) <= max(shallow) < 14
+    assert len(shallow) == len(deep) == 5, "and the map itself"
+
+
 def test_names_of_ablations_are_those_of_the_printed_figures():
     tables = ("interactions", "cap-parts", "gap", "blocks", "candidates")
     here = {m.name for name in tables for m in load_config(name).methods} - {"miv-blocks2"}

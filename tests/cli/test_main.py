@@ -209,7 +209,7 @@ def test_ctrl_c_while_saving_leaves_the_old_model(miv, features, model, tmp_path
 
     output = tmp_path / "m.miv"
     output.write_bytes(model.read_bytes())
-    monkeypatch.setattr("mivhead._files.save_file", interrupted)
+    monkeypatch.setattr("safetensors.torch.save_file", interrupted)
     answer = miv("fit", features, "-o", output, "--method", "ncc")
     assert answer == (130, "", "miv: stopped\n")
     assert list(tmp_path.iterdir()) == [output]

@@ -64,3 +64,25 @@ def test_a_model_on_features_is_not_tuned(miv, model, shots, new, tmp_path):
     options = ("--compare", model, "--shots", shots, "-o", tmp_path / "t.png")
     answer = miv("plot", "tsne", model, new / "rings" / "5.png", *options)
     assert "does not tune its backbone" in answer.err
+
+
+@needs("timm")
+def test_both_models_use_the_checkpoint(miv, shots, new, tmp_path):
+    """The paper's t-SNE figure, offline: a MIV-head and TSA on a checkpoint file."""
+    import timm
+    from safetensors.torch import save_file
+
+    checkpoint = tmp_path / "weights.safetensors"
+    save_file(timm.create_model("test_resnet", num_classes=0).state_dict(), checkpoint)
+    chosen = ("--backbone", "timm:test_resnet", "--weights", checkpoint)
+    for method in ("miv", "tsa"):
+        options = ("--method", method, "--param", "steps=2", "--no-augmentation", *chosen)
+        path = tmp_path / f"{method}.miv"
+        assert miv("fit", shots, "-o", path, "--no-check", *options).code == 0
+    models = (tmp_path / "miv.miv", new / "rings" / "5.png", "--compare", tmp_path / "tsa.miv")
+    drawn = ("--shots", shots, "-o", tmp_path / "tsne.png")
+    answer = miv("plot", "tsne", *models, *drawn, "--weights", checkpoint)
+    assert answer.code == 0, answer.err
+    missing = miv("plot", "tsne", *models, *drawn)
+    assert missing.code == 2
+    assert "--weights" in missing.err

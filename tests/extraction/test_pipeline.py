@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mivhead import Features, FewShotClassifier
+from mivhead import Features, FewShotClassifier, _threads
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.extraction import pipeline as module
 from mivhead.extraction.cache import FeatureCache, Keys, Parts, content_hash
@@ -182,7 +182,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
+def _two_threads(monkeypatch) -> Iterator[None]:
+    monkeypatch.setenv(_threads.POLICY, _threads.PASSIVE)  # else they are tried first
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

@@ -20,6 +20,7 @@ from torch import Tensor
 from mivhead._files import replacing
 from mivhead._optional import need
 from mivhead._schema import from_json, to_json
+from mivhead._threads import useful_threads
 from mivhead.backbones.base import Identity
 from mivhead.backbones.preprocessing import DecodedImage, preprocess
 from mivhead.backbones.taps import Parts, join, read_output
@@ -200,7 +201,8 @@ def _part_names(model: Any) -> list[tuple[str, ...]] | None:
 def _session(model: Any, device: torch.device, name: str) -> Any:
     runtime = need("onnxruntime", EXTRA)
     options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
+    options.intra_op_num_threads = useful_threads()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # see `_threads`
     options.log_severity_level = 3  # errors only
     wanted = ["CUDAExecutionProvider"] if device.type == "cuda" else []
     available = runtime.get_available_providers()

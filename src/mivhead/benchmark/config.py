@@ -19,6 +19,7 @@ from mivhead.errors import InputError, check_one_of
 from mivhead.images.augmentation import ViewsRule
 from mivhead.methods.registry import get_method
 
+PRESET_VIEWS = "preset"  # instead of a maximum number of views
 TABLES = Path(__file__).parent / "tables"  # ready-made configurations, one TOML file each
 
 T = TypeVar("T", bound="_Named")
@@ -127,8 +128,9 @@ class RunConfig:
         Number of tasks per set and protocol.
     seed : int, default=0
         Random seed of the tasks, the views and the methods.
-    views : int, default=4
-        Maximum number of augmented views per image.
+    views : int or None, default=4
+        Maximum number of augmented views per image. None (`views = "preset"` in TOML): as many as
+        the backbone's preset gives, as in the paper.
 
     Examples
     --------
@@ -147,12 +149,13 @@ class RunConfig:
     protocols: tuple[str, ...] = ("varying",)
     tasks: int = 600
     seed: int = 0
-    views: int = 4
+    views: int | None = 4
 
     def __post_init__(self) -> None:
         for name, least in (("tasks", 1), ("seed", 0), ("views", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; expected at least {least}.")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{name} is {value}; expected at least {least}.")
         for title in ("backbones", "methods", "sets", "protocols"):
             names = [getattr(each, "name", each) for each in getattr(self, title)]
             if twice := [name for name in names if names.count(name) > 1]:
@@ -175,6 +178,8 @@ def read_config(document: Mapping[str, Any], where: str = "The configuration") -
     for key in ("backbones", "methods"):
         if isinstance(entries := expanded.get(key), list):
             expanded[key] = [{"name": e} if isinstance(e, str) else e for e in entries]
+    if expanded.get("views") == PRESET_VIEWS:  # TOML has no null
+        expanded["views"] = None
     return from_json(RunConfig, expanded, where)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,13 +16,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mivhead.benchmark.clock import Clock, Seconds
 from mivhead.benchmark.config import MethodConfig
 from mivhead.benchmark.cost import count
 from mivhead.benchmark.inputs import Inputs, TaskFeatures, TaskKeys, ViewRule, plain_features
 from mivhead.benchmark.results import Result
 from mivhead.benchmark.tasks import Task
 from mivhead.features import Features
-from mivhead.fewshot import FewShotClassifier
+from mivhead.fewshot import load_pixels, network_of
+from mivhead.images.augmentation import number_views
 from mivhead.methods.cost import BackboneWork, TaskSize
 from mivhead.methods.registry import get_method, make_method
 from mivhead.preset import Preset
@@ -57,7 +58,7 @@ class TaskRun:
         The methods, which need either features or images, and how many views each of them gets.
     flops : BackboneWork or None
         Operations of one pass of an image through the backbone, if known.
-    seconds : float
+    seconds : Seconds
         Duration of that pass.
     """
 
@@ -70,7 +71,7 @@ class TaskRun:
     methods: tuple[MethodConfig, ...]
     rules: tuple[ViewRule, ...]
     flops: BackboneWork | None
-    seconds: float
+    seconds: Seconds
 
     def __call__(self) -> list[Result]:
         """Run all methods, one after the other."""
@@ -83,12 +84,14 @@ class TaskRun:
                 blank = self.failure(method, views)
                 try:
                     if self.keys is None:
-                        prepared = self._on_images(method)
+                        prepared = self._on_images(method, views)
                     else:
                         features = features or TaskFeatures(self.inputs, self.task, self.keys)
                         prepared = self._on_features(method, features, views)
-                        seconds = self.seconds * (len(self.task.support) + sum(views))
-                        blank = replace(blank, backbone_seconds=seconds)
+                        passed = self.seconds.times(len(self.task.support) + sum(views))
+                        blank = replace(
+                            blank, backbone_seconds=passed.spent, backbone_wall=passed.wall
+                        )
                     results.append(self._measure(prepared, method, views, blank))
                 # A failed task must not end a run of a week: it is recorded and shown.
                 except Exception as error:
@@ -125,25 +128,33 @@ class TaskRun:
             lambda: features.queries[:1],
         )
 
-    def _on_images(self, method: MethodConfig) -> _Prepared:
+    def _on_images(self, method: MethodConfig, views: Sequence[int]) -> _Prepared:
+        """Decode, resize and augment before the clock starts, as for frozen backbones."""
         images, backbone = self.inputs.open_images(), self.inputs.open_backbone()
         rows = {id_: row for row, id_ in enumerate(images.ids)}
-        make = partial(
-            FewShotClassifier,
-            backbone,
-            method=method.kind,
-            recipe=method.recipe,
-            threshold=method.threshold,
-            random_state=self.seed,
-            device=self.inputs.device,
-            cache=False,
-            verbose=False,
+        size = self.preset.preprocessing.size
+        shots, queries = (
+            images.take([rows[id_] for id_ in ids])
+            for ids in (self.task.support, self.task.queries)
         )
+        plan = number_views(views, self.inputs.seed)
+        support, augmented = load_pixels(shots, size, plan, verbose=False)
+
+        def make(changes: dict[str, Any]) -> Any:
+            classifier = make_method(
+                method.kind,
+                random_state=self.seed,
+                device=self.inputs.device,
+                verbose=False,
+                **method.params | changes,
+            )
+            return classifier.attach(network_of(backbone, method.kind))
+
         return _Prepared(
-            lambda changes: make(method_params=method.params | changes),
-            [images.load(rows[id_]) for id_ in self.task.support],
-            [images.load(rows[id_]) for id_ in self.task.queries],
-            {},
+            make,
+            support,
+            load_pixels(queries, size, verbose=False)[0],
+            {"views": augmented, "view_of": plan.view_of} if len(augmented) else {},
             lambda: plain_features(backbone),
         )
 
@@ -159,10 +170,10 @@ class TaskRun:
         classifier = prepared.make({})
         memory, clock = PeakMemory(), Clock(self.inputs.device)
         classifier.fit(prepared.support, labels, **prepared.views)
-        adapt_seconds, peak = clock.lap(), memory.bytes()
+        adapted, peak = clock.lap(), memory.bytes()
         clock.lap()
         probabilities = classifier.predict_proba(prepared.queries)
-        infer_seconds = clock.lap()
+        inferred = clock.lap()
         accuracy, calibration = score(probabilities, np.asarray(self.task.query_labels))
         steps = getattr(classifier, "n_iter_", None)
         cost = count(
@@ -179,8 +190,10 @@ class TaskRun:
             blank,
             accuracy=accuracy,
             calibration=calibration,
-            adapt_seconds=adapt_seconds,
-            infer_seconds=infer_seconds,
+            adapt_seconds=adapted.spent,
+            infer_seconds=inferred.spent,
+            adapt_wall=adapted.wall,
+            infer_wall=inferred.wall,
             peak_bytes=peak,
             gflops=cost.gflops,
             gflops_paper=cost.gflops_paper,
@@ -192,7 +205,7 @@ class _Prepared:
     """A method with the features or images of a task, ready to be timed."""
 
     make: Callable[[dict[str, Any]], Any]  # an unfitted classifier, from changed hyperparameters
-    support: Any  # features, or a list of images
+    support: Any  # features, or pixels
     queries: Any
     views: dict[str, Any]  # `views` and `view_of`, or nothing
     sample: Callable[[], Features]  # features of any image, for their shapes
@@ -201,8 +214,7 @@ class _Prepared:
         """Run the method on a few images, so that one-time work is not timed."""
         rows = few_rows(np.asarray(labels))
         support = self.support
-        few = support[rows] if isinstance(support, Features) else [support[row] for row in rows]
-        classifier = self.make(changes).fit(few, [labels[row] for row in rows])
+        classifier = self.make(changes).fit(support[rows], [labels[row] for row in rows])
         classifier.predict_proba(self.queries[:2])
 
 
@@ -265,29 +277,6 @@ def describe_failure(error: Exception) -> str:
     ):
         return f"{NUMERICAL}: {text or type(error).__name__}"
     return f"{type(error).__name__}: {text}"
-
-
-class Clock:
-    """Seconds between laps, starting now.
-
-    On a CPU these are seconds of processor time: in one thread, the same as wall time on an idle
-    machine, whatever else runs. On other devices they are wall time.
-
-    Examples
-    --------
-    >>> clock = Clock()
-    >>> clock.lap() < 1.0
-    True
-    """
-
-    def __init__(self, device: str | None = None) -> None:
-        self._now = time.process_time if device in (None, "cpu") else time.perf_counter
-        self._last = self._now()
-
-    def lap(self) -> float:
-        """Return the seconds since the last lap."""
-        before, self._last = self._last, self._now()
-        return self._last - before
 
 
 _STATUS = Path("/proc/self/status")

@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 from mivhead._files import write_text
 from mivhead._schema import from_json, to_json
 from mivhead._version import __version__
+from mivhead.benchmark.clock import Seconds
 from mivhead.benchmark.config import RunConfig, extend, read_config
 from mivhead.errors import InputError, NotAvailableError
 
@@ -62,6 +63,8 @@ class Result:
     backbone_seconds : float
         One pass of support images and views through the frozen backbone, from its measured
         duration per image; 0 for methods that tune the backbone.
+        All three are measured by the same clock (`mivhead.benchmark.clock`), and none includes
+        decoding, resizing or augmentation.
     peak_bytes : int
         Peak of the memory that adaptation took in addition.
     gflops, gflops_paper : float or None
@@ -70,6 +73,9 @@ class Result:
     calibration : tuple
         Per bin of confidence: queries, sum of confidences, correct ones; for the expected
         calibration error.
+    adapt_wall, infer_wall, backbone_wall : float or None
+        The same durations by the wall clock, which depend on what else the machine was doing; None
+        in results of earlier versions.
     """
 
     backbone: str
@@ -91,6 +97,9 @@ class Result:
     gflops: float | None
     gflops_paper: float | None
     calibration: tuple[tuple[float, float, float], ...]
+    adapt_wall: float | None = None
+    infer_wall: float | None = None
+    backbone_wall: float | None = None
 
     @property
     def key(self) -> ResultKey:
@@ -157,7 +166,7 @@ class Journal:
     ----------
     results : dict of ResultKey to Result
         What is finished.
-    seconds : dict of str to float
+    seconds : dict of str to Seconds
         Measured duration of the pass of one image, by backbone.
     version : str or None
         The version of mivhead that wrote the folder before; None if it is not recorded.
@@ -175,7 +184,7 @@ class Journal:
         self.folder = Path(folder)
         self.config = config
         self.results: dict[ResultKey, Result] = {}
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, Seconds] = {}
         self.version: str | None = None
         self._file: IO[bytes] | None = None
         self._stack = ExitStack()
@@ -223,9 +232,10 @@ class Journal:
         found, good = _parse(path, path.read_bytes())
         self._file.truncate(good)
         self.results = {result.key: result for result in _latest(found)}
-        with suppress(OSError, ValueError):  # otherwise measured again
-            seconds = json.loads((self.folder / SECONDS).read_text(encoding="utf-8"))
-            self.seconds = {str(name): float(value) for name, value in dict(seconds).items()}
+        # Otherwise, as in earlier versions with their one number, it is measured again.
+        with suppress(OSError, ValueError, TypeError):
+            stored = json.loads((self.folder / SECONDS).read_text(encoding="utf-8"))
+            self.seconds = {str(name): Seconds(*map(float, each)) for name, each in stored.items()}
         self._write_json(CONFIG, {VERSION: __version__} | config.as_json())
 
     def _write_json(self, name: str, document: dict[str, Any]) -> None:
@@ -266,7 +276,7 @@ class Journal:
             ) from error
         self.results |= {result.key: result for result in added}
 
-    def set_seconds(self, backbone: str, seconds: float) -> None:
+    def set_seconds(self, backbone: str, seconds: Seconds) -> None:
         """Record the measured duration of the pass of one image through a backbone."""
         self.seconds[backbone] = seconds
         self._write_json(SECONDS, self.seconds)

@@ -6,7 +6,6 @@ cache holds are extracted. Only this process writes results; workers return them
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from mivhead.backbones.base import Backbone
+from mivhead.benchmark.clock import Seconds
 from mivhead.benchmark.config import BackboneConfig, MethodConfig, RunConfig
 from mivhead.benchmark.cost import measure_backbone
 from mivhead.benchmark.executors import Died, Executor
@@ -223,24 +223,25 @@ class _SetRun:
             with self.view.extracting(sum(e.size for e in missing.extractions)) as advance:
                 seconds = self._run_extractions(missing.extractions, advance)
             if seconds:
-                self.journal.set_seconds(self.entry.name, float(np.median(seconds)))
+                self.journal.set_seconds(self.entry.name, Seconds.median(seconds))
         if self.entry.name not in self.journal.seconds:
             with one_thread():
-                self.journal.set_seconds(self.entry.name, measure_seconds(self._backbone))
+                measured = measure_seconds(self._backbone, inputs.device)
+            self.journal.set_seconds(self.entry.name, measured)
         return keys
 
     def _run_extractions(
         self, extractions: Sequence[Extraction], advance: Callable[[int], object]
-    ) -> list[float]:
-        """Run extractions, again if their worker dies; return the backbone's seconds per image."""
-        seconds: list[float] = []
+    ) -> list[Seconds]:
+        """Run extractions, again if their worker dies; return the backbone's times per image."""
+        seconds: list[Seconds] = []
         for last in (False, True):
             died: list[tuple[Extraction, Died]] = []
             for extraction, outcome in self._executor_for_backbone().run(extractions):
                 if isinstance(outcome, Died):
                     died.append((extraction, outcome))  # type: ignore[arg-type]  # what was given
                 else:
-                    seconds += [outcome] if math.isfinite(outcome) else []
+                    seconds += [] if outcome is None else [outcome]
                     advance(extraction.size)  # type: ignore[attr-defined]
             if died and last:
                 raise NotAvailableError(
@@ -282,7 +283,7 @@ class _SetRun:
                 methods=tuple(group),
                 rules=rules,
                 flops=flops,
-                seconds=self.journal.seconds.get(self.entry.name, 0.0),
+                seconds=self.journal.seconds.get(self.entry.name, Seconds(0.0, 0.0)),
             )
 
     def _run_tasks(self, runs: list[TaskRun]) -> None:
@@ -319,17 +320,16 @@ class _SetRun:
             self.view.show(result)
 
 
-def view_rule(method: MethodConfig, preset: Preset, views: int) -> ViewRule:
-    """Return how many views a method gets, at most `views` per image.
+def view_rule(method: MethodConfig, preset: Preset, views: int | None) -> ViewRule:
+    """Return how many views a method gets, at most `views` per image, or all with None.
 
     >>> from mivhead.backbones.efficientnet_lite import PRESETS
     >>> view_rule(MethodConfig("miv"), PRESETS["efficientnet_lite0"], 4)
     ViewRule(threshold=15, rule='ceil', limit=4)
     """
     threshold = preset.threshold if method.threshold is None else method.threshold
-    # A method that needs images makes its own views, as many as it wants.
-    limit = threshold if method.needs_images else views
     rule = method.views_rule
+    limit = threshold if views is None else views
     return ViewRule(0 if rule is None else threshold, rule or "ceil", limit)
 
 

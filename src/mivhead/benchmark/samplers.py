@@ -141,9 +141,15 @@ class Protocol:
         return int(rng.integers(MIN_WAYS, min(self.max_ways, classes) + 1))
 
     def queries_per_class(self, sizes: Counts) -> int:
-        """Return the number of queries per class in a task whose classes have these sizes."""
+        """Return the number of queries per class in a task whose classes have these sizes.
+
+        At most half of the smallest class, as in Meta-Dataset, and what the shots leave of it.
+
+        >>> [Protocol.parse("5-way 1-shot").queries_per_class(np.array([n])) for n in (2, 7, 40)]
+        [1, 3, 10]
+        """
         smallest = int(sizes.min())
-        return min(self.max_queries, smallest // 2 if self.shots is None else smallest - self.shots)
+        return min(self.max_queries, smallest // 2, smallest - (self.shots or 1))
 
     def sample_shots(self, rng: np.random.Generator, sizes: Counts) -> Counts:
         """Sample the shots of each class in a task whose classes have these sizes."""
@@ -208,7 +214,7 @@ def sample_tasks(
     >>> images = ImageSet(pictures.sources, tuple("abcde") * 6)
     >>> tasks = sample_tasks(images, "letters", Protocol.parse("5-way 1-shot"), seed=0, count=2)
     >>> [len(task.support) for task in tasks.tasks], len(tasks.tasks[0].queries)
-    ([5, 5], 25)
+    ([5, 5], 15)
     """
     if groups is None:
         groups = groups_of(name, images.classes)

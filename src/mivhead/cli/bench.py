@@ -85,7 +85,10 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--tasks", type=options.positive, metavar="N", help="tasks per data set")
     group.add_argument("--seed", type=options.not_negative, metavar="N", help="random seed")
     group.add_argument(
-        "--views", type=options.not_negative, metavar="V", help="maximum number of views per image"
+        "--views",
+        type=_views,
+        metavar="V",
+        help="maximum number of augmented views per image; preset: as the backbone's preset gives",
     )
 
 
@@ -139,6 +142,10 @@ def _protocols(text: str) -> list[str]:
     ['varying, max_ways 20', '5-way 1-shot']
     """
     return re.split(r"\s*,\s*(?=varying\b|\d+-way)", text.strip())
+
+
+def _views(text: str) -> int | str:
+    return text if text == "preset" else options.not_negative(text)
 
 
 def _gigabytes(text: str) -> float:

@@ -24,8 +24,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "cache",
         help="show or clear the feature cache",
-        description="The feature cache keeps the features of every image and view on disk, so that "
-        "each passes the backbone only once.",
+        description="The feature cache keeps features on disk: an image passes the backbone only "
+        "once.",
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
     info = options.new_command(

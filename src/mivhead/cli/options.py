@@ -85,7 +85,10 @@ def new_command(
     )
     group = parser.add_argument_group("general options")
     group.add_argument(
-        "--threads", type=positive, metavar="N", help="number of CPU threads (default: all cores)"
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="number of CPU threads (default: the cores that this process may use)",
     )
     group.add_argument("--quiet", action="store_true", help="show no progress bars and no messages")
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -120,6 +120,7 @@ class _Case:
         if len(self.images) != 1:
             raise InputError(f"{args.image} holds {len(self.images)} images; give one.")
         table = model.extract(self.images)
+        self.identity = model.identity_
         self.classifier: MIVClassifier = model.classifier_
         self.features: Features = table.features
         self.prediction: Prediction = model.classify(table)[0]
@@ -176,8 +177,10 @@ def _tuned(args: argparse.Namespace, case: _Case) -> Embeddings:
             "--compare needs --shots, because a tuned backbone embeds the shots again."
         )
     shots = _shots(args.shots, case)
-    own = {"backbone": None, "weights": None}  # the backbone that this model names
-    model = load_model(args.compare, argparse.Namespace(**vars(args) | own))
+    model = load_model(args.compare, args)
+    if model.identity_ != case.identity:  # --backbone and --weights belong to the other model
+        own = {"backbone": None, "weights": None}
+        model = load_model(args.compare, argparse.Namespace(**vars(args) | own))
     if [str(name) for name in model.classes_] != case.names:
         raise InputError(f"{args.compare} has other classes than {args.model}.")
     return tuned_embeddings(model, shots, case.images)

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mivhead._progress import progress_bar
+from mivhead._threads import useful_threads
 from mivhead.backbones.base import Backbone
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.extraction.cache import FeatureCache, Keys, Parts, content_hash
@@ -308,7 +309,7 @@ class _Cores:
     """
 
     def __init__(self) -> None:
-        self._threads = torch.get_num_threads()
+        self._threads = useful_threads()
         self._turn = threading.Lock()
         self._decoded = False  # everything
         self._decoding = _Mean()
@@ -330,16 +331,14 @@ class _Cores:
         """Compute on this many images; `kind` is `"backbone"` or `"head"`."""
         beside = self._beside[kind]
         saved = beside.seconds / self._threads  # per image, by one more core
-        if self._decoded or self._decoding.seconds < saved:
-            with self._turn:
-                yield
-            return
-        torch.set_num_threads(max(1, self._threads - 1))
+        take_turns = self._decoded or self._decoding.seconds < saved
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads if take_turns else max(1, self._threads - 1))
         try:
-            with beside.of(images):
+            with self._turn if take_turns else beside.of(images):
                 yield
         finally:
-            torch.set_num_threads(self._threads)
+            torch.set_num_threads(before)
 
 
 class _Mean:

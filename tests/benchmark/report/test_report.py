@@ -157,6 +157,17 @@ def test_latency_by_hand():
     ]
 
 
+def test_the_wall_clock_is_shown_but_not_mixed_in():
+    slow = {"adapt_wall": 50.0, "infer_wall": 3.0, "backbone_wall": 10.0}
+    (comparison,) = compare(cell("cu_birds", "miv", [0.5], **slow))
+    (row,) = latency_table(comparison).rows
+    texts = [entry.text for entry in row]
+    assert texts[1:4] == ["1.5", "0.6", "2.1"]
+    assert texts[6] == "68"  # 50 + 3 and 15 s for 150 passes
+    (comparison,) = compare(cell("cu_birds", "miv", [0.5]))  # of an earlier version
+    assert latency_table(comparison).rows[0][6].text == "unknown"
+
+
 def test_gflops_and_shares(run):
     (comparison,) = compare(run)
     rows = {row[0].text: [e.text for e in row[1:]] for row in gflops_table(comparison).rows}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,10 +22,14 @@ CORES = 8  # per machine
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds per task for training and inference, including the passes through the backbone."""
+    """Seconds per task for training and inference, including the passes through the backbone.
+
+    `wall` is the total by the wall clock; NaN if it was not recorded.
+    """
 
     train: float
     infer: float
+    wall: float
 
     @property
     def total(self) -> float:
@@ -34,17 +39,22 @@ class Latency:
 
 def latency(cell: Cell) -> Latency:
     """Compute the mean latency of the tasks of a cell."""
-    train, infer = np.mean([_seconds(result) for result in cell.results], axis=0)
-    return Latency(float(train), float(infer))
+    train, infer, wall = np.mean([_seconds(result) for result in cell.results], axis=0)
+    return Latency(float(train), float(infer), float(wall))
 
 
-def _seconds(result: Result) -> tuple[float, float]:
-    """Return training and inference; queries pass the frozen backbone at the support's rate."""
-    rate = result.backbone_seconds / max(1, result.shots + result.views)
-    return (
-        result.adapt_seconds + result.backbone_seconds,
-        result.infer_seconds + rate * result.queries,
-    )
+def _seconds(result: Result) -> tuple[float, float, float]:
+    """Return training, inference and the wall clock's total.
+
+    Queries pass the frozen backbone at the support's rate.
+    """
+    images = max(1, result.shots + result.views)
+    train = result.adapt_seconds + result.backbone_seconds
+    infer = result.infer_seconds + result.backbone_seconds * result.queries / images
+    if result.adapt_wall is None or result.infer_wall is None:
+        return train, infer, math.nan
+    passes = (result.backbone_wall or 0.0) * (1 + result.queries / images)
+    return train, infer, result.adapt_wall + result.infer_wall + passes
 
 
 def costliest(comparison: Comparison) -> str | None:
@@ -67,17 +77,22 @@ def latency_table(comparison: Comparison) -> Table:
             *map(number, (spent.train, spent.infer, spent.total)),
             share(spent.infer, spent.total),
             share(spent.total, latency(base).total) if base.results else "-",
+            number(spent.wall),
             number(printed.total_seconds) if printed and printed.total_seconds else "",
         ]
 
     rival, rows = _rows(comparison, row)
     return plain_table(
         f"Latency per task in seconds, {comparison.backbone}, {comparison.protocol}",
-        ("data set, method", "train", "infer", "total", "infer %", f"% of {rival}", "paper: total"),
+        (
+            *("data set, method", "train", "infer", "total", "infer %", f"% of {rival}"),
+            *("wall clock", "paper: total"),
+        ),
         rows,
-        "One thread, warmed up. The backbone's passes over support, views and queries are "
-        "included; decoding and augmentation are not. The paper's seconds were measured on a GPU: "
-        "compare the percentages.",
+        "Processor time in one thread, warmed up (on a GPU: wall time). The backbone's passes over "
+        "support, views and queries are included; decoding, resizing and augmentation are not, for "
+        "any method. The wall clock depends on what else the machine was doing. The paper's "
+        "seconds were measured on a GPU: compare the percentages.",
     )
 
 
@@ -115,9 +130,10 @@ def _rows(
         for method in comparison.methods:
             cell = comparison.cell(name, method)
             printed = published(comparison.backbone, comparison.protocol, method, name)
-            shown = make(cell, base, printed) if cell.results else ["-"] * 6
+            shown = make(cell, base, printed) if cell.results else []
             rows.append([f"{set_title(name)}, {method}", *shown])
-    return rival, rows
+    width = max(map(len, rows))
+    return rival, [row + ["-"] * (width - len(row)) for row in rows]
 
 
 def budget_table(comparisons: Sequence[Comparison]) -> Table:
