@@ -88,11 +88,13 @@ def test_the_description_has_the_agreed_keys(path: Path) -> None:
         names = set(file.keys())
     assert set(document) == {
         "format", "method", "recipe", "config", "classes", "backbone", "seed", "library",
+        "decision.v1",
     }  # fmt: skip
     assert document["format"] == 1
     assert document["method"] == "miv"
     assert {"support.block0.map", "support.block1.token"} <= names
-    assert all(name.startswith(("support.block", "params.", "experts.")) for name in names)
+    prefixes = ("support.block", "params.", "experts.", "decision.")
+    assert all(name.startswith(prefixes) for name in names)
 
 
 def test_whole_numbers_are_classes_too(tmp_path: Path) -> None:
@@ -384,3 +386,54 @@ def test_a_section_of_a_newer_version(notes: None, path: Path) -> None:
     for read in (mivhead.load, persistence.describe):
         with pytest.raises(ModelFileError, match=r"newer version of mivhead.*'notes\.v1'"):
             read(path)
+
+
+# The decision rule, an optional section.
+
+
+def test_decisions_come_back(path: Path) -> None:
+    before, again = fitted(), mivhead.load(path)
+    found = again.classify(queries(), coverage=0.5)
+    thresholds = before.decision_.thresholds(coverage=0.5)
+    assert again.thresholds(coverage=0.5) == thresholds
+    assert [each.unknown for each in found] == before.score_unknown(queries())[1].tolist()
+    assert [each.decision for each in found] == before.decide(queries()).tolist()
+    assert [each.prediction_set for each in found] == before.predict(queries(), coverage=0.5)
+    assert again.no_decision is None
+
+
+def test_a_model_of_an_earlier_version_always_gives_a_class() -> None:
+    model = mivhead.load(GOLDEN / "model-0.1.0.miv")
+    saved = load_file(GOLDEN / "model-0.1.0.miv.expected.safetensors")
+    features = Features.from_tensors({k: v for k, v in saved.items() if k.startswith("block")})
+    found = model.classify(features)
+    assert [each.decision for each in found] == [each.label for each in found]
+    assert {each.unknown for each in found} == {None}
+    assert "earlier version" in model.no_decision
+    with pytest.raises(InputError, match="no prediction sets: the model file comes from"):
+        model.classify(features, coverage=0.9)
+    with pytest.raises(InputError, match="fit it again"):
+        model.classifier_.decide(features)
+
+
+DECISIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown key": ({"meta": {"decision.v1": {"weight": 0.1, "x": 1}}}, "unknown key 'x'"),
+    "weight": ({"meta": {"decision.v1": {"weight": "0.1"}}}, r"decision\.v1\.weight"),
+    "missing": ({"without": ["decision.own"]}, r"'decision\.own' is missing"),
+    "extra": ({"tensors": {"decision.x": torch.ones(1)}}, r"'decision\.x' is unexpected"),
+    "type": ({"tensors": {"decision.own": torch.ones(4).double()}}, "another type or shape"),
+    "shape": ({"tensors": {"decision.own": torch.ones(4, 1)}}, "another type or shape"),
+    "nan": ({"tensors": {"decision.own": torch.full((4,), torch.nan)}}, "NaN"),
+    "count": ({"tensors": {"decision.own": torch.ones(3)}}, "do not fit"),
+    "rows": ({"tensors": {"decision.rows": torch.tensor([1, 2, 4, 6])}}, "do not fit"),
+    "negative": ({"tensors": {"decision.rows": torch.tensor([1, 2, 4, -1])}}, "do not fit"),
+    "channels": ({"tensors": {"decision.background": torch.ones(1, 9).half()}}, "do not fit"),
+}
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_a_forged_decision_is_refused(path: Path, name: str) -> None:
+    changes, message = DECISIONS[name]
+    change(path, **changes)
+    with pytest.raises(ModelFileError, match=message):
+        mivhead.load(path)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,10 @@ from PIL import Image
 from mivhead._optional import need
 from mivhead._progress import progress_bar
 from mivhead._schema import from_json
+from mivhead._threads import available_cores
 from mivhead.backbones.base import Identity
 from mivhead.backbones.preprocessing import normalise
+from mivhead.decision import MAX_ERRORS, REJECT, Calibration, Thresholds
 from mivhead.errors import InputError, ModelFileError
 from mivhead.images.imageset import ImageSet, Skipped, check_images
 from mivhead.images.sources import as_image_set
@@ -34,12 +36,19 @@ EXTRA = "onnx"
 METADATA_KEY = "mivhead"
 KIND = "classifier"  # in the metadata; an exported backbone has none
 FORMAT = 1  # of the metadata
-PROBABILITIES = "probabilities"
+PROBABILITIES, UNKNOWN = "probabilities", "unknown"  # outputs
 BATCH = 8  # images per run: a compromise between speed and memory
 MAX_BYTES = 2 * 2**30  # the limit of one ONNX file
 
 Input: TypeAlias = Literal["images", "pixels", "features"]
-Probabilities: TypeAlias = NDArray[np.floating[Any]]
+Floats: TypeAlias = NDArray[np.floating[Any]]
+
+
+class Scores(NamedTuple):
+    """What the graph returns for a batch."""
+
+    probabilities: Floats  # (image, class)
+    unknown: Floats | None  # (image,): how unlike the shots it is; None if the model cannot tell
 
 
 class ExportedClassifier:
@@ -102,8 +111,16 @@ class ExportedClassifier:
         """Whether the file contains the backbone, so that it takes images and not features."""
         return self._header.input != "features"
 
-    def classify(self, images: Any, *, skip_bad: bool = False) -> list[Prediction]:
-        """Predict names and probabilities; see `FewShotClassifier.classify`.
+    def classify(
+        self,
+        images: Any,
+        *,
+        skip_bad: bool = False,
+        reject: float | None = REJECT,
+        max_errors: float | None = MAX_ERRORS,
+        coverage: float | None = None,
+    ) -> list[Prediction]:
+        """Predict names and probabilities, and decide whether a name can be given.
 
         Parameters
         ----------
@@ -112,29 +129,64 @@ class ExportedClassifier:
             its backbone, features.
         skip_bad : bool, default=False
             Leave out images that cannot be read, and list them in `skipped_`.
+        reject, max_errors, coverage : float or None
+            As for `FewShotClassifier.classify`.
 
         Returns
         -------
         list of Prediction
             One per image, in their order.
         """
+        thresholds = self.thresholds(reject, max_errors, coverage)
         if not self.needs_images:
-            found = self.predict_proba(images)
-            ids = getattr(images, "ids", None) or [str(i) for i in range(len(found))]
-            return predictions(list(ids), self.classes_, found)
+            scores = self.session.run(self._features(images))
+            ids = getattr(images, "ids", None) or map(str, range(len(scores.probabilities)))
+            return predictions(list(ids), self.classes_, *scores, thresholds)
         image_set = as_image_set(images)
         self.skipped_ = check_images(image_set) if skip_bad else []
-        parts = self.classify_parts(image_set.without(self.skipped_))
+        parts = self.classify_parts(image_set.without(self.skipped_), thresholds)
         return [each for part in parts for each in part]
 
-    def classify_parts(self, images: Any) -> Iterator[list[Prediction]]:
-        """Predict any number of images in bounded memory, one list of predictions after another."""
+    def classify_parts(
+        self, images: Any, thresholds: Thresholds | None = None
+    ) -> Iterator[list[Prediction]]:
+        """Predict any number of images in bounded memory, one list of predictions after another.
+
+        Parameters
+        ----------
+        images : images
+            As for `classify`.
+        thresholds : Thresholds or None, default=None
+            When not to give a name; None: as `thresholds()` returns them.
+        """
+        thresholds = thresholds or self.thresholds()
         image_set = as_image_set(images)
         ids = iter(image_set.ids)
-        for found in self._probabilities(image_set):
-            yield predictions(list(islice(ids, len(found))), self.classes_, found)
+        for scores in self._scores(image_set):
+            own = list(islice(ids, len(scores.probabilities)))
+            yield predictions(own, self.classes_, *scores, thresholds)
 
-    def predict_proba(self, images: Any) -> Probabilities:
+    def thresholds(
+        self,
+        reject: float | None = REJECT,
+        max_errors: float | None = MAX_ERRORS,
+        coverage: float | None = None,
+    ) -> Thresholds:
+        """Return the thresholds of decisions, with the parameters of `classify`."""
+        if self._header.decision is not None:
+            return self._header.decision.thresholds(reject, max_errors, coverage)
+        if coverage is not None:
+            raise InputError(f"There are no prediction sets: {self.no_decision}")
+        return Thresholds()
+
+    @property
+    def no_decision(self) -> str | None:
+        """Why the model always gives a name; None if it can be unsure or say "none of these"."""
+        if self._header.decision is not None:
+            return None
+        return "the model that was exported has no out-of-fold scores of its shots."
+
+    def predict_proba(self, images: Any) -> Floats:
         """Predict probabilities.
 
         Parameters
@@ -150,15 +202,39 @@ class ExportedClassifier:
             In the order of `classes_`.
         """
         if not self.needs_images:
-            return self.session.run(self._features(images))
-        return np.concatenate(list(self._probabilities(as_image_set(images))))
+            return self.session.run(self._features(images)).probabilities
+        parts = self._scores(as_image_set(images))
+        return np.concatenate([part.probabilities for part in parts])
 
-    def predict(self, images: Any) -> NDArray[Any]:
-        """Predict the most probable class of each image; see `predict_proba`."""
+    @overload
+    def predict(self, images: Any, *, coverage: None = None) -> NDArray[Any]: ...
+
+    @overload
+    def predict(self, images: Any, *, coverage: float) -> list[tuple[Any, ...]]: ...
+
+    def predict(
+        self, images: Any, *, coverage: float | None = None
+    ) -> NDArray[Any] | list[tuple[Any, ...]]:
+        """Predict the most probable class of each image, or a set of classes.
+
+        Parameters
+        ----------
+        images : images or features
+            As for `predict_proba`.
+        coverage : float or None, default=None
+            Predict sets, as small as possible, of which this share holds the true class.
+
+        Returns
+        -------
+        ndarray of shape (n_images,), or list of tuple
+            Class labels; or per image a set of them, the most probable first.
+        """
+        if coverage is not None:
+            return [each.prediction_set or () for each in self.classify(images, coverage=coverage)]
         chosen: NDArray[Any] = self.classes_[self.predict_proba(images).argmax(axis=1)]
         return chosen
 
-    def _probabilities(self, images: ImageSet) -> Iterator[Probabilities]:
+    def _scores(self, images: ImageSet) -> Iterator[Scores]:
         if not self.needs_images:
             raise InputError(
                 f"{self.path} was exported without its backbone: give it features, or export the "
@@ -169,17 +245,23 @@ class ExportedClassifier:
         with progress_bar("predicting", len(images), show=self.verbose) as advance:
             for start in range(0, len(images), BATCH):
                 part = [images.load(row) for row in range(start, min(start + BATCH, len(images)))]
-                yield self._run(part)
+                yield self.score(part)
                 advance(len(part))
 
-    def _run(self, pictures: Sequence[Image.Image]) -> Probabilities:
+    def score(self, pictures: Sequence[Image.Image]) -> Scores:
+        """Return probabilities and unknown scores of one batch of decoded images."""
         assert self.identity_ is not None
         (name,) = self.session.inputs
         if self._header.input == "images":
             x = normalise(pictures, self.identity_.preprocessing)  # (n, R, R, 3)
             return self.session.run({name: np.ascontiguousarray(x.transpose(0, 3, 1, 2))})
-        arrays = [np.asarray(picture)[None] for picture in pictures]  # of different sizes
-        return np.concatenate([self.session.run({name: array}) for array in arrays])
+        # One by one, because they may have different sizes.
+        found = [self.session.run({name: np.asarray(picture)[None]}) for picture in pictures]
+        unknown = [each.unknown for each in found if each.unknown is not None]
+        return Scores(
+            np.concatenate([each.probabilities for each in found]),
+            np.concatenate(unknown) if unknown else None,
+        )
 
     def _features(self, given: Any) -> dict[str, NDArray[np.float32]]:
         """Read features of any kind as the inputs of the graph."""
@@ -217,6 +299,8 @@ class Header:
         Version of mivhead that exported the model.
     model : ModelInfo
         What the model says about itself.
+    decision : Calibration or None, default=None
+        Out-of-fold scores of the shots, from which the thresholds of decisions follow.
     """
 
     format: int
@@ -225,6 +309,7 @@ class Header:
     storage: str
     exporter: str
     model: ModelInfo
+    decision: Calibration | None = None
 
 
 def read_header(metadata: Mapping[str, str], path: str | Path) -> Header:
@@ -282,7 +367,8 @@ class Session:
     def __init__(self, content: bytes, name: str, threads: int | None = None) -> None:
         runtime = need("onnxruntime", EXTRA)
         options = runtime.SessionOptions()
-        options.intra_op_num_threads = threads or _threads()
+        options.intra_op_num_threads = threads or _default_threads()
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # see `_threads`
         options.log_severity_level = 4  # errors are raised, not printed
         # An untrusted file could name any other file as its weights: there are none here.
         options.add_session_config_entry(
@@ -300,22 +386,23 @@ class Session:
             ) from error
         self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
         self.inputs: list[str] = [each.name for each in self._session.get_inputs()]
+        outputs = [each.name for each in self._session.get_outputs()]
+        self._outputs = [name for name in (PROBABILITIES, UNKNOWN) if name in outputs]
 
-    def run(self, feed: Mapping[str, NDArray[Any]]) -> Probabilities:
-        """Return the probabilities of a batch."""
+    def run(self, feed: Mapping[str, NDArray[Any]]) -> Scores:
+        """Return the scores of a batch."""
         try:
-            (found,) = self._session.run([PROBABILITIES], dict(feed))
+            found = self._session.run(self._outputs, dict(feed))
         except Exception as error:
             raise InputError(f"onnxruntime cannot run {self._name}: {_reason(error)}.") from error
-        probabilities: Probabilities = found
-        return probabilities
-
-
-def _threads() -> int:
-    """Return the number that `OMP_NUM_THREADS` sets, or 0: all cores."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdigit() else 0
+        return Scores(*found, *[None] * (2 - len(found)))
 
 
 def _reason(error: Exception) -> str:
     return str(error).partition("\n")[0].rstrip(".")
+
+
+def _default_threads() -> int:
+    """Return the number that `OMP_NUM_THREADS` sets, or else the cores this process may use."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdigit() and int(given) else available_cores()

@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mivhead import _files as safefile
 from mivhead._schema import from_json
 from mivhead._version import __version__
 from mivhead.backbones.base import Backbone, Identity, named_by_file
+from mivhead.decision import DecisionRule
 from mivhead.errors import InputError, ModelFileError
 from mivhead.fewshot import FewShotClassifier
 from mivhead.head.recipe import Recipe
@@ -62,7 +64,25 @@ class Section:
     read: Callable[[FewShotClassifier, Any, Mapping[str, Tensor]], None]
 
 
-SECTIONS: tuple[Section, ...] = ()
+def _write_decision(
+    model: FewShotClassifier | Classifier,
+) -> tuple[Any, Mapping[str, Tensor]] | None:
+    classifier = model.classifier_ if isinstance(model, FewShotClassifier) else model
+    rule: DecisionRule | None = getattr(classifier, "decision_", None)
+    if rule is None:
+        return None
+    document, arrays = rule.state()
+    return document, {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _read_decision(model: FewShotClassifier, document: Any, tensors: Mapping[str, Tensor]) -> None:
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    model.classifier_.decision_ = DecisionRule.from_state(document, arrays)
+
+
+SECTIONS: tuple[Section, ...] = (
+    Section("decision.v1", "decision", _write_decision, _read_decision),
+)
 _SECTION_NAME = re.compile(r"[a-z_]+\.v[0-9]+")
 
 

@@ -81,10 +81,44 @@ def test_images_to_probabilities(model, exported) -> None:
     )
 
 
+def test_decisions_are_those_of_the_model(model, exported) -> None:
+    new = [*images(3, seed=9), np.zeros((30, 30, 3), np.uint8)]
+    asked = [{}, {"reject": 0.5}, {"max_errors": 0.01}, {"coverage": 0.8}, {"reject": None}]
+    loaded = mivhead.load(exported)
+    assert loaded.no_decision is None
+    for options in asked:
+        mine, theirs = model.classify(new, **options), loaded.classify(new, **options)
+        assert [each.decision for each in mine] == [each.decision for each in theirs]
+        assert [each.prediction_set for each in mine] == [each.prediction_set for each in theirs]
+        np.testing.assert_allclose(
+            [each.unknown for each in mine], [each.unknown for each in theirs], atol=1e-4
+        )
+    assert loaded.predict(new, coverage=0.8) == model.predict(new, coverage=0.8)
+    assert len({each.decision for each in model.classify(new)}) > 1
+
+
+def test_a_background_is_part_of_the_score(model, tmp_path) -> None:
+    classifier = model.classifier_
+    rule = classifier.decision_
+    try:
+        classifier.decision_ = rule.with_background(rule.shots[::-1] * np.float32(0.9))
+        export_model(model, tmp_path / "model.onnx")
+        mine, theirs = (
+            model.classify(images()),
+            mivhead.load(tmp_path / "model.onnx").classify(images()),
+        )
+    finally:
+        classifier.decision_ = rule
+    found, expected = ([each.unknown for each in part] for part in (theirs, mine))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert np.abs(np.subtract(expected, [e.unknown for e in model.classify(images())])).min() > 0.1
+
+
 def test_the_batch_is_dynamic_and_the_file_valid(exported) -> None:
     file = onnx.load(exported)
     onnx.checker.check_model(file, full_check=True)
-    (source,), (target,) = file.graph.input, file.graph.output
+    (source,), (target, unknown) = file.graph.input, file.graph.output
+    assert (target.name, unknown.name) == ("probabilities", "unknown")
     assert source.type.tensor_type.shape.dim[0].dim_param == "n"
     assert target.type.tensor_type.shape.dim[0].dim_param == "n"
     assert [d.dim_value for d in source.type.tensor_type.shape.dim][1:] == [3, 32, 32]
@@ -192,6 +226,18 @@ def test_features_of_unknown_origin(tmp_path) -> None:
         export_model(model, tmp_path / "model.onnx", input="images")
     export_model(model, tmp_path / "model.onnx")
     assert mivhead.load(tmp_path / "model.onnx").predict(X).tolist() == y
+
+
+def test_a_model_without_a_decision_rule(tmp_path) -> None:
+    X, y = np.eye(4, 8, dtype=np.float32), ["a", "a", "b", "b"]
+    model = mivhead.MIVClassifier(random_state=0).fit(X, y)
+    model.decision_ = None  # as in a file of version 0.1.0
+    export_model(model, tmp_path / "model.onnx")
+    loaded = mivhead.load(tmp_path / "model.onnx")
+    assert [each.decision for each in loaded.classify(X)] == y
+    assert "no out-of-fold scores" in (loaded.no_decision or "")
+    with pytest.raises(InputError, match="no prediction sets"):
+        loaded.predict(X, coverage=0.9)
 
 
 def test_a_wrong_graph_is_not_written(model, tmp_path, monkeypatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import textwrap
 from collections.abc import Iterable
 from contextlib import suppress
@@ -13,6 +14,7 @@ from mivhead.errors import InputError
 from mivhead.methods import METHODS
 
 if TYPE_CHECKING:
+    from mivhead.exported import ExportedClassifier
     from mivhead.fewshot import FewShotClassifier
 
 LINE = 79  # characters; argparse does not wrap descriptions, for the sake of the examples
@@ -137,6 +139,47 @@ def add_model_backbone(parser: Parser) -> None:
     _add_weights(parser)
 
 
+def add_decision(parser: Parser) -> None:
+    """Add the options that say when a prediction is "unsure" or "none of these"."""
+    group = parser.add_argument_group("decisions")
+    group.add_argument(
+        "--reject",
+        type=share,
+        metavar="SHARE",
+        help='share of the images of known classes that may be called "none of these"; a larger '
+        "share rejects more of everything else, 0 nothing (default: 10%%)",
+    )
+    group.add_argument(
+        "--max-errors",
+        type=share,
+        metavar="SHARE",
+        help="share of wrong classes among those that are given; the other images are "
+        '"unsure" (default: 10%%)',
+    )
+    group.add_argument(
+        "--coverage",
+        type=share,
+        metavar="SHARE",
+        help="also give each image a set of classes; this share of the sets holds the right one",
+    )
+
+
+def decision(
+    args: argparse.Namespace, model: FewShotClassifier | ExportedClassifier
+) -> dict[str, Any]:
+    """Return the arguments of `FewShotClassifier.classify` that these options set."""
+    names = ("reject", "max_errors", "coverage")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if (reason := model.no_decision) is not None:
+        if given:
+            option = next(iter(given)).replace("_", "-")
+            raise InputError(f"--{option} cannot be used: {reason}")
+        if not args.quiet:
+            print(f"Every image gets a class: {reason}", file=sys.stderr)
+    model.thresholds(**given)  # an error now, not after the images have been read
+    return given
+
+
 def add_table(parser: Parser) -> argparse._ArgumentGroup:
     """Add the options that select rows of a database table."""
     group = parser.add_argument_group("database tables")
@@ -245,6 +288,22 @@ def positive(text: str) -> int:
 def not_negative(text: str) -> int:
     """Read an integer of at least 0."""
     return _at_least(0, text)
+
+
+def share(text: str) -> float:
+    """Read a share, as a percentage or as a number between 0 and 1.
+
+    >>> share("5%"), share("0.05"), share("90 %")
+    (0.05, 0.05, 0.9)
+    """
+    number, percent, _ = text.partition("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share, like 5% or 0.05")
+    return value
 
 
 def names(text: str) -> list[str]:

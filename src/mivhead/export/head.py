@@ -241,22 +241,18 @@ def descriptor(
 ) -> Value:
     """Compute the descriptor that an expert looks at, of length 1: (n, dimension)."""
     if expert.kind == "mean":
-        x = pooled(parts, block).normalised(1, block.channels, LN_EPS)
+        return mean_vector(parts, block)
+    assert block.map is not None
+    grid = tuple(block.map.shape[2:])
+    x = patches[expert.block]  # (n, component, patch)
+    if expert.kind == "second_order":
+        x = x - x.sum(2, keepdims=True) * (1 / math.prod(grid))
+        size = min(block.channels, COMPONENTS)
+        row, column = np.triu_indices(size)
+        pairs = (x @ x.transpose(0, 2, 1)).reshape(0, -1).take(row * size + column, 1)
+        x = pairs.abs().sqrt() * pairs.sign()
     else:
-        assert block.map is not None
-        grid = tuple(block.map.shape[2:])
-        x = patches[expert.block]  # (n, component, patch)
-        if expert.kind == "second_order":
-            count = math.prod(grid)
-            x = x - x.sum(2, keepdims=True) * (1 / count)
-            size = min(block.channels, COMPONENTS)
-            row, column = np.triu_indices(size)
-            pairs = (x @ x.transpose(0, 2, 1)).reshape(0, -1).take(row * size + column, 1)
-            x = pairs.abs().sqrt() * pairs.sign()
-        else:
-            if max(grid) > SIDE:
-                x = x @ average(grid)[None]
-            x = x.reshape(0, -1)
+        x = (x @ average(grid)[None] if max(grid) > SIDE else x).reshape(0, -1)
     return x / x.length(1, least=NORM_EPS)
 
 
@@ -267,6 +263,12 @@ def average(grid: tuple[int, ...]) -> NDArray[np.floating[Any]]:
         for n, m in ((n, min(SIDE, n)) for n in grid)
     )
     return np.kron(rows, columns).T
+
+
+def mean_vector(parts: Mapping[str, Value], block: Block) -> Value:
+    """Return the mean patch, or the token, with mean 0 and length 1: (n, C)."""
+    x = pooled(parts, block).normalised(1, block.channels, LN_EPS)
+    return x / x.length(1, least=NORM_EPS)
 
 
 def pooled(parts: Mapping[str, Value], block: Block) -> Value:

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mivhead.classifier import MIVClassifier
+from mivhead.decision import FAR, DecisionRule
 from mivhead.errors import InputError
 from mivhead.export.graph import Graph, Value
-from mivhead.export.head import array, head_logits, pooled
-from mivhead.features import read_layout
+from mivhead.export.head import array, head_logits, mean_vector, pooled
+from mivhead.features import Block, read_layout
 from mivhead.methods.base import NORM_EPS, PooledClassifier
 from mivhead.methods.baseline import LENGTH_EPS, MANY_CLASSES, Baseline, BaselinePlusPlus
 from mivhead.methods.gaussian import FitLDA, FitQDA, ProtoNets
@@ -46,12 +47,31 @@ def logits(graph: Graph, features: Mapping[str, Value], classifier: Any) -> Valu
             f"The method {name} cannot be exported: it is Python code of your own, which ONNX "
             "cannot run; export a method of `miv methods`, such as miv."
         )
+    parts, block = _deepest(features, classifier)
+    learned = {name: array(tensor) for name, tensor in classifier.learned_.items()}
+    scores: Value = formula(pooled(parts, block), learned, classifier)
+    return scores
+
+
+def unknown(
+    scores: Value, features: Mapping[str, Value], classifier: Any, rule: DecisionRule
+) -> Value:
+    """Score (n, 1) of how unlike the shots an image is; see `mivhead.decision`."""
+    vectors = mean_vector(*_deepest(features, classifier))
+    top = scores.largest(1)  # (n, 1)
+    energy = ((scores - top).exp().sum(1, keepdims=True).log() + top).cast(np.float32)
+    score = energy * -rule.weight - (vectors @ rule.shots.T).largest(1)
+    if not len(rule.background):
+        return score
+    return score + (vectors @ rule.background.T).largest(1) * FAR
+
+
+def _deepest(features: Mapping[str, Value], classifier: Any) -> tuple[dict[str, Value], Block]:
+    """Return the parts of the deepest block, and its shape as a block without images."""
     blocks = read_layout({k: list(v) for k, v in classifier.layout_.items()}).blocks
     last = f"block{len(blocks) - 1}."
     parts = {k.removeprefix(last): v for k, v in features.items() if k.startswith(last)}
-    learned = {name: array(tensor) for name, tensor in classifier.learned_.items()}
-    scores: Value = formula(pooled(parts, blocks[-1]), learned, classifier)
-    return scores
+    return parts, blocks[-1]
 
 
 def unit(x: Value) -> Value:

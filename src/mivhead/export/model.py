@@ -25,14 +25,16 @@ from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.onnx_model import OnnxBackbone, add_outputs, image_input, read_graph
 from mivhead.backbones.preprocessing import normalise, to_pixels
 from mivhead.backbones.taps import MAX_PREFIX
+from mivhead.decision import DecisionRule
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.export.backbone import module_graph, trace
 from mivhead.export.graph import EXTRA, OPSET, Graph, Value
-from mivhead.export.methods import logits, unit
+from mivhead.export.methods import logits, unit, unknown
 from mivhead.export.storage import Storage, store
-from mivhead.exported import FORMAT, KIND, METADATA_KEY, PROBABILITIES, Input, Session
+from mivhead.exported import FORMAT, KIND, METADATA_KEY, PROBABILITIES, UNKNOWN, Input, Session
 from mivhead.features import Features
 from mivhead.fewshot import FewShotClassifier
+from mivhead.images.imageset import from_images
 from mivhead.methods.registry import Classifier, method_name
 from mivhead.methods.tuning.base import TEMPERATURE, TuningClassifier
 from mivhead.model_file import info_of
@@ -121,6 +123,7 @@ def export_model(
     else:
         proto = _from_images(model, input)
     store(proto, storage)
+    rule: DecisionRule | None = getattr(classifier, "decision_", None)
     document = {
         "format": FORMAT,
         "kind": KIND,
@@ -128,6 +131,7 @@ def export_model(
         "storage": storage,
         "exporter": __version__,
         "model": asdict(info_of(model)),
+        "decision": None if rule is None else asdict(rule.calibration),
     }
     onnx = need("onnx", EXTRA)
     onnx.helper.set_model_props(proto, {METADATA_KEY: json.dumps(document)})
@@ -161,14 +165,13 @@ def _from_features(classifier: Any) -> Any:
     onnx, graph = need("onnx", EXTRA), Graph()
     layout = classifier.layout_
     values = {name: graph.input(name, np.float32) for name in layout}
-    _finish(graph, logits(graph, values, classifier))
+    outputs = _finish(graph, logits(graph, values, classifier), values, classifier)
     used = {name for node in graph.nodes for name in node.input}
     inputs = [
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", *layout[name]])
         for name in layout
         if name in used
     ]
-    outputs = [_output(len(classifier.classes_))]
     body = onnx.helper.make_graph(graph.nodes, "mivhead", inputs, outputs, graph.constants)
     model = onnx.helper.make_model(body, opset_imports=[onnx.helper.make_opsetid("", OPSET)])
     model.ir_version = 8  # which onnxruntime 1.14 and later read
@@ -190,6 +193,7 @@ def _from_images(model: FewShotClassifier, kind: Input) -> Any:
         means = classifier.means_ / classifier.means_.norm(dim=1, keepdim=True)
         scores = unit(graph.input("embedded", np.float32)) @ (means.numpy(force=True).T)
         scores = scores / TEMPERATURE
+        features: dict[str, Value] = {}
     else:
         proto, features = _backbone_graph(backbone, graph)
         # Features are rounded as they are in `extract`, so that both compute with the same ones.
@@ -197,12 +201,12 @@ def _from_images(model: FewShotClassifier, kind: Input) -> Any:
         if half:
             features = {k: v.cast(np.float16).cast(np.float32) for k, v in features.items()}
         scores = logits(graph, features, classifier)
-    _finish(graph, scores)
+    outputs = _finish(graph, scores, features, classifier)
     body = proto.graph
     body.node.extend(graph.nodes)
     body.initializer.extend(graph.constants)
     del body.output[:], body.value_info[:]
-    body.output.append(_output(len(classifier.classes_)))
+    body.output.extend(outputs)
     _prune(body)
     if kind == "pixels":
         _resize(proto, preprocessing)
@@ -217,13 +221,19 @@ def _from_images(model: FewShotClassifier, kind: Input) -> Any:
     return proto
 
 
-def _finish(graph: Graph, scores: Value) -> None:
-    graph.output(scores.softmax(1).cast(np.float32), PROBABILITIES)
-
-
-def _output(classes: int) -> Any:
+def _finish(
+    graph: Graph, scores: Value, features: Mapping[str, Value], classifier: Any
+) -> list[Any]:
+    """Add and describe the outputs: probabilities, and the score of unknown images."""
     onnx = need("onnx", EXTRA)
-    return onnx.helper.make_tensor_value_info(PROBABILITIES, onnx.TensorProto.FLOAT, ["n", classes])
+    graph.output(scores.softmax(1).cast(np.float32), PROBABILITIES)
+    shapes = {PROBABILITIES: ["n", len(classifier.classes_)]}
+    rule: DecisionRule | None = getattr(classifier, "decision_", None)
+    if rule is not None:
+        graph.output(unknown(scores, features, classifier, rule).reshape(-1), UNKNOWN)
+        shapes[UNKNOWN] = ["n"]
+    kind = onnx.TensorProto.FLOAT
+    return [onnx.helper.make_tensor_value_info(k, kind, shape) for k, shape in shapes.items()]
 
 
 def _backbone_graph(backbone: Backbone, graph: Graph) -> tuple[Any, dict[str, Value]]:
@@ -373,26 +383,33 @@ def _resize(proto: Any, preprocessing: Preprocessing) -> None:
 
 
 def _compare(model: FewShotClassifier | Classifier, content: bytes, kind: Input) -> float:
-    """Return the largest difference of a probability between a model and its export."""
+    """Return the largest difference of a probability or score between a model and its export."""
     session = Session(content, "the exported model")
     rng = np.random.default_rng(0)
+    classifier: Any = model.classifier_ if isinstance(model, FewShotClassifier) else model
     if kind == "features":
-        classifier: Any = model.classifier_ if isinstance(model, FewShotClassifier) else model
         given = _some_features(classifier, rng)
         arrays = {name: tensor.float().numpy() for name, tensor in given.tensors.items()}
-        found = session.run({name: arrays[name] for name in session.inputs})
-        expected = classifier.predict_proba(given)
+        feed = {name: arrays[name] for name in session.inputs}
     else:
         assert isinstance(model, FewShotClassifier)
         preprocessing = model._load_backbone().preset.preprocessing
         images = _some_images(rng, preprocessing.size)
-        expected = model.predict_proba(images)
+        (given,) = model._parts(from_images(images))
+        array = np.stack(images)  # (n, R, R, 3)
         if kind == "images":
-            feed = normalise(images, preprocessing).transpose(0, 3, 1, 2)
-            found = session.run({session.inputs[0]: np.ascontiguousarray(feed)})
-        else:
-            found = session.run({session.inputs[0]: np.stack(images)})
-    return float(np.abs(found - expected).max())
+            array = np.ascontiguousarray(normalise(images, preprocessing).transpose(0, 3, 1, 2))
+        feed = {session.inputs[0]: array}
+    found = session.run(feed)
+    if getattr(classifier, "decision_", None) is None:
+        expected, unknown = classifier.predict_proba(given), None
+    else:
+        expected, unknown = classifier.score_unknown(given)
+    difference = np.abs(found.probabilities - expected).max()
+    if unknown is not None:
+        assert found.unknown is not None
+        difference = max(difference, np.abs(found.unknown - unknown).max())
+    return float(difference)
 
 
 def _some_images(rng: np.random.Generator, size: int) -> list[NDArray[np.uint8]]:
