@@ -26,7 +26,7 @@ from mivhead._progress import progress_bar
 from mivhead._schema import check_tensors, from_json, split_tensors, to_json
 from mivhead._threads import shared_cores
 from mivhead.decision import MAX_ERRORS, NONE, REJECT, UNSURE, DecisionRule
-from mivhead.ensemble.descriptors import describe
+from mivhead.ensemble.descriptors import compute_descriptors
 from mivhead.ensemble.stacking import BATCH, FOLDS, Ensemble, out_of_fold_cosines
 from mivhead.errors import InputError
 from mivhead.features import Block, Features, SupportSet, layout_to_json, read_layout
@@ -54,6 +54,9 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         Per-image shape of every part of the features.
     seed_ : int
         The random seed that `random_state` gave.
+    scale_ : tuple of int
+        Per block, the power of two that features are divided by before anything is squared; 0 if
+        the largest value is between 1e-12 and 1e12.
     decision_ : DecisionRule or None
         When to say "unsure" or "none of these"; None for a model file that has no such rule.
     """
@@ -63,6 +66,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     device: str | None
     classes_: NDArray[Any]
     layout_: dict[str, tuple[int, ...]]
+    scale_: tuple[int, ...] = ()
 
     def _check_params(self) -> None:
         """Raise an `InputError` for invalid hyperparameters; called before images are decoded."""
@@ -133,11 +137,28 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         Returns
         -------
         Tensor of shape (n_images, n_classes)
-            The logits, also for two classes.
+            One column per class, even for two classes.
+
+        Raises
+        ------
+        InputError
+            If they are not finite, as for features that are much larger than those of the support
+            set, or for a model from a forged file.
         """
         check_is_fitted(self, "classes_")
         with torch.inference_mode(), shared_cores():
-            return self._logits(self._as_features(X, reset=False))
+            return self._finite_logits(self._as_features(X, reset=False))
+
+    def _finite_logits(self, features: Features) -> Tensor:
+        logits = self._logits(features)
+        finite = logits.amax(dim=1).isfinite()  # a class may have probability 0
+        if not finite.all():
+            raise InputError(
+                f"The logits of image {int(finite.int().argmin())} are not finite: its features "
+                "are far larger than those that the classifier was fitted on, or the classifier "
+                "comes from a file with unusable values."
+            )
+        return logits
 
     def decision_function(self, X: Any) -> NDArray[np.floating[Any]]:
         """Compute the logits in scikit-learn's convention.
@@ -224,7 +245,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         check_is_fitted(self, "classes_")
         with torch.inference_mode(), shared_cores():
             features = self._as_features(X, reset=False)
-            logits = self._logits(features).double()
+            logits = self._finite_logits(features).double()
             probabilities = torch.softmax(logits, dim=1).numpy(force=True)
             if self.decision_ is None:
                 return probabilities, None
@@ -278,11 +299,13 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         if reset:
             self.n_features_in_ = features.shape[1]
             self.layout_ = features.layout
+            self.scale_ = features.exponents
         elif features.layout != self.layout_:
             raise InputError(
                 "X has other blocks or channels than the features that the classifier was fitted "
                 f"on: got {features.layout}, expected {self.layout_}."
             )
+        features = features.divide(self.scale_)
         return features if self.device is None else features.to(torch.device(self.device))
 
     def _encode(self, y: ArrayLike, n: int) -> NDArray[np.int64]:
@@ -321,12 +344,12 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             )
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(features)):
             raise InputError(f"view_of must hold rows of X, 0 to {len(features) - 1}.")
-        return extra if len(rows) else None, rows.astype(np.int64)
+        return extra.divide(self.scale_) if len(rows) else None, rows.astype(np.int64)
 
 
 def mean_vectors(features: Features) -> NDArray[np.floating[Any]]:
     """Mean vectors (image, channel) of the deepest block, of length 1."""
-    (_, vectors), *_ = describe(features.blocks[-1], None, ["mean"])
+    (_, vectors), *_ = compute_descriptors(features.blocks[-1], None, ["mean"])
     return vectors.numpy(force=True)
 
 
@@ -460,11 +483,15 @@ class MIVClassifier(FeatureClassifier):
         """Store what was learned, and what prediction needs of the support."""
         self.blocks_ = tuple(blocks)
         self.head_, self.ensemble_ = head.eval(), ensemble
-        self.support_ = support
+        self.support_ = support.divide([-power for power in self._used_scale])
         self.shots_ = np.asarray(shots)
         self.bags_ = Bags.from_shots(shots, support.device)
         with torch.inference_mode():
             self.embedded_ = head.embed(head.prepare(support))
+
+    @property
+    def _used_scale(self) -> tuple[int, ...]:
+        return self.scale_[-len(self.blocks_) :]  # of the blocks that the head uses
 
     def _logits(self, features: Features) -> Tensor:
         head = self.head_
@@ -524,7 +551,8 @@ class MIVClassifier(FeatureClassifier):
         ensemble = Ensemble.from_tensors(members, support.blocks) if expected else None
         self.recipe = recipe
         self.layout_, self.n_features_in_ = whole.layout, whole.shape[1]
-        self._set_fitted(blocks, head, ensemble, support, saved.shots)
+        safe = support.divide(self.scale_[-len(blocks) :])
+        self._set_fitted(blocks, head, ensemble, safe, saved.shots)
 
 
 def _select(support: SupportSet, recipe: Recipe) -> SupportSet:

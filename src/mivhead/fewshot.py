@@ -41,9 +41,16 @@ from mivhead.features import Features, FeatureTable
 from mivhead.head.recipe import Recipe
 from mivhead.images.augmentation import NO_VIEWS, Augmentation, ViewPlan, plan_views
 from mivhead.images.decoding import ImageLike
-from mivhead.images.imageset import ImageSet, Skipped, check_images, from_images, label_images
+from mivhead.images.imageset import (
+    ImageSet,
+    Skipped,
+    check_images,
+    check_names,
+    from_images,
+    label_images,
+)
 from mivhead.images.sources import as_image_set, open_labelled
-from mivhead.methods.ablation import views_rule
+from mivhead.methods.miv import views_rule
 from mivhead.methods.registry import Classifier, get_method, make_method, method_name
 from mivhead.methods.tuning.base import Network, Pixels
 from mivhead.prediction import Prediction, predictions
@@ -86,7 +93,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     cache : bool, str, Path or None, default=None
         Folder of the feature cache, so that the backbone sees every image once. True: the default
         folder. False: no cache. None: True for a backbone given by name, and False for one of your
-        own, whose identity may not tell when it has changed.
+        own, whose identity may stay the same when its features change.
     verbose : bool, default=True
         Show progress bars for what takes more than two seconds, in a terminal.
 
@@ -223,6 +230,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             Features, ids, labels and views, for `fit_table`, `predict` or a file.
         """
         images = as_image_set(images)
+        check_names(images.ids)  # a table holds them
         if images.labels is not None:
             self._check_params()
         backbone = self._load_backbone()
@@ -385,12 +393,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     def make_classifier(self, preset: Preset | None = None) -> Classifier:
         """Make the estimator that `fit` trains, not fitted yet."""
-        method = get_method(self.method)
-        shown = {"verbose": self.verbose} if method.needs == "images" else {}
+        known = get_method(self.method).hyperparameters()
+        shown = {"verbose": self.verbose} if "verbose" in known else {}
         classifier: Classifier = make_method(
             self.method,
             preset=preset,
-            recipe=self.recipe if method.has_recipe else None,
+            recipe=self.recipe,
             random_state=self.random_state,
             device=self.device,
             **shown | dict(self.method_params or {}),

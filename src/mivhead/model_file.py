@@ -21,14 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mivhead import _files as safefile
+from mivhead import _files
 from mivhead._schema import from_json
 from mivhead._version import __version__
 from mivhead.backbones.base import Backbone, Identity, named_by_file
 from mivhead.decision import DecisionRule
 from mivhead.errors import InputError, ModelFileError
 from mivhead.fewshot import FewShotClassifier
-from mivhead.head.recipe import Recipe
 from mivhead.methods.registry import Classifier, make_method, method_name
 from mivhead.model_info import ModelInfo, plain_classes, read_classes
 
@@ -83,6 +82,7 @@ def _read_decision(model: FewShotClassifier, document: Any, tensors: Mapping[str
 SECTIONS: tuple[Section, ...] = (
     Section("decision.v1", "decision", _write_decision, _read_decision),
 )
+_SCALE = "scale"  # key of `config`: `FeatureClassifier.scale_`, if it is not 0
 _SECTION_NAME = re.compile(r"[a-z_]+\.v[0-9]+")
 
 
@@ -113,7 +113,7 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
         if (part := section.write(model)) is not None:
             document[section.name], own = part
             tensors |= {f"{section.prefix}.{name}": tensor for name, tensor in own.items()}
-    safefile.write(path, tensors, document)
+    _files.write(path, tensors, document)
 
 
 def info_of(model: FewShotClassifier | Classifier) -> ModelInfo:
@@ -129,6 +129,8 @@ def _contents(
     if isinstance(model, FewShotClassifier):
         identity, trained = model.identity_, model.classifier_
     config, tensors = trained._state()
+    if any(scale := getattr(trained, "scale_", ())):
+        config[_SCALE] = list(scale)
     document = {
         "format": FORMAT,
         "method": method_name(trained),
@@ -170,17 +172,20 @@ def load(
         It predicts on features without a backbone. On images it predicts if the file names a
         backbone, or one is given.
     """
-    tensors, document = safefile.read(path)
-    safefile.check_format(path, document, FORMAT)
+    tensors, document = _files.read(path)
+    _files.check_format(path, document, FORMAT)
     parts = _take_sections(path, document, tensors)
     try:
         info = from_json(ModelInfo, document, "the description")
         classifier = _unfitted(info.method, device)
         classifier.classes_ = read_classes(info.classes)
         classifier.seed_ = info.seed
-        classifier._restore({**info.config, "recipe": info.recipe}, tensors)
+        config = {**info.config, "recipe": info.recipe}
+        if _SCALE in config:
+            vars(classifier)["scale_"] = _read_scale(config.pop(_SCALE))
+        classifier._restore(config, tensors)
+        _check_scale(classifier)
         identity = None if info.backbone is None else Identity.from_json(info.backbone)
-        recipe = None if info.recipe is None else from_json(Recipe, info.recipe, "recipe")
     except InputError as error:
         raise ModelFileError(f"{path} cannot be used: {error}") from error
     if identity is not None and backbone is None:
@@ -191,7 +196,7 @@ def load(
         weights=weights,
         method=info.method,
         method_params=info.config.get("params"),
-        recipe=recipe,
+        recipe=getattr(classifier, "recipe", None),
         device=device,
     )
     if identity is None and model.needs_images:
@@ -205,10 +210,10 @@ def load(
     return model
 
 
-def describe(path: str | Path) -> ModelInfo:
+def read_info(path: str | Path) -> ModelInfo:
     """Read what a model file says about itself; without its optional sections."""
-    tensors, document = safefile.read(path)
-    safefile.check_format(path, document, FORMAT)
+    tensors, document = _files.read(path)
+    _files.check_format(path, document, FORMAT)
     _take_sections(path, document, tensors)
     try:
         return from_json(ModelInfo, document, "the description")
@@ -244,3 +249,16 @@ def _unfitted(method: str, device: str | None) -> Classifier:
         )
     classifier: Classifier = make_method(method, device=device)
     return classifier
+
+
+def _read_scale(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(power) is int for power in value):
+        raise InputError(f"config.{_SCALE} is not valid: {value!r:.80}.")
+    return tuple(value)
+
+
+def _check_scale(classifier: Classifier) -> None:
+    scale = getattr(classifier, "scale_", ())
+    blocks = {name.partition(".")[0] for name in getattr(classifier, "layout_", ())}
+    if scale and len(scale) != len(blocks):
+        raise InputError(f"config.{_SCALE} has {len(scale)} entries for {len(blocks)} blocks.")

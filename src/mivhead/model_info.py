@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mivhead.errors import InputError
+from mivhead.images.imageset import check_names
 
 MAX_CLASSES = 100_000
 
@@ -58,6 +59,7 @@ def plain_classes(classes: NDArray[Any]) -> list[Any]:
             "Only classes that are all strings or all integers can be saved, "
             f"got {values[0]!r}: convert the labels to strings before fitting."
         )
+    check_names(value for value in values if isinstance(value, str))
     return values
 
 
@@ -69,6 +71,10 @@ def read_classes(values: list[Any]) -> NDArray[Any]:
     """
     if not 2 <= len(values) <= MAX_CLASSES:
         raise InputError(f"it has {len(values)} classes; 2 to {MAX_CLASSES:,} are allowed.")
+    if not all(
+        type(value) is str or abs(value) < 2**63 for value in values if type(value) in (str, int)
+    ):
+        raise InputError("its classes are integers of more than 64 bits.")
     classes = np.asarray(plain_classes(np.asarray(values, dtype=object)))
     if not np.array_equal(np.unique(classes), classes):
         raise InputError("its classes are not distinct and sorted.")

@@ -89,6 +89,17 @@ def test_large_and_odd_maps(grid: tuple[int, int], tmp_path: Path) -> None:
     check(classifier, mivhead.Features([X[::-1] + 0.1]), tmp_path / "model.onnx")
 
 
+@pytest.mark.parametrize("size", [1e-20, 1e20])
+def test_features_of_extreme_size(size: float, tmp_path: Path) -> None:
+    X, y = clusters([3, 4, 2], 12)
+    queries = clusters([5, 5, 5], 12, seed=3, spread=4)[0]
+    scale = np.float32(size)
+    for name in ("miv", "ncc"):
+        classifier = make_method(name, random_state=0).fit(X * scale, y)
+        assert any(classifier.scale_)
+        check(classifier, queries * scale, tmp_path / "model.onnx")
+
+
 def test_distances_are_computed_in_plain_operations(tmp_path: Path) -> None:
     """Exporters compute `cdist` with p = 1 wrongly, so it is written out: one Abs per block."""
     labels = np.repeat(np.arange(3), 2)

@@ -82,7 +82,7 @@ def test_images_to_probabilities(model, exported) -> None:
 
 
 def test_decisions_are_those_of_the_model(model, exported) -> None:
-    new = [*images(3, seed=9), np.zeros((30, 30, 3), np.uint8)]
+    new = [*images(3, seed=9), images(seed=3)[0][:, :, ::-1] * np.uint8(2)]
     asked = [{}, {"reject": 0.5}, {"max_errors": 0.01}, {"coverage": 0.8}, {"reject": None}]
     loaded = mivhead.load(exported)
     assert loaded.no_decision is None

@@ -54,10 +54,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model_facts(path: str) -> dict[str, Any]:
-    from mivhead.model_file import describe, load
+    from mivhead.model_file import load, read_info
 
     load(path)  # checks every tensor
-    return _facts(path, describe(path))
+    return _facts(path, read_info(path))
 
 
 def _exported_facts(path: str) -> dict[str, Any]:

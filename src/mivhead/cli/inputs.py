@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mivhead._files import METADATA_KEY, is_exported
+from mivhead._schema import parse_json
 from mivhead.cli import options
 from mivhead.errors import InputError
 
@@ -46,15 +46,15 @@ def _safetensors_document(path: Path) -> dict[str, Any] | None:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length)) if length <= MAX_HEADER else None
-        document = json.loads(header["__metadata__"][METADATA_KEY]) if header else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            header = parse_json(file.read(length)) if length <= MAX_HEADER else None
+        document = parse_json(header["__metadata__"][METADATA_KEY]) if header else None
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return document if isinstance(document, dict) else None
 
 
 def is_features(path: str | Path) -> bool:
-    """Tell whether a path names a features file, corrupted or not, or a database table."""
+    """Return whether a path names a features file, corrupted or not, or a database table."""
     named = "://" in str(path) or Path(path).suffix.lower() == ".safetensors"
     return named or kind_of(path) == "features"
 

@@ -25,7 +25,7 @@ NOT_PARAMS = {
     "device": "use --device",
     "recipe": "use --recipe",
     "verbose": "use --quiet",
-    "preset": "it belongs to the backbone",
+    "preset": "it is set by the backbone",
 }
 
 
@@ -92,7 +92,7 @@ def new_command(
         metavar="N",
         help="number of CPU threads (default: the cores that this process may use)",
     )
-    group.add_argument("--quiet", action="store_true", help="show no progress bars and no messages")
+    group.add_argument("--quiet", action="store_true", help="hide progress bars and messages")
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 

@@ -53,6 +53,13 @@ def logits(graph: Graph, features: Mapping[str, Value], classifier: Any) -> Valu
     return scores
 
 
+def scaled(features: Mapping[str, Value], classifier: Any) -> dict[str, Value]:
+    """Divide features by the powers of two that keep extreme ones in range; usually by none."""
+    powers = {f"block{i}": power for i, power in enumerate(classifier.scale_) if power}
+    factors = {name: 2.0 ** -powers.get(name.partition(".")[0], 0) for name in features}
+    return {k: v * factors[k] if factors[k] != 1 else v for k, v in features.items()}
+
+
 def unknown(
     scores: Value, features: Mapping[str, Value], classifier: Any, rule: DecisionRule
 ) -> Value:

@@ -29,7 +29,7 @@ from mivhead.decision import DecisionRule
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.export.backbone import module_graph, trace
 from mivhead.export.graph import EXTRA, OPSET, Graph, Value
-from mivhead.export.methods import logits, unit, unknown
+from mivhead.export.methods import logits, scaled, unit, unknown
 from mivhead.export.storage import Storage, store
 from mivhead.exported import FORMAT, KIND, METADATA_KEY, PROBABILITIES, UNKNOWN, Input, Session
 from mivhead.features import Features
@@ -165,7 +165,8 @@ def _from_features(classifier: Any) -> Any:
     onnx, graph = need("onnx", EXTRA), Graph()
     layout = classifier.layout_
     values = {name: graph.input(name, np.float32) for name in layout}
-    outputs = _finish(graph, logits(graph, values, classifier), values, classifier)
+    features = scaled(values, classifier)
+    outputs = _finish(graph, logits(graph, features, classifier), features, classifier)
     used = {name for node in graph.nodes for name in node.input}
     inputs = [
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", *layout[name]])
@@ -200,6 +201,7 @@ def _from_images(model: FewShotClassifier, kind: Input) -> Any:
         half = getattr(backbone, "dtype", torch.float16) == torch.float16
         if half:
             features = {k: v.cast(np.float16).cast(np.float32) for k, v in features.items()}
+        features = scaled(features, classifier)
         scores = logits(graph, features, classifier)
     outputs = _finish(graph, scores, features, classifier)
     body = proto.graph

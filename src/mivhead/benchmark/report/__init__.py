@@ -12,7 +12,12 @@ from typing import TypeVar
 from mivhead._files import write_text
 from mivhead.benchmark.compare import Comparison, compare
 from mivhead.benchmark.report import accuracy, charts, costs
-from mivhead.benchmark.report.formats import Section, render_html, render_latex, render_markdown
+from mivhead.benchmark.report.formats import (
+    ReportSection,
+    render_html,
+    render_latex,
+    render_markdown,
+)
 from mivhead.benchmark.results import Result
 
 A = TypeVar("A")
@@ -50,7 +55,7 @@ def write_report(results: Sequence[Result], folder: str | Path, title: str) -> l
     return paths
 
 
-def make_sections(results: Sequence[Result]) -> list[Section]:
+def make_sections(results: Sequence[Result]) -> list[ReportSection]:
     """Make all tables and charts; sections without content are omitted."""
     found = compare(results)
     by_protocol: dict[str, list[Comparison]] = {}
@@ -58,7 +63,7 @@ def make_sections(results: Sequence[Result]) -> list[Section]:
         by_protocol.setdefault(comparison.protocol, []).append(comparison)
     series = [(c, each) for c in found for each in accuracy.find_series(c)]
     sections = [
-        Section(
+        ReportSection(
             "Accuracy",
             (*map(accuracy.accuracy_table, by_protocol.values()), accuracy.rank_table(found)),
             (
@@ -67,9 +72,9 @@ def make_sections(results: Sequence[Result]) -> list[Section]:
                 *_each(charts.task_scatter, found),
             ),
         ),
-        Section("Paired tests", _each(accuracy.paired_table, found)),
-        Section("The paper's figures", _each(accuracy.published_table, found)),
-        Section(
+        ReportSection("Paired tests", _each(accuracy.paired_table, found)),
+        ReportSection("The paper's figures", _each(accuracy.published_table, found)),
+        ReportSection(
             "Ablations",
             (
                 *(accuracy.series_table(*each) for each in series),
@@ -77,18 +82,18 @@ def make_sections(results: Sequence[Result]) -> list[Section]:
             ),
             tuple(charts.series_chart(*each) for each in series),
         ),
-        Section(
+        ReportSection(
             "Cost",
             tuple(make(c) for c in found for make in (costs.latency_table, costs.gflops_table)),
             _each(charts.cost_bars, found),
         ),
-        Section(
+        ReportSection(
             "Calibration",
             tuple(map(accuracy.calibration_table, found)),
             _each(charts.reliability, found),
         ),
-        Section("The full benchmark", (costs.budget_table(found),)),
-        Section("Failures", _each(costs.error_table, [found])),
+        ReportSection("The full benchmark", (costs.budget_table(found),)),
+        ReportSection("Failures", _each(costs.error_table, [found])),
     ]
     return [section for section in sections if section.tables or section.charts]
 
