@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self, overload
 
 import numpy as np
@@ -28,7 +29,7 @@ from mivhead._threads import shared_cores
 from mivhead.decision import MAX_ERRORS, NONE, REJECT, UNSURE, DecisionRule
 from mivhead.ensemble.descriptors import compute_descriptors
 from mivhead.ensemble.stacking import BATCH, FOLDS, Ensemble, out_of_fold_cosines
-from mivhead.errors import InputError
+from mivhead.errors import InputError, check_no_missing
 from mivhead.features import Block, Features, SupportSet, layout_to_json, read_layout
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
@@ -290,6 +291,20 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             )
         return self.decision_
 
+    def save(self, path: str | Path) -> None:
+        """Write the classifier to one file, which `mivhead.load` reads.
+
+        The file contains features of the support images: treat it like the images themselves.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file to write.
+        """
+        from mivhead.model_file import save
+
+        save(self, path)
+
     def _as_features(self, X: Any, *, reset: bool) -> Features:
         """Convert to `Features` and check the layout; with `reset`, remember it instead."""
         if isinstance(X, Features) or _is_blocks(X):
@@ -311,6 +326,8 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def _encode(self, y: ArrayLike, n: int) -> NDArray[np.int64]:
         if y is None:
             raise InputError("This classifier requires y to be passed, but the target y is None.")
+        if isinstance(y, Iterable):  # before NumPy makes strings of None and NaN
+            check_no_missing("y", y)
         values = column_or_1d(y, warn=True)
         if values.dtype.kind == "f":
             assert_all_finite(values, input_name="y")
@@ -444,12 +461,12 @@ class MIVClassifier(FeatureClassifier):
     def _as_features(self, X: Any, *, reset: bool) -> Features:
         features = super()._as_features(X, reset=reset)
         # `_fit` selects blocks itself, because presets are derived from all of them.
-        return features if reset else _last_blocks(features, self.head_.recipe)
+        return features if reset else _last_blocks(features, self.head_.recipe, self.blocks_)
 
     def _fit(self, support: SupportSet, seed: int) -> None:
         recipe = resolve_recipe(self.recipe)
         blocks = resolve_blocks(support.features, self.preset)
-        support = _select(support, recipe)
+        support = _select(support, recipe, blocks)
         blocks = blocks[-len(support.features.blocks) :]
         stacked = recipe.vote == "stacked" and max(support.shots) > 1
         steps = recipe.steps * (1 + FOLDS * stacked)
@@ -537,7 +554,7 @@ class MIVClassifier(FeatureClassifier):
         if len(saved.shots) != len(self.classes_) or min(saved.shots) < 1:
             raise InputError(f"shots {saved.shots} do not fit {len(self.classes_)} classes.")
         whole = support[:0] if saved.layout is None else read_layout(saved.layout)
-        if _last_blocks(whole, recipe).layout != support.layout:
+        if _last_blocks(whole, recipe, blocks).layout != support.layout:
             raise InputError("the blocks of the head do not fit the layout of the features.")
         head = MIVHead(blocks, recipe, generator=None)
         check_tensors(params, {k: v.shape for k, v in head.state_dict().items()})
@@ -555,26 +572,29 @@ class MIVClassifier(FeatureClassifier):
         self._set_fitted(blocks, head, ensemble, safe, saved.shots)
 
 
-def _select(support: SupportSet, recipe: Recipe) -> SupportSet:
+def _select(support: SupportSet, recipe: Recipe, blocks: Sequence[BlockConfig]) -> SupportSet:
     """Keep the blocks and the views that a recipe uses."""
     views = support.views if recipe.use_views else None
     return replace(
         support,
-        features=_last_blocks(support.features, recipe),
-        views=None if views is None else _last_blocks(views, recipe),
+        features=_last_blocks(support.features, recipe, blocks),
+        views=None if views is None else _last_blocks(views, recipe, blocks),
         view_rows=support.view_rows if recipe.use_views else support.view_rows[:0],
     )
 
 
-def _last_blocks(features: Features, recipe: Recipe) -> Features:
-    count = recipe.last_blocks
-    if count is None or count == len(features.blocks):
+def _last_blocks(features: Features, recipe: Recipe, blocks: Sequence[BlockConfig]) -> Features:
+    """Keep the blocks that a recipe uses, and the pooled vector, which is not one of them."""
+    if recipe.last_blocks is None:
         return features
-    if count > len(features.blocks):
+    extra = int(blocks[-1].pooled)
+    count, there = recipe.last_blocks + extra, len(features.blocks)
+    if count > there:
         raise InputError(
-            f"last_blocks is {count}, but the features have only {len(features.blocks)} blocks."
+            f"last_blocks is {recipe.last_blocks}, but the features have only {there - extra} "
+            "blocks."
         )
-    return Features(features.blocks[-count:])
+    return features if count == there else Features(features.blocks[-count:])
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from mivhead.backbones.base import (
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.preprocessing import preprocess, to_pixels
 from mivhead.decision import MAX_ERRORS, REJECT, DecisionRule, Thresholds
-from mivhead.errors import InputError
+from mivhead.errors import InputError, check_no_missing
 from mivhead.extraction.cache import FeatureCache, open_cache
 from mivhead.extraction.pipeline import PART, LoadedImage, extract_table, iter_features
 from mivhead.features import Features, FeatureTable
@@ -53,10 +53,12 @@ from mivhead.images.sources import as_image_set, open_labelled
 from mivhead.methods.miv import views_rule
 from mivhead.methods.registry import Classifier, get_method, make_method, method_name
 from mivhead.methods.tuning.base import Network, Pixels
-from mivhead.prediction import Prediction, predictions
+from mivhead.prediction import Prediction, Predictions, predictions
 from mivhead.preset import Preset
 
-__all__ = ["FewShotClassifier", "Prediction"]
+MAX_SHOWN = 8  # classes that the short form of a model names
+
+__all__ = ["FewShotClassifier", "Prediction", "Predictions"]
 
 
 class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn: untyped
@@ -206,6 +208,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         labels = table.labels if labels is None else labels
         if labels is None:
             raise InputError("The table has no labels to learn from.")
+        check_no_missing("labels", labels)
         self._check_params()
         self.__dict__.pop("identity_", None)
         preset, identity = self._origin(table)
@@ -246,7 +249,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         reject: float | None = REJECT,
         max_errors: float | None = MAX_ERRORS,
         coverage: float | None = None,
-    ) -> list[Prediction]:
+    ) -> Predictions:
         """Predict names and probabilities, and decide whether a name can be given.
 
         Parameters
@@ -266,17 +269,20 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
         Returns
         -------
-        list of Prediction
-            One per image, in their order.
+        Predictions
+            A list with one `Prediction` per image, in their order. A notebook shows it as a table
+            with thumbnails; `to_frame()` makes it a pandas `DataFrame`.
         """
         thresholds = self.thresholds(reject, max_errors, coverage)
         if (features := self._given_features(images)) is not None:
             ids = images.ids if isinstance(images, FeatureTable) else map(str, range(len(images)))
             probabilities, unknown = self._score(features)
-            return predictions(list(ids), self.classes_, probabilities, unknown, thresholds)
+            return Predictions(
+                predictions(list(ids), self.classes_, probabilities, unknown, thresholds)
+            )
         readable = self._readable(as_image_set(images), skip_bad)
         parts = self.classify_parts(readable, thresholds)
-        return [each for part in parts for each in part]
+        return Predictions((each for part in parts for each in part), readable.load)
 
     def classify_parts(
         self, images: Any, thresholds: Thresholds | None = None
@@ -371,6 +377,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         ndarray of shape (n_images,), or list of tuple
             Class labels; or per image a set of them, the most probable first.
         """
+        check_is_fitted(self, "classifier_")
         if coverage is not None:
             return [each.prediction_set or () for each in self.classify(images, coverage=coverage)]
         chosen: NDArray[Any] = self.classes_[self.predict_proba(images).argmax(axis=1)]
@@ -512,6 +519,22 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         by_name = self.backbone is None or isinstance(self.backbone, str)
         wanted = by_name if self.cache is None else self.cache
         return open_cache(None if wanted is True else wanted) if wanted else None
+
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        """Say what a fitted model knows; otherwise its parameters, as scikit-learn does."""
+        if not hasattr(self, "classifier_"):
+            text: str = super().__repr__(N_CHAR_MAX)
+            return text
+        names = [str(name) for name in self.classes_[:MAX_SHOWN]]
+        more = len(self.classes_) - len(names)
+        listed = ", ".join(names) + (f" and {more} more" if more else "")
+        origin = "features of unknown origin" if self.identity_ is None else self.identity_.name
+        count = len(self.classes_)
+        return f"<FewShotClassifier: {self.method} on {origin}, {count} classes: {listed}>"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """Show a notebook the same text, rather than scikit-learn's diagram of parameters."""
+        return {"text/plain": repr(self)}
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the backbone out of pickles; it is loaded again where it is needed."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from mivhead import _files
@@ -126,6 +127,7 @@ def _contents(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Make the document and the tensors of a model, without optional sections."""
     identity, trained = None, model
+    check_is_fitted(model, "classes_")
     if isinstance(model, FewShotClassifier):
         identity, trained = model.identity_, model.classifier_
     config, tensors = trained._state()

@@ -5,6 +5,7 @@ Reading it needs neither PyTorch nor a backbone.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,7 @@ class ModelInfo:
     config : dict
         What else the method needs to be rebuilt: blocks, shots per class.
     classes : list
-        The labels: all strings, or all integers.
+        The labels: all strings, all integers, all other numbers, or all booleans.
     backbone : dict or None
         Identity of the backbone; None if the model was trained on features of unknown origin.
     seed : int
@@ -52,13 +53,16 @@ class ModelInfo:
 
 
 def plain_classes(classes: NDArray[Any]) -> list[Any]:
-    """Labels as plain strings or integers, which a file can hold."""
+    """Return labels as plain values that a file can hold."""
     values: list[Any] = classes.tolist()
-    if not (all(type(v) is str for v in values) or all(type(v) is int for v in values)):
+    kinds = {type(value) for value in values}
+    if len(kinds) != 1 or not kinds <= {str, int, float, bool}:
         raise InputError(
-            "Only classes that are all strings or all integers can be saved, "
+            "Only classes that are all strings, all numbers or all booleans can be saved, "
             f"got {values[0]!r}: convert the labels to strings before fitting."
         )
+    if kinds == {float} and not all(map(math.isfinite, values)):
+        raise InputError("classes must be finite numbers.")
     check_names(value for value in values if isinstance(value, str))
     return values
 

@@ -123,12 +123,17 @@ def open_unlabelled(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[s
 
 
 def as_image_set(images: Any) -> ImageSet:
-    """Return an `ImageSet` of paths, folders, zips, images, arrays, or another `ImageSet`."""
+    """Return an `ImageSet` of paths, folders, zips, images, arrays, or another `ImageSet`.
+
+    >>> len(as_image_set(io.BytesIO(b"a file is one image, although it is iterable")))
+    1
+    """
     if isinstance(images, ImageSet):
         return images
     if isinstance(images, str | os.PathLike):
         return open_unlabelled([images])
-    if isinstance(images, Image.Image | bytes) or getattr(images, "ndim", 4) in (2, 3):
+    one = isinstance(images, Image.Image | bytes) or hasattr(images, "read")
+    if one or getattr(images, "ndim", 4) in (2, 3):
         return from_images([images])
     listed = list(images)
     if listed and all(isinstance(each, str | os.PathLike) for each in listed):
