@@ -16,7 +16,7 @@ from mivhead.cli.main import main
 PAGES = sorted(Path(__file__).parents[2].joinpath("docs", "howto").glob("*.md"))
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NEEDS = {  # pages that use optional packages
-    "backbones-http": ["tenacity"],
+    "backbones-http": ["tenacity", "starlette"],
     "backbones-onnx": ["onnxscript", "timm"],
     "backbones-timm": ["timm"],
     "backbones-transformers": ["transformers"],
@@ -24,6 +24,7 @@ NEEDS = {  # pages that use optional packages
     "export": ["onnxscript"],
     "reports": ["matplotlib"],
     "rivals": ["torchvision"],
+    "serve": ["starlette", "httpx"],
 }
 
 

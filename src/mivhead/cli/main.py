@@ -30,6 +30,7 @@ from mivhead.cli import (
     methods,
     plot,
     predict,
+    serve,
 )
 from mivhead.cli.options import Parser
 from mivhead.cli.output import one_line
@@ -42,6 +43,7 @@ COMMANDS = (
     export,
     extract,
     info,
+    serve,
     methods,
     backbones,
     data,

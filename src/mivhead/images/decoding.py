@@ -42,8 +42,11 @@ _UPRIGHT = {
 _ORIENTATION = 0x0112
 _UPRIGHT_ALREADY = 1
 
-# Python's warning filters are global: two threads must not change them at the same time.
+# Python's warning filters are global: the first of several threads changes them, and the last one
+# changes them back.
 _LOCK = threading.Lock()
+_filters = warnings.catch_warnings()
+_decoding = 0  # threads
 
 
 def load_image(source: ImageLike, *, name: str | None = None) -> Image.Image:
@@ -91,6 +94,20 @@ def load_image(source: ImageLike, *, name: str | None = None) -> Image.Image:
     if not data:
         raise ImageError(f"{name} is empty (0 bytes).")
     return _decode(data, name)
+
+
+def count_pixels(data: bytes, *, name: str) -> int:
+    """Return the number of pixels that the header of an image file announces.
+
+    Raises
+    ------
+    ImageError
+        If it is not an image, or has more pixels than `MAX_PIXELS`.
+    """
+    with _errors(name), Image.open(BytesIO(data), formats=FORMATS) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise _too_large(name)
+        return image.width * image.height
 
 
 def read_file(path: Path, name: str) -> bytes:
@@ -141,12 +158,19 @@ def _from_array(array: np.ndarray[Any, Any], name: str) -> Image.Image:
 
 
 def _decode(source: bytes | Image.Image, name: str) -> Image.Image:
+    with _errors(name):
+        if isinstance(source, Image.Image):
+            return _to_rgb(source, name)
+        with Image.open(BytesIO(source), formats=FORMATS) as image:
+            return _to_rgb(image, name)
+
+
+@contextmanager
+def _errors(name: str) -> Iterator[None]:
+    """Turn every exception of a decoder into an `ImageError`, and hide its warnings."""
     try:
         with _quiet():
-            if isinstance(source, Image.Image):
-                return _to_rgb(source, name)
-            with Image.open(BytesIO(source), formats=FORMATS) as image:
-                return _to_rgb(image, name)
+            yield
     except ImageError:
         raise
     except Image.DecompressionBombError:
@@ -164,9 +188,20 @@ def _decode(source: bytes | Image.Image, name: str) -> Image.Image:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide Pillow's warnings (odd metadata, large images) from the user."""
-    with _LOCK, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
+    global _decoding, _filters
+    with _LOCK:
+        _decoding += 1
+        if _decoding == 1:
+            _filters = warnings.catch_warnings()
+            _filters.__enter__()
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+    try:
         yield
+    finally:
+        with _LOCK:
+            _decoding -= 1
+            if not _decoding:
+                _filters.__exit__(None, None, None)
 
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:
