@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mivhead.fewshot import FewShotClassifier
     from mivhead.head.recipe import Recipe
     from mivhead.images.augmentation import Augmentation
-    from mivhead.model_file import save
+    from mivhead.model_file import changing, save
     from mivhead.prediction import Prediction
     from mivhead.preset import BlockPreset, Preprocessing, Preset
 
@@ -49,6 +49,7 @@ __all__ = [
     "__version__",
     "backbones",
     "benchmark",
+    "changing",
     "datasets",
     "diagnostics",
     "errors",
@@ -72,7 +73,7 @@ __getattr__, __dir__ = lazy(
         "fewshot": "FewShotClassifier",
         "head.recipe": "Recipe",
         "images.augmentation": "Augmentation",
-        "model_file": "save",
+        "model_file": "changing save",
         "prediction": "Prediction",
         "preset": "BlockPreset Preprocessing Preset",
     },

@@ -107,6 +107,11 @@ class ExportedClassifier:
         return {"input": header.input, "storage": header.storage, "exporter": header.exporter}
 
     @property
+    def shots(self) -> tuple[int, ...]:
+        """Number of shots per class; empty if it is not known."""
+        return self._header.shots or ()
+
+    @property
     def needs_images(self) -> bool:
         """Whether the file contains the backbone, so that it takes images and not features."""
         return self._header.input != "features"
@@ -301,6 +306,8 @@ class Header:
         What the model says about itself.
     decision : Calibration or None, default=None
         Out-of-fold scores of the shots, from which the thresholds of decisions follow.
+    shots : tuple of int or None, default=None
+        Number of shots per class; None if it is not known.
     """
 
     format: int
@@ -310,6 +317,7 @@ class Header:
     exporter: str
     model: ModelInfo
     decision: Calibration | None = None
+    shots: tuple[int, ...] | None = None
 
 
 def read_header(metadata: Mapping[str, str], path: str | Path) -> Header:

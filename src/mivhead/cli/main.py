@@ -20,6 +20,7 @@ from mivhead.cli import (
     backbones,
     bench,
     cache,
+    change,
     data,
     demo,
     evaluate,
@@ -39,6 +40,7 @@ from mivhead.errors import MivError
 COMMANDS = (
     fit,
     predict,
+    change,
     evaluate,
     export,
     extract,

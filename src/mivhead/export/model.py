@@ -132,6 +132,7 @@ def export_model(
         "exporter": __version__,
         "model": asdict(info_of(model)),
         "decision": None if rule is None else asdict(rule.calibration),
+        "shots": _shots(model, classifier),
     }
     onnx = need("onnx", EXTRA)
     onnx.helper.set_model_props(proto, {METADATA_KEY: json.dumps(document)})
@@ -150,6 +151,15 @@ def export_model(
         part.write_bytes(content)
     opset = next(each.version for each in proto.opset_import if each.domain in ("", "ai.onnx"))
     return Export(len(content), opset, difference)
+
+
+def _shots(model: FewShotClassifier | Classifier, classifier: Any) -> list[int] | None:
+    """Return the number of shots per class, as far as it is known."""
+    kept = getattr(model, "shots_", None) if isinstance(model, FewShotClassifier) else None
+    if kept is not None:
+        return [kept.counts[label] for label in classifier.classes_.tolist()]
+    counts = getattr(classifier, "shots_", None)
+    return None if counts is None else [int(count) for count in counts]
 
 
 # Graphs

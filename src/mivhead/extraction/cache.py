@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 Parts: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"  # such as `block0.map` and `block0.token`
 
+PICTURE = "picture"  # name of the part that is not a feature: an encoded picture of the image
+
 DEFAULT_LIMIT = 10 * 10**9  # bytes: about 45,000 images with the default backbone
 KEEP = 0.9  # fraction of the limit that remains after old entries have been removed
 LOOK = 0.05  # fraction of the limit after which a writer checks what other processes have written

@@ -298,7 +298,7 @@ def open_table(path: Path) -> ImageSet:
 
     A header names the columns (`path`, `file`, `image` or `filename`; `label` or `class`); without
     a header they are the first two. The separator is a comma, semicolon or tab. Paths are relative
-    to the folder of the table, or absolute. Rows keep their order.
+    to the folder of the table, to the current folder, or absolute. Rows keep their order.
     """
     rows = _read_rows(path)
     if not rows:
@@ -313,6 +313,8 @@ def open_table(path: Path) -> ImageSet:
             raise InputError(f"{path}, line {line}: {relative} is listed twice.")
         seen.add(relative)
         file = path.parent / relative
+        if not file.exists() and Path(relative).exists():
+            file = Path(relative)  # of the current folder, where the table was downloaded elsewhere
         name = f"{file} ({path.name}, line {line})"
         sources.append(ImageSource(normal(str(relative)), given(file), name))
         labels.append(normal(row[label_at]))
