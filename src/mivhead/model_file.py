@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from filelock import FileLock, Timeout
 from sklearn.utils.validation import check_is_fitted
