@@ -22,6 +22,7 @@ NEEDS = {  # pages that use optional packages
     "backbones-transformers": ["transformers"],
     "databases": ["lancedb"],
     "export": ["onnxscript"],
+    "without-pytorch": ["onnxscript"],
     "reports": ["matplotlib"],
     "rivals": ["torchvision"],
     "serve": ["starlette", "httpx"],

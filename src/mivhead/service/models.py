@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from mivhead.errors import InputError, MivError
+from mivhead.exported import ExportedClassifier
 from mivhead.service.protection import Refusal
 
 if TYPE_CHECKING:
@@ -48,12 +49,12 @@ class ModelLoader:
 
     def __call__(self, path: Path) -> Any:
         """Read one file."""
-        from mivhead.model_file import load
+        from mivhead._load import load
 
         model = load(path, **self._options)  # type: ignore[arg-type]  # by name
-        if path.suffix == ".onnx":
-            return model
         model.verbose = False
+        if isinstance(model, ExportedClassifier):
+            return model
         model.cache = False  # images of clients leave no traces
         if model.identity_ is not None:
             key = model.identity_.key
