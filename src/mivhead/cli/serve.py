@@ -48,6 +48,21 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="also serve the backbone of the first model, as `miv backbones serve` does",
     )
+    parser.add_argument(
+        "--allow-changes",
+        action="store_true",
+        help="let clients add, remove and relabel shots, and rename classes; needs a key",
+    )
+    parser.add_argument(
+        "--label-studio",
+        metavar="URL",
+        help="fetch the images of tasks from this Label Studio server",
+    )
+    parser.add_argument(
+        "--label-studio-key",
+        metavar="VARIABLE",
+        help="environment variable that holds an access token of Label Studio",
+    )
     options.add_model_backbone(parser)
     options.add_device(parser)
     options.add_json(parser)
@@ -57,6 +72,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `miv serve`."""
     serving.check_options(args)
+    from mivhead.service.label_studio import LabelStudio
     from mivhead.service.models import ModelLoader, name_files
 
     files = name_files(args.models)
@@ -66,6 +82,9 @@ def run(args: argparse.Namespace) -> int:
     backbone = None
     if args.share_backbone:
         backbone = load.backbone(next(iter(files.values())))
+    source = None
+    if args.label_studio:
+        source = LabelStudio(args.label_studio, args.label_studio_key)
     names = list(files)
     title = names[0] if len(names) == 1 else f"{plural(len(names), 'model')} ({', '.join(names)})"
     return serving.serve(
@@ -76,4 +95,6 @@ def run(args: argparse.Namespace) -> int:
         load=load,
         backbone=backbone,
         reload_seconds=args.reload_every or None,
+        label_studio=source,
+        allow_changes=args.allow_changes,
     )

@@ -8,10 +8,11 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Loader = Callable[[Path], Any]
+T = TypeVar("T")
 
 
 class ModelLoader:
@@ -180,6 +182,34 @@ class Models:
         """
         return [name for name in self._models if self._reload(name)]
 
+    def change(self, name: str, apply: Callable[[Any], T]) -> tuple[T, ServedModel]:
+        """Change a copy of a model, save it to its file, and serve it from now on.
+
+        Parameters
+        ----------
+        name : str
+            The model.
+        apply : callable
+            Changes the model that it is called with.
+
+        Returns
+        -------
+        what `apply` returned, and the new version of the model
+        """
+        self._reload(name)  # never overwrite what somebody else has written
+        with self._lock:
+            served = self._models[name]
+            if not hasattr(served.model, "add"):
+                raise InputError(f"The model {name} is exported: it cannot be changed.")
+            model = copy(served.model)
+            made = apply(model)
+            model.save(served.path)
+            self._models[name] = self._serve(name, served.path, model)
+            self._problems.pop(name, None)
+            facts = {"model": name, "version": self._models[name].version}
+            _log.info("model changed", extra={"facts": facts})
+            return made, self._models[name]
+
     def _reload(self, name: str) -> bool:
         with self._lock:
             served = self._models[name]
@@ -218,7 +248,13 @@ class Models:
             stamp = _stamp(path)
         except OSError as error:
             raise InputError(f"The model {path} cannot be read: {error.strerror}.") from error
-        model = self._load(path)
+        return self._serve(name, path, self._load(path), stamp)
+
+    def _serve(
+        self, name: str, path: Path, model: Any, stamp: tuple[int, ...] | None = None
+    ) -> ServedModel:
+        """Describe and try a model."""
+        stamp = stamp or _stamp(path)
         version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
         facts = {
             "name": name,
