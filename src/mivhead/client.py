@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
@@ -147,8 +148,9 @@ class Client:
             found: list[dict[str, Any]] = answer["predictions"]
             return found
 
+        parts = _requests(_files(images), min(IMAGES, self._max_images))
         with ThreadPoolExecutor(self._concurrency) as pool:
-            for part in pool.map(ask, _requests(_files(images))):
+            for part in pool.map(ask, parts):
                 for each in part:
                     if "error" not in each:
                         results.append(_prediction(each))
@@ -157,6 +159,13 @@ class Client:
                     else:
                         raise ImageError(each["error"])
         return results
+
+    @cached_property
+    def _max_images(self) -> int:
+        """How many images the service takes per request."""
+        limits = self._send("GET", "/v1/models").get("limits")
+        limit = limits.get("max_images") if isinstance(limits, dict) else None
+        return limit if isinstance(limit, int) and limit > 0 else IMAGES
 
     def _send(self, method: str, path: str, *, bad_images: bool = False, **what: Any) -> Any:
         """Send a request and return the JSON of the answer."""
@@ -245,12 +254,12 @@ def _files(images: ImageLike | Iterable[ImageLike]) -> Iterator[tuple[str, bytes
             yield name, read_capped(image, name)
 
 
-def _requests(files: Iterable[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
-    """Split images into requests."""
+def _requests(files: Iterable[tuple[str, bytes]], count: int) -> Iterator[list[tuple[str, bytes]]]:
+    """Split images into requests of at most `count` images."""
     part: list[tuple[str, bytes]] = []
     size = 0
     for name, data in files:
-        if part and (len(part) == IMAGES or size + len(data) > REQUEST_BYTES):
+        if part and (len(part) == count or size + len(data) > REQUEST_BYTES):
             yield part
             part, size = [], 0
         part.append((name, data))

@@ -72,11 +72,12 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `miv serve`."""
     serving.check_options(args)
+    from mivhead._files import is_exported
     from mivhead.service.label_studio import LabelStudio
     from mivhead.service.models import ModelLoader, name_files
 
     files = name_files(args.models)
-    if any(path.suffix != ".onnx" for path in files.values()):  # exported models need no PyTorch
+    if not all(is_exported(path) for path in files.values()):  # those need no PyTorch
         options.prepare(args)
     load = ModelLoader(backbone=args.backbone, weights=args.weights, device=args.device)
     backbone = None

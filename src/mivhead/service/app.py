@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +114,7 @@ class Service:
     async def list_models(self, _: Request) -> Response:
         """List the models."""
         found = [self.models.describe(name) for name in self.models.names]
-        return JSONResponse({"models": found})
+        return JSONResponse({"models": found, "limits": asdict(self.limits)})
 
     async def show_model(self, request: Request) -> Response:
         """Describe one model."""

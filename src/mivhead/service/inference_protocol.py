@@ -116,7 +116,7 @@ def _read_inputs(document: dict[str, Any], max_images: int) -> dict[str, Any]:
         shape = each.get("shape")
         if not isinstance(name, str) or name in found:
             raise InputError("Every input must have its own name.")
-        if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape):
+        if not isinstance(shape, list) or not _is_shape(shape):
             raise InputError(f"The shape of {name!r:.80} must be a list of positive integers.")
         if not isinstance(data, list):
             raise InputError(f"The data of {name!r:.80} must be a list.")
@@ -134,6 +134,10 @@ def _read_inputs(document: dict[str, Any], max_images: int) -> dict[str, Any]:
                 f"features {', '.join(FLOATS)}."
             )
     return found
+
+
+def _is_shape(values: list[Any]) -> bool:
+    return bool(values) and all(type(n) is int and n > 0 for n in values)
 
 
 def _read_files(data: list[Any], shape: list[int]) -> list[Upload]:
@@ -192,8 +196,9 @@ def _answer(document: dict[str, Any], served: ServedModel, found: list[Any]) -> 
     asked = document.get("outputs")
     if asked is not None:
         known = {each["name"]: each for each in outputs}
-        names = [each.get("name") if isinstance(each, dict) else None for each in asked or ()]
-        if not isinstance(asked, list) or any(name not in known for name in names):
+        given = asked if isinstance(asked, list) else [None]
+        names = [str(each.get("name")) if isinstance(each, dict) else "" for each in given]
+        if any(name not in known for name in names):
             raise InputError(f"The outputs are {', '.join(known)}.")
         outputs = [known[name] for name in names]
     answer: dict[str, Any] = {"model_name": served.name, "model_version": served.version}

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
+from mivhead._load import load
 from mivhead.errors import InputError, MivError
+from mivhead.exported import ExportedClassifier
 from mivhead.service.protection import Refusal
 
 if TYPE_CHECKING:
@@ -50,12 +52,10 @@ class ModelLoader:
 
     def __call__(self, path: Path) -> Any:
         """Read one file."""
-        from mivhead.model_file import load
-
         model = load(path, **self._options)  # type: ignore[arg-type]  # by name
-        if path.suffix == ".onnx":
-            return model
         model.verbose = False
+        if isinstance(model, ExportedClassifier):
+            return model
         model.cache = False  # images of clients leave no traces
         if model.identity_ is not None:
             key = model.identity_.key
@@ -114,10 +114,12 @@ class ServedModel:
 
     def classify_features(self, features: Any) -> list[Prediction]:
         """Predict features: tensors by name, or vectors of shape (image, channel)."""
-        from mivhead.features import Features
+        given = features
+        if not isinstance(self.model, ExportedClassifier):  # which needs no PyTorch
+            from mivhead.features import Features
 
-        named = isinstance(features, dict)
-        given = Features.from_tensors(features) if named else Features(features)
+            named = isinstance(features, dict)
+            given = Features.from_tensors(features) if named else Features(features)
         found: list[Prediction] = self.model.classify(given)
         return found
 
@@ -298,15 +300,21 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 def _facts(model: Any) -> dict[str, Any]:
     """Return what a model says about itself, for people and programs."""
-    identity = getattr(model, "identity_", None)
+    identity = model.identity_
     classes = [str(label) for label in model.classes_.tolist()]
-    shots = getattr(getattr(model, "classifier_", None), "shots_", None)
+    if isinstance(model, ExportedClassifier):
+        method, shots = model.info.method, model.info.config.get("shots")
+        takes_images = model.needs_images
+    else:
+        counts = getattr(model.classifier_, "shots_", None)
+        method, shots = model.method, None if counts is None else counts.tolist()
+        takes_images = identity is not None
     return {
         "classes": classes,
-        "shots": None if shots is None else dict(zip(classes, shots.tolist(), strict=True)),
-        "method": getattr(model, "method", None),
+        "shots": dict(zip(classes, shots, strict=True)) if shots else None,
+        "method": method,
         "backbone": None if identity is None else identity.name,
-        "image_size": None if identity is None else identity.preprocessing.size,
+        "image_size": identity.preprocessing.size if takes_images else None,
     }
 
 
