@@ -22,6 +22,7 @@ from torch import Tensor
 
 from mivhead._progress import progress_bar
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
+from mivhead.backbones.background import background_vectors
 from mivhead.backbones.base import (
     Backbone,
     Identity,
@@ -86,6 +87,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         threshold of the backbone's preset.
     augmentation : Augmentation or None, default=None
         How views are made. None: flip, grayscale and RandAugment, as in the paper.
+    other : object, default="other"
+        A class of this name stands for everything else. It is trained like a class, its images are
+        background for decisions, and it is never predicted as a name: an image of it is "none of
+        these". None: it is a class like all others.
     random_state : int, default=0
         Random seed of the views and of the initial weights.
     device : str or None, default=None
@@ -132,6 +137,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         recipe: str | Recipe | None = None,
         threshold: int | None = None,
         augmentation: Augmentation | None = None,
+        other: Any = "other",
         random_state: int = 0,
         device: str | None = None,
         cache: bool | str | Path | None = None,
@@ -144,6 +150,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self.recipe = recipe
         self.threshold = threshold
         self.augmentation = augmentation
+        self.other = other
         self.random_state = random_state
         self.device = device
         self.cache = cache
@@ -211,6 +218,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         preset, identity = self._origin(table)
         classifier = self.make_classifier(preset)
         classifier.fit(table.features, np.asarray(labels), views=table.views, view_of=table.view_of)
+        self._prepare_decisions(classifier, identity)
         return self._set_fitted(classifier, identity)
 
     def extract(self, images: Any, *, skip_bad: bool = False) -> FeatureTable:
@@ -373,7 +381,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """
         if coverage is not None:
             return [each.prediction_set or () for each in self.classify(images, coverage=coverage)]
-        chosen: NDArray[Any] = self.classes_[self.predict_proba(images).argmax(axis=1)]
+        probabilities, other = self.predict_proba(images), self.thresholds().other
+        if other is not None:
+            probabilities[:, other] = -1.0  # never a name
+        chosen: NDArray[Any] = self.classes_[probabilities.argmax(axis=1)]
         return chosen
 
     def save(self, path: str | Path) -> None:
@@ -419,7 +430,21 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         read = reader.read(images, self._plan(images, backbone.preset))
         given = images.labels if labels is None else labels
         classifier.fit(read.X, np.asarray(given), views=read.views, view_of=read.view_of)
+        self._prepare_decisions(classifier, backbone.identity)
         return self._set_fitted(classifier, backbone.identity)
+
+    def _prepare_decisions(self, classifier: Any, identity: Identity | None) -> None:
+        """Give a fitted classifier the background that its decisions are made with."""
+        rule: DecisionRule | None = getattr(classifier, "decision_", None)
+        if rule is None:
+            return
+        vectors = None if identity is None else background_vectors(identity)
+        if vectors is not None:
+            rule = rule.with_background(vectors)
+        names = classifier.classes_.tolist()
+        if self.other in names:
+            rule = rule.with_other(names.index(self.other))
+        classifier.decision_ = rule
 
     def _check_params(self) -> None:
         """Check all parameters that can be checked without a backbone and without images."""

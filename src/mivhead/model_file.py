@@ -113,7 +113,9 @@ def _write_decision(
 
 def _read_decision(model: FewShotClassifier, document: Any, tensors: Mapping[str, Tensor]) -> None:
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    model.classifier_.decision_ = DecisionRule.from_state(document, arrays)
+    rule = DecisionRule.from_state(document, arrays, len(model.classes_))
+    model.classifier_.decision_ = rule
+    model.other = None if rule.other is None else model.classes_.tolist()[rule.other]
 
 
 SECTIONS: tuple[Section, ...] = (
