@@ -129,6 +129,11 @@ def test_bad_configurations_and_no_data(tmp_path, monkeypatch, capsys):
     assert "Did you mean 'tasks'?" in capsys.readouterr().err
     assert main(["bench", "run", "--sets", "birds", "-o", str(tmp_path / "run")]) == 2
     assert "--data" in capsys.readouterr().err
+    for config in (["main"], []):  # not silently on the images of scikit-learn
+        assert main(["bench", "run", *config, "-o", str(tmp_path / "run")]) == 2
+        error = capsys.readouterr().err
+        assert "--data" in error
+        assert "--sets digits," in error
     assert not (tmp_path / "run").exists()
 
 

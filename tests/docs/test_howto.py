@@ -16,13 +16,14 @@ from mivhead.cli.main import main
 PAGES = sorted(Path(__file__).parents[2].joinpath("docs", "howto").glob("*.md"))
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NEEDS = {  # pages that use optional packages
-    "backbones-http": ["tenacity"],
+    "backbones-http": ["tenacity", "starlette"],
     "backbones-onnx": ["onnxscript", "timm"],
     "backbones-timm": ["timm"],
     "backbones-transformers": ["transformers"],
     "databases": ["lancedb"],
     "reports": ["matplotlib"],
     "rivals": ["torchvision"],
+    "serve": ["starlette", "httpx"],
 }
 
 

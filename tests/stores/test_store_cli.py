@@ -80,6 +80,10 @@ def test_predictions_are_written_back(
     assert main(["fit", uri, "-o", model, "--no-check", *labelled]) == 0, capsys.readouterr().err
     unlabelled = ["--where", "species IS NULL", "--write", "guess"]
     assert main(["predict", model, uri, *unlabelled]) == 0, capsys.readouterr().err
+    answer = capsys.readouterr()
+    assert answer.out == ""  # not 30 rows, which may be 100,000
+    assert "Wrote guess and guess_probability of 30 rows to lancedb://" in answer.err
+    assert main(["predict", model, uri, *unlabelled, "--csv"]) == 0
     assert "10.jpg" in capsys.readouterr().out
 
     with stores.open(uri, label="guess", where="species IS NULL") as store:

@@ -202,13 +202,14 @@ def _what(args: argparse.Namespace) -> tuple[RunConfig, Path]:
     config = _join(args)
     data = args.data or os.environ.get(DATA)
     wants_bundled = bool(config.sets) and set(config.sets) <= set(BUNDLED)
-    if args.data is None and (wants_bundled or (data is None and not config.sets)):
+    if args.data is None and wants_bundled:
         folder = Path(args.output)
         check_run_folder(folder)
-        return replace(config, sets=config.sets or BUNDLED), write_bundled(folder / IMAGES)
+        return config, write_bundled(folder / IMAGES)
     if data is None:
         raise InputError(
-            f"Give the folder of your data sets with --data or in the variable {DATA}."
+            f"Give the folder of your data sets with --data or in the variable {DATA}; "
+            f"`--sets {','.join(BUNDLED)}` runs on images that pip packages contain instead."
         )
     return replace(config, sets=config.sets or find_sets(data)), Path(data)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 from mivhead.cli import options
 from mivhead.cli.inputs import kind_of
 from mivhead.cli.output import plural, print_json, size, table
+from mivhead.errors import InputError
 
 EXAMPLES = """
 miv info birds.miv
+miv info birds.miv --shots               # names and classes of the shots, and all changes
 miv info features.safetensors --json
 """
 
@@ -27,6 +30,9 @@ def add_parser(subparsers: Any) -> None:
         EXAMPLES,
     )
     parser.add_argument("file", metavar="FILE", help="model or features file")
+    parser.add_argument(
+        "--shots", action="store_true", help="list the shots of a model, and how it was changed"
+    )
     options.add_json(parser)
     parser.set_defaults(run=run)
 
@@ -36,24 +42,43 @@ def run(args: argparse.Namespace) -> int:
     kind = kind_of(args.file)
     facts = _features_facts(args.file) if kind == "features" else _model_facts(args.file)
     facts["bytes"] = Path(args.file).stat().st_size
+    if args.shots and facts.get("shots") is None:
+        raise InputError(f"{args.file} does not list its shots.")
     if args.json:
-        print_json(facts)
+        print_json(facts if args.shots else {k: v for k, v in facts.items() if k != "shots"})
     else:
         print(_describe(facts))
+        if args.shots:
+            print(_describe_shots(facts))
     return 0
 
 
 def _model_facts(path: str) -> dict[str, Any]:
+    from mivhead.images.imageset import natural_key
     from mivhead.model_file import load, read_info
 
-    load(path)  # checks every tensor
+    model = load(path)  # checks every tensor
     description = read_info(path)
-    shots = description.config.get("shots") or [None] * len(description.classes)
+    kept = model.shots_
+    counts = {} if kept is None else kept.counts
+    listed = None
+    if kept is not None:
+        rows = sorted(
+            zip(kept.names, kept.labels.tolist(), kept.hashes, strict=True),
+            key=lambda row: (row[1], natural_key(row[0])),
+        )
+        listed = [{"name": name, "class": label, "sha256": sha} for name, label, sha in rows]
     return {
         "kind": "model",
         "file": path,
         "method": description.method,
-        "classes": {str(n): s for n, s in zip(description.classes, shots, strict=True)},
+        "classes": {str(label): counts.get(label) for label in description.classes},
+        "shots": listed,
+        "views": 0 if kept is None else len(kept.view_of),
+        "pictures": kept is not None and None not in kept.pictures,
+        "history": [
+            {"when": each.when, "action": each.action, "text": each.text} for each in model.history_
+        ],
         "recipe": description.recipe,
         "config": description.config,
         "backbone": description.backbone,
@@ -85,6 +110,10 @@ def _describe(facts: dict[str, Any]) -> str:
     if facts["kind"] == "model":
         lines.append(("method", facts["method"]))
         lines.append(("random seed", facts["seed"]))
+        if facts["history"]:
+            last = facts["history"][-1]
+            changes = plural(len(facts["history"]), "change")
+            lines.append(("history", f"{changes}, the last on {last['when'][:10]}: {last['text']}"))
         lines.append(("written by", f"mivhead {facts['library']} (format {facts['format']})"))
     else:
         blocks = (f"{k} {'x'.join(map(str, v))}" for k, v in facts["blocks"].items())
@@ -101,6 +130,15 @@ def _describe(facts: dict[str, Any]) -> str:
     return text
 
 
+def _describe_shots(facts: dict[str, Any]) -> str:
+    rows = [(each["name"], each["class"], each["sha256"][:12]) for each in facts["shots"]]
+    text = "\n" + table(["shot", "class", "sha256"], rows)
+    if facts["history"]:
+        changes = [(each["when"], each["text"]) for each in facts["history"]]
+        text += "\n\n" + table(["when", "change"], changes, limit=sys.maxsize)
+    return text
+
+
 def _contents(facts: dict[str, Any]) -> str:
     classes = facts["classes"] or {}
     if facts["kind"] == "features":
@@ -110,4 +148,9 @@ def _contents(facts: dict[str, Any]) -> str:
         )
     shots = [count for count in classes.values() if count is not None]
     of_images = f" and the features of their {plural(sum(shots), 'image')}" if shots else ""
-    return f"a model of {plural(len(classes), 'class')}{of_images}"
+    text = f"a model of {plural(len(classes), 'class')}{of_images}"
+    if facts["views"]:
+        text += f", {plural(facts['views'], 'augmented view')}"
+    if facts["pictures"]:
+        text += ", small pictures"
+    return text
