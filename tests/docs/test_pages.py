@@ -30,8 +30,6 @@ BLOCK = re.compile(
 NEEDS = {  # pages that use optional packages
     "backbones-http": ["tenacity", "starlette"],
     "backbones-onnx": ["onnxscript", "timm"],
-    "export": ["onnxscript"],
-    "without-pytorch": ["onnxscript"],
     "backbones-timm": ["timm"],
     "backbones-transformers": ["transformers"],
     "databases": ["lancedb"],
@@ -39,6 +37,7 @@ NEEDS = {  # pages that use optional packages
     "reports": ["matplotlib"],
     "rivals": ["torchvision"],
     "serve": ["starlette", "httpx"],
+    "without-pytorch": ["onnxscript"],
 }
 
 
