@@ -84,8 +84,18 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
     add_list("--backbone", "backbones, as for --backbone of `miv fit`")
     group.add_argument("--weights", metavar="FILE", help="checkpoint; only with a single backbone")
     add_list("--protocol", "'varying', or ways and shots such as '5-way 1-shot'", _protocols)
-    group.add_argument("--tasks", type=options.positive, metavar="N", help="tasks per data set")
-    group.add_argument("--seed", type=options.not_negative, metavar="N", help="random seed")
+    group.add_argument(
+        "--tasks",
+        type=options.positive,
+        metavar="N",
+        help="tasks per data set (default: as configured, or 600)",
+    )
+    group.add_argument(
+        "--seed",
+        type=options.not_negative,
+        metavar="N",
+        help="random seed (default: as configured, or 0)",
+    )
     group.add_argument(
         "--views",
         type=_views,

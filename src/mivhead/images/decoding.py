@@ -8,6 +8,7 @@ file.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -29,6 +30,10 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 MAX_PIXELS = 64 * 2**20  # 8192 x 8192; Pillow's own limit is not changed
 MAX_FILE_BYTES = 256 * 2**20
 
+_ADDRESS = re.compile("(https?|ftp|s3|gs)://", re.IGNORECASE)
+# HEIC, as iPhones write it: "ftyp" and a brand, after four bytes.
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
+
 # By EXIF orientation; `ImageOps.exif_transpose` would also rewrite the (untrusted) metadata.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -49,8 +54,9 @@ _LOCK = threading.Lock()
 def load_image(source: ImageLike, *, name: str | None = None) -> Image.Image:
     """Decode one image to a new, upright RGB picture.
 
-    The first frame of an animation is used, transparency becomes white, 16-bit grey is scaled to
-    8 bits, CMYK is converted, and the EXIF orientation is applied.
+    HEIC, which iPhones write, needs the extra `heic`. The first frame of an animation is used,
+    transparency becomes white, 16-bit grey is scaled to 8 bits, CMYK is converted, and the EXIF
+    orientation is applied.
 
     Parameters
     ----------
@@ -84,6 +90,7 @@ def load_image(source: ImageLike, *, name: str | None = None) -> Image.Image:
     if isinstance(source, np.ndarray):
         return _decode(_from_array(source, name or "The array"), name or "The array")
     if isinstance(source, str | os.PathLike):
+        check_local(source)
         name = name or os.fspath(source)
         source = read_file(Path(source), name)
     name = name or "The image"
@@ -91,6 +98,21 @@ def load_image(source: ImageLike, *, name: str | None = None) -> Image.Image:
     if not data:
         raise ImageError(f"{name} is empty (0 bytes).")
     return _decode(data, name)
+
+
+def check_local(path: str | os.PathLike[str]) -> None:
+    """Raise an error for the address of a web page, which is not fetched.
+
+    >>> check_local("https://example.org/cat.jpg")
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.ImageError: https://example.org/cat.jpg is an address; only files on this \
+computer are read: download the image first.
+    """
+    if _ADDRESS.match(os.fspath(path)):
+        raise ImageError(
+            f"{path} is an address; only files on this computer are read: download the image first."
+        )
 
 
 def read_file(path: Path, name: str) -> bytes:
@@ -145,13 +167,16 @@ def _decode(source: bytes | Image.Image, name: str) -> Image.Image:
         with _quiet():
             if isinstance(source, Image.Image):
                 return _to_rgb(source, name)
-            with Image.open(BytesIO(source), formats=FORMATS) as image:
+            formats = _heif(name) if _is_heic(source) else FORMATS
+            with Image.open(BytesIO(source), formats=formats) as image:
                 return _to_rgb(image, name)
     except ImageError:
         raise
     except Image.DecompressionBombError:
         raise _too_large(name) from None
     except UnidentifiedImageError:
+        if isinstance(source, bytes) and _is_heic(source):
+            raise ImageError(f"{name} is corrupted: it is not a complete HEIC image.") from None
         raise ImageError(
             f"{name} is not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image."
         ) from None
@@ -159,6 +184,23 @@ def _decode(source: bytes | Image.Image, name: str) -> Image.Image:
     # struct.error ...), and only Pillow runs inside this block.
     except Exception as error:
         raise ImageError(f"{name} is corrupted: {error or type(error).__name__}.") from error
+
+
+def _is_heic(data: bytes) -> bool:
+    return data[4:8] == b"ftyp" and data[8:12] in _HEIC_BRANDS
+
+
+def _heif(name: str) -> tuple[str, ...]:
+    """Teach Pillow to decode HEIC, if the extra is installed."""
+    try:
+        import pillow_heif
+    except ImportError:
+        raise ImageError(
+            f'{name} is a HEIC image; to read these, run `pip install "mivhead[heic]"`, or save '
+            "it as JPEG."
+        ) from None
+    pillow_heif.register_heif_opener()
+    return ("HEIF",)
 
 
 @contextmanager
