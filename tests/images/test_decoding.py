@@ -299,7 +299,7 @@ def test_photos_of_an_iphone():
     wide = Image.new("RGB", (64, 48), "red")
     exif = Image.Exif()
     exif[0x0112] = 6  # as an iPhone writes a photo in portrait format
-    data = encode(wide, "HEIF", exif=exif)
+    data = encode(wide, "HEIF", exif=exif.tobytes())
     decoded = load_image(data, name="photo.heic")
     assert decoded.mode == "RGB"
     assert decoded.size == (48, 64)
