@@ -1,5 +1,7 @@
 """The how-to pages are programs: their Python and bash blocks run, in order, in an empty folder.
 
+A block with `file="NAME"` is written to that file instead.
+
 Blocks marked `sh` are not run: they install packages, or need images that only a user has.
 """
 
@@ -14,13 +16,15 @@ import pytest
 from mivhead.cli.main import main
 
 PAGES = sorted(Path(__file__).parents[2].joinpath("docs", "howto").glob("*.md"))
-BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r'^```(python|bash)(?: file="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 NEEDS = {  # pages that use optional packages
     "backbones-http": ["tenacity"],
     "backbones-onnx": ["onnxscript", "timm"],
     "backbones-timm": ["timm"],
     "backbones-transformers": ["transformers"],
     "databases": ["lancedb"],
+    "own-method": ["matplotlib"],
+    "predictions": ["pandas"],
     "reports": ["matplotlib"],
     "rivals": ["torchvision"],
 }
@@ -31,12 +35,15 @@ def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for package in NEEDS.get(page.stem, ()):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     text = page.read_text()
     names: dict[str, object] = {"__name__": "__main__"}
     for match in BLOCK.finditer(text):
-        kind, code = match.groups()
-        line = text[: match.start(2)].count("\n")
-        if kind == "python":
+        kind, file, code = match.groups()
+        line = text[: match.start(3)].count("\n")
+        if file is not None:
+            Path(file).write_text(code)
+        elif kind == "python":
             # The empty lines make the line numbers of a traceback those of the page.
             exec(compile("\n" * line + code, page, "exec"), names)
         else:
