@@ -17,7 +17,7 @@ from typing import Any, Self, overload
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
@@ -30,7 +30,14 @@ from mivhead.decision import MAX_ERRORS, NONE, REJECT, UNSURE, DecisionRule
 from mivhead.ensemble.descriptors import compute_descriptors
 from mivhead.ensemble.stacking import BATCH, FOLDS, Ensemble, out_of_fold_cosines
 from mivhead.errors import InputError, check_no_missing
-from mivhead.features import Block, Features, SupportSet, layout_to_json, read_layout
+from mivhead.features import (
+    Block,
+    Features,
+    SupportSet,
+    blocks_of,
+    layout_to_json,
+    read_layout,
+)
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
 from mivhead.head.logits import combine
@@ -110,17 +117,58 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self : object
             The fitted classifier.
         """
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        return self._fit_seeded(X, y, views, view_of, seed)
+
+    def _fit_seeded(
+        self, X: Any, y: ArrayLike, views: Any, view_of: ArrayLike | None, seed: int
+    ) -> Self:
         features = self._as_features(X, reset=True)
         labels = self._encode(y, len(features))
         extra, rows = self._check_views(views, view_of, features)
         order = np.argsort(labels, kind="stable")
         place = np.argsort(order)  # position of each image in that order
         support = SupportSet(features[order], labels[order], extra, place[rows])
-        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.seed_ = seed
         with shared_cores():
-            self._fit(support, self.seed_)
+            self._fit(support, seed)
         self.decision_ = self._make_rule(support)
         return self
+
+    def refitted(
+        self, X: Any, y: ArrayLike, *, views: Any = None, view_of: ArrayLike | None = None
+    ) -> Self:
+        """Fit a copy to another support set, with the same settings and the same random seed.
+
+        Unlike a clone, a copy of a classifier from a model file has its settings for each block.
+
+        Parameters
+        ----------
+        X, y, views, view_of
+            As for `fit`.
+
+        Returns
+        -------
+        object
+            A new classifier; this one stays as it is.
+        """
+        check_is_fitted(self, "classes_")
+        return self._unfitted()._fit_seeded(X, y, views, view_of, self.seed_)
+
+    def _unfitted(self) -> Self:
+        """Return a copy that fits as this classifier was fitted."""
+        copy: Self = clone(self)
+        return copy
+
+    @property
+    def _stored_support(self) -> Features | None:
+        """The features of the support images, if they are part of the fitted state."""
+        return None
+
+    @property
+    def _view_blocks(self) -> list[int]:
+        """The blocks of the features whose views matter."""
+        return list(range(len(blocks_of(self.layout_))))
 
     def _make_rule(self, support: SupportSet) -> DecisionRule:
         """Make the decision rule after `_fit`: by distances alone, as no shot was left out."""
@@ -461,12 +509,12 @@ class MIVClassifier(FeatureClassifier):
     def _as_features(self, X: Any, *, reset: bool) -> Features:
         features = super()._as_features(X, reset=reset)
         # `_fit` selects blocks itself, because presets are derived from all of them.
-        return features if reset else _last_blocks(features, self.head_.recipe)
+        return features if reset else _last_blocks(features, self.head_.recipe, self.blocks_)
 
     def _fit(self, support: SupportSet, seed: int) -> None:
         recipe = resolve_recipe(self.recipe)
         blocks = resolve_blocks(support.features, self.preset)
-        support = _select(support, recipe)
+        support = _select(support, recipe, blocks)
         blocks = blocks[-len(support.features.blocks) :]
         stacked = recipe.vote == "stacked" and max(support.shots) > 1
         steps = recipe.steps * (1 + FOLDS * stacked)
@@ -505,6 +553,23 @@ class MIVClassifier(FeatureClassifier):
         self.bags_ = Bags.from_shots(shots, support.device)
         with torch.inference_mode():
             self.embedded_ = head.embed(head.prepare(support))
+
+    def _unfitted(self) -> Self:
+        copy = super()._unfitted()
+        fields = ("pool_sizes", "native", "form", "tau", "heads", "plain")
+        presets = [BlockPreset(**{name: getattr(b, name) for name in fields}) for b in self.blocks_]
+        unused = len(blocks_of(self.layout_)) - len(presets)  # by a recipe with `last_blocks`
+        copy.preset = (*(BlockPreset() for _ in range(unused)), *presets)
+        return copy
+
+    @property
+    def _stored_support(self) -> Features:
+        return self.support_
+
+    @property
+    def _view_blocks(self) -> list[int]:
+        unused = len(blocks_of(self.layout_)) - len(self.blocks_)
+        return [unused + i for i in self.head_.taken]
 
     @property
     def _used_scale(self) -> tuple[int, ...]:
@@ -554,7 +619,7 @@ class MIVClassifier(FeatureClassifier):
         if len(saved.shots) != len(self.classes_) or min(saved.shots) < 1:
             raise InputError(f"shots {saved.shots} do not fit {len(self.classes_)} classes.")
         whole = support[:0] if saved.layout is None else read_layout(saved.layout)
-        if _last_blocks(whole, recipe).layout != support.layout:
+        if _last_blocks(whole, recipe, blocks).layout != support.layout:
             raise InputError("the blocks of the head do not fit the layout of the features.")
         head = MIVHead(blocks, recipe, generator=None)
         check_tensors(params, {k: v.shape for k, v in head.state_dict().items()})
@@ -572,26 +637,29 @@ class MIVClassifier(FeatureClassifier):
         self._set_fitted(blocks, head, ensemble, safe, saved.shots)
 
 
-def _select(support: SupportSet, recipe: Recipe) -> SupportSet:
+def _select(support: SupportSet, recipe: Recipe, blocks: Sequence[BlockConfig]) -> SupportSet:
     """Keep the blocks and the views that a recipe uses."""
     views = support.views if recipe.use_views else None
     return replace(
         support,
-        features=_last_blocks(support.features, recipe),
-        views=None if views is None else _last_blocks(views, recipe),
+        features=_last_blocks(support.features, recipe, blocks),
+        views=None if views is None else _last_blocks(views, recipe, blocks),
         view_rows=support.view_rows if recipe.use_views else support.view_rows[:0],
     )
 
 
-def _last_blocks(features: Features, recipe: Recipe) -> Features:
-    count = recipe.last_blocks
-    if count is None or count == len(features.blocks):
+def _last_blocks(features: Features, recipe: Recipe, blocks: Sequence[BlockConfig]) -> Features:
+    """Keep the blocks that a recipe uses, and the pooled vector, which is not one of them."""
+    if recipe.last_blocks is None:
         return features
-    if count > len(features.blocks):
+    extra = int(blocks[-1].pooled)
+    count, there = recipe.last_blocks + extra, len(features.blocks)
+    if count > there:
         raise InputError(
-            f"last_blocks is {count}, but the features have only {len(features.blocks)} blocks."
+            f"last_blocks is {recipe.last_blocks}, but the features have only {there - extra} "
+            "blocks."
         )
-    return Features(features.blocks[-count:])
+    return features if count == there else Features(features.blocks[-count:])
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,9 @@ class BlockPreset:
     candidates : int or None, default=None
         D: the largest number of candidates. The token comes first, then the map, then pooled maps
         spread over `pool_sizes`, starting from the smallest. None keeps all candidates.
+    pooled : bool, default=False
+        Whether this is the vector that heads on one vector per image use (NCC, Baseline++, FiT),
+        where that is not a function of the last block; the MIV-head leaves it out. It comes last.
     """
 
     pool_sizes: tuple[int, ...] = ()
@@ -53,6 +56,7 @@ class BlockPreset:
     heads: int | None = None
     plain: bool = False
     candidates: int | None = None
+    pooled: bool = False
 
     def __post_init__(self) -> None:
         check_one_of("form", self.form, ("cnn", "vit"))
@@ -161,3 +165,5 @@ class Preset:
                 f"A preset needs one block setting per tap, got {len(self.taps)} taps "
                 f"and {len(self.blocks)} settings."
             )
+        if any(block.pooled for block in self.blocks[:-1]):
+            raise InputError("A pooled block must be the last of a preset.")

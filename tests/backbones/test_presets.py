@@ -16,6 +16,7 @@ from mivhead.backbones.presets import PAPER
 from mivhead.backbones.timm_models import build
 from mivhead.head.head import MIVHead
 from mivhead.head.recipe import derive_presets, resolve_blocks
+from mivhead.methods.base import pooled
 from tests.helpers.conformance import photos, run
 
 timm = pytest.importorskip("timm", reason="the extra timm is not installed")
@@ -102,7 +103,8 @@ def test_every_name_of_the_paper_is_there() -> None:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_settings(name: str) -> None:
     preset, expected = PAPER[name].preset, EXPECTED[name]
-    found = [" ".join(["n"] * b.native + [str(s) for s in b.pool_sizes]) for b in preset.blocks]
+    own = [b for b in preset.blocks if not b.pooled]
+    found = [" ".join(["n"] * b.native + [str(s) for s in b.pool_sizes]) for b in own]
     assert found == expected.candidates
     assert {b.tau for b in preset.blocks} == {float(expected.tau)}
     assert {b.form for b in preset.blocks} == {"cnn" if expected.tau == 500 else "vit"}
@@ -126,11 +128,12 @@ def test_shapes_and_head(name: str) -> None:
     features, expected = backbone.extract(photos(4)), EXPECTED[name]
     layout = [(c, s, s) for c, s in expected.layout]
     assert [tuple(b.map.shape[1:]) for b in features.blocks if b.map is not None] == layout
-    tokens = [tuple(b.token.shape[1:]) for b in features.blocks if b.token is not None]
+    own = [b for b, p in zip(features.blocks, backbone.preset.blocks, strict=True) if not p.pooled]
+    tokens = [tuple(b.token.shape[1:]) for b in own if b.token is not None]
     assert tokens == ([(c,) for c, _ in expected.layout] if expected.token else [])
 
     blocks = resolve_blocks(features, backbone.preset.blocks)
-    assert [block.heads for block in blocks] == expected.heads
+    assert [block.heads for block in blocks if not block.pooled] == expected.heads
     if expected.parameters is not None:
         head = MIVHead(blocks, Recipe.paper(), None)
         second = sum(p.numel() for layer in head.layers for p in layer.cap.parameters())
@@ -229,11 +232,14 @@ def test_clip_activations_are_raw() -> None:
         photos(2)
     )
     model, x = features_of("clip_vitl14")
-    for block, tokens in zip(
-        found.blocks, captured(model, x, ["blocks.22", "blocks.23"]), strict=True
-    ):
+    states = captured(model, x, ["blocks.22", "blocks.23"])
+    for block, tokens in zip(found.blocks[:2], states, strict=True):
         close(block.token, tokens[:, 0])
         close(block.map, tokens[:, 1:].transpose(1, 2).reshape(2, 1024, 16, 16))
+    with torch.no_grad():
+        close(found.blocks[2].token, model.norm(states[1])[:, 0])  # for heads on one vector
+    assert found.blocks[2].map is None
+    torch.testing.assert_close(pooled(found), found.blocks[2].token)
 
 
 def test_random_weights_are_visible_and_the_same_everywhere() -> None:

@@ -15,10 +15,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import mivhead
+from mivhead import MIVClassifier, Recipe
 from mivhead.backbones import load_backbone
 from mivhead.backbones.checkpoints import load_exactly, state_hash
-from mivhead.backbones.timm_models import build, to_timm
+from mivhead.backbones.timm_models import Intermediates, build, to_timm
 from mivhead.errors import InputError, NotAvailableError
+from mivhead.methods.base import pooled as pooled_vectors
 from mivhead.preset import BlockPreset, Preprocessing, Preset
 from tests.helpers.conformance import check, photos, run
 
@@ -183,11 +186,55 @@ def test_clip_of_transformers_gives_the_same_hidden_states() -> None:
     load_exactly(ours, to_timm(state, ours), "ours", "theirs")
     x = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
-        hidden = theirs(x, output_hidden_states=True).hidden_states[1:]
+        output = theirs(x, output_hidden_states=True)
+        hidden = output.hidden_states[1:]
         found = ours.forward_intermediates(x, intermediates_only=True, return_prefix_tokens=True)
+        *_, last = Intermediates(ours, [0, 1], normed=False, pooled=True)(x)
+    torch.testing.assert_close(last["token"], output.pooler_output)
     for expected, (map_, prefix_tokens) in zip(hidden, found, strict=True):
         torch.testing.assert_close(map_.flatten(2).transpose(1, 2), expected[:, 1:])
         torch.testing.assert_close(prefix_tokens, expected[:, :1])
+
+
+def test_the_pooled_tap_is_what_a_classifier_would_see() -> None:
+    model = timm.create_model("test_vit", num_classes=0).eval()
+    x = torch.randn(2, 3, 160, 160, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(x)
+        block, pooled = Intermediates(model, [1], normed=False, pooled=True)(x)
+        (alone,) = Intermediates(model, [], pooled=True)(x)
+        (plain,) = Intermediates(model, [1], normed=False)(x)
+    torch.testing.assert_close(pooled["token"], expected)
+    torch.testing.assert_close(alone["token"], expected)
+    assert pooled.keys() == {"token"}
+    torch.testing.assert_close(block["token"], plain["token"])
+
+
+def test_a_pooled_tap_is_for_other_heads(tmp_path: Path) -> None:
+    preset = Preset(
+        ("blocks.4", "blocks.5", "pooled"),
+        (BlockPreset(form="vit"), BlockPreset(form="vit"), BlockPreset(form="vit", pooled=True)),
+        Preprocessing(size=160),
+    )
+    backbone = load_backbone("timm:test_vit", weights="random", preset=preset, dtype="float32")
+    features = backbone.extract(photos(4))
+    labels = ["a", "a", "b", "b"]
+    np.testing.assert_array_equal(pooled_vectors(features), features.blocks[2].token)
+    for recipe, taken in (
+        (Recipe.paper(steps=1), [0, 1]),
+        (Recipe.paper(steps=1, last_blocks=1), [0]),
+    ):
+        fitted = MIVClassifier(recipe, preset, random_state=0).fit(features, labels)
+        assert fitted.head_.taken == taken
+        before = fitted.predict_proba(features)
+        mivhead.save(fitted, tmp_path / "m.miv")
+        np.testing.assert_allclose(
+            mivhead.load(tmp_path / "m.miv").predict_proba(features), before, atol=1e-6
+        )
+    with pytest.raises(InputError, match="last_blocks is 3, but the features have only 2 blocks"):
+        MIVClassifier(Recipe.paper(last_blocks=3), preset).fit(features, labels)
+    with pytest.raises(InputError, match="must be the last"):
+        Preset(("a", "b"), (BlockPreset(pooled=True), BlockPreset()))
 
 
 def test_mismatch_lists_the_names(tmp_path: Path) -> None:

@@ -61,13 +61,20 @@ def test_every_block_equals_the_library(make: Callable[[], Any], tmp_path: Path)
     backbone = load_backbone(f"hf:{tmp_path}", device="cpu", dtype="float32")
     expected_size = Preprocessing(SIZE, tuple(MEAN), tuple(STD))  # type: ignore[arg-type]
     assert backbone.preset.preprocessing == expected_size
-    assert backbone.preset.taps == ("blocks.0", "blocks.1", "blocks.2")
+    pooled = ("pooled",) if make.__name__.removeprefix("whole_") == "clip" else ()
+    assert backbone.preset.taps == ("blocks.0", "blocks.1", "blocks.2", *pooled)
     assert all(block.form == "vit" and block.tau == 200 for block in backbone.preset.blocks)
     images = photos(5)
     found = backbone.extract(images)
     states = hidden_states(model, inside, preprocess(images, expected_size), norm=norm)
-    assert len(found.blocks) == len(states) == DEPTH
-    for block, state in zip(found.blocks, states, strict=True):
+    if pooled:
+        with torch.no_grad():
+            tower = model.get_submodule(inside)
+            expected = tower(pixel_values=preprocess(images, expected_size)).pooler_output
+        torch.testing.assert_close(found.blocks[-1].token, expected, rtol=1e-4, atol=1e-4)
+        assert backbone.preset.blocks[-1].pooled
+    assert len(found.blocks) - len(pooled) == len(states) == DEPTH
+    for block, state in zip(found.blocks[:DEPTH], states, strict=True):
         assert block.map is not None
         patches = block.map.flatten(2).transpose(1, 2)  # (n, patches, C)
         assert block.map.shape == (5, WIDTH, SIZE // PATCH, SIZE // PATCH)
@@ -192,7 +199,7 @@ def test_clip_of_the_papers_shape_has_the_papers_preset(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(document))
     preset = load_backbone(f"hf:{tmp_path}", device="cpu").preset
     assert preset.blocks == PAPER["clip_vitl14"].preset.blocks
-    assert preset.taps == ("blocks.22", "blocks.23")
+    assert preset.taps == ("blocks.22", "blocks.23", "pooled")
     assert preset.threshold == 20
     assert list(preset.preprocessing.mean) == MEAN
 

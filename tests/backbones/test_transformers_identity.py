@@ -16,7 +16,7 @@ from mivhead.backbones.preprocessing import preprocess
 from mivhead.extraction.cache import Keys
 from mivhead.images.augmentation import Augmentation
 from tests.helpers.conformance import photos, run
-from tests.helpers.towers import clip, hidden_states, registers, save, siglip, vit
+from tests.helpers.towers import DEPTH, clip, hidden_states, registers, save, siglip, vit
 
 
 def change_config(folder: Path, **settings: Any) -> None:
@@ -71,7 +71,7 @@ def test_weights_of_lower_precision_run_in_float32(kind: torch.dtype, tmp_path: 
     images = photos(2)
     x = preprocess(images, low.preset.preprocessing)
     states = hidden_states(model.float(), "", x, norm=False)  # rounded once, when it was saved
-    patches = low.extract(images).blocks[-1].map
+    patches = low.extract(images).blocks[DEPTH - 1].map
     assert patches is not None
     torch.testing.assert_close(
         patches.flatten(2).transpose(1, 2), states[-1][:, 1:], rtol=1e-4, atol=1e-4

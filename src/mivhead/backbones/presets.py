@@ -145,7 +145,12 @@ PAPER = {
     ),
     "clip_vitl14": PaperBackbone(
         "vit_large_patch14_clip_quickgelu_224.openai",
-        Preset(_last_blocks(24, 2), _vit((15, 11), (7,)), threshold=20),
+        # Other heads use [CLS] after the final norm, which the blocks do not have.
+        Preset(
+            (*_last_blocks(24, 2), "pooled"),
+            (*_vit((15, 11), (7,)), BlockPreset(form="vit", tau=200.0, pooled=True)),
+            threshold=20,
+        ),
         "huggingface.co/openai/clip-vit-large-patch14",
         normed=False,
     ),

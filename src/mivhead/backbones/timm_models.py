@@ -2,7 +2,8 @@
 
 Taps are the names in the model's `feature_info`, such as `layer4`, `stages.3` or `blocks.11`, read
 with `forward_intermediates`: CNNs give maps, ViTs give maps and [CLS] with the final norm applied
-to every block. Names of other submodules work as well; their outputs are used unchanged.
+to every block. The tap `pooled`, after all others, is the vector that the model's own classifier
+would see. Names of other submodules work as well; their outputs are used unchanged.
 
 From top to bottom: loading, taps, suggested presets, weights, and checkpoints of other projects.
 """
@@ -35,6 +36,7 @@ from mivhead.errors import InputError, NotAvailableError
 from mivhead.preset import Preprocessing, Preset
 
 RANDOM = "random"
+POOLED = "pooled"  # a tap: what the model's own classifier would see
 _NARROW = 384  # ViTs up to this width are tapped at four blocks, wider ones at two, as in the paper
 
 
@@ -58,7 +60,7 @@ def load(
     normed = known is None or known.normed
     if preset is None:
         preset = _suggest(spec, model, device, dtype)
-    check_taps(spec, preset.taps, [name for name, _ in model.named_modules() if name])
+    check_taps(spec, preset.taps, [*(name for name, _ in model.named_modules() if name), POOLED])
     return ModuleBackbone(
         f"{spec} (random weights)" if weights == RANDOM else spec,
         model,
@@ -101,8 +103,11 @@ def _feature_info(model: nn.Module) -> list[dict[str, Any]]:
 
 def _tapped(model: nn.Module, taps: Sequence[str], dtype: torch.dtype, *, normed: bool) -> Tapped:
     names = feature_names(model)
-    if hasattr(model, "forward_intermediates") and set(taps) <= set(names):
-        return Intermediates(model, [names.index(tap) for tap in taps], normed=normed)
+    pooled = taps[-1] == POOLED
+    stages = taps[:-1] if pooled else taps
+    if hasattr(model, "forward_intermediates") and set(stages) <= set(names):
+        indices = [names.index(tap) for tap in stages]
+        return Intermediates(model, indices, normed=normed, pooled=pooled)
     return hooked(model, taps, dtype)
 
 
@@ -117,18 +122,29 @@ class Intermediates(nn.Module):
         Positions of the stages.
     normed : bool, default=True
         Whether the final norm is applied to every block of a ViT, or to none.
+    pooled : bool, default=False
+        Whether the vector that the model's classifier would see follows, as a token.
     """
 
-    def __init__(self, model: nn.Module, indices: list[int], *, normed: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        indices: list[int],
+        *,
+        normed: bool = True,
+        pooled: bool = False,
+    ) -> None:
         super().__init__()
         self.model = model
+        self._pooled = pooled
+        self._count = len(indices)
         self._forward: Any = model.forward_intermediates
         self._settings: dict[str, Any] = {
-            "indices": indices,
+            "indices": indices or 1,  # the last one, if only the pooled vector is wanted
             "norm": normed,
-            "stop_early": True,
+            "stop_early": not pooled,
             "output_fmt": "NCHW",
-            "intermediates_only": True,
+            "intermediates_only": not pooled,
         }
         if has_tokens(model):
             self._settings["return_prefix_tokens"] = True
@@ -136,6 +152,14 @@ class Intermediates(nn.Module):
     def forward(self, x: Tensor) -> list[Parts]:
         """Return the parts of every stage for a batch `(n, 3, R, R)`."""
         outputs = self._forward(x, **self._settings)
+        if not self._pooled:
+            return self._read(outputs)
+        final, outputs = outputs
+        head: Any = self.model.forward_head
+        return [*self._read(outputs)[: self._count], {"token": head(final, pre_logits=True)}]
+
+    @staticmethod
+    def _read(outputs: Sequence[Any]) -> list[Parts]:
         return [_parts(*out) if isinstance(out, tuple) else {"map": out} for out in outputs]
 
 

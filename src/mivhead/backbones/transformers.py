@@ -3,7 +3,7 @@
 Taps are named `blocks.0`, `blocks.1`, ... after the layers, whatever the library calls them. The
 map of a block holds its patches, the token is [CLS]; registers are dropped, and SigLIP has no
 [CLS]. The model's final norm is applied to every block, except for CLIP, whose norm is for [CLS]
-only.
+only: there the tap `pooled`, after all others, is the normed [CLS] (`pooler_output`).
 
 Only safetensors files are read, and no code from a folder or the hub is run.
 """
@@ -29,9 +29,10 @@ from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, suggest_blo
 from mivhead.backbones.presets import PAPER
 from mivhead.backbones.taps import Parts, Taps, check_taps
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.preset import Preprocessing, Preset
+from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 SCHEME = "hf:"
+POOLED = "pooled"  # a tap
 _FILES = ["config.json", "preprocessor_config.json", "processor_config.json"]
 _WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]
 # Settings that change the features but no tensor; all others determine names and shapes.
@@ -45,10 +46,11 @@ class _Family:
 
     model: str  # the class in transformers
     norm: str | None  # the final norm, if it applies to patches too
+    pooler: str | None = None  # the norm that only the last [CLS] passes
     token: bool = True  # whether [CLS] is the first token
 
 
-_CLIP = _Family("CLIPVisionModel", None)
+_CLIP = _Family("CLIPVisionModel", None, pooler="post_layernorm")
 _SIGLIP = _Family("SiglipVisionModel", "post_layernorm", token=False)
 _FAMILIES = {
     "clip": _CLIP,
@@ -93,9 +95,11 @@ class Tower(nn.Module):
         depth = config.num_hidden_layers
         lists = (k for k, m in modules.items() if isinstance(m, nn.ModuleList) and len(m) == depth)
         self._layers = next(lists)  # the outermost
-        norms = (m for k, m in modules.items() if k.rpartition(".")[2] == family.norm)
-        self._norm = next(norms, nn.Identity())
-        self.names = tuple(f"blocks.{i}" for i in range(depth))
+        by_name = {k.rpartition(".")[2]: modules[k] for k in reversed(modules) if k}  # outermost
+        self._norm = by_name.get(family.norm or "", nn.Identity())
+        self._pooler = by_name.get(family.pooler or "")
+        self.layers = tuple(f"blocks.{i}" for i in range(depth))
+        self.names = self.layers + ((POOLED,) if self._pooler is not None else ())
 
     def forward(self, x: Tensor) -> Any:
         """Run the model on a batch `(n, 3, R, R)`."""
@@ -103,9 +107,19 @@ class Tower(nn.Module):
 
     def tap(self, taps: Sequence[str]) -> Tapped:
         """Return a function that taps some of `names`."""
-        layers = [f"{self._layers}.{tap.removeprefix('blocks.')}" for tap in taps]
-        outputs = Taps(self, layers)
-        return lambda x: [self._parts(tokens) for tokens in outputs(x)]
+        last = self.layers[-1]
+        needed = dict.fromkeys(last if tap == POOLED else tap for tap in taps)
+        outputs = Taps(self, [f"{self._layers}.{tap.removeprefix('blocks.')}" for tap in needed])
+
+        def run(x: Tensor) -> list[Parts]:
+            found = dict(zip(needed, outputs(x), strict=True))
+            return [self._pool(found[last]) if t == POOLED else self._parts(found[t]) for t in taps]
+
+        return run
+
+    def _pool(self, tokens: Tensor) -> Parts:
+        assert self._pooler is not None, "only then the tap exists"
+        return {"token": self._pooler(tokens[:, 0])}
 
     def _parts(self, tokens: Tensor) -> Parts:
         tokens = self._norm(tokens)  # (n, prefix + patches, C)
@@ -286,7 +300,10 @@ def _suggest(tower: Tower, preprocessing: Preprocessing, device: torch.device) -
     shape = (config.hidden_size, config.num_hidden_layers, config.patch_size, preprocessing.size)
     if type(tower.model).__name__ == _CLIP.model and shape == (1024, 24, 14, 224):
         return replace(PAPER["clip_vitl14"].preset, preprocessing=preprocessing)
-    taps = tower.names[-4 if config.hidden_size <= _NARROW else -2 :]
+    taps = tower.layers[-4 if config.hidden_size <= _NARROW else -2 :]
     blocks = suggest_blocks(tower.tap(taps), preprocessing.size, device)
     blocks = tuple(replace(block, form="vit", tau=200.0) for block in blocks)  # also without [CLS]
+    if POOLED in tower.names:
+        taps += (POOLED,)
+        blocks += (BlockPreset(form="vit", tau=200.0, pooled=True),)
     return Preset(taps, blocks, preprocessing)

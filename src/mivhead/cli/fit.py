@@ -75,6 +75,12 @@ def add_parser(subparsers: Any) -> None:
     options.add_extraction(parser)
     options.add_training(parser)
     options.add_device(parser)
+    parser.add_argument(
+        "--compact",
+        action="store_true",
+        help="write a smaller file, without pictures of the shots and features of their views; "
+        "later changes (`miv add`, ...) are then less exact",
+    )
     parser.add_argument("--no-check", action="store_true", help="skip the cross-validation")
     parser.add_argument(
         "--folds", type=options.positive, default=5, metavar="K", help="folds of cross-validation"
@@ -163,7 +169,7 @@ def _fit_head(model: FewShotClassifier, args: argparse.Namespace, started: float
         shots = model.extract(images, skip_bad=args.skip_bad)
     extracted = time.perf_counter()
     model.fit_table(shots)
-    model.save(args.output)
+    model.save(args.output, compact=args.compact)
     times = {"features": extracted - started, "training": time.perf_counter() - extracted}
     views = 0 if shots.views is None else len(shots.views)
     return _Fitted(Counter(shots.labels or ()), views, times, shots)

@@ -100,8 +100,9 @@ class MIVHead(nn.Module):
     Parameters
     ----------
     blocks : sequence of BlockConfig
-        The blocks of the features, shallow to deep. With ridge experts in the recipe, blocks that
-        are marked `plain` are left to them, unless there are no others.
+        The blocks of the features, shallow to deep. A block that is marked `pooled` is left to
+        other heads and, with ridge experts in the recipe, those that are marked `plain` to them,
+        unless there are no others.
     recipe : Recipe
         How the head is built.
     generator : torch.Generator or None
@@ -113,8 +114,9 @@ class MIVHead(nn.Module):
     ) -> None:
         super().__init__()
         self.recipe = recipe
-        spared = recipe.has_experts and not all(config.plain for config in blocks)
-        self.taken = [i for i, config in enumerate(blocks) if not (spared and config.plain)]
+        own = [i for i, config in enumerate(blocks) if not config.pooled] or [*range(len(blocks))]
+        spared = recipe.has_experts and not all(blocks[i].plain for i in own)
+        self.taken = [i for i in own if not (spared and blocks[i].plain)]
         self.blocks = nn.ModuleList(HeadBlock(blocks[i], recipe, generator) for i in self.taken)
         # Tells the device and the type, even of a head without parameters.
         self.register_buffer("anchor", torch.empty(0, dtype=torch.float32), persistent=False)

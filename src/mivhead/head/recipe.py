@@ -208,6 +208,7 @@ class BlockConfig:
     form: Literal["cnn", "vit"] = "cnn"
     tau: float = 500.0
     plain: bool = False
+    pooled: bool = False
 
     def __post_init__(self) -> None:
         if self.channels < 1 or self.heads < 1 or self.channels % self.heads:
@@ -360,6 +361,7 @@ def _resolve_block(block: Block, preset: BlockPreset) -> BlockConfig:
         form=preset.form,
         tau=preset.tau,
         plain=preset.plain,
+        pooled=preset.pooled,
     )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError, features
 
 from mivhead.errors import ImageError
 
@@ -47,8 +47,11 @@ _UPRIGHT = {
 _ORIENTATION = 0x0112
 _UPRIGHT_ALREADY = 1
 
-# Python's warning filters are global: two threads must not change them at the same time.
+# Python's warning filters are global: the first of several threads changes them, and the last one
+# changes them back.
 _LOCK = threading.Lock()
+_filters = warnings.catch_warnings()
+_decoding = 0  # threads
 
 
 def load_image(source: ImageLike, *, name: str | None = None) -> Image.Image:
@@ -115,6 +118,20 @@ computer are read: download the image first.
         )
 
 
+def count_pixels(data: bytes, *, name: str) -> int:
+    """Return the number of pixels that the header of an image file announces.
+
+    Raises
+    ------
+    ImageError
+        If it is not an image, or has more pixels than `MAX_PIXELS`.
+    """
+    with _errors(name), _open(data, name) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise _too_large(name)
+        return image.width * image.height
+
+
 def read_file(path: Path, name: str) -> bytes:
     """Read the bytes of an image file of at most `MAX_FILE_BYTES`."""
     try:
@@ -162,21 +179,62 @@ def _from_array(array: np.ndarray[Any, Any], name: str) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array))
 
 
+def encode_square(image: Image.Image, size: int) -> bytes:
+    """Resize an image to the square that a backbone sees, and encode it without loss.
+
+    Lossless WebP at its fastest setting: smaller than PNG (55 instead of 75 kB for photographs at
+    224 pixels), and twice as fast.
+
+    >>> square = load_image(encode_square(Image.new("RGB", (40, 20), "red"), 16))
+    >>> square.size, square.getpixel((3, 3))
+    ((16, 16), (255, 0, 0))
+    """
+    square = image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
+    buffer = BytesIO()
+    if features.check("webp"):
+        square.save(buffer, "WEBP", lossless=True, quality=0, method=0)
+    else:
+        square.save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
 def _decode(source: bytes | Image.Image, name: str) -> Image.Image:
+    with _errors(name):
+        if isinstance(source, Image.Image):
+            return _to_rgb(source, name)
+        with _open(source, name) as image:
+            return _to_rgb(image, name)
+
+
+def _open(data: bytes, name: str) -> Image.Image:
+    """Read the header of an image file; HEIC, as iPhones write it, needs an extra."""
+    if data[4:8] != b"ftyp" or data[8:12] not in _HEIC_BRANDS:
+        return Image.open(BytesIO(data), formats=FORMATS)
+    try:
+        import pillow_heif
+    except ImportError:
+        raise ImageError(
+            f'{name} is a HEIC image; to read these, run `pip install "mivhead[heic]"`, or save '
+            "it as JPEG."
+        ) from None
+    pillow_heif.register_heif_opener()
+    try:
+        return Image.open(BytesIO(data), formats=("HEIF",))
+    except UnidentifiedImageError:
+        raise ImageError(f"{name} is corrupted: it is not a complete HEIC image.") from None
+
+
+@contextmanager
+def _errors(name: str) -> Iterator[None]:
+    """Turn every exception of a decoder into an `ImageError`, and hide its warnings."""
     try:
         with _quiet():
-            if isinstance(source, Image.Image):
-                return _to_rgb(source, name)
-            formats = _heif(name) if _is_heic(source) else FORMATS
-            with Image.open(BytesIO(source), formats=formats) as image:
-                return _to_rgb(image, name)
+            yield
     except ImageError:
         raise
     except Image.DecompressionBombError:
         raise _too_large(name) from None
     except UnidentifiedImageError:
-        if isinstance(source, bytes) and _is_heic(source):
-            raise ImageError(f"{name} is corrupted: it is not a complete HEIC image.") from None
         raise ImageError(
             f"{name} is not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image."
         ) from None
@@ -186,29 +244,23 @@ def _decode(source: bytes | Image.Image, name: str) -> Image.Image:
         raise ImageError(f"{name} is corrupted: {error or type(error).__name__}.") from error
 
 
-def _is_heic(data: bytes) -> bool:
-    return data[4:8] == b"ftyp" and data[8:12] in _HEIC_BRANDS
-
-
-def _heif(name: str) -> tuple[str, ...]:
-    """Teach Pillow to decode HEIC, if the extra is installed."""
-    try:
-        import pillow_heif
-    except ImportError:
-        raise ImageError(
-            f'{name} is a HEIC image; to read these, run `pip install "mivhead[heic]"`, or save '
-            "it as JPEG."
-        ) from None
-    pillow_heif.register_heif_opener()
-    return ("HEIF",)
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide Pillow's warnings (odd metadata, large images) from the user."""
-    with _LOCK, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
+    global _decoding, _filters
+    with _LOCK:
+        _decoding += 1
+        if _decoding == 1:
+            _filters = warnings.catch_warnings()
+            _filters.__enter__()
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+    try:
         yield
+    finally:
+        with _LOCK:
+            _decoding -= 1
+            if not _decoding:
+                _filters.__exit__(None, None, None)
 
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:

@@ -127,8 +127,8 @@ def from_images(images: Iterable[ImageLike]) -> ImageSet:
     return ImageSet(tuple(sources))
 
 
-def label_images(images: ImageSet, labels: Sequence[Any]) -> ImageSet:
-    """Return the set with labels; raise an error if there are fewer than two classes."""
+def label_images(images: ImageSet, labels: Sequence[Any], *, min_classes: int = 2) -> ImageSet:
+    """Return the set with labels; raise an error if there are too few classes."""
     if len(images) != len(labels):
         raise InputError(f"There are {len(images)} images, but {len(labels)} labels.")
     if not len(images):
@@ -136,7 +136,7 @@ def label_images(images: ImageSet, labels: Sequence[Any]) -> ImageSet:
     check_no_missing("labels", labels)
     named = replace(images, labels=tuple(map(str, labels)))
     check_names(named.classes)
-    if len(named.classes) < 2:
+    if len(named.classes) < min_classes:
         raise InputError(
             f"All images have the label {named.classes[0]!r}; a classifier needs at least "
             "2 classes."

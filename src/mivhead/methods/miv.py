@@ -183,14 +183,16 @@ def work(classifier: Any, size: TaskSize, features: Features, _backbone: Backbon
     """Count the work of fitting a `MIVClassifier` or one of its ablations."""
     recipe = resolve_recipe(classifier.recipe)
     blocks = resolve_blocks(features, classifier.preset)
-    return miv_work(blocks[-(recipe.last_blocks or 0) :], recipe, size)
+    kept = recipe.last_blocks and recipe.last_blocks + blocks[-1].pooled
+    return miv_work(blocks[-(kept or 0) :], recipe, size)
 
 
 def miv_work(blocks: Sequence[BlockConfig], recipe: Recipe, size: TaskSize) -> Work:
     """Count the head and, where the recipe has them, ridge experts and out-of-fold heads."""
+    taken = [block for block in blocks if not block.pooled] or blocks
     if recipe.vote == "logsumexp":
-        return _head_work(blocks, recipe, size)
-    own = [block for block in blocks if not block.plain] or blocks
+        return _head_work(taken, recipe, size)
+    own = [block for block in taken if not block.plain] or taken
     total = _head_work(own, recipe, size) + experts_work(blocks, size)
     if recipe.vote == "stacked" and max(size.shots) > 1:
         for fold in range(FOLDS):

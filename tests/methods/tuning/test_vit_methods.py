@@ -76,12 +76,14 @@ def test_regulariser_is_the_cross_entropy_to_the_centred_teacher() -> None:
     for _ in range(2):
         found = regulariser(prefix).item()
         teacher = prototypes.double().numpy() @ weight.T + bias
-        student = (prefix.double().numpy() @ weight.T + bias) / 0.1
+        teacher /= np.linalg.norm(teacher, axis=1, keepdims=True)
+        student = prefix.double().numpy() @ weight.T + bias
+        student /= 0.1 * np.linalg.norm(student, axis=1, keepdims=True)
         sharp = np.exp((teacher - centre) / 0.04)
         target = sharp / sharp.sum(axis=1, keepdims=True)
         log = student - np.log(np.exp(student).sum(axis=1, keepdims=True))
         assert found == pytest.approx(-(target * log).sum(axis=1).mean(), rel=1e-4)
-        centre = 0.9 * centre + 0.1 * teacher.mean(axis=0)
+        centre = 0.9 * centre + 0.1 * target.mean(axis=0)
 
 
 def test_prototypes_are_patches_weighted_by_the_attention_of_cls() -> None:
@@ -97,12 +99,13 @@ def test_prototypes_are_patches_weighted_by_the_attention_of_cls() -> None:
             tokens = block(tokens[None])[0]
         last = model.blocks[2]
         q, k, _ = last.attn.qkv(last.norm1(tokens)).chunk(3, dim=1)
-        weights = torch.zeros(len(patches))
+        embedded = patches + model.pos_embed[0, 1:]
+        expected = torch.zeros(48)
         for h in range(4):
             part = slice(12 * h, 12 * h + 12)
-            scores = q[0, part] @ k[:, part].T / math.sqrt(12)
-            weights += torch.softmax(scores, dim=0)[1:] / 4
-        expected = (weights / weights.sum()) @ patches
+            scores = k[1:, part] @ q[0, part] / math.sqrt(12)  # of the patches alone
+            for weight, patch in zip(torch.softmax(scores, dim=0), embedded, strict=True):
+                expected[part] += weight * patch[part]
     torch.testing.assert_close(found[1], expected, rtol=1e-3, atol=1e-5)
 
 

@@ -4,6 +4,10 @@ Every class has a prefix, which starts as the prototype of its patch embeddings,
 attention of [CLS] in the last block. A small network turns it into keys and values for every block.
 Offsets after the attention and the MLP of every block, and a linear map of the features, are
 trained as well.
+
+Where the eTT paper leaves details open, this follows the comparison in the MIV paper: patch
+embeddings include their positions, each head weights its own channels by its own attention over
+patches, and the regularisation compares unit vectors with a centre of the teacher's distributions.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from mivhead.errors import InputError
-from mivhead.methods.base import class_means
+from mivhead.methods.base import class_means, unit
 from mivhead.methods.cost import BackboneWork
 from mivhead.methods.tuning.base import Network, Pixels, TuningClassifier, check_is_vit
 
@@ -163,7 +167,10 @@ class ETT(TuningClassifier):
 
 
 def _attended(network: Network, vit: Any, pixels: Pixels) -> Tensor:
-    """Patch embeddings of each image, averaged by the last block's attention of [CLS]."""
+    """Patch embeddings of each image, averaged by the last block's attention of [CLS].
+
+    As in attention itself, each head has its own weights for its own channels.
+    """
     attention = vit.blocks[-1].attn
     while hasattr(attention, "inner"):  # below what was attached
         attention = attention.inner
@@ -174,6 +181,7 @@ def _attended(network: Network, vit: Any, pixels: Pixels) -> Tensor:
 
     hooks = [
         vit.patch_embed.register_forward_hook(lambda _m, _x, y: keep("patches", y)),
+        vit.blocks[0].register_forward_pre_hook(lambda _m, x: keep("tokens", x[0])),
         attention.qkv.register_forward_hook(lambda _m, _x, y: keep("qkv", y)),
     ]
     parts = []
@@ -181,9 +189,11 @@ def _attended(network: Network, vit: Any, pixels: Pixels) -> Tensor:
         for start in range(0, len(pixels), AT_ONCE):
             with torch.no_grad():
                 network(network.batch(pixels[start : start + AT_ONCE]))
-            patches = seen["patches"].flatten(1, -2)  # (n, patch, C)
-            weights = _cls_attention(attention, seen["qkv"], patches.shape[1])
-            parts.append((weights[:, :, None] * patches).sum(dim=1))
+            count = seen["patches"].flatten(1, -2).shape[1]
+            # With positions, without [CLS] and registers, which come first: (n, patch, head, d).
+            patches = seen["tokens"][:, -count:].unflatten(2, (attention.num_heads, -1))
+            weights = _cls_attention(attention, seen["qkv"], count)  # (n, head, patch)
+            parts.append(torch.einsum("nhp,nphd->nhd", weights, patches).flatten(1))
     finally:
         for hook in hooks:
             hook.remove()
@@ -191,16 +201,13 @@ def _attended(network: Network, vit: Any, pixels: Pixels) -> Tensor:
 
 
 def _cls_attention(attention: Any, qkv: Tensor, patches: int) -> Tensor:
-    """Attention of [CLS] to the patches, the mean over heads: (n, patch), rows sum to 1."""
+    """Attention of [CLS] to the patches alone, per head: (n, head, patch), rows sum to 1."""
     n, tokens, _ = qkv.shape
     q, k, _ = qkv.view(n, tokens, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
-    q, k = (
-        attention.q_norm(q[:, :, :1]),
-        attention.k_norm(k),
-    )  # (n, head, 1, d), (n, head, token, d)
-    scores = (q @ k.transpose(2, 3))[:, :, 0] / q.shape[-1] ** 0.5  # (n, head, token)
-    weights = torch.softmax(scores, dim=2)[:, :, -patches:].mean(dim=1)  # (n, patch)
-    return weights / weights.sum(dim=1, keepdim=True)
+    q = attention.q_norm(q[:, :, :1])  # (n, head, 1, d)
+    k = attention.k_norm(k)[:, :, -patches:]  # (n, head, patch, d)
+    scores = (q @ k.transpose(2, 3))[:, :, 0] / q.shape[-1] ** 0.5  # (n, head, patch)
+    return torch.softmax(scores, dim=2)
 
 
 def find_vit(network: Network) -> Any:
@@ -347,8 +354,8 @@ class Shifted(nn.Module):
 class Regulariser(nn.Module):
     """Keeps prefixes near the prototypes they started from: self-distillation as in DINO.
 
-    A projector shows both as distributions. The prototypes' is the teacher's: centred, sharper,
-    without gradient.
+    A projector maps both to unit vectors, which a softmax turns into distributions. The teacher's,
+    of the prototypes, are sharper, without gradient, and centred on the mean of earlier ones.
     """
 
     WIDTH, TEACHER, STUDENT, MOMENTUM = 64, 0.04, 0.1, 0.9
@@ -363,7 +370,7 @@ class Regulariser(nn.Module):
     def forward(self, prefix: Tensor) -> Tensor:
         """Cross-entropy between the distributions of prototypes and prefixes (class, channel)."""
         with torch.no_grad():
-            projected = self.projector(self.prototypes)  # (class, 64)
+            projected = unit(self.projector(self.prototypes))  # (class, 64)
             target = torch.softmax((projected - self.centre) / self.TEACHER, dim=1)
-            self.centre.lerp_(projected.mean(dim=0), 1 - self.MOMENTUM)
-        return F.cross_entropy(self.projector(prefix) / self.STUDENT, target)
+            self.centre.lerp_(target.mean(dim=0), 1 - self.MOMENTUM)
+        return F.cross_entropy(unit(self.projector(prefix)) / self.STUDENT, target)
