@@ -198,7 +198,14 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """
         return self._fit_images(label_images(from_images(images), labels), labels)
 
-    def fit_folder(self, path: str | Path, *, skip_bad: bool = False) -> Self:
+    def fit_folder(
+        self,
+        path: str | Path,
+        *,
+        skip_bad: bool = False,
+        label: str | None = None,
+        encoding: str | None = None,
+    ) -> Self:
         """Train on a folder of class folders, a zip of one, or a CSV of paths and labels.
 
         Parameters
@@ -207,13 +214,19 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             The folder, zip or CSV.
         skip_bad : bool, default=False
             Leave out images that cannot be read, and list them in `skipped_`.
+        label : str or None, default=None
+            The column of the labels in a CSV; None: `label` or `class`.
+        encoding : str or None, default=None
+            The encoding of a CSV, such as `"cp1252"`; None: UTF-8.
 
         Returns
         -------
         FewShotClassifier
             Itself.
         """
-        return self._fit_images(open_labelled(path), skip_bad=skip_bad)
+        return self._fit_images(
+            open_labelled(path, label=label, encoding=encoding), skip_bad=skip_bad
+        )
 
     def fit_table(self, table: FeatureTable, labels: Sequence[Any] | None = None) -> Self:
         """Train on features that were extracted before, by `extract` or elsewhere.
