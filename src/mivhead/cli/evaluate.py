@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_model
+from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_any_model
 from mivhead.cli.output import (
     check_output,
     interval,
@@ -24,6 +24,7 @@ from mivhead.errors import InputError
 
 if TYPE_CHECKING:
     from mivhead.diagnostics.evaluation import Evaluation, Score
+    from mivhead.exported import ExportedClassifier
     from mivhead.fewshot import FewShotClassifier
 
 MAX_MATRIX = 15  # classes of a matrix that is readable as text
@@ -65,6 +66,7 @@ def add_parser(subparsers: Any) -> None:
         help="draw the misclassified images to a .png, .svg or .pdf file",
     )
     options.add_skip_bad(parser)
+    options.add_csv(parser)
     options.add_model_backbone(parser)
     options.add_device(parser)
     options.add_json(parser)
@@ -83,8 +85,7 @@ def run(args: argparse.Namespace) -> int:
             check_output(path)
     if args.mistakes and is_features(args.images):
         raise InputError("--mistakes draws images, so it cannot be used with features.")
-    options.prepare(args)
-    result = _evaluate(load_model(args.model, args), args)
+    result = _evaluate(load_any_model(args.model, args), args)
     report_skipped(result.skipped)
     for draw, path in drawings.items():
         getattr(result, draw)(path)
@@ -97,14 +98,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _evaluate(model: FewShotClassifier, args: argparse.Namespace) -> Evaluation:
-    from mivhead import stores
+def _evaluate(
+    model: FewShotClassifier | ExportedClassifier, args: argparse.Namespace
+) -> Evaluation:
     from mivhead.diagnostics.evaluation import evaluate
+    from mivhead.images.sources import open_labelled
 
     if not is_features(args.images):
         check_takes_images(model, args.model)
-        return evaluate(model, args.images, skip_bad=args.skip_bad)
-    with stores.open(args.images) as store:
+        how = {"label": args.label, "encoding": args.encoding}
+        images = open_labelled(args.images, min_classes=1, **how)
+        return evaluate(model, images, skip_bad=args.skip_bad)
+    from mivhead import stores
+
+    with stores.open(args.images, label=args.label) as store:
         features = store.read()
     if features.labels is None:
         raise InputError(f"{args.images} has no labels to compare the predictions with.")

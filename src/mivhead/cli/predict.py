@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_model
+from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_any_model
 from mivhead.cli.output import (
     as_json,
     check_folder,
@@ -27,6 +27,7 @@ from mivhead.cli.output import (
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
+    from mivhead.exported import ExportedClassifier
     from mivhead.fewshot import FewShotClassifier
     from mivhead.images.imageset import Skipped
     from mivhead.prediction import Prediction
@@ -115,8 +116,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `miv predict`."""
     _check_form(args)
-    options.prepare(args)
-    model = load_model(args.model, args)
+    model = load_any_model(args.model, args)
     if len(args.images) == 1 and is_features(args.images[0]):
         if args.sort_into:
             raise InputError("--sort-into copies images, so it cannot be used with features.")
@@ -173,7 +173,9 @@ def _tell(args: argparse.Namespace, text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def _predict_features(model: FewShotClassifier, args: argparse.Namespace) -> list[Prediction]:
+def _predict_features(
+    model: FewShotClassifier | ExportedClassifier, args: argparse.Namespace
+) -> list[Prediction]:
     from mivhead import stores
 
     predictions: list[Prediction] = []
