@@ -13,10 +13,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL.Image import Image
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -66,6 +67,9 @@ from mivhead.preset import Preset
 from mivhead.shots import Change, Shots
 
 MAX_SHOWN = 8  # classes that the short form of a model names
+
+if TYPE_CHECKING:
+    from mivhead.diagnostics.explanation import Explanation
 
 __all__ = ["FewShotClassifier", "Prediction", "Predictions"]
 
@@ -507,6 +511,31 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             shots, name, old = shots.relabel(each, target, new=new)
             parts.append(f"{name} from {old} to {target}")
         return self._change("relabel", f"moved {', '.join(parts)}", shots)
+
+    def explain(self, images: Any, **decision: Any) -> Explanation | list[Explanation]:
+        """Say why the model gives images their names.
+
+        Parameters
+        ----------
+        images : images or FeatureTable
+            As for `predict`.
+        **decision
+            Thresholds, as for `classify`.
+
+        Returns
+        -------
+        Explanation, or list of Explanation
+            Where the model looked, the closest shots, the runner-up and the votes of the members.
+            One explanation for a single image, a list for a folder or a list of images.
+        """
+        from mivhead.diagnostics.explanation import explain_images
+
+        check_is_fitted(self, "classifier_")
+        single = isinstance(images, Image | bytes) or getattr(images, "ndim", 0) in (2, 3)
+        if isinstance(images, str | Path):
+            single = Path(images).is_file() and Path(images).suffix.lower() != ".zip"
+        found = list(explain_images(self, images, **decision))
+        return found[0] if single and len(found) == 1 else found
 
     def save(self, path: str | Path, *, compact: bool = False) -> None:
         """Write the model to one file, which `mivhead.load` reads.

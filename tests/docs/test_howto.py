@@ -21,6 +21,7 @@ NEEDS = {  # pages that use optional packages
     "backbones-timm": ["timm"],
     "backbones-transformers": ["transformers"],
     "databases": ["lancedb"],
+    "photos": ["matplotlib"],
     "reports": ["matplotlib"],
     "rivals": ["torchvision"],
     "serve": ["starlette", "httpx"],
