@@ -205,3 +205,12 @@ def write_text(path: str | Path, text: str, errors: str = "strict") -> None:
     """
     with replacing(path, make_folders=True) as part:
         part.write_text(text, encoding="utf-8", errors=errors, newline="\n")
+
+
+def is_exported(path: object) -> bool:
+    """Tell whether a path names an exported model, by its suffix.
+
+    >>> is_exported("birds.onnx"), is_exported("birds.miv")
+    (True, False)
+    """
+    return str(path).lower().endswith(".onnx")

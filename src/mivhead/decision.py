@@ -103,6 +103,84 @@ class Thresholds:
         return tuple(chosen or islice(ranked, 1))
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """Out-of-fold predictions of shots, from which thresholds follow. Exported models keep them.
+
+    Parameters
+    ----------
+    scores : tuple of float
+        The score of each shot, computed without it.
+    best, own : tuple of float
+        The largest probability, and the probability of its own class. Empty for a method that
+        makes no out-of-fold predictions.
+    """
+
+    scores: tuple[float, ...]
+    best: tuple[float, ...]
+    own: tuple[float, ...]
+
+    def thresholds(
+        self,
+        reject: float | None = REJECT,
+        max_errors: float | None = MAX_ERRORS,
+        coverage: float | None = None,
+    ) -> Thresholds:
+        """Choose thresholds from the out-of-fold shots.
+
+        Parameters
+        ----------
+        reject : float or None, default=0.1
+            Share of the images of known classes that may be rejected; None or 0 rejects none.
+        max_errors : float or None, default=0.1
+            Share of wrong names among the names that are given; None or 1 is never unsure.
+        coverage : float or None, default=None
+            Share of prediction sets that hold the true class.
+        """
+        check_share("reject", reject, low=True)
+        check_share("max_errors", max_errors, low=True)
+        check_share("coverage", coverage)
+        return Thresholds(
+            unknown=self._reject_above(reject or 0.0),
+            probability=self._unsure_below(1.0 if max_errors is None else max_errors),
+            set=None if coverage is None else self._in_set_from(coverage),
+        )
+
+    def _reject_above(self, reject: float) -> float:
+        scores = np.sort(self.scores)
+        if not reject or not len(scores):
+            return math.inf
+        rank = math.ceil(round((len(scores) + 1) * (1 - reject), 9))
+        return float(scores[min(max(rank, 1), len(scores)) - 1])
+
+    def _unsure_below(self, max_errors: float) -> float:
+        if max_errors >= 1 or (self.scores and not self.best):
+            return 0.0
+        if not self.best:
+            return max(0.0, 1 - 2 * max_errors)  # if probabilities above it are equally frequent
+        best = np.sort(self.best)[::-1]
+        errors = np.cumsum(1 - best) / np.arange(1, len(best) + 1)  # grows with every shot
+        accepted = int((errors <= max_errors).sum())
+        if accepted == len(best):
+            return 0.0
+        # Halfway between the last shot that is accepted and the first that is not.
+        upper = best[accepted - 1] if accepted else 1.0
+        return float((upper + best[accepted]) / 2)
+
+    def _in_set_from(self, coverage: float) -> float:
+        count = len(self.own)
+        rank = math.floor(round((count + 1) * (1 - coverage), 9))
+        if rank < 1:
+            most = f"at most {math.floor(100 * count / (count + 1))} %" if count else "no coverage"
+            raise InputError(
+                f"coverage={coverage:g} needs {math.ceil(round(coverage / (1 - coverage), 9))} "
+                f"shots that can be left out in turn, and this model has {count} (a class with one "
+                f"shot has none, and only the method miv predicts them): {most} can be "
+                "guaranteed. Ask for less, or add shots."
+            )
+        return float(np.sort(self.own)[rank - 1])
+
+
 @dataclass(frozen=True, eq=False)
 class DecisionRule:
     """How unlike its shots an image is for a model, and which thresholds follow from the shots.
@@ -199,65 +277,19 @@ class DecisionRule:
         score: Floats = FAR * far - near - self.weight * energy
         return score
 
+    @property
+    def calibration(self) -> Calibration:
+        """What the thresholds follow from."""
+        return Calibration(*(tuple(x.tolist()) for x in (self.held_out, self.best, self.own)))
+
     def thresholds(
         self,
         reject: float | None = REJECT,
         max_errors: float | None = MAX_ERRORS,
         coverage: float | None = None,
     ) -> Thresholds:
-        """Choose thresholds from the out-of-fold shots.
-
-        Parameters
-        ----------
-        reject : float or None, default=0.1
-            Share of the images of known classes that may be rejected; None or 0 rejects none.
-        max_errors : float or None, default=0.1
-            Share of wrong names among the names that are given; None or 1 is never unsure.
-        coverage : float or None, default=None
-            Share of prediction sets that hold the true class.
-        """
-        check_share("reject", reject, low=True)
-        check_share("max_errors", max_errors, low=True)
-        check_share("coverage", coverage)
-        return Thresholds(
-            unknown=self._reject_above(reject or 0.0),
-            probability=self._unsure_below(1.0 if max_errors is None else max_errors),
-            set=None if coverage is None else self._in_set_from(coverage),
-        )
-
-    def _reject_above(self, reject: float) -> float:
-        scores = np.sort(self.held_out)
-        if not reject or not len(scores):
-            return math.inf
-        rank = math.ceil(round((len(scores) + 1) * (1 - reject), 9))
-        return float(scores[min(max(rank, 1), len(scores)) - 1])
-
-    def _unsure_below(self, max_errors: float) -> float:
-        if max_errors >= 1 or not (len(self.best) or not len(self.rows)):
-            return 0.0
-        if not len(self.best):
-            return max(0.0, 1 - 2 * max_errors)  # if probabilities above it are equally frequent
-        best = np.sort(self.best.astype(np.float64))[::-1]
-        errors = np.cumsum(1 - best) / np.arange(1, len(best) + 1)  # grows with every shot
-        accepted = int((errors <= max_errors).sum())
-        if accepted == len(best):
-            return 0.0
-        # Halfway between the last shot that is accepted and the first that is not.
-        upper = best[accepted - 1] if accepted else 1.0
-        return float((upper + best[accepted]) / 2)
-
-    def _in_set_from(self, coverage: float) -> float:
-        count = len(self.own)
-        rank = math.floor(round((count + 1) * (1 - coverage), 9))
-        if rank < 1:
-            most = f"at most {math.floor(100 * count / (count + 1))} %" if count else "no coverage"
-            raise InputError(
-                f"coverage={coverage:g} needs {math.ceil(round(coverage / (1 - coverage), 9))} "
-                f"shots that can be left out in turn, and this model has {count} (a class with one "
-                f"shot has none, and only the method miv predicts them): {most} can be "
-                "guaranteed. Ask for less, or add shots."
-            )
-        return float(np.sort(self.own)[rank - 1])
+        """Choose thresholds from the out-of-fold shots; see `Calibration.thresholds`."""
+        return self.calibration.thresholds(reject, max_errors, coverage)
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return the rule for a model file: a JSON value and arrays."""

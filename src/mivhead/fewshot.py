@@ -128,6 +128,15 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     skipped_ : list of Skipped
         Images that the last call with `skip_bad` left out.
 
+    Notes
+    -----
+    A model may predict in several threads. For several processes use the start method `"spawn"` or
+    `"forkserver"`: `multiprocessing.get_context("spawn")`, or `multiprocessing_context="spawn"` of
+    a PyTorch `DataLoader`. Do not use `"fork"`, Linux's default before Python 3.14: PyTorch's
+    threads do not survive a fork, and a child of a process that has predicted waits for them
+    forever. If a fork cannot be avoided, call `torch.set_num_threads(1)` before the first
+    prediction.
+
     Examples
     --------
     >>> import numpy as np

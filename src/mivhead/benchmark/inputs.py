@@ -226,10 +226,11 @@ class TaskFeatures:
         self._starts = np.cumsum([0, *counts])  # of the views of each support image
 
     def _read(self, cache: FeatureCache, keys: TaskKeys) -> None:
-        self.support = read_features(cache, keys.support)
-        self.queries = read_features(cache, keys.queries)
         views = [key for own in keys.views for key in own]
-        self.views = read_features(cache, views) if views else None
+        features = read_features(cache, [*keys.support, *keys.queries, *views])
+        shots, images = len(keys.support), len(keys.support) + len(keys.queries)
+        self.support, self.queries = features[:shots], features[shots:images]
+        self.views = features[images:] if views else None
 
     def take_views(self, counts: Sequence[int]) -> dict[str, Any]:
         """Return the first views of each support image as the arguments `views` and `view_of`."""

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_model
+from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_any_model
 from mivhead.cli.output import (
     check_output,
     interval,
@@ -24,6 +24,7 @@ from mivhead.errors import InputError
 
 if TYPE_CHECKING:
     from mivhead.diagnostics.evaluation import Evaluation, Score
+    from mivhead.exported import ExportedClassifier
     from mivhead.fewshot import FewShotClassifier
 
 MAX_MATRIX = 15  # classes of a matrix that is readable as text
@@ -83,8 +84,7 @@ def run(args: argparse.Namespace) -> int:
             check_output(path)
     if args.mistakes and is_features(args.images):
         raise InputError("--mistakes draws images, so it cannot be used with features.")
-    options.prepare(args)
-    result = _evaluate(load_model(args.model, args), args)
+    result = _evaluate(load_any_model(args.model, args), args)
     report_skipped(result.skipped)
     for draw, path in drawings.items():
         getattr(result, draw)(path)
@@ -97,13 +97,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _evaluate(model: FewShotClassifier, args: argparse.Namespace) -> Evaluation:
-    from mivhead import stores
+def _evaluate(
+    model: FewShotClassifier | ExportedClassifier, args: argparse.Namespace
+) -> Evaluation:
     from mivhead.diagnostics.evaluation import evaluate
 
     if not is_features(args.images):
         check_takes_images(model, args.model)
         return evaluate(model, args.images, skip_bad=args.skip_bad)
+    from mivhead import stores
+
     with stores.open(args.images) as store:
         features = store.read()
     if features.labels is None:

@@ -1,4 +1,4 @@
-"""Entry point of `miv`: parse the arguments, run one command, turn errors into one sentence."""
+"""`miv`: parse the arguments, run one command, turn errors into one sentence."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ctypes
 import gc
 import logging
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -25,6 +26,7 @@ from mivhead.cli import (
     demo,
     evaluate,
     explain,
+    export,
     extract,
     fit,
     info,
@@ -43,6 +45,7 @@ COMMANDS = (
     change,
     explain,
     evaluate,
+    export,
     extract,
     info,
     serve,
@@ -65,9 +68,13 @@ MALLOC_OPTIONS = ((-1, 2**28), (-3, 2**25))
 
 
 def command() -> NoReturn:
-    """Run `miv` as a console script."""
+    """Run `miv` as a process of its own."""
     configure_process()
-    exit_process(main())
+    code = main()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the work is done
+    if code == 0 and getattr(handler, "received", False):  # an exception that a callback lost
+        code = _fail("stopped", INTERRUPTED)
+    exit_process(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

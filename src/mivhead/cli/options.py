@@ -14,6 +14,7 @@ from mivhead.errors import InputError
 from mivhead.methods import METHODS
 
 if TYPE_CHECKING:
+    from mivhead.exported import ExportedClassifier
     from mivhead.fewshot import FewShotClassifier
 
 LINE = 79  # characters; argparse does not wrap descriptions, for the sake of the examples
@@ -163,7 +164,9 @@ def add_decision(parser: Parser) -> None:
     )
 
 
-def decision(args: argparse.Namespace, model: FewShotClassifier) -> dict[str, Any]:
+def decision(
+    args: argparse.Namespace, model: FewShotClassifier | ExportedClassifier
+) -> dict[str, Any]:
     """Return the arguments of `FewShotClassifier.classify` that these options set."""
     names = ("reject", "max_errors", "coverage")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}

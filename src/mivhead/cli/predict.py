@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_model
+from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_any_model
 from mivhead.cli.output import (
     as_json,
     check_folder,
@@ -29,6 +29,7 @@ from mivhead.errors import InputError
 
 if TYPE_CHECKING:
     from mivhead.diagnostics.explanation import Explanation
+    from mivhead.exported import ExportedClassifier
     from mivhead.fewshot import FewShotClassifier
     from mivhead.images.imageset import ImageSet, Skipped
     from mivhead.prediction import Prediction
@@ -124,8 +125,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `miv predict`."""
     _check_form(args)
-    options.prepare(args)
-    model = load_model(args.model, args)
+    model = load_any_model(args.model, args)
     if len(args.images) == 1 and is_features(args.images[0]):
         if args.sort_into:
             raise InputError("--sort-into copies images, so it cannot be used with features.")
@@ -166,9 +166,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _predict_to_page(
-    model: FewShotClassifier, images: ImageSet, args: argparse.Namespace
+    model: FewShotClassifier | ExportedClassifier, images: ImageSet, args: argparse.Namespace
 ) -> list[Prediction]:
     """Predict and explain in one pass, and write the page."""
+    from mivhead.exported import ExportedClassifier
+
+    if isinstance(model, ExportedClassifier):
+        raise InputError("An exported model gives no reasons: --html needs a model of `miv fit`.")
     from mivhead.diagnostics.explanation import explain_images
     from mivhead.diagnostics.pages import write_results
 
@@ -214,7 +218,9 @@ def _tell(args: argparse.Namespace, text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def _predict_features(model: FewShotClassifier, args: argparse.Namespace) -> list[Prediction]:
+def _predict_features(
+    model: FewShotClassifier | ExportedClassifier, args: argparse.Namespace
+) -> list[Prediction]:
     from mivhead import stores
 
     predictions: list[Prediction] = []

@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mivhead.errors import InputError
-from mivhead.features import FeatureTable
 from mivhead.images.imageset import ImageSet, Skipped
 from mivhead.images.sources import open_labelled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from mivhead.exported import ExportedClassifier
+    from mivhead.features import FeatureTable
     from mivhead.fewshot import FewShotClassifier
     from mivhead.prediction import Prediction
 
@@ -182,7 +183,7 @@ class Evaluation:
 
 
 def evaluate(
-    model: FewShotClassifier,
+    model: FewShotClassifier | ExportedClassifier,
     source: str | Path | ImageSet | FeatureTable,
     *,
     skip_bad: bool = False,
@@ -191,7 +192,7 @@ def evaluate(
 
     Parameters
     ----------
-    model : FewShotClassifier
+    model : FewShotClassifier or ExportedClassifier
         A fitted model.
     source : path, ImageSet or FeatureTable
         A folder with one folder per class, a zip archive of one, a CSV file of paths and labels;
@@ -219,7 +220,7 @@ def evaluate(
     >>> result.confusions
     [(1, 'night', 'day')]
     """
-    if isinstance(source, FeatureTable):
+    if not isinstance(source, str | Path | ImageSet):
         labels, skipped = _check_labels(model, source.labels, "The table"), []
         predictions, images = model.classify(source), None
     else:
@@ -279,7 +280,7 @@ def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float
 
 
 def _check_labels(
-    model: FewShotClassifier, labels: Sequence[str] | None, name: str
+    model: FewShotClassifier | ExportedClassifier, labels: Sequence[str] | None, name: str
 ) -> Sequence[str]:
     """Raise an error if there are no labels, or if the model does not know one of them."""
     if labels is None:

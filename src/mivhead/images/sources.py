@@ -9,10 +9,12 @@ from __future__ import annotations
 import csv
 import glob
 import io
+import logging
 import os
 import stat
 import zipfile
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -36,6 +38,8 @@ from mivhead.images.imageset import (
     normal,
 )
 
+MAX_DEPTH = 64  # folders around an image, in a folder or a zip
+
 # Tables: suffixes, names of the columns in a header, and the largest size.
 _TABLES = (".csv", ".tsv")
 PATH_NAMES = ("path", "file", "image", "filename")
@@ -53,6 +57,9 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # Folders with such a file have a format of their own. The function that opens them is named, not
 # imported, because `mivhead.datasets` builds on this package.
 _FORMATS = {"dataset_spec.json": "mivhead.datasets.records:open_records"}
+
+
+_log = logging.getLogger(__name__)
 
 
 def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> ImageSet:
@@ -152,39 +159,103 @@ def _find(path: Path) -> Iterator[ImageSource]:
         if is_image_name(path.name) or not is_litter(path.name):  # `new/*` may name a Thumbs.db
             yield ImageSource(path.as_posix(), given(path), str(path))
     else:
-        # Some shells, and Python, do not expand patterns.
-        matches = glob.glob(str(path), recursive=True)  # noqa: PTH207  # Path.glob is for relative patterns only
+        matches = _expand(path)
         if not matches:
             raise InputError(f"{path} does not exist.")
-        for match in sorted(matches, key=natural_key):
-            yield from _find(Path(match))
+        for match in matches:
+            yield from _find(match)
+
+
+def _expand(pattern: Path) -> list[Path]:
+    """Return what matches a pattern: some shells do not expand it, and Python never does."""
+    matches: Iterable[Path]
+    if "**" not in pattern.parts:
+        matches = map(Path, glob.glob(str(pattern)))  # noqa: PTH207  # Path.glob takes relative patterns only
+    else:  # unlike `glob.glob`, this follows no links
+        base = Path(pattern.anchor)
+        found = base.glob(str(pattern.relative_to(base)))
+        matches = (path for path in found if not is_litter(path.name))
+    kept: set[Path] = set()
+    for path in sorted(matches, key=lambda path: natural_key(str(path))):
+        if kept.isdisjoint(path.parents):  # else it is listed with the folder that it is in
+            kept.add(path)
+    return sorted(kept, key=lambda path: natural_key(str(path)))
 
 
 def _list_folder(root: Path) -> tuple[set[str], list[ImageSource]]:
     """Return the folders below `root` and its images, whose ids are their paths inside `root`."""
     folders, sources = set(), []
-    for entry in _walk(root, ()):
+    for entry, is_folder in _walk(root):
         inside = normal(entry.relative_to(root).as_posix())
-        if entry.is_dir():
+        if is_folder:
             folders.add(inside)
         elif is_image_name(entry.name):
             sources.append(ImageSource(inside, given(entry), str(entry)))
     return folders, sources
 
 
-def _walk(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
-    """Yield everything below a folder; links are followed, but not in cycles."""
-    here = folder.resolve()
-    if here in above:
-        return
+def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield everything below a folder, and whether it is a folder itself.
+
+    Links are followed after everything else, and every real folder is visited once, however many
+    links lead to it: folders that link to each other would otherwise never end.
+    """
+    visited: set[tuple[int, int]] = set()
+    links, repeated = deque([root]), []
+    while links:
+        start = links.popleft()
+        if _identity(start) in visited:
+            repeated.append(start)
+            continue
+        stack = [start]
+        while stack:
+            folder = stack.pop()
+            if _identity(folder) in visited:
+                continue
+            visited.add(_identity(folder))
+            if folder != root:
+                yield folder, True
+            _check_depth(folder, len(folder.relative_to(root).parts))
+            for path, is_folder, is_link in _entries(folder):
+                if not is_folder:
+                    yield path, False
+                else:
+                    (links if is_link else stack).append(path)
+    if repeated:
+        _log.warning(
+            "Ignored %d links to folders that were already listed, such as %s.",
+            len(repeated),
+            repeated[0],
+        )
+
+
+def _entries(folder: Path) -> list[tuple[Path, bool, bool]]:
+    """Return what is in a folder: paths, whether they are folders, and whether they are links."""
     try:
-        entries = [entry for entry in folder.iterdir() if not is_litter(entry.name)]
+        with os.scandir(folder) as entries:
+            named = sorted(
+                (each.name, each.is_dir(), each.is_symlink())
+                for each in entries
+                if not is_litter(each.name)
+            )
+        return [(folder / name, is_folder, is_link) for name, is_folder, is_link in named]
     except OSError as error:
         raise InputError(f"The folder {folder} cannot be read: {error.strerror}.") from error
-    for entry in entries:
-        yield entry
-        if entry.is_dir():
-            yield from _walk(entry, (*above, here))
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    try:
+        found = folder.stat()
+    except OSError as error:
+        raise InputError(f"The folder {folder} cannot be read: {error.strerror}.") from error
+    return found.st_dev, found.st_ino
+
+
+def _check_depth(path: Path | str, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise InputError(
+            f"{path!s:.200} is nested deeper than {MAX_DEPTH} folders, the limit for images."
+        )
 
 
 def _unwrap(folders: set[str], sources: list[ImageSource]) -> tuple[set[str], list[ImageSource]]:
@@ -245,6 +316,7 @@ def list_zip(path: Path) -> tuple[set[str], list[ImageSource]]:
         member = normal(info.filename.replace("\\", "/"))
         _check_member(path, member, info)
         parts = [part for part in member.split("/") if part not in ("", ".")]
+        _check_depth(f"{path}/{member}", len(parts))
         if any(map(is_litter, parts)):
             continue
         is_folder = member.endswith("/")
@@ -326,6 +398,8 @@ def open_table(path: Path) -> ImageSet:
 def _read_rows(path: Path) -> list[tuple[int, list[str]]]:
     """Return the non-blank rows with their line numbers."""
     try:
+        if not path.is_file():
+            raise InputError(f"{path} is not a regular file.")  # reading a pipe could block
         if path.stat().st_size > MAX_TABLE_BYTES:
             raise InputError(f"{path} is larger than {MAX_TABLE_BYTES // 2**20} MiB.")
         text = path.read_text(encoding="utf-8-sig")
