@@ -24,7 +24,8 @@ function drawHeat(canvas, item) {
   const pixels = context.createImageData(width, height);
   const bytes = atob(item.heat);
   for (let i = 0; i < bytes.length; i++) {
-    pixels.data.set([16, 22, 28, 0.62 * (255 - bytes.charCodeAt(i))], 4 * i); // a spotlight
+    const light = Math.sqrt(bytes.charCodeAt(i) / 255); // a spotlight, not too narrow
+    pixels.data.set([16, 22, 28, 120 * (1 - light)], 4 * i);
   }
   context.putImageData(pixels, 0, 0);
 }
