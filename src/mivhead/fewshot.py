@@ -25,6 +25,7 @@ from torch import Tensor
 from mivhead._progress import progress_bar
 from mivhead._schema import to_json
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
+from mivhead.backbones.background import background_vectors
 from mivhead.backbones.base import (
     Backbone,
     Identity,
@@ -101,6 +102,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         threshold of the backbone's preset.
     augmentation : Augmentation or None, default=None
         How views are made. None: flip, grayscale and RandAugment, as in the paper.
+    other : object, default="other"
+        A class of this name stands for everything else. It is trained like a class, its images are
+        background for decisions, and it is never predicted as a name: an image of it is "none of
+        these". None: it is a class like all others.
     random_state : int, default=0
         Random seed of the views and of the initial weights.
     device : str or None, default=None
@@ -161,6 +166,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         recipe: str | Recipe | None = None,
         threshold: int | None = None,
         augmentation: Augmentation | None = None,
+        other: Any = "other",
         random_state: int = 0,
         device: str | None = None,
         cache: bool | str | Path | None = None,
@@ -173,6 +179,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self.recipe = recipe
         self.threshold = threshold
         self.augmentation = augmentation
+        self.other = other
         self.random_state = random_state
         self.device = device
         self.cache = cache
@@ -195,7 +202,14 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """
         return self._fit_images(label_images(from_images(images), labels), labels)
 
-    def fit_folder(self, path: str | Path, *, skip_bad: bool = False) -> Self:
+    def fit_folder(
+        self,
+        path: str | Path,
+        *,
+        skip_bad: bool = False,
+        label: str | None = None,
+        encoding: str | None = None,
+    ) -> Self:
         """Train on a folder of class folders, a zip of one, or a CSV of paths and labels.
 
         Parameters
@@ -204,13 +218,19 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             The folder, zip or CSV.
         skip_bad : bool, default=False
             Leave out images that cannot be read, and list them in `skipped_`.
+        label : str or None, default=None
+            The column of the labels in a CSV; None: `label` or `class`.
+        encoding : str or None, default=None
+            The encoding of a CSV, such as `"cp1252"`; None: UTF-8.
 
         Returns
         -------
         FewShotClassifier
             Itself.
         """
-        return self._fit_images(open_labelled(path), skip_bad=skip_bad)
+        return self._fit_images(
+            open_labelled(path, label=label, encoding=encoding), skip_bad=skip_bad
+        )
 
     def fit_table(self, table: FeatureTable, labels: Sequence[Any] | None = None) -> Self:
         """Train on features that were extracted before, by `extract` or elsewhere.
@@ -406,7 +426,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         check_is_fitted(self, "classifier_")
         if coverage is not None:
             return [each.prediction_set or () for each in self.classify(images, coverage=coverage)]
-        chosen: NDArray[Any] = self.classes_[self.predict_proba(images).argmax(axis=1)]
+        probabilities, other = self.predict_proba(images), self.thresholds().other
+        if other is not None:
+            probabilities[:, other] = -1.0  # never a name
+        chosen: NDArray[Any] = self.classes_[probabilities.argmax(axis=1)]
         return chosen
 
     def add(
@@ -734,6 +757,19 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def _reader(self, backbone: Backbone, classifier: Classifier) -> _FeatureReader | _PixelReader:
         return (_PixelReader if _tunes(classifier) else _FeatureReader)(backbone, self)
 
+    def _prepare_decisions(self, classifier: Any, identity: Identity | None) -> None:
+        """Give a classifier that was just fitted the background that its decisions use."""
+        rule: DecisionRule | None = getattr(classifier, "decision_", None)
+        if rule is None:
+            return
+        vectors = None if identity is None else background_vectors(identity)
+        if vectors is not None:
+            rule = rule.with_background(vectors)
+        names = classifier.classes_.tolist()
+        if self.other in names:
+            rule = rule.with_other(names.index(self.other))
+        classifier.decision_ = rule
+
     def _set_fitted(
         self,
         classifier: Classifier,
@@ -741,6 +777,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         shots: Shots | None = None,
         history: Sequence[Change] = (),
     ) -> Self:
+        self._prepare_decisions(classifier, identity)
         self.classifier_, self.classes_, self.identity_ = classifier, classifier.classes_, identity
         self.shots_, self.history_ = shots, list(history)
         return self

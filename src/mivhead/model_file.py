@@ -85,7 +85,13 @@ def _write_decision(
 
 def _read_decision(model: FewShotClassifier, document: Any, tensors: Mapping[str, Tensor]) -> None:
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    model.classifier_.decision_ = DecisionRule.from_state(document, arrays)
+    rule = DecisionRule.from_state(document, arrays, len(model.classes_))
+    model.classifier_.decision_ = rule
+    names = model.classes_.tolist()
+    if rule.other is not None:
+        model.other = names[rule.other]
+    elif model.other in names:  # a class like all others
+        model.other = None
 
 
 def _write_shots(model: Any) -> tuple[Any, Mapping[str, Tensor]] | None:

@@ -128,10 +128,10 @@ def test_the_batch_is_dynamic_and_the_file_valid(exported) -> None:
 
 
 def test_the_metadata_says_what_the_model_file_says(model, exported, tmp_path) -> None:
-    from mivhead.model_file import describe
+    from mivhead.model_file import read_info
 
     model.save(tmp_path / "model.miv")
-    assert mivhead.load(exported).info == describe(tmp_path / "model.miv")
+    assert mivhead.load(exported).info == read_info(tmp_path / "model.miv")
     (entry,) = onnx.load(exported).metadata_props
     assert json.loads(entry.value)["model"]["classes"] == LABELS
 

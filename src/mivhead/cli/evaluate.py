@@ -66,6 +66,7 @@ def add_parser(subparsers: Any) -> None:
         help="draw the misclassified images to a .png, .svg or .pdf file",
     )
     options.add_skip_bad(parser)
+    options.add_csv(parser)
     options.add_model_backbone(parser)
     options.add_device(parser)
     options.add_json(parser)
@@ -101,13 +102,16 @@ def _evaluate(
     model: FewShotClassifier | ExportedClassifier, args: argparse.Namespace
 ) -> Evaluation:
     from mivhead.diagnostics.evaluation import evaluate
+    from mivhead.images.sources import open_labelled
 
     if not is_features(args.images):
         check_takes_images(model, args.model)
-        return evaluate(model, args.images, skip_bad=args.skip_bad)
+        how = {"label": args.label, "encoding": args.encoding}
+        images = open_labelled(args.images, min_classes=1, **how)
+        return evaluate(model, images, skip_bad=args.skip_bad)
     from mivhead import stores
 
-    with stores.open(args.images) as store:
+    with stores.open(args.images, label=args.label) as store:
         features = store.read()
     if features.labels is None:
         raise InputError(f"{args.images} has no labels to compare the predictions with.")

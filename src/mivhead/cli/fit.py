@@ -38,6 +38,7 @@ EXAMPLES = """
 miv fit shots/ -o birds.miv              # shots/robin/1.jpg, shots/wren/1.jpg, ...
 miv fit shots.zip -o birds.miv --skip-bad
 miv fit labels.csv -o birds.miv          # a path and a label per row
+miv fit labels.csv -o birds.miv --label species --encoding cp1252
 miv fit digits/ -o digits.miv --no-flip  # a mirrored digit is not the same digit
 miv fit features.safetensors -o birds.miv
 miv fit lancedb://data/birds -o birds.miv --label species --where "split = 'train'"
@@ -69,8 +70,8 @@ def add_parser(subparsers: Any) -> None:
         "-o", "--output", required=True, metavar="MODEL", help="model file to write"
     )
     options.add_skip_bad(parser)
-    group = options.add_table(parser)
-    group.add_argument("--label", metavar="COLUMN", help="column of the labels (default: label)")
+    options.add_csv(parser)
+    options.add_table(parser)
     options.add_extraction(parser)
     options.add_training(parser)
     options.add_device(parser)
@@ -153,8 +154,10 @@ def _check_arguments(args: argparse.Namespace) -> None:
         check_output(args.html)
     if args.folds < 2:
         raise InputError(f"--folds must be at least 2, got {args.folds}.")
-    if (args.label or args.where) and not is_features(args.shots):
-        raise InputError("--label and --where are for database tables.")
+    if args.where and not is_features(args.shots):
+        raise InputError("--where is for database tables.")
+    if args.encoding and is_features(args.shots):
+        raise InputError("--encoding is for CSV files.")
     options.prepare(args)
 
 
@@ -165,7 +168,8 @@ def _fit_backbone(model: FewShotClassifier, args: argparse.Namespace, started: f
             f"{args.method} tunes the backbone, so it needs images; {args.shots} holds features of "
             "a frozen one."
         )
-    model.fit_folder(args.shots, skip_bad=args.skip_bad)
+    how = {"label": args.label, "encoding": args.encoding}
+    model.fit_folder(args.shots, skip_bad=args.skip_bad, **how)
     model.save(args.output)
     tuner = model.classifier_
     shots = dict(zip(tuner.classes_.tolist(), tuner.shots_, strict=True))
@@ -179,7 +183,8 @@ def _fit_head(model: FewShotClassifier, args: argparse.Namespace, started: float
     if is_features(args.shots):
         shots = _read_features(args)
     else:
-        shots = model.extract(open_labelled(args.shots), skip_bad=args.skip_bad)
+        images = open_labelled(args.shots, label=args.label, encoding=args.encoding)
+        shots = model.extract(images, skip_bad=args.skip_bad)
     extracted = time.perf_counter()
     model.fit_table(shots)
     model.save(args.output, compact=args.compact)

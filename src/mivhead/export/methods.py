@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mivhead.classifier import MIVClassifier
-from mivhead.decision import FAR, DecisionRule
+from mivhead.decision import FAR, USUAL_FAR, DecisionRule
 from mivhead.errors import InputError
 from mivhead.export.graph import Graph, Value
 from mivhead.export.head import array, head_logits, mean_vector, pooled
@@ -65,11 +65,15 @@ def unknown(
 ) -> Value:
     """Score (n, 1) of how unlike the shots an image is; see `mivhead.decision`."""
     vectors = mean_vector(*_deepest(features, classifier))
+    if rule.other is not None:  # the energy is that of the named classes
+        hidden = np.zeros(len(classifier.classes_), np.float32)
+        hidden[rule.other] = -1e6
+        scores = scores + hidden
     top = scores.largest(1)  # (n, 1)
     energy = ((scores - top).exp().sum(1, keepdims=True).log() + top).cast(np.float32)
     score = energy * -rule.weight - (vectors @ rule.shots.T).largest(1)
     if not len(rule.background):
-        return score
+        return score + FAR * USUAL_FAR
     return score + (vectors @ rule.background.T).largest(1) * FAR
 
 
