@@ -42,6 +42,7 @@ NEEDS = {  # pages that use optional packages
     "reports": ["matplotlib"],
     "rivals": ["torchvision"],
     "serve": ["starlette", "httpx"],
+    "without-pytorch": ["onnxscript"],
 }
 
 
