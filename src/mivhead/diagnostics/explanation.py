@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from mivhead.classifier import MIVClassifier, mean_vectors
+from mivhead.classifier import MIVClassifier
 from mivhead.diagnostics.attention import explain as attention_of
+from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.errors import InputError
 from mivhead.features import Features, FeatureTable
 from mivhead.fewshot import FewShotClassifier
@@ -303,8 +304,11 @@ class _Near:
     def __init__(self, model: FewShotClassifier, X: Features) -> None:
         self._shots = model.shots_
         if self._shots is not None:
-            mine, theirs = mean_vectors(X), mean_vectors(self._shots.features)
-            self._similarity = mine.astype(np.float64) @ theirs.T.astype(np.float64)
+            mine, theirs = (
+                mean_vectors(each.blocks[-1]).double().numpy(force=True)
+                for each in (X, self._shots.features)
+            )
+            self._similarity = mine @ theirs.T  # (image, shot)
 
     def shots(
         self, row: int, label: Any, attention: NDArray[np.floating[Any]] | None
