@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL.Image import Image
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
 
     from mivhead.diagnostics.estimate import CrossValidation
     from mivhead.diagnostics.evaluation import Evaluation
+    from mivhead.diagnostics.explanation import Explanation
 
 MAX_SHOWN = 8  # classes that the short form of a model names
 
@@ -661,6 +663,31 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
         check_is_fitted(self, "classifier_")
         return Case(self, image).plot_tsne(path, truth=truth, seed=seed)
+
+    def explain(self, images: Any, **decision: Any) -> Explanation | list[Explanation]:
+        """Say why the model gives images their names.
+
+        Parameters
+        ----------
+        images : images or FeatureTable
+            As for `predict`.
+        **decision
+            Thresholds, as for `classify`.
+
+        Returns
+        -------
+        Explanation, or list of Explanation
+            Where the model looked, the closest shots, the runner-up and the votes of the members.
+            One explanation for a single image, a list for a folder or a list of images.
+        """
+        from mivhead.diagnostics.explanation import explain_images
+
+        check_is_fitted(self, "classifier_")
+        single = isinstance(images, Image | bytes) or getattr(images, "ndim", 0) in (2, 3)
+        if isinstance(images, str | Path):
+            single = Path(images).is_file() and Path(images).suffix.lower() != ".zip"
+        found = list(explain_images(self, images, **decision))
+        return found[0] if single and len(found) == 1 else found
 
     def save(self, path: str | Path, *, compact: bool = False) -> None:
         """Write the model to one file, which `mivhead.load` reads.
