@@ -127,7 +127,7 @@ def run(
             for b in config.backbones
             for s in config.sets
             for p in config.protocols
-            for m in config.methods
+            for m in config.methods_on(b.name)
         }
         found = journal.results.values()
         return [r for r in found if (r.backbone, r.set, r.protocol, r.method) in wanted]
@@ -182,7 +182,11 @@ class _SetRun:
     def _rules(self) -> dict[str, ViewRule]:
         """How many views each method gets."""
         preset, views = self._backbone.preset, self.config.views
-        return {method.name: view_rule(method, preset, views) for method in self.config.methods}
+        return {method.name: view_rule(method, preset, views) for method in self._methods}
+
+    @property
+    def _methods(self) -> tuple[MethodConfig, ...]:
+        return self.config.methods_on(self.entry.name)
 
     def _task_set(self, protocol: str, images: ImageSet) -> TaskSet | None:
         config, name = self.config, self.inputs.set
@@ -199,7 +203,7 @@ class _SetRun:
     def _missing_methods(self, tasks: TaskSet, number: int) -> list[MethodConfig]:
         return [
             method
-            for method in self.config.methods
+            for method in self._methods
             if not self.journal.is_done(
                 ResultKey(self.entry.name, tasks.set, tasks.protocol, number, method.name)
             )
@@ -210,7 +214,7 @@ class _SetRun:
     def _extract(self, images: ImageSet, tasks: list[Task]) -> FeatureKeys:
         """Extract the features that tasks need and the cache lacks; return the keys of all."""
         inputs = self.inputs
-        rules = [self._rules[m.name] for m in self.config.methods if not m.needs_images]
+        rules = [self._rules[m.name] for m in self._methods if not m.needs_images]
         views = count_views(tasks, rules)
         keys = FeatureKeys(self._backbone, images, views, inputs.set, inputs.seed)
         missing = find_missing(inputs, keys, views)

@@ -217,6 +217,7 @@ def _join(args: argparse.Namespace) -> RunConfig:
     from mivhead.benchmark.samplers import Protocol
 
     document = (RunConfig() if args.config is None else load_config(args.config)).as_json()
+    known = {entry["name"] for entry in document["backbones"]}
     given = {
         "sets": args.sets,
         "methods": _pick(args.methods, document["methods"]),
@@ -225,7 +226,9 @@ def _join(args: argparse.Namespace) -> RunConfig:
     given |= {name: getattr(args, name) for name in ("tasks", "seed", "views")}
     given["protocols"] = args.protocol and [Protocol.parse(each).name for each in args.protocol]
     changes = {key: value for key, value in given.items() if value is not None}
-    config = read_config(document | changes)
+    document |= changes
+    document["methods"] = _on_given(document["methods"], known, args.backbone)
+    config = read_config(document)
     if args.weights is None:
         return config
     if len(config.backbones) > 1:
@@ -240,6 +243,20 @@ def _pick(names: list[str] | None, entries: list[dict[str, Any]]) -> list[Any] |
     """Keep the configuration's settings for names that it contains."""
     known = {entry["name"]: entry for entry in entries}
     return names and [known.get(name, name) for name in names]
+
+
+def _on_given(methods: list[Any], known: set[str], backbones: list[str] | None) -> list[Any]:
+    """Restrict methods to the backbones that the options name; one that is new gets all methods."""
+    if backbones is None:
+        return methods
+    chosen: list[Any] = []
+    for method in methods:
+        own = method.get("backbones") if isinstance(method, dict) else None
+        if not own:
+            chosen.append(method)
+        elif kept := [b for b in backbones if b in own or b not in known]:
+            chosen.append({**method, "backbones": kept})
+    return chosen
 
 
 def _report(args: argparse.Namespace, config: RunConfig, results: list[Result]) -> None:
@@ -269,7 +286,7 @@ def _summary(config: RunConfig, results: list[Result]) -> list[tuple[Any, ...]]:
     for backbone in config.backbones:
         for name in config.sets:
             for protocol in config.protocols:
-                for method in config.methods:
+                for method in config.methods_on(backbone.name):
                     key = (backbone.name, name, protocol, method.name)
                     found = groups.get(key, [])
                     right = [r.accuracy for r in found if r.accuracy is not None]
@@ -310,11 +327,13 @@ def _add_report(subparsers: Any) -> None:
 def run_report(args: argparse.Namespace) -> int:
     """Run the action."""
     from mivhead.benchmark.report import write_report
-    from mivhead.benchmark.results import read_results
+    from mivhead.benchmark.results import read_results, read_run_config
 
     folder = Path(args.folder)
     title = args.title or f"Benchmark: {folder.resolve().name}"
-    paths = write_report(read_results(folder), args.output or folder / "report", title)
+    results = read_results(folder)
+    comparisons = read_run_config(folder).comparisons
+    paths = write_report(results, args.output or folder / "report", title, comparisons)
     if args.json:
         print_json({"files": [str(path) for path in paths]})
     elif not args.quiet:
@@ -329,6 +348,7 @@ COMPARE_EXAMPLES = """
 miv bench compare run:miv run:ncc        # two methods of a run
 miv bench compare before after           # all methods that both runs share
 miv bench compare before:miv after:miv
+miv bench compare run:miv@dino_vits8 run:ett@dino_vits16     # across backbones
 """
 
 
@@ -343,8 +363,8 @@ def _add_compare(subparsers: Any) -> None:
         "signed-rank test. Results of different tasks cannot be compared.",
         COMPARE_EXAMPLES,
     )
-    parser.add_argument("first", metavar="A", help="a run, or RUN:METHOD")
-    parser.add_argument("second", metavar="B", help="a run, or RUN:METHOD")
+    parser.add_argument("first", metavar="A", help="a run, RUN:METHOD, or RUN:METHOD@BACKBONE")
+    parser.add_argument("second", metavar="B", help="the same for the other side")
     options.add_json(parser)
     parser.set_defaults(run=run_compare)
 
