@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo bench-small test test-all lint clean
+.PHONY: help demo docs bench-small test test-all lint clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
@@ -27,6 +27,10 @@ demo: $(VENV)/.installed  ## fit, predict, save, compare and draw, on real image
 # BENCH may contain more options, such as `--data DIR --sets a,b,c`. An interrupted run is resumed.
 bench-small: $(VENV)/.installed  ## three sets, three methods, ten tasks, on images that pip carries
 	$(BIN)/miv bench run small -o bench-small $(BENCH)
+
+docs: $(VENV)/.installed  ## the documentation site, strict, in docs/_build/html
+	$(PIP) -e ".[docs]"
+	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

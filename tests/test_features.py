@@ -150,3 +150,37 @@ def test_read_only_arrays_are_fine() -> None:
     array = np.ones((2, 3))
     array.flags.writeable = False
     assert len(Features(array)) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x[::-1],
+        lambda x: x[:, ::-1],
+        lambda x: x.astype(">f4"),
+        lambda x: x.astype(">f8")[::-2],
+        lambda x: np.broadcast_to(x[:1], x.shape),
+    ],
+)
+def test_every_kind_of_array_is_accepted(change) -> None:
+    x = change(np.arange(12, dtype=np.float32).reshape(4, 3))
+    np.testing.assert_array_equal(Features(x).blocks[0].token.numpy(), x)
+
+
+@pytest.mark.parametrize(
+    ("scale", "dtype"),
+    [(1e20, "f4"), (3e37, "f4"), (1e-44, "f4"), (1e150, "f8"), (1e307, "f8"), (1e-307, "f8")],
+)
+def test_powers_of_two_make_values_safe_to_square(scale: float, dtype: str) -> None:
+    x = Features((np.random.default_rng(0).normal(size=(9, 5)) * scale).astype(dtype))
+    safe = x.divide(x.exponents)
+    largest = float(safe.blocks[0].token.abs().max())
+    assert 2.0**-40 < largest < 2.0**40
+    if scale > 1:  # else digits of subnormal numbers are lost
+        assert safe.divide([-power for power in x.exponents]) == x
+
+
+@pytest.mark.parametrize("exponents", [(1, 1), (1001,), (-(10**400),)])
+def test_powers_of_two_that_do_not_fit(exponents: tuple) -> None:
+    with pytest.raises(InputError, match="cannot be divided"):
+        Features(np.ones((2, 3))).divide(exponents)

@@ -5,6 +5,8 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import mivhead
-from mivhead import Features, MIVClassifier, Recipe
-from mivhead import model_file as persistence
+from mivhead import Features, MIVClassifier, Recipe, _files, model_file
 from mivhead.errors import InputError, ModelFileError, NotAvailableError
-from mivhead.methods import method_name
+from mivhead.methods import make_method, method_name
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -46,9 +47,10 @@ def path(tmp_path: Path) -> Path:
 
 
 def change(path: Path, meta: dict | None = None, tensors: dict | None = None, **drop: Any) -> None:
-    """Write the file again with other contents."""
+    """Write the file again with other contents, as a forger would: without a checksum."""
     with safe_open(path, "pt") as file:
         document = json.loads(file.metadata()["mivhead"])
+        document.pop("checksum.v1", None)
         values = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     document.update(meta or {})
     values.update(tensors or {})
@@ -88,14 +90,17 @@ def test_the_description_has_the_agreed_keys(path: Path) -> None:
         names = set(file.keys())
     assert set(document) == {
         "format", "method", "recipe", "config", "classes", "backbone", "seed", "library",
+        "checksum.v1",
+        "decision.v1",
     }  # fmt: skip
     assert document["format"] == 1
     assert document["method"] == "miv"
     assert {"support.block0.map", "support.block1.token"} <= names
-    assert all(name.startswith(("support.block", "params.", "experts.")) for name in names)
+    prefixes = ("support.block", "params.", "experts.", "decision.")
+    assert all(name.startswith(prefixes) for name in names)
 
 
-def test_whole_numbers_are_classes_too(tmp_path: Path) -> None:
+def test_integers_are_valid_classes(tmp_path: Path) -> None:
     classifier = MIVClassifier(Recipe(steps=1)).fit(np.eye(4, 8), [3, 3, 10, 10])
     mivhead.save(classifier, tmp_path / "m.miv")
     assert mivhead.load(tmp_path / "m.miv").classes_.tolist() == [3, 10]
@@ -133,7 +138,7 @@ def test_an_ablation_of_an_earlier_version(tmp_path: Path) -> None:
     assert method_name(classifier) == "miv-gap-blocks1"
     mivhead.save(classifier, tmp_path / "m.miv")
     again = mivhead.load(tmp_path / "m.miv").classifier_
-    assert persistence.describe(tmp_path / "m.miv").method == "miv-gap-blocks1"
+    assert model_file.read_info(tmp_path / "m.miv").method == "miv-gap-blocks1"
     assert again.layout_ == classifier.layout_
     assert again.recipe == classifier.recipe
 
@@ -288,28 +293,139 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_oversized_file_is_refused_unread(path: Path, monkeypatch) -> None:
-    from mivhead import _files as safefile
-
-    monkeypatch.setattr(safefile, "MAX_BYTES", 100)
+    monkeypatch.setattr(_files, "MAX_BYTES", 100)
     with pytest.raises(ModelFileError, match="at most 100"):
         mivhead.load(path)
 
 
-def test_random_damage_never_escapes(path: Path) -> None:
-    """Flip bytes anywhere: the file loads or is refused, and nothing else happens."""
+def test_random_damage_is_detected(path: Path) -> None:
+    """Flip bytes anywhere: the file is refused, or it says the same as before."""
     original = path.read_bytes()
+    expected = mivhead.load(path).predict_proba(queries())
     rng = np.random.default_rng(0)
     refused = 0
-    for _ in range(150):
+    for _ in range(300):
         data = bytearray(original)
-        for position in rng.integers(0, min(len(data), 4000), 3):
+        for position in rng.integers(0, len(data), 3):
             data[position] = rng.integers(256)
         path.write_bytes(data)
         try:
-            mivhead.load(path)
+            again = mivhead.load(path)  # such as a space in the JSON that became a line break
         except ModelFileError:
             refused += 1
-    assert refused > 50
+        else:
+            np.testing.assert_array_equal(again.predict_proba(queries()), expected)
+    assert refused > 290
+
+
+def test_a_file_without_a_checksum_loads(path: Path) -> None:
+    expected = mivhead.load(path).predict_proba(queries())
+    change(path)
+    np.testing.assert_array_equal(mivhead.load(path).predict_proba(queries()), expected)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"format":1,"config":' + '{"a":' * 5000])
+def test_deeply_nested_metadata_is_refused(text: str, path: Path) -> None:
+    save_file({"x": torch.ones(1)}, path, metadata={"mivhead": text})
+    for use in (mivhead.load, model_file.read_info):
+        with pytest.raises(ModelFileError, match="cannot be read"):
+            use(path)
+
+
+def test_nesting_within_what_python_can_parse_is_refused(path: Path) -> None:
+    deep: Any = []
+    for _ in range(300):
+        deep = [deep]
+    change(path, {"config": {"blocks": deep}})
+    with pytest.raises(ModelFileError, match="nested too deeply"):
+        mivhead.load(path)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"block0.map": [2**20] * 9},
+        {"block0.map": [4, 3, 3], "block1.token": [10**400]},
+        {"block0.map": [4, 3, 3], "block1.token": [[8]]},
+        {"block0.map": [4, 3, 3], "block1.token": [8], "x": [1]},
+        [],
+    ],
+)
+def test_a_forged_layout_is_refused(layout: Any, path: Path) -> None:
+    with safe_open(path, "pt") as file:
+        config = json.loads(file.metadata()["mivhead"])["config"]
+    change(path, {"config": config | {"layout": layout}})
+    with pytest.raises(ModelFileError):
+        mivhead.load(path)
+
+
+def test_an_integer_that_is_no_float_is_refused(path: Path) -> None:
+    with safe_open(path, "pt") as file:
+        recipe = json.loads(file.metadata()["mivhead"])["recipe"]
+    change(path, {"recipe": recipe | {"eta": 10**400}})
+    with pytest.raises(ModelFileError, match=r"recipe\.eta is not valid"):
+        mivhead.load(path)
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        (["a", "b", "c", "\ud800"], "not valid UTF-8"),
+        ([1, 2, 3, 10**400], "more than 64 bits"),
+    ],
+)
+def test_forged_classes_are_refused(classes: list, words: str, path: Path) -> None:
+    change(path, {"classes": classes})
+    with pytest.raises(ModelFileError, match=words):
+        mivhead.load(path)
+
+
+@pytest.mark.parametrize("scale", [5, ["1"], [1], [0, 0, 1], [2000, 0], [10**400, 0]])
+def test_a_forged_scale_is_refused(scale: Any, path: Path) -> None:
+    with safe_open(path, "pt") as file:
+        config = json.loads(file.metadata()["mivhead"])["config"]
+    change(path, {"config": config | {"scale": scale}})
+    with pytest.raises(ModelFileError):
+        mivhead.load(path)
+
+
+def test_a_forged_model_answers_finitely_or_not_at_all(path: Path) -> None:
+    name = "params.blocks.0.cap.value.weight"
+    with safe_open(path, "pt") as file:
+        values = file.get_tensor(name)
+    change(path, tensors={name: torch.full_like(values, 3e38)})
+    model = mivhead.load(path)
+    with pytest.raises(InputError, match="not finite"):
+        model.predict_proba(queries())
+
+
+def test_tensors_of_mixed_types_are_refused(tmp_path: Path) -> None:
+    from mivhead.methods import make_method
+
+    path = tmp_path / "m.miv"
+    mivhead.save(make_method("svm").fit(np.eye(4, 8), list("aabb")), path)
+    with safe_open(path, "pt") as file:
+        vectors = file.get_tensor("params.vectors")
+    change(path, tensors={"params.vectors": vectors.float()})
+    with pytest.raises(ModelFileError, match="do not fit each other"):
+        mivhead.load(path)
+
+
+def test_refusing_a_damaged_file_is_cheap(path: Path) -> None:
+    """Most of the time goes into reading the file: no module is built before it is trusted."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+
+    def seconds(refused: bool) -> float:
+        began = time.perf_counter()
+        for _ in range(20):
+            with pytest.raises(ModelFileError) if refused else nullcontext():
+                mivhead.load(path)
+        return time.perf_counter() - began
+
+    intact = min(seconds(False) for _ in range(3))
+    path.write_bytes(data)
+    assert min(seconds(True) for _ in range(3)) < intact / 2
 
 
 def test_a_full_disk_leaves_the_old_model(path: Path, monkeypatch) -> None:
@@ -331,7 +447,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_describe(path: Path) -> None:
-    description = persistence.describe(path)
+    description = model_file.read_info(path)
     assert description.method == "miv"
     assert description.config["shots"] == [1, 2, 1, 2]
     assert description.library == mivhead.__version__
@@ -353,8 +469,8 @@ def read_notes(model: Any, document: Any, tensors: Any) -> None:
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    section = persistence.Section("notes.v1", "notes", write_notes, read_notes)
-    monkeypatch.setattr(persistence, "SECTIONS", (*persistence.SECTIONS, section))
+    section = model_file.Section("notes.v1", "notes", write_notes, read_notes)
+    monkeypatch.setattr(model_file, "SECTIONS", (*model_file.SECTIONS, section))
 
 
 def test_a_section_is_saved_and_comes_back(notes: None, path: Path) -> None:
@@ -364,7 +480,7 @@ def test_a_section_is_saved_and_comes_back(notes: None, path: Path) -> None:
     model.save(path)
     assert load_file(path)["notes.length"].tolist() == [11]
     assert mivhead.load(path).notes_ == "seen in May"
-    assert persistence.describe(path).method == "miv"
+    assert model_file.read_info(path).method == "miv"
     change(path, {"notes.v1": {"text": "May"}})
     with pytest.raises(ModelFileError, match="cannot be used: the notes have another length"):
         mivhead.load(path)
@@ -380,7 +496,74 @@ def test_a_section_of_a_newer_version(notes: None, path: Path) -> None:
     model = mivhead.load(path)
     model.notes_ = "seen in May"
     model.save(path)
-    persistence.SECTIONS = persistence.SECTIONS[:-1]  # the fixture restores it
-    for read in (mivhead.load, persistence.describe):
+    model_file.SECTIONS = model_file.SECTIONS[:-1]  # the fixture restores it
+    for read in (mivhead.load, model_file.read_info):
         with pytest.raises(ModelFileError, match=r"newer version of mivhead.*'notes\.v1'"):
             read(path)
+
+
+@pytest.mark.parametrize("name", ["model-0.1.0.miv", "ablation-0.1.0.miv"])
+def test_an_old_model_is_refitted_with_its_own_recipe(name: str) -> None:
+    model = mivhead.load(GOLDEN / name)
+    assert model.recipe == model.classifier_.recipe
+
+
+def test_a_mean_head_without_newer_fields_loads(tmp_path: Path) -> None:
+    X, y = np.eye(4, 8, dtype=np.float32), ["a", "a", "b", "b"]
+    mivhead.save(make_method("miv-mean", random_state=0).fit(X, y), tmp_path / "m.miv")
+    tensors, document = _files.read(tmp_path / "m.miv")
+    for newer in ("self_mask", "start", "objective", "vote"):
+        document["recipe"].pop(newer)
+    _files.write(tmp_path / "m.miv", tensors, document)
+    assert mivhead.load(tmp_path / "m.miv").recipe == Recipe.paper(prototype="mean")
+
+
+# The decision rule, an optional section.
+
+
+def test_decisions_come_back(path: Path) -> None:
+    before, again = fitted(), mivhead.load(path)
+    found = again.classify(queries(), coverage=0.5)
+    thresholds = before.decision_.thresholds(coverage=0.5)
+    assert again.thresholds(coverage=0.5) == thresholds
+    assert [each.unknown for each in found] == before.score_unknown(queries())[1].tolist()
+    assert [each.decision for each in found] == before.decide(queries()).tolist()
+    assert [each.prediction_set for each in found] == before.predict(queries(), coverage=0.5)
+    assert again.no_decision is None
+
+
+def test_a_model_of_an_earlier_version_always_gives_a_class() -> None:
+    model = mivhead.load(GOLDEN / "model-0.1.0.miv")
+    saved = load_file(GOLDEN / "model-0.1.0.miv.expected.safetensors")
+    features = Features.from_tensors({k: v for k, v in saved.items() if k.startswith("block")})
+    found = model.classify(features)
+    assert [each.decision for each in found] == [each.label for each in found]
+    assert {each.unknown for each in found} == {None}
+    assert "earlier version" in model.no_decision
+    with pytest.raises(InputError, match="no prediction sets: the model file comes from"):
+        model.classify(features, coverage=0.9)
+    with pytest.raises(InputError, match="fit it again"):
+        model.classifier_.decide(features)
+
+
+DECISIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown key": ({"meta": {"decision.v1": {"weight": 0.1, "x": 1}}}, "unknown key 'x'"),
+    "weight": ({"meta": {"decision.v1": {"weight": "0.1"}}}, r"decision\.v1\.weight"),
+    "missing": ({"without": ["decision.own"]}, r"'decision\.own' is missing"),
+    "extra": ({"tensors": {"decision.x": torch.ones(1)}}, r"'decision\.x' is unexpected"),
+    "type": ({"tensors": {"decision.own": torch.ones(4).double()}}, "another type or shape"),
+    "shape": ({"tensors": {"decision.own": torch.ones(4, 1)}}, "another type or shape"),
+    "nan": ({"tensors": {"decision.own": torch.full((4,), torch.nan)}}, "NaN"),
+    "count": ({"tensors": {"decision.own": torch.ones(3)}}, "do not fit"),
+    "rows": ({"tensors": {"decision.rows": torch.tensor([1, 2, 4, 6])}}, "do not fit"),
+    "negative": ({"tensors": {"decision.rows": torch.tensor([1, 2, 4, -1])}}, "do not fit"),
+    "channels": ({"tensors": {"decision.background": torch.ones(1, 9).half()}}, "do not fit"),
+}
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_a_forged_decision_is_refused(path: Path, name: str) -> None:
+    changes, message = DECISIONS[name]
+    change(path, **changes)
+    with pytest.raises(ModelFileError, match=message):
+        mivhead.load(path)

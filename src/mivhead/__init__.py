@@ -3,10 +3,9 @@
 The names below are loaded on first use, so that `import mivhead` costs nothing.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from typing import TYPE_CHECKING, Any
-
+from mivhead._lazy import lazy
 from mivhead._threads import wait_passively
 from mivhead._version import __version__
 
@@ -17,18 +16,6 @@ if TYPE_CHECKING:
     from mivhead.head.recipe import Recipe
     from mivhead.model_file import load, save
     from mivhead.preset import BlockPreset, Preprocessing, Preset
-
-_HOMES = {
-    "BlockPreset": "mivhead.preset",
-    "Features": "mivhead.features",
-    "FewShotClassifier": "mivhead.fewshot",
-    "MIVClassifier": "mivhead.classifier",
-    "Preprocessing": "mivhead.preset",
-    "Preset": "mivhead.preset",
-    "Recipe": "mivhead.head.recipe",
-    "load": "mivhead.model_file",
-    "save": "mivhead.model_file",
-}
 
 __all__ = [
     "BlockPreset",
@@ -43,19 +30,16 @@ __all__ = [
     "save",
 ]
 
-
 wait_passively()  # OpenMP reads its settings once, when PyTorch is loaded
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'mivhead' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "classifier": "MIVClassifier",
+        "features": "Features",
+        "fewshot": "FewShotClassifier",
+        "head.recipe": "Recipe",
+        "model_file": "load save",
+        "preset": "BlockPreset Preprocessing Preset",
+    },
+)

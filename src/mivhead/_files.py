@@ -1,49 +1,117 @@
 """Files that are written atomically: safetensors with a JSON document, and small text files.
 
 Model files and features files are safetensors. Reading them runs no code and trusts nothing:
-safetensors holds raw tensors, and the metadata key `mivhead` holds JSON.
+safetensors holds raw tensors, and the metadata key `mivhead` holds JSON. A checksum in the JSON
+detects damage; files of version 0.1.0 have none.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
+import time
+import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from mivhead._schema import parse_json
 from mivhead.errors import ModelFileError, NotAvailableError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:  # exported models run without PyTorch and safetensors
     from torch import Tensor
 
 METADATA_KEY = "mivhead"
+CHECKSUM = "checksum.v1"  # key of the document: CRC-32 of everything else in the file
 MAX_BYTES = 16 * 2**30
+ABANDONED = 3600.0  # age in seconds of what was abandoned, on systems without `flock`
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path in the same folder; on success it replaces `path`, atomically.
+def replacing(path: str | Path, *, make_folders: bool = False) -> Iterator[Path]:
+    """Yield a temporary path; on success its file replaces `path`, atomically.
 
-    Hand-written, as no dependency offers it: readers see the old file or the new one, never half.
+    Implemented here because no dependency offers it: readers see the old file or the new one.
+    The temporary file is in a hidden folder next to `path`. A process that is killed leaves that
+    folder behind, and the next one that writes the same `path` removes it. As long as its writer
+    lives, the folder is locked.
     """
     path = Path(path)
-    part = path.with_name(f".{path.name}.{uuid4().hex[:12]}.part")
+    with ExitStack() as stack:
+        try:
+            if make_folders:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            part = stack.enter_context(_temporary_folder(path)) / path.name
+            yield part
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
+            part.replace(path)
+        except OSError as error:
+            raise NotAvailableError(
+                f"Cannot write {path}: {getattr(error, 'strerror', None) or error}. Nothing was "
+                "changed; check that the folder exists, is writable and has space."
+            ) from error
+
+
+@contextmanager
+def _temporary_folder(path: Path) -> Iterator[Path]:
+    """Create a folder for the temporary file of `path`, locked, and remove abandoned ones."""
+    with ExitStack() as stack:
+        while True:
+            folder = path.with_name(f".{path.name}.{uuid4().hex[:12]}.part")
+            folder.mkdir(mode=0o700)
+            with suppress(FileNotFoundError):
+                stack.enter_context(_lock(folder))
+            if folder.is_dir():  # else another process took it for abandoned before the lock
+                break
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        _remove_abandoned(path, folder)
+        yield folder
+
+
+@contextmanager
+def _lock(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Lock a folder until the end of the block, or of the process."""
+    if fcntl is None:
+        if not wait and time.time() - folder.stat().st_mtime < ABANDONED:
+            raise BlockingIOError
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        yield part
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        raise NotAvailableError(
-            f"Cannot write {path}: {getattr(error, 'strerror', None) or error}. Nothing was "
-            "changed; check that the folder exists, is writable and has space."
-        ) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError:
+            if not wait:
+                raise
+            # A file system without locks: nothing there is ever taken for abandoned.
+        yield
     finally:
-        with suppress(OSError):  # left only if writing failed, and possibly not accessible
-            part.unlink()
+        os.close(handle)
+
+
+def _remove_abandoned(path: Path, own: Path) -> None:
+    """Remove the temporary folders of `path` whose writers were killed."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{12}}\.part")
+    found: list[Path] = []
+    with suppress(OSError):  # a folder that may be written, but not listed
+        found = [each for each in path.parent.iterdir() if name.fullmatch(each.name)]
+    for each in found:
+        if each != own:
+            with suppress(OSError), _lock(each, wait=False):
+                if each.is_dir():
+                    shutil.rmtree(each)
+                else:  # of version 0.1.0
+                    each.unlink()
 
 
 def write(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
@@ -51,8 +119,10 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, An
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    text = json.dumps(meta, ensure_ascii=False, allow_nan=False)
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(
+        {**meta, CHECKSUM: checksum(contiguous, meta)}, ensure_ascii=False, allow_nan=False
+    )
     with replacing(path) as part:
         try:
             save_file(contiguous, part, metadata={METADATA_KEY: text})
@@ -75,7 +145,7 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             metadata = file.metadata() or {}
             if METADATA_KEY not in metadata:
                 raise ModelFileError(f"{path} was not written by mivhead.")
-            meta = json.loads(metadata[METADATA_KEY])
+            meta = parse_json(metadata[METADATA_KEY])
             # Copied: mapped memory changes with the file, and its alignment affects rounding.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
@@ -88,7 +158,26 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ) from error
     if not isinstance(meta, dict):
         raise ModelFileError(f"{path} is corrupted: its metadata is not a JSON object.")
+    if CHECKSUM in meta and meta.pop(CHECKSUM) != checksum(tensors, meta):
+        raise ModelFileError(f"{path} is corrupted: its checksum does not match its contents.")
     return tensors, meta
+
+
+def checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:
+    """Return the CRC-32 of a JSON document and of the names, types, shapes and values of tensors.
+
+    >>> checksum({}, {"format": 1})
+    'e234bd89'
+    """
+    import torch
+
+    value = zlib.crc32(json.dumps(meta, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        value = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), value)
+        flat = tensor.reshape(-1)
+        flat = flat.as_strided(flat.shape, (1,))  # a single value may have any stride
+        value = zlib.crc32(flat.view(torch.uint8).numpy().data, value)
+    return f"{value:08x}"
 
 
 def check_format(path: str | Path, meta: Mapping[str, Any], newest: int) -> None:
@@ -112,6 +201,5 @@ def write_text(path: str | Path, text: str) -> None:
     ...     Path(folder, "tasks", "birds.json").read_text()
     '{}'
     """
-    with replacing(path) as part:
-        part.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, make_folders=True) as part:
         part.write_text(text, encoding="utf-8", newline="\n")

@@ -7,10 +7,13 @@ takes the field's default, so that a field added later does not break older file
 from __future__ import annotations
 
 import difflib
+import json
 import math
+import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import (
     TYPE_CHECKING,
@@ -29,6 +32,34 @@ if TYPE_CHECKING:  # exported models run without PyTorch
     from torch import Tensor
 
 T = TypeVar("T")
+
+MAX_NESTING = 100  # of lists and objects in a JSON document
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse a JSON document of unknown origin; raise a ValueError if it is not one.
+
+    >>> parse_json("[" * 100_000)
+    Traceback (most recent call last):
+        ...
+    ValueError: the JSON document is nested too deeply
+    """
+    try:
+        document = json.loads(text)
+        _check_nesting(document, MAX_NESTING)
+    except RecursionError:
+        raise ValueError("the JSON document is nested too deeply") from None
+    return document
+
+
+def _check_nesting(value: Any, left: int) -> None:
+    """Raise an error for what could exhaust the stack of whoever handles the document."""
+    if isinstance(value, dict | list):
+        if not left:
+            raise RecursionError
+        for each in value.values() if isinstance(value, dict) else value:
+            if isinstance(each, dict | list):
+                _check_nesting(each, left - 1)
 
 
 def to_json(value: Any) -> dict[str, Any]:
@@ -52,7 +83,7 @@ def from_json(kind: type[T], document: Any, where: str) -> T:
     """
     if not isinstance(document, Mapping):
         raise InputError(f"{where} must be an object, got {document!r:.80}.")
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     if unknown := sorted(set(document) - set(known)):
         near = difflib.get_close_matches(unknown[0], known, n=1)
@@ -67,6 +98,10 @@ def from_json(kind: type[T], document: Any, where: str) -> T:
     return kind(**values)
 
 
+# Evaluating annotations takes longer than checking values.
+_hints: Callable[[Any], dict[str, Any]] = lru_cache(maxsize=128)(get_type_hints)
+
+
 def check_types(value: Any) -> None:
     """Check the fields of a dataclass that a user filled in: choices, bools and numbers.
 
@@ -76,7 +111,7 @@ def check_types(value: Any) -> None:
         ...
     mivhead.errors.InputError: steps must be an integer, got 1.5.
     """
-    for name, hint in get_type_hints(type(value)).items():
+    for name, hint in _hints(type(value)).items():
         given, choices = getattr(value, name), get_args(hint)
         if get_origin(hint) is Literal:
             check_one_of(name, given, choices)
@@ -150,7 +185,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
             return tuple(_read(k, v, where) for k, v in zip(kinds, value, strict=True))
     elif origin is Literal and isinstance(value, str) and value in args:
         return value
-    elif kind is float and type(value) in (int, float) and math.isfinite(value):
+    elif kind is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:
         return float(value)
     elif (kind in (bool, int, str) or origin in (dict, list)) and type(value) is (origin or kind):
         return value

@@ -11,7 +11,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from torch import Tensor
 from mivhead._progress import progress_bar
 from mivhead._schema import check_tensors, from_json, split_tensors, to_json
 from mivhead._threads import shared_cores
+from mivhead.decision import MAX_ERRORS, NONE, REJECT, UNSURE, DecisionRule
+from mivhead.ensemble.descriptors import compute_descriptors
 from mivhead.ensemble.stacking import BATCH, FOLDS, Ensemble, out_of_fold_cosines
 from mivhead.errors import InputError
 from mivhead.features import Block, Features, SupportSet, layout_to_json, read_layout
@@ -52,12 +54,19 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         Per-image shape of every part of the features.
     seed_ : int
         The random seed that `random_state` gave.
+    scale_ : tuple of int
+        Per block, the power of two that features are divided by before anything is squared; 0 if
+        the largest value is between 1e-12 and 1e12.
+    decision_ : DecisionRule or None
+        When to say "unsure" or "none of these"; None for a model file that has no such rule.
     """
 
+    decision_: DecisionRule | None = None
     random_state: int | np.random.RandomState | None
     device: str | None
     classes_: NDArray[Any]
     layout_: dict[str, tuple[int, ...]]
+    scale_: tuple[int, ...] = ()
 
     def _check_params(self) -> None:
         """Raise an `InputError` for invalid hyperparameters; called before images are decoded."""
@@ -109,7 +118,13 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         with shared_cores():
             self._fit(support, self.seed_)
+        self.decision_ = self._make_rule(support)
         return self
+
+    def _make_rule(self, support: SupportSet) -> DecisionRule:
+        """Make the decision rule after `_fit`: by distances alone, as no shot was left out."""
+        vectors = mean_vectors(support.features)
+        return DecisionRule.fit(vectors, support.labels, None, None, weight=0.0)
 
     def logits(self, X: Any) -> Tensor:
         """Compute the logits of all classes.
@@ -122,11 +137,28 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         Returns
         -------
         Tensor of shape (n_images, n_classes)
-            The logits, also for two classes.
+            One column per class, even for two classes.
+
+        Raises
+        ------
+        InputError
+            If they are not finite, as for features that are much larger than those of the support
+            set, or for a model from a forged file.
         """
         check_is_fitted(self, "classes_")
         with torch.inference_mode(), shared_cores():
-            return self._logits(self._as_features(X, reset=False))
+            return self._finite_logits(self._as_features(X, reset=False))
+
+    def _finite_logits(self, features: Features) -> Tensor:
+        logits = self._logits(features)
+        finite = logits.amax(dim=1).isfinite()  # a class may have probability 0
+        if not finite.all():
+            raise InputError(
+                f"The logits of image {int(finite.int().argmin())} are not finite: its features "
+                "are far larger than those that the classifier was fitted on, or the classifier "
+                "comes from a file with unusable values."
+            )
+        return logits
 
     def decision_function(self, X: Any) -> NDArray[np.floating[Any]]:
         """Compute the logits in scikit-learn's convention.
@@ -160,8 +192,43 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """
         return torch.softmax(self.logits(X).double(), dim=1).numpy(force=True)
 
-    def predict(self, X: Any) -> NDArray[Any]:
-        """Predict the most probable class of each image.
+    @overload
+    def predict(self, X: Any, *, coverage: None = None) -> NDArray[Any]: ...
+
+    @overload
+    def predict(self, X: Any, *, coverage: float) -> list[tuple[Any, ...]]: ...
+
+    def predict(
+        self, X: Any, *, coverage: float | None = None
+    ) -> NDArray[Any] | list[tuple[Any, ...]]:
+        """Predict the most probable class of each image, or a set of classes.
+
+        Parameters
+        ----------
+        X : Features, array-like or list of blocks
+            Features of the images.
+        coverage : float or None, default=None
+            Predict sets, as small as possible, of which this share holds the true class.
+
+        Returns
+        -------
+        ndarray of shape (n_images,), or list of tuple
+            Class labels; or per image a set of them, the most probable first.
+        """
+        if coverage is None:
+            best = self.logits(X).argmax(dim=1).numpy(force=True)
+            chosen: NDArray[Any] = self.classes_[best]
+            return chosen
+        thresholds, names = self._rule().thresholds(coverage=coverage), self.classes_.tolist()
+        return [
+            thresholds.select({names[c]: row[c] for c in np.argsort(-row, kind="stable")}) or ()
+            for row in self.predict_proba(X)
+        ]
+
+    def score_unknown(
+        self, X: Any
+    ) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]] | None]:
+        """Compute class probabilities, and how unlike the shots each image is.
 
         Parameters
         ----------
@@ -170,12 +237,58 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
         Returns
         -------
-        ndarray of shape (n_images,)
-            Class labels.
+        probabilities : ndarray of shape (n_images, n_classes)
+            As `predict_proba` returns them.
+        unknown : ndarray of shape (n_images,) or None
+            Larger is more unlike; see `mivhead.decision`. None for a model file without a rule.
         """
-        best = self.logits(X).argmax(dim=1).numpy(force=True)
-        chosen: NDArray[Any] = self.classes_[best]
-        return chosen
+        check_is_fitted(self, "classes_")
+        with torch.inference_mode(), shared_cores():
+            features = self._as_features(X, reset=False)
+            logits = self._finite_logits(features).double()
+            probabilities = torch.softmax(logits, dim=1).numpy(force=True)
+            if self.decision_ is None:
+                return probabilities, None
+            vectors = mean_vectors(features)
+        return probabilities, self.decision_.unknown(logits.numpy(force=True), vectors)
+
+    def decide(
+        self, X: Any, *, reject: float | None = REJECT, max_errors: float | None = MAX_ERRORS
+    ) -> NDArray[Any]:
+        """Predict a class, "unsure" or "none of these" for each image.
+
+        Parameters
+        ----------
+        X : Features, array-like or list of blocks
+            Features of the images.
+        reject : float or None, default=0.1
+            Share of the images of known classes that may be rejected as "none of these"; None or 0
+            rejects none.
+        max_errors : float or None, default=0.1
+            Share of wrong classes among those that are given; for other images the decision is
+            "unsure". None is never unsure.
+
+        Returns
+        -------
+        ndarray of shape (n_images,), of objects
+            Class labels, `"unsure"` or `"none of these"`.
+        """
+        thresholds = self._rule().thresholds(reject, max_errors)
+        probabilities, unknown = self.score_unknown(X)
+        assert unknown is not None, "there is a rule"
+        decisions: NDArray[Any] = self.classes_.astype(object)[probabilities.argmax(axis=1)]
+        decisions[probabilities.max(axis=1) < thresholds.probability] = UNSURE
+        decisions[unknown > thresholds.unknown] = NONE
+        return decisions
+
+    def _rule(self) -> DecisionRule:
+        check_is_fitted(self, "classes_")
+        if self.decision_ is None:
+            raise InputError(
+                "The model was saved by a version of mivhead that kept no out-of-fold scores, so "
+                "there are no thresholds: fit it again."
+            )
+        return self.decision_
 
     def _as_features(self, X: Any, *, reset: bool) -> Features:
         """Convert to `Features` and check the layout; with `reset`, remember it instead."""
@@ -186,11 +299,13 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         if reset:
             self.n_features_in_ = features.shape[1]
             self.layout_ = features.layout
+            self.scale_ = features.exponents
         elif features.layout != self.layout_:
             raise InputError(
                 "X has other blocks or channels than the features that the classifier was fitted "
                 f"on: got {features.layout}, expected {self.layout_}."
             )
+        features = features.divide(self.scale_)
         return features if self.device is None else features.to(torch.device(self.device))
 
     def _encode(self, y: ArrayLike, n: int) -> NDArray[np.int64]:
@@ -229,7 +344,13 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             )
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(features)):
             raise InputError(f"view_of must hold rows of X, 0 to {len(features) - 1}.")
-        return extra if len(rows) else None, rows.astype(np.int64)
+        return extra.divide(self.scale_) if len(rows) else None, rows.astype(np.int64)
+
+
+def mean_vectors(features: Features) -> NDArray[np.floating[Any]]:
+    """Mean vectors (image, channel) of the deepest block, of length 1."""
+    (_, vectors), *_ = compute_descriptors(features.blocks[-1], None, ["mean"])
+    return vectors.numpy(force=True)
 
 
 def _is_blocks(X: Any) -> bool:
@@ -255,7 +376,7 @@ class MIVClassifier(FeatureClassifier):
         `Recipe(eta=0.2)`.
     preset : Preset, list of BlockPreset, dict or None, default=None
         The settings that belong to the backbone. None derives them from the shapes of the
-        features; a dict such as `{"tau": 100.0}` replaces fields of the derived `BlockPreset`s.
+        features; a dict such as `{"tau": 100.0}` replaces fields of each derived `BlockPreset`.
     random_state : int, RandomState instance or None, default=None
         Seed of the initial weights. The same seed gives the same model, bit for bit.
     device : str or None, default=None
@@ -345,6 +466,12 @@ class MIVClassifier(FeatureClassifier):
             ensemble = Ensemble.fit(support.features, labels, len(head.layers), out_of_fold)
         self._set_fitted(blocks, head, ensemble, support.features, support.shots)
 
+    def _make_rule(self, support: SupportSet) -> DecisionRule:
+        if self.ensemble_ is None or self.head_.recipe.vote != "stacked":
+            return super()._make_rule(support)
+        logits, rows = self.ensemble_.left_out or (None, None)
+        return DecisionRule.fit(mean_vectors(support.features), support.labels, logits, rows)
+
     def _set_fitted(
         self,
         blocks: Sequence[BlockConfig],
@@ -356,11 +483,15 @@ class MIVClassifier(FeatureClassifier):
         """Store what was learned, and what prediction needs of the support."""
         self.blocks_ = tuple(blocks)
         self.head_, self.ensemble_ = head.eval(), ensemble
-        self.support_ = support
+        self.support_ = support.divide([-power for power in self._used_scale])
         self.shots_ = np.asarray(shots)
         self.bags_ = Bags.from_shots(shots, support.device)
         with torch.inference_mode():
             self.embedded_ = head.embed(head.prepare(support))
+
+    @property
+    def _used_scale(self) -> tuple[int, ...]:
+        return self.scale_[-len(self.blocks_) :]  # of the blocks that the head uses
 
     def _logits(self, features: Features) -> Tensor:
         head = self.head_
@@ -420,7 +551,8 @@ class MIVClassifier(FeatureClassifier):
         ensemble = Ensemble.from_tensors(members, support.blocks) if expected else None
         self.recipe = recipe
         self.layout_, self.n_features_in_ = whole.layout, whole.shape[1]
-        self._set_fitted(blocks, head, ensemble, support, saved.shots)
+        safe = support.divide(self.scale_[-len(blocks) :])
+        self._set_fitted(blocks, head, ensemble, safe, saved.shots)
 
 
 def _select(support: SupportSet, recipe: Recipe, blocks: Sequence[BlockConfig]) -> SupportSet:

@@ -1,8 +1,8 @@
-"""The errors a user can cause, and nothing else.
+"""The errors that a user can cause.
 
 Every message is one sentence that names what is wrong and what to do about it. The command line
-prints the message of a `MivError` and exits with code 2; anything else is a bug and keeps its
-traceback.
+prints the message of a `MivError` and exits with code 2. It reports any other exception as a bug,
+with the traceback if `--debug` is given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class MivError(Exception):
 
 
 class InputError(MivError, ValueError):
-    """An argument, an array or a file holds something that cannot be used."""
+    """An argument, an array or a file has an invalid value."""
 
 
 class ImageError(InputError):
@@ -24,11 +24,11 @@ class ImageError(InputError):
 
 
 class ModelFileError(InputError):
-    """A model or features file is damaged, foreign, too large or too new."""
+    """A model or features file is corrupted, too large, too new or not written by mivhead."""
 
 
 class NotAvailableError(MivError, RuntimeError):
-    """Something that is needed is not here: a package, weights, a writable disk."""
+    """Something required is missing: a package, weights, a writable disk."""
 
 
 def check_one_of(name: str, value: object, allowed: Iterable[str]) -> None:

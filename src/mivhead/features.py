@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,11 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mivhead import _files as safefile
+from mivhead import _files
 from mivhead.errors import InputError, ModelFileError
 
 FILE_FORMAT = 1
 MAX_DIMENSION = 2**20  # values; keeps a forged file from overflowing
+LARGE = 2.0**40  # values from 1 / LARGE to LARGE can be squared and summed in float32
+MAX_POWER = {torch.float32: 120, torch.float64: 1000}  # of two, with a finite inverse
 FLOATS = (torch.float16, torch.float32, torch.float64)
 
 Array: TypeAlias = "np.ndarray[Any, Any] | Tensor"
@@ -58,7 +61,7 @@ class Features:
         if not isinstance(entries, Sequence) or not entries:
             raise InputError(
                 "Features need an array or a non-empty list with one entry per block, "
-                f"got {describe(blocks)}."
+                f"got {_type_and_shape(blocks)}."
             )
         self.blocks = tuple(read_block(entry, f"block{i}") for i, entry in enumerate(entries))
         self._check_counts()
@@ -100,7 +103,7 @@ class Features:
 
     @property
     def device(self) -> torch.device:
-        """Where the first part lives."""
+        """Device of the first part."""
         return self._first.device
 
     @property
@@ -142,6 +145,25 @@ class Features:
         if isinstance(target, torch.dtype) and target not in FLOATS:
             raise InputError(f"Features hold float16, float32 or float64, not {target}.")
         return self._map(lambda t: t.to(target))
+
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        """Per block, the power of two that makes its values safe to square, if divided by it.
+
+        >>> import numpy as np
+        >>> Features([np.ones((2, 3)), np.full((2, 3), 1e150)]).exponents
+        (0, 499)
+        """
+        return tuple(_exponent(block) for block in self.blocks)
+
+    def divide(self, exponents: Sequence[int]) -> Features:
+        """Divide the values of every block by a power of two, which loses no digit."""
+        if not any(exponents):
+            return self
+        if len(exponents) != len(self.blocks) or max(map(abs, exponents)) > max(MAX_POWER.values()):
+            raise InputError(f"{self} cannot be divided by the powers of two {list(exponents)}.")
+        pairs = zip(self.blocks, exponents, strict=True)
+        return Features._of(block.apply(partial(torch.mul, other=2.0**-n)) for block, n in pairs)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Features:
         return Features._of(block.apply(change) for block in self.blocks)
@@ -218,15 +240,15 @@ def write_features_file(
     path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
 ) -> None:
     """Write a features file; `meta` holds what belongs to the features, such as labels."""
-    safefile.write(path, tensors, {"format": FILE_FORMAT, "kind": "features", **meta})
+    _files.write(path, tensors, {"format": FILE_FORMAT, "kind": "features", **meta})
 
 
 def read_features_file(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read the tensors and the metadata of a features file."""
-    tensors, meta = safefile.read(path)
+    tensors, meta = _files.read(path)
     if meta.get("kind") != "features":
         raise ModelFileError(f"{path} does not hold features.")
-    safefile.check_format(path, meta, FILE_FORMAT)
+    _files.check_format(path, meta, FILE_FORMAT)
     return tensors, meta
 
 
@@ -262,12 +284,21 @@ class Block:
         return Block(**{k: change(v) for k, v in self.tensors.items()})
 
 
+def _exponent(block: Block) -> int:
+    tensors = [t for t in block.tensors.values() if t.dtype in MAX_POWER and t.numel()]
+    largest = max((float(t.abs().max()) for t in tensors), default=0.0)
+    if not largest or 1 / LARGE <= largest <= LARGE:
+        return 0
+    most = min(MAX_POWER[t.dtype] for t in tensors)
+    return max(-most, min(math.frexp(largest)[1], most))
+
+
 def is_array(x: object) -> bool:
     """Whether x is a NumPy array or a PyTorch tensor."""
     return isinstance(x, np.ndarray | Tensor)
 
 
-def describe(x: object) -> str:
+def _type_and_shape(x: object) -> str:
     """Type and shape of anything, for errors."""
     shape = getattr(x, "shape", None)
     return f"{type(x).__name__}" + (f" of shape {tuple(shape)}" if shape is not None else "")
@@ -307,9 +338,11 @@ def read_block(entry: Any, name: str) -> Block:
 
 def _tensor(x: Any, name: str) -> Tensor:
     if not is_array(x):
-        raise InputError(f"{name}: expected a NumPy array or a PyTorch tensor, got {describe(x)}.")
-    if isinstance(x, np.ndarray) and not x.flags.writeable:
-        x = x.copy()  # PyTorch has no read-only tensors
+        raise InputError(
+            f"{name}: expected a NumPy array or a PyTorch tensor, got {_type_and_shape(x)}."
+        )
+    if isinstance(x, np.ndarray):
+        x = _for_torch(x)
     try:
         tensor = torch.as_tensor(x).detach()
     except TypeError:
@@ -330,6 +363,13 @@ def _tensor(x: Any, name: str) -> Tensor:
             f"{name} of shape {tuple(tensor.shape)} holds NaN or infinity (first in image {bad})."
         )
     return tensor
+
+
+def _for_torch(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Copy an array that PyTorch cannot share: read-only, reversed, or of foreign byte order."""
+    x = x.astype(x.dtype.newbyteorder("="), copy=False)
+    shareable = x.flags.writeable and all(stride >= 0 for stride in x.strides)
+    return x if shareable else x.copy()
 
 
 def _patches_to_map(patches: Tensor) -> Tensor:
@@ -355,7 +395,7 @@ def read_layout(document: Any) -> Features:
         raise InputError(f"config.layout must be an object, got {document!r:.80}.")
     for name, shape in document.items():
         integers = isinstance(shape, list) and all(type(size) is int for size in shape)
-        if not integers or not all(0 < size <= MAX_DIMENSION for size in shape):
+        if not integers or len(shape) > 3 or not all(0 < size <= MAX_DIMENSION for size in shape):
             raise InputError(f"config.layout.{name} is not valid: {shape!r:.80}.")
     # Features check the names and the numbers of dimensions.
     return Features.from_tensors({k: torch.empty(0, *v) for k, v in document.items()})
@@ -453,7 +493,7 @@ class FeatureTable:
             if column is not None and len(column) != len(self.features):
                 raise InputError(f"{len(self.features)} images, but {len(column)} {name}.")
         if (self.views is None) != (self.view_of is None):
-            raise InputError("views and view_of belong together: give both or none.")
+            raise InputError("views and view_of must be given together.")
 
     def __len__(self) -> int:
         return len(self.features)

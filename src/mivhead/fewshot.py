@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from mivhead.backbones.base import (
 )
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.preprocessing import preprocess, to_pixels
+from mivhead.decision import MAX_ERRORS, REJECT, DecisionRule, Thresholds
 from mivhead.errors import InputError
 from mivhead.extraction.cache import FeatureCache, open_cache
 from mivhead.extraction.pipeline import PART, LoadedImage, extract_table, iter_features
@@ -40,9 +41,16 @@ from mivhead.features import Features, FeatureTable
 from mivhead.head.recipe import Recipe
 from mivhead.images.augmentation import NO_VIEWS, Augmentation, ViewPlan, plan_views
 from mivhead.images.decoding import ImageLike
-from mivhead.images.imageset import ImageSet, Skipped, check_images, from_images, label_images
+from mivhead.images.imageset import (
+    ImageSet,
+    Skipped,
+    check_images,
+    check_names,
+    from_images,
+    label_images,
+)
 from mivhead.images.sources import as_image_set, open_labelled
-from mivhead.methods.ablation import views_rule
+from mivhead.methods.miv import views_rule
 from mivhead.methods.registry import Classifier, get_method, make_method, method_name
 from mivhead.methods.tuning.base import Network, Pixels
 from mivhead.prediction import Prediction, predictions
@@ -85,7 +93,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     cache : bool, str, Path or None, default=None
         Folder of the feature cache, so that the backbone sees every image once. True: the default
         folder. False: no cache. None: True for a backbone given by name, and False for one of your
-        own, whose identity may not tell when it has changed.
+        own, whose identity may stay the same when its features change.
     verbose : bool, default=True
         Show progress bars for what takes more than two seconds, in a terminal.
 
@@ -222,6 +230,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             Features, ids, labels and views, for `fit_table`, `predict` or a file.
         """
         images = as_image_set(images)
+        check_names(images.ids)  # a table holds them
         if images.labels is not None:
             self._check_params()
         backbone = self._load_backbone()
@@ -229,8 +238,16 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         plan = self._plan(images, backbone.preset)
         return _FeatureReader(backbone, self).table(images, plan)
 
-    def classify(self, images: Any, *, skip_bad: bool = False) -> list[Prediction]:
-        """Predict names and probabilities.
+    def classify(
+        self,
+        images: Any,
+        *,
+        skip_bad: bool = False,
+        reject: float | None = REJECT,
+        max_errors: float | None = MAX_ERRORS,
+        coverage: float | None = None,
+    ) -> list[Prediction]:
+        """Predict names and probabilities, and decide whether a name can be given.
 
         Parameters
         ----------
@@ -238,26 +255,77 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             Images, a folder, a zip or a single image; or features, as for `predict`.
         skip_bad : bool, default=False
             Leave out images that cannot be read, and list them in `skipped_`.
+        reject : float or None, default=0.1
+            Share of the images of known classes that may be rejected as "none of these". A larger
+            share rejects more images of other things; None or 0 rejects none.
+        max_errors : float or None, default=0.1
+            Share of wrong names among the names that are given; other images are "unsure". None
+            is never unsure.
+        coverage : float or None, default=None
+            Share of prediction sets that hold the true class, such as 0.9; None makes no sets.
 
         Returns
         -------
         list of Prediction
             One per image, in their order.
         """
-        check_is_fitted(self, "classifier_")
+        thresholds = self.thresholds(reject, max_errors, coverage)
         if (features := self._given_features(images)) is not None:
             ids = images.ids if isinstance(images, FeatureTable) else map(str, range(len(images)))
-            return predictions(list(ids), self.classes_, self.classifier_.predict_proba(features))
+            probabilities, unknown = self._score(features)
+            return predictions(list(ids), self.classes_, probabilities, unknown, thresholds)
         readable = self._readable(as_image_set(images), skip_bad)
-        return [each for part in self.classify_parts(readable) for each in part]
+        parts = self.classify_parts(readable, thresholds)
+        return [each for part in parts for each in part]
 
-    def classify_parts(self, images: Any) -> Iterator[list[Prediction]]:
-        """Predict any number of images in bounded memory, one list of predictions after another."""
-        check_is_fitted(self, "classifier_")
+    def classify_parts(
+        self, images: Any, thresholds: Thresholds | None = None
+    ) -> Iterator[list[Prediction]]:
+        """Predict any number of images in bounded memory, one list of predictions after another.
+
+        Parameters
+        ----------
+        images : images
+            As for `classify`.
+        thresholds : Thresholds or None, default=None
+            When not to give a name; None: as `thresholds()` returns them.
+        """
+        thresholds = thresholds or self.thresholds()
         image_set = as_image_set(images)
         ids = iter(image_set.ids)
-        for found in self._probabilities(image_set):
-            yield predictions(list(islice(ids, len(found))), self.classes_, found)
+        for probabilities, unknown in map(self._score, self._parts(image_set)):
+            own = list(islice(ids, len(probabilities)))
+            yield predictions(own, self.classes_, probabilities, unknown, thresholds)
+
+    def thresholds(
+        self,
+        reject: float | None = REJECT,
+        max_errors: float | None = MAX_ERRORS,
+        coverage: float | None = None,
+    ) -> Thresholds:
+        """Return the thresholds of decisions, with the parameters of `classify`.
+
+        A model without a decision rule (`no_decision` says why) always gives a name.
+        """
+        check_is_fitted(self, "classifier_")
+        rule: DecisionRule | None = getattr(self.classifier_, "decision_", None)
+        if rule is not None:
+            return rule.thresholds(reject, max_errors, coverage)
+        if coverage is not None:
+            raise InputError(f"There are no prediction sets: {self.no_decision}")
+        return Thresholds()
+
+    @property
+    def no_decision(self) -> str | None:
+        """Why the model always gives a name; None if it can be unsure or say "none of these"."""
+        if getattr(self.classifier_, "decision_", None) is not None:
+            return None
+        if self.needs_images:
+            return f"{self.method} tunes the backbone and leaves no shot out while it is fitted."
+        return (
+            "the model file comes from an earlier version of mivhead, which kept no out-of-fold "
+            "scores; fit the model again."
+        )
 
     def predict_proba(self, images: Any) -> NDArray[np.floating[Any]]:
         """Predict probabilities.
@@ -277,10 +345,34 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         if (features := self._given_features(images)) is not None:
             found: NDArray[np.floating[Any]] = self.classifier_.predict_proba(features)
             return found
-        return np.concatenate(list(self._probabilities(as_image_set(images))))
+        parts = self._parts(as_image_set(images))
+        return np.concatenate([self.classifier_.predict_proba(part) for part in parts])
 
-    def predict(self, images: Any) -> NDArray[Any]:
-        """Predict the most probable class of each image; see `predict_proba`."""
+    @overload
+    def predict(self, images: Any, *, coverage: None = None) -> NDArray[Any]: ...
+
+    @overload
+    def predict(self, images: Any, *, coverage: float) -> list[tuple[Any, ...]]: ...
+
+    def predict(
+        self, images: Any, *, coverage: float | None = None
+    ) -> NDArray[Any] | list[tuple[Any, ...]]:
+        """Predict the most probable class of each image, or a set of classes.
+
+        Parameters
+        ----------
+        images : images or features
+            As for `predict_proba`.
+        coverage : float or None, default=None
+            Predict sets, as small as possible, of which this share holds the true class.
+
+        Returns
+        -------
+        ndarray of shape (n_images,), or list of tuple
+            Class labels; or per image a set of them, the most probable first.
+        """
+        if coverage is not None:
+            return [each.prediction_set or () for each in self.classify(images, coverage=coverage)]
         chosen: NDArray[Any] = self.classes_[self.predict_proba(images).argmax(axis=1)]
         return chosen
 
@@ -301,12 +393,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     def make_classifier(self, preset: Preset | None = None) -> Classifier:
         """Make the estimator that `fit` trains, not fitted yet."""
-        method = get_method(self.method)
-        shown = {"verbose": self.verbose} if method.needs == "images" else {}
+        known = get_method(self.method).hyperparameters()
+        shown = {"verbose": self.verbose} if "verbose" in known else {}
         classifier: Classifier = make_method(
             self.method,
             preset=preset,
-            recipe=self.recipe if method.has_recipe else None,
+            recipe=self.recipe,
             random_state=self.random_state,
             device=self.device,
             **shown | dict(self.method_params or {}),
@@ -358,8 +450,16 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             return X.features
         return X
 
-    def _probabilities(self, images: ImageSet) -> Iterator[NDArray[np.floating[Any]]]:
-        """Yield probabilities (image, class) of one part of the images after another."""
+    def _score(self, X: Any) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]] | None]:
+        """Return probabilities (image, class), and how unlike the shots each image is."""
+        if getattr(self.classifier_, "decision_", None) is None:
+            return self.classifier_.predict_proba(X), None
+        found: tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]] | None]
+        found = self.classifier_.score_unknown(X)
+        return found
+
+    def _parts(self, images: ImageSet) -> Iterator[Any]:
+        """Yield one part of the images after another, as the method takes them."""
         if self.identity_ is None and self.backbone is None:
             raise InputError(
                 "The model was trained on features of unknown origin: give it features, or the "
@@ -368,7 +468,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         reader = self._reader(self._load_backbone(), self.classifier_)
         reader.attach(self.classifier_)
         unlabelled = replace(images, labels=None)  # labelled ones would get augmented views
-        return map(self.classifier_.predict_proba, reader.parts(unlabelled))
+        return reader.parts(unlabelled)
 
     def _reader(self, backbone: Backbone, classifier: Classifier) -> _Reader:
         return (_PixelReader if _tunes(classifier) else _FeatureReader)(backbone, self)

@@ -19,16 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mivhead import _files as safefile
+from mivhead import _files
 from mivhead._schema import from_json
 from mivhead._version import __version__
 from mivhead.backbones.base import Backbone, Identity, named_by_file
+from mivhead.decision import DecisionRule
 from mivhead.errors import InputError, ModelFileError
 from mivhead.fewshot import FewShotClassifier
-from mivhead.head.recipe import Recipe
+from mivhead.images.imageset import check_names
 from mivhead.methods.registry import Classifier, make_method, method_name
 
 FORMAT = 1
@@ -98,7 +100,26 @@ class Section:
     read: Callable[[FewShotClassifier, Any, Mapping[str, Tensor]], None]
 
 
-SECTIONS: tuple[Section, ...] = ()
+def _write_decision(
+    model: FewShotClassifier | Classifier,
+) -> tuple[Any, Mapping[str, Tensor]] | None:
+    classifier = model.classifier_ if isinstance(model, FewShotClassifier) else model
+    rule: DecisionRule | None = getattr(classifier, "decision_", None)
+    if rule is None:
+        return None
+    document, arrays = rule.state()
+    return document, {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _read_decision(model: FewShotClassifier, document: Any, tensors: Mapping[str, Tensor]) -> None:
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    model.classifier_.decision_ = DecisionRule.from_state(document, arrays)
+
+
+SECTIONS: tuple[Section, ...] = (
+    Section("decision.v1", "decision", _write_decision, _read_decision),
+)
+_SCALE = "scale"  # key of `config`: `FeatureClassifier.scale_`, if it is not 0
 _SECTION_NAME = re.compile(r"[a-z_]+\.v[0-9]+")
 
 
@@ -128,6 +149,8 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
     if isinstance(model, FewShotClassifier):
         identity, trained = model.identity_, model.classifier_
     config, tensors = trained._state()
+    if any(scale := getattr(trained, "scale_", ())):
+        config[_SCALE] = list(scale)
     document = {
         "format": FORMAT,
         "method": method_name(trained),
@@ -142,7 +165,7 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
         if (part := section.write(model)) is not None:
             document[section.name], own = part
             tensors |= {f"{section.prefix}.{name}": tensor for name, tensor in own.items()}
-    safefile.write(path, tensors, document)
+    _files.write(path, tensors, document)
 
 
 def load(
@@ -173,17 +196,20 @@ def load(
         It predicts on features without a backbone. On images it predicts if the file names a
         backbone, or one is given.
     """
-    tensors, document = safefile.read(path)
-    safefile.check_format(path, document, FORMAT)
+    tensors, document = _files.read(path)
+    _files.check_format(path, document, FORMAT)
     parts = _take_sections(path, document, tensors)
     try:
         info = from_json(ModelInfo, document, "the description")
         classifier = _unfitted(info.method, device)
         classifier.classes_ = _read_classes(info.classes)
         classifier.seed_ = info.seed
-        classifier._restore({**info.config, "recipe": info.recipe}, tensors)
+        config = {**info.config, "recipe": info.recipe}
+        if _SCALE in config:
+            vars(classifier)["scale_"] = _read_scale(config.pop(_SCALE))
+        classifier._restore(config, tensors)
+        _check_scale(classifier)
         identity = None if info.backbone is None else Identity.from_json(info.backbone)
-        recipe = None if info.recipe is None else from_json(Recipe, info.recipe, "recipe")
     except InputError as error:
         raise ModelFileError(f"{path} cannot be used: {error}") from error
     if identity is not None and backbone is None:
@@ -194,7 +220,7 @@ def load(
         weights=weights,
         method=info.method,
         method_params=info.config.get("params"),
-        recipe=recipe,
+        recipe=getattr(classifier, "recipe", None),
         device=device,
     )
     if identity is None and model.needs_images:
@@ -208,10 +234,10 @@ def load(
     return model
 
 
-def describe(path: str | Path) -> ModelInfo:
+def read_info(path: str | Path) -> ModelInfo:
     """Read what a model file says about itself; without its optional sections."""
-    tensors, document = safefile.read(path)
-    safefile.check_format(path, document, FORMAT)
+    tensors, document = _files.read(path)
+    _files.check_format(path, document, FORMAT)
     _take_sections(path, document, tensors)
     try:
         return from_json(ModelInfo, document, "the description")
@@ -249,6 +275,19 @@ def _unfitted(method: str, device: str | None) -> Classifier:
     return classifier
 
 
+def _read_scale(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(power) is int for power in value):
+        raise InputError(f"config.{_SCALE} is not valid: {value!r:.80}.")
+    return tuple(value)
+
+
+def _check_scale(classifier: Classifier) -> None:
+    scale = getattr(classifier, "scale_", ())
+    blocks = {name.partition(".")[0] for name in getattr(classifier, "layout_", ())}
+    if scale and len(scale) != len(blocks):
+        raise InputError(f"config.{_SCALE} has {len(scale)} entries for {len(blocks)} blocks.")
+
+
 def _plain_classes(classes: NDArray[Any]) -> list[Any]:
     values: list[Any] = classes.tolist()
     if not (all(type(v) is str for v in values) or all(type(v) is int for v in values)):
@@ -256,12 +295,17 @@ def _plain_classes(classes: NDArray[Any]) -> list[Any]:
             "Only classes that are all strings or all integers can be saved, "
             f"got {values[0]!r}: convert the labels to strings before fitting."
         )
+    check_names(value for value in values if isinstance(value, str))
     return values
 
 
 def _read_classes(values: list[Any]) -> NDArray[Any]:
     if not 2 <= len(values) <= MAX_CLASSES:
         raise InputError(f"it has {len(values)} classes; 2 to {MAX_CLASSES:,} are allowed.")
+    if not all(
+        type(value) is str or abs(value) < 2**63 for value in values if type(value) in (str, int)
+    ):
+        raise InputError("its classes are integers of more than 64 bits.")
     classes = np.asarray(_plain_classes(np.asarray(values, dtype=object)))
     if not np.array_equal(np.unique(classes), classes):
         raise InputError("its classes are not distinct and sorted.")

@@ -2,7 +2,7 @@
 
 Which blocks to tap, how the head pools each of them, how images are preprocessed, and below how
 many shots a class gets augmented views. How the head is trained is a `Recipe`
-(`mivhead.head.recipe`). This module imports nothing but the standard library, so that listing
+(`mivhead.head.recipe`). This module imports neither NumPy nor PyTorch, so that listing
 backbones is quick.
 """
 
@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from mivhead.errors import InputError, check_one_of
+
+ViewsRule: TypeAlias = Literal["ceil", "floor"]  # how T / S is rounded to views per image
 
 MAX_SIZE = 4096  # pixels; keeps a forged file from asking for memory
 

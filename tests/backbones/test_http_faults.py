@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import socket
+import struct
+import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import numpy as np
 import pytest
+import torch
 
 from mivhead import Features
 from mivhead.backbones import transport, wire
@@ -31,6 +38,8 @@ from tests.helpers.services import (
     status,
     toy,
     toy_server,
+    trickles,
+    writes,
 )
 
 pytestmark = needs("tenacity", "http")
@@ -94,6 +103,103 @@ def test_slow_answers_are_given_up_and_asked_again(
     server, remote = faulty(fault, timeout=0.3)
     assert remote.extract(photos(2)) == toy().extract(photos(2))
     assert len(server.posts) == 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        trickles(b"HTTP/1.1 200 O", b"K"),
+        trickles(b"HTTP/1.1 200 OK\r\nContent-Type: applic", b"a"),
+        trickles(b"HTTP/1.1 200 OK\r\n", b"X-More: more\r\n"),
+        trickles(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        trickles(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+        trickles(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1"),
+        trickles(b"HTTP/1.1 500 Oh\r\nContent-Length: 9999\r\n\r\n", b"x"),
+    ],
+    ids=["status line", "header", "headers", "100 Continue", "chunks", "chunk size", "error"],
+)
+def test_the_timeout_bounds_every_phase(
+    faulty: Callable[..., tuple[FaultyServer, RemoteBackbone]], fault: object
+) -> None:
+    server, remote = faulty(fault, timeout=0.3)
+    began = time.monotonic()
+    assert remote.extract(photos(2)) == toy().extract(photos(2))
+    assert time.monotonic() - began < 3
+    assert len(server.posts) == 2
+
+
+def test_the_timeout_bounds_the_handshake_of_tls() -> None:
+    """The server accepts, and trickles something that is not TLS's answer yet."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.sendall(b"\x16\x03\x03\x40\x00")  # a record of 16 kB follows
+                for _ in range(300):
+                    time.sleep(0.02)
+                    connection.sendall(b"\x02")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        began = time.monotonic()
+        with pytest.raises(NotAvailableError, match=r"no response within 0.3 s"):
+            connect(f"https://127.0.0.1:{server.getsockname()[1]}", attempts=1, timeout=0.3)
+        assert time.monotonic() - began < 3
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"HTTP/1.1 302 Found\r\nLocation: http://[\r\n\r\n", "redirects to another address"),
+        (b"HTTP/1.1 301 Moved\r\nLocation: file:///etc/passwd\r\n\r\n", "not followed"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", "not a valid number"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\nx", "not a valid number"),
+        (b"HTTP/1.1 204 None\r\nContent-Length: ten\r\n\r\n", "not a valid number"),
+    ],
+)
+def test_malformed_headers_are_refused(
+    faulty: Callable[..., tuple[FaultyServer, RemoteBackbone]], raw: bytes, message: str
+) -> None:
+    _, remote = faulty(writes(raw), attempts=1)
+    with pytest.raises(InputError, match=message):
+        remote.extract(photos(1))
+
+
+def npz(content: bytes, *, method: int = 0) -> bytes:
+    """A zip whose only member may claim a compression that it does not have."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("block0.map.npy", content)
+    raw = bytearray(file.getvalue())
+    raw[8], raw[raw.rfind(b"PK\x01\x02") + 10] = method, method
+    return bytes(raw)
+
+
+def npy(shape: str, kind: str = "<f4") -> bytes:
+    header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        npz(b"junk", method=8),  # zlib.error
+        npz(b"junk", method=12),  # OSError of bzip2
+        npz(b"junk", method=99),  # NotImplementedError
+        npz(npy("(999999999999999,)")),  # MemoryError
+        npz(npy("(-1,)")),
+        npz(npy("(2, 2", "<f4")),  # SyntaxError
+        npz(npy("(0, 2)", ">f4")),  # TypeError of torch
+        npz(npy("(0, 2)", "<U4")),
+        npz(npy("(1,)", "|O")),
+        b"PK\x05\x06" + b"\0" * 18,
+    ],
+)
+def test_malformed_npz_is_refused(body: bytes) -> None:
+    with pytest.raises(InputError):
+        wire.decode_features(body, wire.NPZ, torch.float16, 2**30)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the MIV-head costs beside TSA and eTT, as the paper prints it."""
+"""The cost of the MIV-head relative to TSA and eTT, as the paper prints it."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_wrong_hyperparameters(params, words, capsys, shots, tmp_path):
         (["--recipe", "grandma"], "recipe must be one of"),
         (["--backbone", "efficientnet_lite9"], "'efficientnet_lite9'"),
         (["--folds", "1"], "--folds must be at least 2"),
-        (["--recipe", "paper", "--method", "ncc"], "--recipe is for the MIV-head"),
+        (["--recipe", "paper", "--method", "ncc"], "ncc has no recipe"),
     ],
 )
 def test_unknown_names(arguments, words, fails, shots, tmp_path):

@@ -7,6 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import mivhead
 from mivhead.cli.predict import _as_table, safe_name, sort_images
@@ -22,7 +23,7 @@ def expected(model, new):
 
 
 def test_a_table_for_people(miv, model, new, expected):
-    lines = miv("predict", model, new).out.splitlines()
+    lines = miv("predict", model, new, "--reject", "0").out.splitlines()
     assert lines[0].split() == ["file", "class", "probability"]
     assert len(lines) == 1 + 6
     for line, (file, ranked) in zip(lines[1:], expected.items(), strict=True):
@@ -46,6 +47,31 @@ def test_json(miv, model, new, expected):
         assert ranked == pytest.approx(expected[each["file"]])
         assert list(ranked) == list(expected[each["file"]])
         assert each["label"] == next(iter(ranked))
+
+
+def test_decisions(miv, fails, model, new, tmp_path):
+    foreign = tmp_path / "noise.png"
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(foreign)
+    known = new / "rings" / "5.png"
+    found = json.loads(miv("predict", model, foreign, known, "--json", "--coverage", "80%").out)
+    first, second = found["predictions"]
+    assert first["decision"] == "none of these"
+    assert second["label"] in second["set"]
+    assert first["unknown"] > second["unknown"]
+    kept = json.loads(miv("predict", model, foreign, known, "--json", "--reject", "0").out)
+    assert kept["predictions"][0]["decision"] in (first["label"], "unsure")
+    assert "set" not in kept["predictions"][0]
+    assert f"none of these ({first['label']}?)" in miv("predict", model, foreign).out
+    rows = miv("predict", model, foreign, known, "--csv", "--coverage", "0.8").out.splitlines()
+    first_row, second_row = csv.DictReader(rows)
+    assert first_row["decision"] == "none of these"
+    assert float(first_row["unknown"]) == pytest.approx(first["unknown"], abs=1e-5)
+    assert second_row["set"].split(";") == second["set"]
+    assert "needs 99 shots" in fails("predict", model, known, "--coverage", "99%")
+    with pytest.raises(SystemExit):
+        miv("predict", model, known, "--max-errors", "500")
+    assert "between 0 and 1" in fails("predict", model, known, "--coverage", "1")
 
 
 def test_csv(miv, model, new, expected):

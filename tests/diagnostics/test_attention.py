@@ -29,7 +29,7 @@ def test_attention_sums_to_one_per_image_and_per_class() -> None:
 
 def test_a_shot_attends_most_to_itself() -> None:
     X, y = clusters(0, [3, 3])
-    classifier = MIVClassifier(steps=0, eta=5.0, random_state=0).fit(X, y)
+    classifier = MIVClassifier(Recipe(steps=0, eta=5.0), random_state=0).fit(X, y)
     shots = explain(classifier, X)[0].shots
     assert all(shots[i, i] == shots[i, (i // 3) * 3 : (i // 3) * 3 + 3].max() for i in range(6))
 

@@ -1,4 +1,4 @@
-"""The vectors of an found, derived again from the head's parameters in plain loops."""
+"""The vectors of an image, derived again from the head's parameters in plain loops."""
 
 from __future__ import annotations
 

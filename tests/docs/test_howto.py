@@ -1,6 +1,6 @@
 """The how-to pages are programs: their Python and bash blocks run, in order, in an empty folder.
 
-Blocks marked `sh` are for reading: they install packages, or need images that only a user has.
+Blocks marked `sh` are not run: they install packages, or need images that only a user has.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ NEEDS = {  # pages that use optional packages
     "backbones-onnx": ["onnxscript", "timm"],
     "backbones-timm": ["timm"],
     "backbones-transformers": ["transformers"],
-    "benchmark": ["torchvision"],
     "databases": ["lancedb"],
-    "own-backbone": ["torchvision"],
     "reports": ["matplotlib"],
     "rivals": ["torchvision"],
 }

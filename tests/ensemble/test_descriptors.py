@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mivhead.ensemble.descriptors import Kind, PatchPCA, describe, principal_components
+from mivhead.ensemble.descriptors import Kind, PatchPCA, compute_descriptors, principal_components
 from mivhead.features import Block
 
 CHANNELS = 200
@@ -128,7 +128,7 @@ def plain(kind: str, map_: np.ndarray) -> list[float]:
 
 def described(kind: Kind, block: Block, pca: PatchPCA | None) -> torch.Tensor:
     """Describe images in one way."""
-    return dict(describe(block, pca, [kind]))[kind]
+    return dict(compute_descriptors(block, pca, [kind]))[kind]
 
 
 @pytest.mark.parametrize("kind", ["second_order", "layout", "mean"])
@@ -176,7 +176,7 @@ def test_several_descriptors_transform_the_patches_once(monkeypatch: pytest.Monk
         return turn(self, map_)
 
     monkeypatch.setattr(PatchPCA, "__call__", counted)
-    found = dict(describe(block, pca, kinds))
+    found = dict(compute_descriptors(block, pca, kinds))
     assert len(calls) == 1
     assert list(found) == kinds
     assert all(torch.equal(found[kind], expected[kind]) for kind in kinds)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mivhead import Features
-from mivhead.ensemble.descriptors import describe
+from mivhead.ensemble.descriptors import compute_descriptors
 from mivhead.ensemble.ridge import Experts, choose_experts, expected_shapes, fit_ridge
 from mivhead.ensemble.stacking import Ensemble
 
@@ -63,7 +63,7 @@ def test_predictions_are_those_of_each_ridge_and_come_back_from_tensors(name: st
     for i, expert in enumerate(choose_experts(support.blocks)):
         pca = experts.pcas.get(expert.block)
         x, new = (
-            dict(describe(each.blocks[expert.block], pca, [expert.kind]))[expert.kind]
+            dict(compute_descriptors(each.blocks[expert.block], pca, [expert.kind]))[expert.kind]
             for each in (support, queries)
         )
         ridge, unseen = fit_ridge(x, torch.eye(3)[LABELS], 0.1)

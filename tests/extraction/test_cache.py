@@ -68,7 +68,7 @@ def test_any_changed_byte_and_any_cut_is_found(data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_noise_is_no_entry(noise: bytes) -> None:
+def test_random_bytes_are_not_an_entry(noise: bytes) -> None:
     assert decode(KEY, noise) is None
     assert decode(KEY, b"mivcache" + noise) is None
 

@@ -154,11 +154,15 @@ def test_who_is_cached_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert FewShotClassifier()._cache() is None
 
 
-def test_a_warm_fit_does_not_import_timm(tmp_path: Path, shots: Path) -> None:
+def test_a_warm_fit_does_not_read_the_weights(tmp_path: Path, shots: Path) -> None:
     FewShotClassifier(threshold=0, cache=tmp_path / "cache").fit_folder(shots)
     program = f"""
 import sys
 from mivhead import FewShotClassifier
+from mivhead.backbones.base import LazyBackbone
+def refuse(self):
+    raise AssertionError("the weights were read")
+LazyBackbone.loaded = refuse
 FewShotClassifier(threshold=0, cache={str(tmp_path / "cache")!r}).fit_folder({str(shots)!r})
 assert "timm" not in sys.modules
 """

@@ -176,6 +176,32 @@ def drips(handler: Any, request: Request, answer: Any) -> None:
         handler.close_connection = True
 
 
+def trickles(start: bytes, again: bytes) -> Any:
+    """Send the start of a response, and then the same bytes again and again, without an end."""
+
+    def fault(handler: Any, request: Request, answer: Any) -> None:
+        handler.close_connection = True
+        try:
+            handler.wfile.write(start)
+            for _ in range(1000):
+                time.sleep(0.02)
+                handler.wfile.write(again)
+        except OSError:  # the client gave up
+            return
+
+    return fault
+
+
+def writes(raw: bytes) -> Any:
+    """Send exactly these bytes and hang up."""
+
+    def fault(handler: Any, request: Request, answer: Any) -> None:
+        handler.close_connection = True
+        handler.wfile.write(raw)
+
+    return fault
+
+
 def changed(change: Callable[[bytes], bytes]) -> Any:
     def fault(handler: Any, request: Request, answer: Any) -> None:
         reply = answer(request)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import stat
 import struct
+import sys
 import unicodedata
 import zipfile
 from pathlib import Path
@@ -411,3 +412,14 @@ def test_table_with_a_missing_image_names_file_and_line(tmp_path):
     images = open_labelled(table(tmp_path, "path,label\npictures/dog/a.png,x\ngone.png,y\n"))
     with pytest.raises(ImageError, match=r"gone\.png \(labels\.csv, line 3\) does not exist"):
         list(iter_images(images))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names themselves")
+@pytest.mark.parametrize("name", [b"caf\xe9/1.png", b"cat/caf\xe9.png"])
+def test_names_that_are_not_utf_8_are_refused_before_any_work(name: bytes, tmp_path: Path) -> None:
+    for inside in (b"cat/2.png", b"dog/1.png", name):
+        path = tmp_path / os.fsdecode(inside)
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
+    with pytest.raises(InputError, match=r"caf\\udce9.* is not valid UTF-8: rename"):
+        open_labelled(tmp_path)

@@ -1,4 +1,4 @@
-"""What a method cannot do is said before any work: nothing is decoded, no image passes."""
+"""Invalid requests are rejected before any image is decoded."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,11 +1,14 @@
 """Hard support sets, and what must not matter."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mivhead
 from mivhead import Features
 from mivhead.errors import InputError
 from mivhead.methods import make_method
@@ -132,3 +135,34 @@ def test_wrong_hyperparameters_are_named(name: str, parameter: str, value: objec
     X, y = clusters([2, 2], 4)
     with pytest.raises(InputError, match=f"^{parameter} must be .*got"):
         make_method(name, **{parameter: value}).fit(X, y)
+
+
+@pytest.mark.parametrize("name", ["miv", "miv-paper", "ncc", "logistic", "fit-qda", "svm"])
+@pytest.mark.parametrize(
+    ("scale", "dtype"),
+    [(1e20, "f4"), (1e37, "f4"), (1e-30, "f4"), (1e150, "f8"), (1e300, "f8"), (1e-300, "f8")],
+)
+def test_the_scale_of_features_does_no_harm(
+    name: str, scale: float, dtype: str, tmp_path: Path
+) -> None:
+    X, y = clusters([4, 3, 3], 6, spread=0.1)
+    Q, _ = clusters([4, 3, 3], 6, seed=1)
+    X, Q = (X.astype("f8") * scale).astype(dtype), (Q.astype("f8") * scale).astype(dtype)
+    classifier = make_method(name, random_state=0, **quick(name)).fit(X, y)
+    probabilities = classifier.predict_proba(Q)
+    assert np.isfinite(probabilities).all()
+    assert classifier.score(X, y) == 1.0
+    mivhead.save(classifier, tmp_path / "m.miv")
+    again = mivhead.load(tmp_path / "m.miv")
+    np.testing.assert_array_equal(again.predict_proba(Q), probabilities)
+
+
+@pytest.mark.parametrize("name", ["miv", "miv-paper", "logistic"])
+def test_queries_of_another_scale_get_a_finite_answer_or_none(name: str) -> None:
+    X, y = clusters([4, 3, 3], 6)
+    classifier = make_method(name, random_state=0, **quick(name)).fit(X, y)
+    for scale in (1e20, 1e37, 1e150):
+        try:
+            assert np.isfinite(classifier.predict_proba(X.astype("f8") * scale)).all()
+        except InputError as error:
+            assert "not finite" in str(error)  # noqa: PT017  # either outcome is right

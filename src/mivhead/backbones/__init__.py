@@ -20,18 +20,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mivhead._lazy import lazy
 from mivhead.backbones.presets import PAPER, PRESETS
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
     import torch
 
-    from mivhead.backbones.base import Backbone
-    from mivhead.backbones.callables import from_callable
-    from mivhead.backbones.module import from_module
+    from mivhead.backbones.base import Backbone as Backbone
+    from mivhead.backbones.base import Identity as Identity
+    from mivhead.backbones.callables import from_callable as from_callable
+    from mivhead.backbones.module import from_module as from_module
+    from mivhead.backbones.preprocessing import preprocess as preprocess
     from mivhead.preset import Preset
-
-__all__ = ["DEFAULT_BACKBONE", "from_callable", "from_module", "list_backbones", "load_backbone"]
 
 DEFAULT_BACKBONE = "efficientnet_lite0"
 
@@ -52,17 +53,15 @@ _SUFFIXES = {".onnx": "mivhead.backbones.onnx_model"}
 # `file.py:name` or `module:name`: a backbone in the user's own code
 _OWN = re.compile(r"(?P<file>.+\.py):(?P<in_file>\w+)|(?P<module>[\w.]+):(?P<in_module>\w+)")
 
-_LAZY = {
-    "from_callable": "mivhead.backbones.callables",
-    "from_module": "mivhead.backbones.module",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import the functions that need PyTorch on first use."""
-    if name not in _LAZY:
-        raise AttributeError(f"module 'mivhead.backbones' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+__getattr__, _ = lazy(
+    __name__,
+    {
+        "base": "Backbone Identity",
+        "callables": "from_callable",
+        "module": "from_module",
+        "preprocessing": "preprocess",
+    },
+)
 
 
 def list_backbones() -> list[str]:

@@ -1,4 +1,4 @@
-"""A backbone behind an address: a mivhead server, or any service that returns embeddings.
+"""A backbone at a URL: a mivhead server, or any service that returns embeddings.
 
     http://gpu-machine:8765                            a server started by `miv backbones serve`
     https://host/v1/embeddings#model=NAME&key=API_KEY  an embedding service

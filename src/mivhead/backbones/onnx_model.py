@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mivhead._files import replacing
 from mivhead._optional import need
-from mivhead._schema import from_json, to_json
+from mivhead._schema import from_json, parse_json, to_json
 from mivhead._threads import useful_threads
 from mivhead.backbones.base import Identity
 from mivhead.backbones.preprocessing import DecodedImage, preprocess
@@ -132,7 +132,7 @@ def load(
         raise InputError(f"{spec} contains its weights: omit weights={str(weights)!r}.")
     model, sha256 = read_graph(spec)
     source = image_input(model, spec)
-    described = described_preset(model, spec)
+    described = read_metadata(model, spec)
     chosen = preset or (described if outputs is None else None)
     derive = chosen is None and blocks is None
     if chosen is None:
@@ -359,13 +359,13 @@ def add_outputs(model: Any, names: Sequence[str], path: str | Path) -> None:
             model.graph.output.append(onnx.ValueInfoProto(name=name))
 
 
-def described_preset(model: Any, path: str | Path) -> Preset | None:
-    """Read the preset that `describe` wrote into the metadata; None for other files."""
+def read_metadata(model: Any, path: str | Path) -> Preset | None:
+    """Read the preset that `write_metadata` wrote into the metadata; None for other files."""
     properties = {each.key: each.value for each in model.metadata_props}
     if METADATA_KEY not in properties:
         return None
     try:
-        document = json.loads(properties[METADATA_KEY])
+        document = parse_json(properties[METADATA_KEY])
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise InputError("its format is unknown; a newer mivhead may be able to read it.")
         return from_json(Preset, document.get("preset"), "preset")
@@ -373,7 +373,7 @@ def described_preset(model: Any, path: str | Path) -> Preset | None:
         raise InputError(f"{path} has invalid mivhead metadata: {error}") from error
 
 
-def describe(model: Any, preset: Preset, name: str, weights: str) -> None:
+def write_metadata(model: Any, preset: Preset, name: str, weights: str) -> None:
     """Write taps, preprocessing and origin into the model's metadata."""
     onnx = need("onnx", EXTRA)
     document = {"format": FORMAT, "preset": to_json(preset), "name": name, "weights": weights}

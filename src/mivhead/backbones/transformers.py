@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from mivhead._optional import need
+from mivhead._schema import parse_json
 from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, suggest_blocks
 from mivhead.backbones.presets import PAPER
 from mivhead.backbones.taps import Parts, Taps, check_taps
@@ -186,10 +187,10 @@ def _find_folder(name: str) -> Path:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_bytes())
+        document = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise InputError(f"{path.parent} has no {path.name}.") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read as JSON.") from error
     if not isinstance(document, dict):
         raise InputError(f"{path} does not contain a JSON object.")

@@ -16,12 +16,16 @@ import json
 import os
 import random
 import re
+import socket
 import ssl
+import threading
 import time
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit, urlunsplit
 
@@ -57,8 +61,96 @@ class _TryAgain(Exception):  # noqa: N818  # control flow, not an error
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Follows no redirect, as one could carry the key and the images to another host."""
 
-    def redirect_request(self, *_: Any) -> None:
-        return None
+    def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> None:
+        """Leave the response as it is, before the standard library parses the target."""
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
+
+class _Deadline:
+    """Cuts off an exchange that takes too long, whatever phase it is in.
+
+    The timeout of a socket only bounds each single read: a server that sends one byte at a time can
+    hold the client forever. So the whole exchange is timed from outside, and its connection is shut
+    down at the deadline, which ends every read and write at once.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.end = time.monotonic() + seconds
+        self._timer = threading.Timer(seconds, self._cut)
+        self._timer.daemon = True
+        self._lock = threading.Lock()
+        self._connections: list[socket.socket] = []
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.end - time.monotonic()
+
+    def connect(self, address: tuple[str, int], *_ignored: Any, **__: Any) -> socket.socket:
+        """Connect as `socket.create_connection` does, but bound all of a host's addresses."""
+        failure: OSError = TimeoutError()
+        for *_, (host, port, *_) in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+            if self.left <= 0:
+                raise TimeoutError
+            try:
+                found = socket.create_connection((str(host), port), self.left)
+            except OSError as error:
+                failure = error
+                continue
+            with self._lock:  # a duplicate, because TLS takes over the original
+                self._connections.append(found.dup())
+            if self.left <= 0:  # too late to be cut
+                found.close()
+                raise TimeoutError
+            return found
+        raise failure
+
+    def check(self) -> None:
+        """Raise an error if the time is over: what was read may be incomplete."""
+        if self.left <= 0:
+            raise TimeoutError
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        with self._lock:
+            for connection in self._connections:
+                connection.close()
+            self._connections.clear()
+
+    def _cut(self) -> None:
+        with self._lock:
+            for connection in self._connections:
+                with suppress(OSError):  # already closed by the server
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Request(urllib.request.Request):
+    """A request with a deadline."""
+
+    def __init__(
+        self, url: str, body: bytes | None, headers: dict[str, str], deadline: _Deadline
+    ) -> None:
+        super().__init__(url, body, headers)
+        self.deadline = deadline
+
+
+class _BoundedHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Opens connections that the deadline of their request can cut."""
+
+    def do_open(self, http_class: Any, req: Any, **options: Any) -> Any:
+        make = partial(self._make, http_class, req.deadline)
+        return super().do_open(make, req, **options)
+
+    @staticmethod
+    def _make(http_class: Any, deadline: _Deadline, host: str, **options: Any) -> Any:
+        connection = http_class(host, **options)
+        connection._create_connection = deadline.connect  # what `http.client` calls to connect
+        return connection
 
 
 class Client:
@@ -114,7 +206,7 @@ class Client:
         self._random = random.Random(seed)
         self._tenacity = need("tenacity", "http")
         proxies = urllib.request.ProxyHandler({} if is_loopback(urlsplit(url).hostname) else None)
-        self._opener = urllib.request.build_opener(_NoRedirect, proxies)
+        self._opener = urllib.request.build_opener(_NoRedirect, _BoundedHandler, proxies)
 
     def send(
         self, path: str = "", document: Any = None, accept: str = "application/json"
@@ -151,8 +243,10 @@ class Client:
         return max(asked, backoff * self._random.uniform(0.5, 1.5))
 
     def _send_once(self, url: str, body: bytes | None, headers: dict[str, str]) -> Response:
-        deadline = time.monotonic() + self.timeout
-        request = urllib.request.Request(url, body, headers)
+        with _Deadline(self.timeout) as deadline:
+            return self._exchange(_Request(url, body, headers, deadline), deadline)
+
+    def _exchange(self, request: _Request, deadline: _Deadline) -> Response:
         try:
             with self._opener.open(request, timeout=self.timeout) as response:
                 content = self._read(response, deadline, MAX_BYTES)
@@ -160,34 +254,39 @@ class Client:
         except HTTPError as error:
             with error:
                 self._handle_status(error, deadline)
-        except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
+        # URLError and timeouts are OSErrors. ValueError: a status line or chunk that is not valid.
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
             cause = error.reason if isinstance(error, URLError) else error
             if isinstance(cause, ssl.SSLCertVerificationError):
                 raise NotAvailableError(
                     f"The certificate of {self.shown} is not valid ({cause.verify_message}): "
                     "nothing was sent."
                 ) from None
-            if isinstance(cause, TimeoutError):
+            if isinstance(cause, TimeoutError) or deadline.left <= 0:
                 raise _TryAgain(f"no response within {self.timeout:g} s") from None
             raise _TryAgain(f"connection lost: {self._clean(str(cause) or repr(cause))}") from None
 
-    def _read(self, response: Any, deadline: float, limit: int) -> bytes:
+    def _read(self, response: Any, deadline: _Deadline, limit: int) -> bytes:
         """Read a whole body, up to a deadline and a size limit."""
-        expected = response.headers.get("Content-Length", "")
+        expected = response.headers.get("Content-Length", "").strip()
+        if not re.fullmatch("[0-9]{0,18}", expected):
+            raise InputError(f"{self.shown} sent a response whose length is not a valid number.")
         body = bytearray()
         while chunk := response.read1(2**16):
             body += chunk
             if len(body) > limit:
                 raise InputError(f"{self.shown} sent a response of more than {limit:,} bytes.")
-            if time.monotonic() > deadline:
-                raise TimeoutError
-        if expected.isdecimal() and len(body) < int(expected):
+            deadline.check()
+        deadline.check()
+        if expected and len(body) < int(expected):
             raise _TryAgain(
                 f"the response was truncated after {len(body):,} of {int(expected):,} bytes"
             )
         return bytes(body)
 
-    def _handle_status(self, error: HTTPError, deadline: float) -> NoReturn:
+    def _handle_status(self, error: HTTPError, deadline: _Deadline) -> NoReturn:
         """Turn an error status into another attempt or an error."""
         status = error.code
         if status in (408, 429) or status >= 500:
@@ -198,10 +297,12 @@ class Client:
                 )
             raise _TryAgain(f"HTTP {status}: {self._message(error, deadline)}", wait)
         if 300 <= status < 400:
-            target = urlsplit(error.headers.get("Location", ""))
+            host = ""
+            with suppress(ValueError):  # of a target that is not a valid address
+                host = urlsplit(error.headers.get("Location", "")).netloc
             raise InputError(
-                f"{self.shown} redirects to {self._clean(target.netloc or 'another address')}, "
-                "which is not followed: give the final address."
+                f"{self.shown} redirects to {self._clean(host) or 'another address'}, which is not "
+                "followed: give the final address."
             )
         if status in (401, 403):
             advice = (
@@ -214,7 +315,7 @@ class Client:
             f"{self.shown} rejected the request (HTTP {status}): {self._message(error, deadline)}"
         )
 
-    def _message(self, error: HTTPError, deadline: float) -> str:
+    def _message(self, error: HTTPError, deadline: _Deadline) -> str:
         """Return the service's error message, cleaned, in one line."""
         try:
             text = self._read(error, deadline, MAX_MESSAGE_BYTES).decode(errors="replace")
@@ -293,7 +394,7 @@ def _parse_retry_after(value: str | None) -> float:
     """Return the seconds of a `Retry-After` header, a number or a date; 0 if unreadable."""
     if value is None:
         return 0.0
-    if value.strip().isdecimal():
+    if re.fullmatch("[0-9]+", value.strip()):
         return float(value)
     try:
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())

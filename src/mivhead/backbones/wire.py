@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,10 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor
 
+from mivhead import _schema
 from mivhead.backbones.base import Identity
 from mivhead.errors import InputError
 from mivhead.features import Features
@@ -96,9 +95,12 @@ def decode_features(body: bytes, kind: str, dtype: torch.dtype, max_bytes: int) 
         raise InputError(f"the response is of type {kind or 'unknown'!r}, expected {SAFETENSORS}.")
     try:
         tensors = safetensors.load(body) if kind == SAFETENSORS else _read_npz(body, max_bytes)
-    # What the readers raise for corrupted or forged bytes.
-    except (SafetensorError, ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise InputError(f"the response is not readable {kind} ({error}).") from error
+    except InputError:
+        raise
+    # For corrupted or forged bytes the readers raise almost anything (zlib.error, struct.error,
+    # NotImplementedError, MemoryError ...), and only they run inside this block.
+    except Exception as error:
+        raise InputError(f"the response is not readable {kind} ({error!s:.200}).") from error
     floats = {k: t.to(dtype) if t.is_floating_point() else t for k, t in tensors.items()}
     return Features.from_tensors(floats)
 
@@ -121,8 +123,8 @@ def naming(service: str) -> Iterator[None]:
 
 
 def parse_json(body: bytes) -> Any:
-    """Read a JSON document of unknown origin."""
+    """Read a body that should be a JSON document."""
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
+        return _schema.parse_json(body)
+    except ValueError as error:
         raise InputError("the body is not JSON.") from error

@@ -26,7 +26,7 @@ LEVEL = 0.01  # significance level of the paper's tests
 NORMAL_95 = 1.96
 BENCHMARKS = {
     "MD": tuple(each.name for each in SETS if each.benchmark == "MD"),
-    "MD+": tuple(each.name for each in SETS),
+    "MD+": tuple(each.name for each in SETS if each.benchmark is not None),
 }
 
 

@@ -20,8 +20,8 @@ from mivhead._schema import from_json, to_json
 from mivhead.backbones import DEFAULT_BACKBONE
 from mivhead.benchmark.samplers import Protocol as SamplingProtocol
 from mivhead.errors import InputError, check_one_of
-from mivhead.images.augmentation import ViewsRule
 from mivhead.methods.registry import get_method
+from mivhead.preset import ViewsRule
 
 ABOUT = "about"  # a table of a TOML file that describes it (`describe_table`)
 PRESET_VIEWS = "preset"  # instead of a maximum number of views
@@ -117,7 +117,7 @@ class MethodConfig:
     @property
     def views_rule(self) -> ViewsRule | None:
         """The rule for the number of augmented views, or None if the method trains on none."""
-        from mivhead.methods.ablation import views_rule
+        from mivhead.methods.miv import views_rule
 
         return views_rule(self.kind, self.recipe, self.params)
 

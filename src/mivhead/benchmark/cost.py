@@ -19,8 +19,8 @@ from PIL import Image
 
 from mivhead.backbones.base import Backbone
 from mivhead.features import Features
-from mivhead.methods.ablation import views_rule
 from mivhead.methods.cost import BackboneWork, TaskSize, Work
+from mivhead.methods.miv import views_rule
 from mivhead.methods.registry import get_method, make_method
 from mivhead.preset import Preset
 

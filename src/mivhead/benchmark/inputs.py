@@ -31,12 +31,12 @@ from mivhead.extraction.pipeline import BATCH, LoadedImage, extract_table, read_
 from mivhead.features import Features
 from mivhead.images.augmentation import (
     Augmentation,
-    ViewsRule,
     number_views,
     view_seed,
     views_per_image,
 )
 from mivhead.images.imageset import ImageSet
+from mivhead.preset import ViewsRule
 
 CHUNK = 512  # images and views that one worker extracts at a time
 

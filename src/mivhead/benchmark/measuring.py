@@ -1,8 +1,9 @@
-"""Methods on one task: fitted, timed and scored, in one thread."""
+"""Fits, times and scores methods on one task, in one thread."""
 
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -252,7 +253,7 @@ def score(
 
 
 _NO_MEMORY = ("allocate memory", "not enough memory", "out of memory")
-_NOT_FINITE = ("nan", "infinity", "not finite", "singular")
+_NOT_FINITE = re.compile(r"\b(nan|infinity|not finite|singular)\b", re.IGNORECASE)
 
 
 def describe_failure(error: Exception) -> str:
@@ -272,8 +273,7 @@ def describe_failure(error: Exception) -> str:
     ):
         return f"{MEMORY}: {text or type(error).__name__}"
     if isinstance(error, ArithmeticError | np.linalg.LinAlgError) or (
-        isinstance(error, ValueError | RuntimeError)
-        and any(words in lower for words in _NOT_FINITE)
+        isinstance(error, ValueError | RuntimeError) and _NOT_FINITE.search(text)
     ):
         return f"{NUMERICAL}: {text or type(error).__name__}"
     return f"{type(error).__name__}: {text}"

@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple, Self
 from filelock import FileLock, Timeout
 
 from mivhead._files import write_text
-from mivhead._schema import from_json, to_json
+from mivhead._schema import from_json, parse_json, to_json
 from mivhead._version import __version__
 from mivhead.benchmark.clock import Seconds
 from mivhead.benchmark.config import RunConfig, extend, read_config
@@ -39,7 +39,7 @@ VERSION = "mivhead"  # key of the version in config.json
 
 @dataclass(frozen=True)
 class Result:
-    """What one method reached on one task.
+    """The result of one method on one task.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def _read_config(path: Path) -> tuple[RunConfig, str | None]:
     """Read the configuration of a run and the version that wrote it, if it is recorded."""
     version = None
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_text(encoding="utf-8"))
         version = document.pop(VERSION, None) if isinstance(document, dict) else None
         return read_config(document, str(path)), version
     except (OSError, ValueError) as error:
@@ -234,15 +234,17 @@ class Journal:
         self.results = {result.key: result for result in _latest(found)}
         # Otherwise, as in earlier versions with their one number, it is measured again.
         with suppress(OSError, ValueError, TypeError):
-            stored = json.loads((self.folder / SECONDS).read_text(encoding="utf-8"))
-            self.seconds = {str(name): Seconds(*map(float, each)) for name, each in stored.items()}
+            stored = parse_json((self.folder / SECONDS).read_text(encoding="utf-8"))
+            self.seconds = {
+                str(name): Seconds(*map(float, each)) for name, each in dict(stored).items()
+            }
         self._write_json(CONFIG, {VERSION: __version__} | config.as_json())
 
     def _write_json(self, name: str, document: dict[str, Any]) -> None:
         write_text(self.folder / name, json.dumps(document, indent=2) + "\n")
 
     def is_done(self, key: ResultKey) -> bool:
-        """Tell whether a method on a task is finished; a failure is tried again."""
+        """Return whether a method on a task is finished; a failure is retried."""
         return key in self.results and self.results[key].error is None
 
     def check_tasks(self, name: str, protocol: str, expected: str) -> None:
@@ -300,7 +302,7 @@ def _parse(path: Path, content: bytes) -> tuple[list[Result], int]:
     results = []
     for number, line in enumerate(content[:good].splitlines(), start=1):
         try:
-            results.append(from_json(Result, json.loads(line), f"{path}, line {number},"))
+            results.append(from_json(Result, parse_json(line), f"{path}, line {number},"))
         except ValueError as error:
             if isinstance(error, InputError):
                 raise

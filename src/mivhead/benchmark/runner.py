@@ -1,7 +1,7 @@
 """Runs a benchmark: data set by data set, first the features, then every method on every task.
 
-Nothing is computed twice: results that the run folder holds are finished, and features that the
-cache holds are extracted. Only this process writes results; workers return them.
+Nothing is computed twice: results that are already in the run folder and features that are already
+in the cache are reused. Only this process writes results; workers return them.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def run(
         One per backbone, data set, protocol, task and method.
     """
     if not config.sets:
-        raise InputError("The benchmark names no data sets.")
+        raise InputError("The configuration names no data sets.")
     executor = executor or InlineExecutor()
     view = view or LiveView(quiet=True)
     own = backbones or {}

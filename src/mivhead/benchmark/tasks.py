@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mivhead._files import write_text
-from mivhead._schema import from_json, to_json
+from mivhead._schema import from_json, parse_json, to_json
 from mivhead.errors import InputError
 
 FORMAT = 1
@@ -110,8 +110,8 @@ class TaskSet:
     def load(cls, path: str | Path) -> TaskSet:
         """Read a file that `save` wrote; a corrupted or modified file is an error."""
         try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            document = parse_json(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
             raise InputError(f"The task file {path} cannot be read: {error}.") from error
         newest = document.get("format") if isinstance(document, dict) else None
         if newest != FORMAT:

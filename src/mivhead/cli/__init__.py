@@ -4,7 +4,8 @@ Conventions
 -----------
 - One module per command or group of commands. `add_parser(subparsers)` adds the command; in a group
   (`backbones`, `bench`, `cache`, `data`, `plot`) it calls one `_add_<action>` per action. The work
-  starts in `run(args)`, or in `run_<action>(args)`, which returns the exit code.
+  starts in `run(args)`, or in `run_<action>(args)`, which returns the exit code. To add a command,
+  write a module and list it in `main.COMMANDS`.
 - A command parses arguments, calls the Python API and prints. What a Python user could want as well
   belongs to the library.
 - `options` holds the options that commands share, `inputs` what they read, `output` what they print

@@ -135,12 +135,12 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 
 def _onnx_facts(args: argparse.Namespace) -> dict[str, Any]:
-    from mivhead.backbones.onnx_model import candidates, described_preset, image_input, read_graph
+    from mivhead.backbones.onnx_model import candidates, image_input, read_graph, read_metadata
     from mivhead.preset import Preprocessing
 
     model, sha256 = read_graph(args.name)
     source = image_input(model, args.name)
-    if described_preset(model, args.name) is not None and not args.all:
+    if read_metadata(model, args.name) is not None and not args.all:
         return _backbone_facts(args)
     size = source.size or Preprocessing().size
     found = candidates(model, source, size)

@@ -25,12 +25,13 @@ DATA = "MIV_DATA"
 
 def add_parser(subparsers: Any) -> None:
     """Add the command and its actions."""
-    parser = subparsers.add_parser(
+    actions = options.new_group(
+        subparsers,
         "bench",
-        help="compare methods on many few-shot tasks",
-        description="Compare methods on the same few-shot tasks, with costs and intervals.",
+        "compare methods on many few-shot tasks",
+        "Compare methods on the same few-shot tasks, with costs and intervals.",
+        "miv bench run small -o try",
     )
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
     for add in (_add_run, _add_report, _add_compare):
         add(actions)
 
@@ -48,20 +49,23 @@ miv bench run main --data /shared/sets --executor ray --address auto \\
 """
 
 
-def _add_run(subparsers: Any) -> None:
+def _add_run(actions: Any) -> None:
     """Add the action."""
     parser = options.new_command(
-        subparsers,
+        actions,
         "run",
         "run a benchmark, or resume one",
         "Sample tasks from data sets and run every method on every task. Each image passes the "
         "backbone once; its features are kept in the feature cache. Every result is written as "
-        "soon as it is there: to resume a run that was stopped or killed, give the same command "
+        "soon as it is available: to resume a run that was stopped or killed, run the same command "
         "again.",
         RUN_EXAMPLES,
     )
     parser.add_argument(
-        "config", nargs="?", metavar="CONFIG", help="a .toml file, or a ready-made one by name"
+        "config",
+        nargs="?",
+        metavar="CONFIG",
+        help="a .toml file, or the name of a ready-made configuration",
     )
     parser.add_argument("-o", "--output", required=True, metavar="RUN", help="folder for results")
     _add_what(parser.add_argument_group("what to compare (overrides the configuration)"))
@@ -72,15 +76,13 @@ def _add_run(subparsers: Any) -> None:
 
 
 def _add_what(group: argparse._ArgumentGroup) -> None:
-    def add_list(name: str, text: str, split: Any = _names) -> None:
+    def add_list(name: str, text: str, split: Any = options.names) -> None:
         group.add_argument(name, type=split, action="extend", metavar="A,B", help=text)
 
     add_list("--sets", "data sets (default: all in the data folder)")
     add_list("--methods", "names from `miv methods`, or from the configuration")
     add_list("--backbone", "backbones, as for --backbone of `miv fit`")
-    group.add_argument(
-        "--weights", metavar="FILE", help="checkpoint, if there is one backbone only"
-    )
+    group.add_argument("--weights", metavar="FILE", help="checkpoint; only with a single backbone")
     add_list("--protocol", "'varying', or ways and shots such as '5-way 1-shot'", _protocols)
     group.add_argument("--tasks", type=options.positive, metavar="N", help="tasks per data set")
     group.add_argument("--seed", type=options.not_negative, metavar="N", help="random seed")
@@ -106,10 +108,14 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
         "--executor", choices=("local", "ray"), default="local", help="this machine, or a cluster"
     )
     group.add_argument(
-        "--address", metavar="HOST:PORT", help="of a Ray cluster; auto: the one of this machine"
+        "--address",
+        metavar="HOST:PORT",
+        help="address of a Ray cluster; `auto` finds the one on this machine",
     )
     group.add_argument(
-        "--cache", metavar="DIR", help="folder of the feature cache (default: as `miv cache info`)"
+        "--cache",
+        metavar="DIR",
+        help="folder of the feature cache (default: the one that `miv cache info` shows)",
     )
     group.add_argument(
         "--cache-gb", type=_gigabytes, metavar="GB", help="size up to which the cache may grow"
@@ -129,10 +135,6 @@ def _removed(advice: str) -> Callable[[str], None]:
         raise argparse.ArgumentTypeError(f"this option no longer exists: {advice}")
 
     return refuse
-
-
-def _names(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _protocols(text: str) -> list[str]:
@@ -305,10 +307,10 @@ miv bench report run -o docs/results --title "Heads on Lite0"
 """
 
 
-def _add_report(subparsers: Any) -> None:
+def _add_report(actions: Any) -> None:
     """Add the action."""
     parser = options.new_command(
-        subparsers,
+        actions,
         "report",
         "tables and charts of a run",
         "Write report.html (a single page that works offline), report.md, tables.tex (the paper's "
@@ -352,10 +354,10 @@ miv bench compare run:miv@dino_vits8 run:ett@dino_vits16     # across backbones
 """
 
 
-def _add_compare(subparsers: Any) -> None:
+def _add_compare(actions: Any) -> None:
     """Add the action."""
     parser = options.new_command(
-        subparsers,
+        actions,
         "compare",
         "paired comparison of two runs, or of two methods",
         "Compare accuracies on the same tasks: the mean difference with its interval, a two-sided "
@@ -375,7 +377,7 @@ def run_compare(args: argparse.Namespace) -> int:
 
     found = [(a, b, pair(a, b)) for a, b in _sides(args.first, args.second)]
     if args.json:
-        print_json([_as_json(a, b, row) for a, b, rows in found for row in rows])
+        print_json({"rows": [_as_json(a, b, row) for a, b, rows in found for row in rows]})
     else:
         print("\n\n".join(_as_text(a, b, rows) for a, b, rows in found))
     return 0

@@ -21,13 +21,14 @@ MIV_CACHE=/fast/disk miv cache clear
 
 def add_parser(subparsers: Any) -> None:
     """Add the command and its actions."""
-    parser = subparsers.add_parser(
+    actions = options.new_group(
+        subparsers,
         "cache",
-        help="show or clear the feature cache",
-        description="The feature cache keeps features on disk: an image passes the backbone only "
-        "once.",
+        "show or clear the feature cache",
+        "The feature cache keeps the features of every image and view on disk, so that each passes "
+        "through the backbone only once.",
+        "miv cache info",
     )
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
     info = options.new_command(
         actions,
         "info",

@@ -22,12 +22,13 @@ PROBLEMS = 1  # exit code of a check that found problems
 
 def add_parser(subparsers: Any) -> None:
     """Add the command and its actions."""
-    parser = subparsers.add_parser(
+    actions = options.new_group(
+        subparsers,
         "data",
-        help="check image sets; list or prepare those of the benchmark",
-        description="Image sets for training and for the benchmark.",
+        "check image sets; list or prepare those of the benchmark",
+        "Image sets for training and for the benchmark.",
+        "miv data check shots/",
     )
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
     for add in (_add_check, _add_list, _add_prepare):
         add(actions)
 
@@ -166,7 +167,7 @@ def run_list(args: argparse.Namespace) -> int:
         print(_describe_set(chosen[0], present.get(chosen[0].name, [])))
     else:
         rows = [
-            [s.name, s.title, s.benchmark, s.classes, ", ".join(present.get(s.name, ["-"]))]
+            [s.name, s.title, s.benchmark or "-", s.classes, ", ".join(present.get(s.name, ["-"]))]
             for s in chosen
         ]
         print(table(["name", "in the paper", "part of", "classes", "found"], rows, "classes"))
@@ -204,9 +205,11 @@ def _describe_set(each: DataSet, found: list[str]) -> str:
         "how": how,
         "found as": ", ".join(found) or "-",
     }
-    part = "Meta-Dataset" if each.benchmark == "MD" else "the eight additional sets of MD+"
+    parts = {"MD": "Meta-Dataset", "MD+": "the eight additional sets of MD+"}
+    part = parts.get(each.benchmark or "")
+    where = f"{each.title} in the paper, one of {part}" if part else each.title
     lines = [f"{label + ':':<10}{text}" for label, text in rows.items()]
-    return f"{each.name} ({each.title} in the paper, one of {part})\n" + "\n".join(lines)
+    return f"{each.name} ({where})\n" + "\n".join(lines)
 
 
 # miv data prepare

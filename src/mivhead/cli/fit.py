@@ -25,7 +25,6 @@ from mivhead.cli.output import (
     table,
 )
 from mivhead.errors import InputError
-from mivhead.methods import get_method
 
 if TYPE_CHECKING:
     from mivhead.diagnostics.estimate import CrossValidation
@@ -53,7 +52,7 @@ def add_parser(subparsers: Any) -> None:
     parser = options.new_command(
         subparsers,
         "fit",
-        "learn classes from a few images each",
+        "train a classifier on a few images per class",
         "Learn classes from a few images each and write a model file. Cross-validation on these "
         "images (the shots) then estimates the accuracy on new images and finds shots that look "
         "mislabelled. The model file contains features of the shots.",
@@ -131,8 +130,6 @@ def _check_arguments(args: argparse.Namespace) -> None:
     check_output(args.output, replaces="model")
     if args.folds < 2:
         raise InputError(f"--folds must be at least 2, got {args.folds}.")
-    if args.recipe and args.method and not get_method(args.method).has_recipe:
-        raise InputError(f"--recipe is for the MIV-head and its ablations, not for {args.method}.")
     if (args.label or args.where) and not is_features(args.shots):
         raise InputError("--label and --where are for database tables.")
     options.prepare(args)

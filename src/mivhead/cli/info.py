@@ -44,10 +44,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model_facts(path: str) -> dict[str, Any]:
-    from mivhead.model_file import describe, load
+    from mivhead.model_file import load, read_info
 
     load(path)  # checks every tensor
-    description = describe(path)
+    description = read_info(path)
     shots = description.config.get("shots") or [None] * len(description.classes)
     return {
         "kind": "model",

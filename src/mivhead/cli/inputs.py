@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,12 +21,13 @@ def kind_of(path: str | Path) -> str | None:
     from safetensors import SafetensorError, safe_open
 
     from mivhead._files import METADATA_KEY
+    from mivhead._schema import parse_json
 
     if not Path(path).is_file():
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            document = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
+            document = parse_json((file.metadata() or {}).get(METADATA_KEY, "null"))
     except (OSError, SafetensorError, ValueError):
         return None
     if not isinstance(document, dict):
@@ -36,7 +36,7 @@ def kind_of(path: str | Path) -> str | None:
 
 
 def is_features(path: str | Path) -> bool:
-    """Tell whether a path names a features file, corrupted or not, or a database table."""
+    """Return whether a path names a features file, corrupted or not, or a database table."""
     from mivhead.stores import is_store
 
     named = is_store(path) or Path(path).suffix.lower() == ".safetensors"

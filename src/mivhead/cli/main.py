@@ -59,7 +59,7 @@ MALLOC_OPTIONS = ((-1, 2**28), (-3, 2**25))
 
 
 def command() -> NoReturn:
-    """Run `miv` as a process of its own."""
+    """Run `miv` as a console script."""
     configure_process()
     exit_process(main())
 

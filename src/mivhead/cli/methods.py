@@ -23,10 +23,10 @@ def add_parser(subparsers: Any) -> None:
     parser = options.new_command(
         subparsers,
         "methods",
-        "the MIV-head, its rivals and its ablations",
+        "list methods: the MIV-head, its rivals and its ablations",
         "List the methods that `miv fit --method` takes, with what they need and where they come "
         "from; or show one of them with its hyperparameters. Methods of installed packages are "
-        "listed, too; a class of your own is given as module:Class.",
+        "listed too; a class of your own is given as module:Class.",
         EXAMPLES,
     )
     parser.add_argument("name", metavar="NAME", nargs="?", help="show only this method")
@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     chosen = list_methods() if args.name is None else [get_method(args.name)]
     if args.json:
-        print_json([_facts(method, with_parameters=args.name is not None) for method in chosen])
+        facts = [_facts(method, with_parameters=args.name is not None) for method in chosen]
+        print_json({"methods": facts})
     elif args.name is not None:
         print(_describe(chosen[0]))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import textwrap
 from collections.abc import Iterable
 from contextlib import suppress
@@ -23,7 +24,7 @@ NOT_PARAMS = {
     "device": "use --device",
     "recipe": "use --recipe",
     "verbose": "use --quiet",
-    "preset": "it belongs to the backbone",
+    "preset": "it is set by the backbone",
 }
 
 
@@ -90,7 +91,7 @@ def new_command(
         metavar="N",
         help="number of CPU threads (default: the cores that this process may use)",
     )
-    group.add_argument("--quiet", action="store_true", help="show no progress bars and no messages")
+    group.add_argument("--quiet", action="store_true", help="hide progress bars and messages")
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
@@ -135,6 +136,45 @@ def add_model_backbone(parser: Parser) -> None:
         help="file or URL of the model's backbone (default: the backbone that the model names)",
     )
     _add_weights(parser)
+
+
+def add_decision(parser: Parser) -> None:
+    """Add the options that say when a prediction is "unsure" or "none of these"."""
+    group = parser.add_argument_group("decisions")
+    group.add_argument(
+        "--reject",
+        type=share,
+        metavar="SHARE",
+        help='share of the images of known classes that may be called "none of these"; a larger '
+        "share rejects more of everything else, 0 nothing (default: 10%%)",
+    )
+    group.add_argument(
+        "--max-errors",
+        type=share,
+        metavar="SHARE",
+        help="share of wrong classes among those that are given; the other images are "
+        '"unsure" (default: 10%%)',
+    )
+    group.add_argument(
+        "--coverage",
+        type=share,
+        metavar="SHARE",
+        help="also give each image a set of classes; this share of the sets holds the right one",
+    )
+
+
+def decision(args: argparse.Namespace, model: FewShotClassifier) -> dict[str, Any]:
+    """Return the arguments of `FewShotClassifier.classify` that these options set."""
+    names = ("reject", "max_errors", "coverage")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if (reason := model.no_decision) is not None:
+        if given:
+            option = next(iter(given)).replace("_", "-")
+            raise InputError(f"--{option} cannot be used: {reason}")
+        if not args.quiet:
+            print(f"Every image gets a class: {reason}", file=sys.stderr)
+    model.thresholds(**given)  # an error now, not after the images have been read
+    return given
 
 
 def add_table(parser: Parser) -> argparse._ArgumentGroup:
@@ -245,6 +285,22 @@ def positive(text: str) -> int:
 def not_negative(text: str) -> int:
     """Read an integer of at least 0."""
     return _at_least(0, text)
+
+
+def share(text: str) -> float:
+    """Read a share, as a percentage or as a number between 0 and 1.
+
+    >>> share("5%"), share("0.05"), share("90 %")
+    (0.05, 0.05, 0.9)
+    """
+    number, percent, _ = text.partition("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share, like 5% or 0.05")
+    return value
 
 
 def names(text: str) -> list[str]:

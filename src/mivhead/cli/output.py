@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,8 +147,8 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
-def print_json(document: Any) -> None:
-    """Print one JSON document, in ASCII if the terminal does not take UTF-8."""
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print one JSON object, in ASCII if the terminal does not take UTF-8."""
     ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     print(json.dumps(document, indent=2, ensure_ascii=ascii_only, allow_nan=False))
 

@@ -42,6 +42,9 @@ _RESERVED = {"con", "prn", "aux", "nul"} | {f"{p}{n}" for p in ("com", "lpt") fo
 EXAMPLES = """
 miv predict birds.miv new/*.jpg
 miv predict birds.miv new/ --top 3
+miv predict birds.miv new/ --max-errors 5%       # more "unsure", fewer wrong names
+miv predict birds.miv new/ --reject 20%          # more "none of these"
+miv predict birds.miv new/ --coverage 90%        # sets that hold the right class
 miv predict birds.miv new.zip --csv > predictions.csv
 miv predict birds.miv new/ --sort-into sorted/   # copies the images
 miv predict birds.miv new.safetensors --json     # from `miv extract`
@@ -73,6 +76,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="K",
         help="show the K most probable classes",
     )
+    options.add_decision(parser)
     form = parser.add_mutually_exclusive_group()
     options.add_json(form)
     form.add_argument("--csv", action="store_true", help="print comma-separated values")
@@ -111,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     from mivhead.images.sources import open_unlabelled
 
     images = open_unlabelled(args.images)
-    predictions = model.classify(images, skip_bad=args.skip_bad)
+    predictions = model.classify(images, skip_bad=args.skip_bad, **options.decision(args, model))
     report_skipped(model.skipped_)
     _print(predictions, model.skipped_, args)
     if args.sort_into:
@@ -127,10 +131,11 @@ def _predict_features(model: FewShotClassifier, args: argparse.Namespace) -> lis
     from mivhead import stores
 
     predictions: list[Prediction] = []
+    decision = options.decision(args, model)
     with stores.open(args.images[0], where=args.where) as store:
         for batch in store.iter_batches():
             check_takes_features(model, args.model, batch)
-            predictions += model.classify(batch)
+            predictions += model.classify(batch, **decision)
         if args.write:
             values: dict[str, Sequence[str | float]] = {
                 args.write: [str(each.label) for each in predictions],
@@ -173,32 +178,51 @@ def _as_json(prediction: Prediction, top: int) -> dict[str, Any]:
         "file": prediction.id,
         "label": prediction.label,
         "probability": prediction.probability,
+        "decision": prediction.decision,
+        "unknown": prediction.unknown,
+        **({} if prediction.prediction_set is None else {"set": list(prediction.prediction_set)}),
         "top": [{"label": name, "probability": p} for name, p in _top(prediction, top)],
     }
 
 
 def _print_csv(predictions: list[Prediction], top: int) -> None:
     top = min(top, len(predictions[0].probabilities)) if predictions else top
-    header = ["file", "label", "probability"]
+    header = ["file", "label", "probability", "decision", "unknown"]
+    sets = bool(predictions) and predictions[0].prediction_set is not None
+    header += ["set"] * sets
     for place in range(2, top + 1):
         header += [f"label_{place}", f"probability_{place}"]
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(header)
     for each in predictions:
         ranked = [value for name, p in _top(each, top) for value in (name, f"{p:.6f}")]
-        writer.writerow([each.id, *ranked])
+        unknown = "" if each.unknown is None else f"{each.unknown:.6f}"
+        chosen = [";".join(map(str, each.prediction_set or ()))] * sets
+        writer.writerow([each.id, *ranked[:2], each.decision, unknown, *chosen, *ranked[2:]])
 
 
 def _as_table(predictions: list[Prediction], top: int) -> str:
-    header = ["file", "class", "probability"] + ["runners-up"] * (top > 1)
+    sets = bool(predictions) and predictions[0].prediction_set is not None
+    header = ["file", "class", "probability"] + ["set"] * sets + ["runners-up"] * (top > 1)
     rows = []
     for each in predictions:
-        row = [shorten(each.id), shorten(str(each.label)), percent(each.probability)]
+        row = [shorten(each.id), _name(each), percent(each.probability)]
+        if sets:
+            names = [shorten(str(name), MAX_NAME) for name in each.prediction_set or ()]
+            row.append(", ".join(names))
         if top > 1:
             others = _top(each, top)[1:]
             row.append(", ".join(f"{shorten(str(n), MAX_NAME)} {percent(p)}" for n, p in others))
         rows.append(row)
     return table(header, rows, right="probability", limit=sys.maxsize)
+
+
+def _name(prediction: Prediction) -> str:
+    """Return the class; if the decision is another one, in brackets after it."""
+    name = shorten(str(prediction.label))
+    if prediction.decision == prediction.label:
+        return name
+    return f"{prediction.decision} ({shorten(str(prediction.label), MAX_NAME)}?)"
 
 
 def sort_images(

@@ -20,8 +20,9 @@ class DataSet:
         Name in Meta-Dataset, and the recommended name of its folder in the data folder.
     title : str
         Name in the paper's tables.
-    benchmark : {"MD", "MD+"}
-        `MD`: one of the nine sets of Meta-Dataset. `MD+`: one of the eight additional sets.
+    benchmark : {"MD", "MD+"} or None
+        `MD`: one of the nine sets of Meta-Dataset. `MD+`: one of the eight additional sets. None: a
+        set that the paper does not use; it is not part of the paper's averages.
     classes : int
         Number of classes in the split that is used.
     split : str
@@ -42,7 +43,7 @@ class DataSet:
 
     name: str
     title: str
-    benchmark: Literal["MD", "MD+"]
+    benchmark: Literal["MD", "MD+"] | None
     classes: int
     split: str
     source: str

@@ -1,7 +1,9 @@
 """Read the downloads of the paper's sets: one function per set, registered under its name.
 
 Each function takes the folder of an unpacked download and yields the images of the prepared set.
-To add a set, declare it in `catalogue.py` and write such a function here.
+To add a set, declare it in `catalogue.py` and write such a function here; a set that the paper does
+not use has `benchmark=None`. A set that needs no preparation needs no code: put its class folders
+into the data folder.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def prepare_set(
     except OSError as error:
         raise NotAvailableError(
             f"Cannot prepare {output}: {error.filename or ''} {error.strerror or error}. "
-            "Nothing was written; check access and space."
+            "Nothing was written; check permissions and free space."
         ) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -13,7 +13,6 @@ protocol buffer that maps names to lists of bytes, floats or integers.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mivhead._schema import parse_json
 from mivhead.errors import ImageError, InputError, check_one_of
 from mivhead.images.decoding import MAX_FILE_BYTES
 from mivhead.images.imageset import ImageSet, ImageSource, normal
@@ -87,8 +87,8 @@ def _read_specification(folder: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise InputError(f"{path} is larger than {_MAX_BYTES // 2**20} MiB.")
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        document = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path} cannot be read: {error}.") from error

@@ -4,5 +4,35 @@
 - `estimate`: accuracy estimated by cross-validation on the shots, and shots that look mislabelled.
 - `attention`: which patches of an image and which shots the head attends to.
 - `tsne`: the vectors that the head compares, projected onto a plane.
-- `pictures`: what the drawings share, and the confusion matrix.
+- `pictures`: the confusion matrix, and helpers for all drawings.
+- `demo_picture`: the picture that `miv demo` draws.
 """
+
+from typing import TYPE_CHECKING
+
+from mivhead._lazy import lazy
+
+if TYPE_CHECKING:
+    from mivhead.diagnostics.attention import BlockAttention as BlockAttention
+    from mivhead.diagnostics.attention import draw_attention as draw_attention
+    from mivhead.diagnostics.attention import explain as explain
+    from mivhead.diagnostics.estimate import CrossValidation as CrossValidation
+    from mivhead.diagnostics.estimate import cross_validate as cross_validate
+    from mivhead.diagnostics.evaluation import Evaluation as Evaluation
+    from mivhead.diagnostics.evaluation import evaluate as evaluate
+    from mivhead.diagnostics.pictures import draw_confusion as draw_confusion
+    from mivhead.diagnostics.tsne import Embeddings as Embeddings
+    from mivhead.diagnostics.tsne import centroid_embeddings as centroid_embeddings
+    from mivhead.diagnostics.tsne import draw_tsne as draw_tsne
+    from mivhead.diagnostics.tsne import miv_embeddings as miv_embeddings
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "attention": "BlockAttention draw_attention explain",
+        "estimate": "CrossValidation cross_validate",
+        "evaluation": "Evaluation evaluate",
+        "pictures": "draw_confusion",
+        "tsne": "Embeddings centroid_embeddings draw_tsne miv_embeddings",
+    },
+)

@@ -79,13 +79,13 @@ def principal_components(scatter: Tensor) -> Tensor:
     return first
 
 
-def describe(
+def compute_descriptors(
     block: Block, pca: PatchPCA | None, kinds: Iterable[Kind]
 ) -> Iterator[tuple[Kind, Tensor]]:
     """Compute several descriptors, (image, dimension) each; patches are transformed only once.
 
     >>> block = Block(map=torch.randn(2, 3, 4, 4))
-    >>> described = describe(block, PatchPCA.fit(block.map), ["layout", "mean"])
+    >>> described = compute_descriptors(block, PatchPCA.fit(block.map), ["layout", "mean"])
     >>> {kind: tuple(x.shape) for kind, x in described}
     {'layout': (2, 48), 'mean': (2, 3)}
     """
@@ -112,7 +112,7 @@ def _mean(block: Block) -> Tensor:
 
 
 def _layout(patches: Tensor) -> Tensor:
-    """All patches of a map of at most 7x7, concatenated."""
+    """Concatenate all patches, after average pooling to at most 7x7."""
     height, width = patches.shape[2:]
     if max(height, width) > SIDE:
         patches = F.adaptive_avg_pool2d(patches, (min(SIDE, height), min(SIDE, width)))

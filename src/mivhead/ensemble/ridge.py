@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mivhead.ensemble.descriptors import COMPONENTS, SIDE, Kind, PatchPCA, describe
+from mivhead.ensemble.descriptors import COMPONENTS, SIDE, Kind, PatchPCA, compute_descriptors
 from mivhead.features import Block, Features
 
 
@@ -106,7 +106,7 @@ class Expert(NamedTuple):
 
 
 def choose_experts(blocks: Sequence[Block]) -> list[Expert]:
-    """List the experts for features with such blocks.
+    """List the experts for features with these blocks.
 
     The second-order descriptors of every map, the layouts of the deepest maps, and the mean of the
     last block.
@@ -144,7 +144,7 @@ def _descriptors(
     """Compute the descriptor of each expert, (image, dimension), block by block."""
     for block, group in groupby(sorted(experts, key=_block), key=_block):
         kinds = [expert.kind for expert in group]
-        for kind, x in describe(features.blocks[block], pcas.get(block), kinds):
+        for kind, x in compute_descriptors(features.blocks[block], pcas.get(block), kinds):
             yield Expert(kind, block), x
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -161,12 +161,20 @@ def fit_weights(
     return torch.as_tensor(found.x).to(prior)
 
 
+class OutOfFold(NamedTuple):
+    """Predictions of support images that no member was trained on."""
+
+    logits: NDArray[np.float32]  # (image, class)
+    rows: NDArray[np.int64]  # (image,): which support images
+
+
 @dataclass(frozen=True, eq=False)
 class Ensemble:
     """The ridge experts, and the weights of all members: the head's blocks, then the experts."""
 
     experts: Experts
     weights: Tensor  # (member,)
+    left_out: OutOfFold | None = None  # what the weights were fitted on; not in a model file
 
     @classmethod
     def fit(
@@ -196,12 +204,14 @@ class Ensemble:
         cosines, predicted = out_of_fold
         rows = torch.as_tensor(np.flatnonzero(predicted), device=labels.device)
         members = torch.cat([cosines, predictions])[:, rows]  # (member, image, class)
-        return cls(experts, fit_weights(members, labels[rows], prior))
+        weights = fit_weights(members, labels[rows], prior)
+        logits = _weigh(weights, members).numpy(force=True)
+        return cls(experts, weights, OutOfFold(logits, rows.numpy(force=True)))
 
     def logits(self, cosines: Tensor, features: Features) -> Tensor:
         """Logits (image, class) from the head's cosines (block, image, class) and the experts."""
         predictions = torch.cat([cosines, self.experts(features)])  # (member, image, class)
-        return (self.weights[:, None, None] * predictions).sum(dim=0)
+        return _weigh(self.weights, predictions)
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors of a model file, by name."""
@@ -220,3 +230,8 @@ class Ensemble:
         shapes = expected_shapes(blocks, classes)
         experts = sum(name.endswith(".intercepts") for name in shapes)
         return {WEIGHTS: (head_blocks + experts,), **shapes}
+
+
+def _weigh(weights: Tensor, predictions: Tensor) -> Tensor:
+    """Logits (image, class): the weighted sum of predictions (member, image, class)."""
+    return (weights[:, None, None] * predictions).sum(dim=0)

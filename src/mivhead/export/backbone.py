@@ -1,4 +1,4 @@
-"""Export backbones as ONNX files, which are loaded without further options or PyTorch."""
+"""Export backbones as ONNX files, which onnxruntime runs without PyTorch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mivhead._optional import need
 from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone, LazyBackbone
 from mivhead.backbones.module import ModuleBackbone
-from mivhead.backbones.onnx_model import EXTRA, add_outputs, describe, read_graph, write_graph
+from mivhead.backbones.onnx_model import EXTRA, add_outputs, read_graph, write_graph, write_metadata
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.preset import Preprocessing, Preset
@@ -76,7 +76,7 @@ def export_onnx(
             verbose=False,
         )
         model, _ = read_graph(file)
-    describe(model, backbone.preset, backbone.identity.name, backbone.identity.weights)
+    write_metadata(model, backbone.preset, backbone.identity.name, backbone.identity.weights)
     write_graph(model, path)
     return _difference(backbone, load_backbone(path, device="cpu", dtype="float32"))
 
@@ -109,7 +109,7 @@ def tap_onnx(
     backbone = load_backbone(source, outputs=outputs, preprocessing=preprocessing, device="cpu")
     model, _ = read_graph(source)
     add_outputs(model, outputs, source)
-    describe(model, backbone.preset, backbone.identity.name, backbone.identity.weights)
+    write_metadata(model, backbone.preset, backbone.identity.name, backbone.identity.weights)
     write_graph(model, path)
     return load_backbone(path, device="cpu")
 

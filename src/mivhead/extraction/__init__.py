@@ -1,32 +1,24 @@
 """From images to features, each computed once: the pipeline and the feature cache.
 
 `extract_table` and `iter_features` are the only path from images to features; every command, the
-Python API and the benchmark use them. The names below are loaded on first use, because the
-pipeline imports PyTorch and the cache does not.
+Python API and the benchmark use them.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from typing import TYPE_CHECKING, Any
+from mivhead._lazy import lazy
 
 if TYPE_CHECKING:
-    from mivhead.extraction.cache import CacheInfo, FeatureCache, open_cache
-    from mivhead.extraction.pipeline import extract_table, iter_features
+    from mivhead.extraction.cache import CacheInfo as CacheInfo
+    from mivhead.extraction.cache import FeatureCache as FeatureCache
+    from mivhead.extraction.cache import open_cache as open_cache
+    from mivhead.extraction.pipeline import extract_table as extract_table
+    from mivhead.extraction.pipeline import iter_features as iter_features
 
-_HOMES = {
-    "CacheInfo": "mivhead.extraction.cache",
-    "FeatureCache": "mivhead.extraction.cache",
-    "extract_table": "mivhead.extraction.pipeline",
-    "iter_features": "mivhead.extraction.pipeline",
-    "open_cache": "mivhead.extraction.cache",
-}
-
-__all__ = ["CacheInfo", "FeatureCache", "extract_table", "iter_features", "open_cache"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'mivhead.extraction' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "cache": "CacheInfo FeatureCache open_cache",
+        "pipeline": "extract_table iter_features",
+    },
+)

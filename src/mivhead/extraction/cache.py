@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 Parts: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"  # such as `block0.map` and `block0.token`
 
-DEFAULT_LIMIT = 10 * 10**9  # bytes: about 60,000 images with the default backbone
+DEFAULT_LIMIT = 10 * 10**9  # bytes: about 45,000 images with the default backbone
 KEEP = 0.9  # fraction of the limit that remains after old entries have been removed
 LOOK = 0.05  # fraction of the limit after which a writer checks what other processes have written
 FRESH = 60.0  # seconds during which a repeated use of an entry is not recorded
@@ -322,7 +322,7 @@ def _on_disk(size: int) -> int:
 
 
 # Increase it when decoding, resizing or augmentation gives other pixels than before, or when the
-# layout of an entry changes: older entries are then never found, and are removed in time.
+# layout of an entry changes: older entries are then never found, and are eventually removed.
 VERSION = 1
 DEFAULT_TYPE = "float16"
 

@@ -1,4 +1,4 @@
-"""The path from images to features: each image is decoded once and passes the backbone once.
+"""The path from images to features: each image is decoded and passes through the backbone once.
 
 With a cache, an image or view that passed the backbone before is not even decoded. Decoding,
 augmentation and cache lookups run in a second thread while the backbone computes, and new features
@@ -313,7 +313,9 @@ class _Cores:
         self._turn = threading.Lock()
         self._decoded = False  # everything
         self._decoding = _Mean()
-        self._beside: defaultdict[str, _Mean] = defaultdict(_Mean)  # by kind, with one core less
+        self._concurrent: defaultdict[str, _Mean] = defaultdict(
+            _Mean
+        )  # by kind, with one core less
 
     def decode(self, items: Iterable[T]) -> Iterator[T]:
         """Yield the items, each produced in a turn of its own."""
@@ -329,13 +331,13 @@ class _Cores:
     @contextmanager
     def work(self, kind: str, images: int) -> Iterator[None]:
         """Compute on this many images; `kind` is `"backbone"` or `"head"`."""
-        beside = self._beside[kind]
-        saved = beside.seconds / self._threads  # per image, by one more core
+        concurrent = self._concurrent[kind]
+        saved = concurrent.seconds / self._threads  # per image, by one more core
         take_turns = self._decoded or self._decoding.seconds < saved
         before = torch.get_num_threads()
         torch.set_num_threads(self._threads if take_turns else max(1, self._threads - 1))
         try:
-            with self._turn if take_turns else beside.of(images):
+            with self._turn if take_turns else concurrent.of(images):
                 yield
         finally:
             torch.set_num_threads(before)
@@ -361,7 +363,7 @@ class _Mean:
 
 
 def prefetch(iterable: Iterable[T], depth: int = 2) -> Generator[T]:
-    """Yield the items of an iterable, up to `depth` of which another thread produces in advance.
+    """Yield the items of an iterable, while another thread prepares up to `depth` in advance.
 
     The order is kept, and an exception appears where it would without the thread. When the
     consumer stops (also by Ctrl-C), only the item in progress is finished.

@@ -1,8 +1,8 @@
 """Component 2: cross-attention pooling (CAP) of each class's bag of shots, given the query.
 
-Equations 3 to 5 of the paper. The support is never repeated per query: pooling is linear in the
-values, and the gate depends on the query alone, so that v^P = (A V) * gate + (A K), where A is the
-attention of the query over the shots of a class.
+Equations 3 to 6 and 8 of the paper. The support is never repeated per query: pooling is linear in
+the values, and the gate depends on the query alone, so that v^P = (A V) * gate + (A K), where A is
+the attention of the query over the shots of a class.
 """
 
 from __future__ import annotations

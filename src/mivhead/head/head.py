@@ -61,7 +61,9 @@ class HeadBlock(nn.Module):
     def use(self, operations: Operations) -> None:
         """Compute with these operations from now on."""
         self.operations = operations
-        fused = isinstance(self.cap, CrossAttentionPooling)  # means have no compiled twin
+        fused = isinstance(
+            self.cap, CrossAttentionPooling
+        )  # there is no compiled version for class means
         self._compare = operations.compare if fused else compare
 
     def prepare(self, block: Block, dtype: torch.dtype) -> Candidates:

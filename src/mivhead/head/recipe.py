@@ -1,8 +1,9 @@
 """Every hyperparameter of the head, in frozen dataclasses.
 
 `Recipe` states how a head is trained and combined; it is the only place where these values are set.
-What belongs to a backbone is a `Preset` (`mivhead.preset`). `BlockConfig` is both at once for one
-block: its shape in the features, and how the head treats it.
+The constants of the ridge experts and of stacking are in `mivhead.ensemble`. What belongs to a
+backbone is a `Preset` (`mivhead.preset`). `BlockConfig` is both at once for one block: its shape in
+the features, and how the head treats it.
 """
 
 from __future__ import annotations
@@ -10,14 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self
 
 from mivhead._schema import check_types, from_json, to_json
 from mivhead.errors import InputError, check_one_of
 from mivhead.features import Block, Features
-from mivhead.preset import BlockPreset, Preset, replace_in_blocks
-
-ViewsRule: TypeAlias = Literal["ceil", "floor"]
+from mivhead.preset import BlockPreset, Preset, ViewsRule, replace_in_blocks
 
 HEAD_WIDTH = 64  # channels per attention head that the paper aims at
 SMALLEST_POOL = 3  # side of the smallest pooled map

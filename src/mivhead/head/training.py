@@ -45,7 +45,7 @@ def fit_head(
     Returns
     -------
     head : MIVHead
-        The trained head; its parameters need no gradients any more.
+        The trained head; its parameters no longer require gradients.
     losses : list of float
         The loss of every step, taken before its update.
     """

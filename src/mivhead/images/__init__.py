@@ -1,1 +1,23 @@
-"""Images: safe decoding; folders, zips and tables as an `ImageSet`; augmentation."""
+"""Images: safe decoding; folders, zips and tables as an `ImageSet`; augmentation; checks."""
+
+from typing import TYPE_CHECKING
+
+from mivhead._lazy import lazy
+
+if TYPE_CHECKING:
+    from mivhead.images.augmentation import Augmentation as Augmentation
+    from mivhead.images.check import DataReport as DataReport
+    from mivhead.images.check import check_set as check_set
+    from mivhead.images.imageset import ImageSet as ImageSet
+    from mivhead.images.sources import open_labelled as open_labelled
+    from mivhead.images.sources import open_unlabelled as open_unlabelled
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "augmentation": "Augmentation",
+        "check": "DataReport check_set",
+        "imageset": "ImageSet",
+        "sources": "open_labelled open_unlabelled",
+    },
+)

@@ -16,15 +16,15 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from mivhead.errors import InputError
+from mivhead.preset import ViewsRule
 
-ViewsRule: TypeAlias = Literal["ceil", "floor"]
 Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 # Augmentation uses PyTorch's global generator, as torchvision does; all threads share it.
@@ -33,7 +33,7 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How a view is made; switch off what would change the meaning (flipped digits are wrong).
+    """How a view is made; disable what would change the class (a mirrored digit is another symbol).
 
     Parameters
     ----------

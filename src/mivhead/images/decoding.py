@@ -208,6 +208,6 @@ def _from_16_bit(image: Image.Image) -> Image.Image:
 
 def _too_large(name: str) -> ImageError:
     return ImageError(
-        f"{name} has more than {MAX_PIXELS // 2**20} megapixels, the limit for decoding; "
-        "shrink it first."
+        f"{name} has more than {MAX_PIXELS // 10**6} megapixels, the limit for decoding; "
+        "resize it first."
     )

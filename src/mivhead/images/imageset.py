@@ -130,6 +130,7 @@ def label_images(images: ImageSet, labels: Sequence[Any]) -> ImageSet:
     if not len(images):
         raise InputError("There are no images: give images of at least 2 classes.")
     named = replace(images, labels=tuple(map(str, labels)))
+    check_names(named.classes)
     if len(named.classes) < 2:
         raise InputError(
             f"All images have the label {named.classes[0]!r}; a classifier needs at least "
@@ -192,6 +193,23 @@ def is_litter(name: str) -> bool:
     (True, True, False)
     """
     return name.startswith(".") or name.lower() in _LITTER
+
+
+def check_names(names: Iterable[str]) -> None:
+    r"""Raise an error for a name that cannot be written to a file as UTF-8.
+
+    >>> check_names(["caf\udce9"])
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.InputError: The name 'caf\udce9' is not valid UTF-8: rename the file or folder.
+    """
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                f"The name {name!r} is not valid UTF-8: rename the file or folder."
+            ) from None
 
 
 def normal(name: str) -> str:

@@ -27,6 +27,7 @@ from mivhead.images.decoding import read_capped
 from mivhead.images.imageset import (
     ImageSet,
     ImageSource,
+    check_names,
     from_images,
     given,
     is_image_name,
@@ -87,6 +88,8 @@ def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> Imag
         images = _label_by_folder(path, *_unwrap(*list_zip(path)))
     else:
         raise InputError(f"{path} is not a folder of class folders, a .zip or a .csv.")
+    check_names(images.classes)
+    check_names(images.ids)
     if len(images.classes) < min_classes:
         only = ", ".join(map(repr, images.classes))
         raise InputError(

@@ -1,4 +1,4 @@
-"""The compiled twins of the head's formulas: Python functions and their gradients.
+"""Compiled versions of the head's formulas: Python functions and their gradients.
 
 Each function takes the same arguments as the formula of its name (`mivhead.head.head.FORMULAS`) and
 calls the C code of the file that its section names. `mivhead.kernels.backend` decides when.

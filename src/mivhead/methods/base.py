@@ -115,6 +115,10 @@ class PooledClassifier(FeatureClassifier):
         device = self.device or "cpu"
         self.learned_ = {name: tensor.to(device) for name, tensor in learned.items()}
         self.layout_, self.n_features_in_ = empty.layout, empty.shape[1]
+        try:
+            self._score(torch.zeros(1, sizes["channel"], device=device))
+        except RuntimeError as error:  # of PyTorch, such as for mixed types
+            raise InputError(f"its tensors do not fit each other: {error}.") from error
 
 
 # Hyperparameters

@@ -1,9 +1,10 @@
 """Every method by name: what it is, what it needs and where its file is.
 
 A method is an estimator with `fit` and `predict_proba`. Its class states its facts as attributes
-(see `Method`) and counts its own cost in `work`, so that adding a method is a file and a line in
-`_RIVALS`. A method of another package is either an entry point of the group `mivhead.methods`, or
-given as `module:Class` wherever the name of a method is expected.
+(see `Method`) as annotated literals (`needs: ClassVar = "images"`), and counts its own cost in
+`work`. To add a method, write a file and add a line to `_RIVALS`. A method of another package is
+either an entry point of the group `mivhead.methods`, or given as `module:Class` wherever the name
+of a method is expected.
 
 Listing methods imports none of them, nor PyTorch.
 """
@@ -128,7 +129,7 @@ class Method:
         5
         """
         if self.home == MIV_HOME:
-            from mivhead.methods.ablation import head_parameters
+            from mivhead.methods.miv import head_parameters
 
             return head_parameters(self.settings)
         parameters = inspect.signature(self.load()).parameters.values()
@@ -149,7 +150,7 @@ class Method:
                 check_one_of(f"parameter of {self.name}", name, known)
         given = {**self.settings, **params}
         if self.home == MIV_HOME:
-            from mivhead.methods.ablation import make_head
+            from mivhead.methods.miv import make_head
 
             return make_head({**given, "random_state": random_state, "device": device})
         kind = self.load()
@@ -214,7 +215,7 @@ _RIVALS = {
 
 _ABLATIONS = (
     _ablation("miv-paper", "the recipe of the paper, with nothing changed"),
-    _ablation("miv-ablation", "the same, for any mixture of the changes below, by parameters"),
+    _ablation("miv-ablation", "any combination of the changes below, set by parameters"),
     _ablation("miv-mean", "CAP replaced by the mean of a class's image vectors", prototype="mean"),
     _ablation("miv-no-attention", "CAP without cross-attention", cross_attention=False),
     _ablation("miv-eta0", "CAP with equal weights of all shots, keeping W^K", eta=0.0),
@@ -233,7 +234,7 @@ _ABLATIONS = (
     ),
     _ablation(
         "miv-gap-mean-blocks1",
-        "miv-gap-mean on the last block: NCC, by another path",
+        "miv-gap-mean on the last block: equivalent to NCC",
         candidates=1,
         tau=0.0,
         prototype="mean",
@@ -355,7 +356,7 @@ def method_name(classifier: Any) -> str:
     params = classifier.get_params(deep=False)
     home = getattr(classifier, "home", f"{kind.__module__}:{kind.__qualname__}")
     if home == MIV_HOME:
-        from mivhead.methods.ablation import head_name
+        from mivhead.methods.miv import head_name
 
         rows = [row for row in _rows().values() if isinstance(row, Method) and row.home == MIV_HOME]
         replaced = {
@@ -379,7 +380,7 @@ def method_name(classifier: Any) -> str:
 def _facts(home: str) -> dict[str, Any]:
     """Read the facts of one of mivhead's own classes from its source.
 
-    Importing it would do, but it imports PyTorch, too: seconds, for a list of names.
+    Importing the class would work too, but it imports PyTorch, which takes seconds.
 
     >>> _facts("mivhead.methods.tuning.tsa:TSA")["needs"]
     'images'

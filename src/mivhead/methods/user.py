@@ -1,4 +1,4 @@
-"""`UserMethod`: a class with `fit` and `predict_proba`, made a method like any other."""
+"""`UserMethod`: a class with `fit` and `predict_proba`, adapted to the interface of methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mivhead.methods.registry import Method
 
 
 class UserMethod(FeatureClassifier):
-    """Wraps an estimator that knows nothing of mivhead.
+    """Wraps an estimator that was not written for mivhead.
 
     Its class is created with the given hyperparameters, and with `random_state` and `device` if it
     takes them. `fit(X, y)` gets `Features` and labels; a class with `uses_views = True` gets

@@ -1,4 +1,7 @@
-"""Features with labels and ids in a file or a database."""
+"""Features with labels and ids in a file or a database.
+
+To add a store, subclass `Store` or `DatabaseStore` and add a line to the table in `uri.py`.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead._schema import from_json, to_json
+from mivhead._schema import from_json, parse_json, to_json
 from mivhead.errors import InputError, check_one_of
 from mivhead.features import Features, FeatureTable
 
@@ -210,7 +210,7 @@ class TableInfo:
     def read(cls, text: str | bytes, table: str) -> TableInfo:
         """Read what `to_string` wrote; raise an error if it is newer or corrupted."""
         try:
-            document = json.loads(text)
+            document = parse_json(text)
         except ValueError:
             document = None
         number = document.get("format") if isinstance(document, dict) else None
@@ -402,7 +402,7 @@ class DatabaseStore(Store):
     def _vectors(
         self, info: TableInfo | None, candidates: Callable[[], list[str]]
     ) -> tuple[str, ...]:
-        """Return the columns of the features; `candidates` finds them in a foreign table."""
+        """Return the columns of the features; `candidates` finds them in other tables."""
         if info is None:
             return self.columns.choose_vectors(candidates(), self.name)
         known = tuple(info.shapes)

@@ -21,7 +21,7 @@ from mivhead.benchmark.report.accuracy import (
 )
 from mivhead.benchmark.report.costs import budget_table, error_table, gflops_table, latency_table
 from mivhead.benchmark.report.formats import (
-    Section,
+    ReportSection,
     html_table,
     latex_table,
     markdown_table,
@@ -125,11 +125,12 @@ def test_paired_table(run):
     (comparison,) = compare(run)
     table = paired_table(comparison)
     assert "all tasks of 3 sets: miv - ncc" in texts(table)
-    assert all(row[2].bold for row in table.rows if row[0].text.endswith("ncc"))
+    bold = [row[2].bold for row in table.rows if row[0].text.endswith("ncc")]
+    assert bold == [True] * len(bold) != []
     assert paired_table(compare(cell("birds", "miv", [0.5, 0.6]))[0]) is None
 
 
-def test_beside_the_paper(run):
+def test_published_figures_next_to_ours(run):
     (comparison,) = compare(run)
     table = published_table(comparison)
     rows = {row[0].text: [entry.text for entry in row[1:]] for row in table.rows}
@@ -245,7 +246,7 @@ def test_series_over_blocks():
 
 def test_names_cannot_break_a_format():
     table = plain_table(NASTY, ["set", NASTY], [[NASTY, "1"]], NASTY)
-    page = render_html(NASTY, [Section(NASTY, (table,))])
+    page = render_html(NASTY, [ReportSection(NASTY, (table,))])
     assert "<script" not in page
     assert "<script" not in html_table(table)
     row = markdown_table(table).splitlines()[4]

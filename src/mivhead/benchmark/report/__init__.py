@@ -13,7 +13,12 @@ from mivhead._files import write_text
 from mivhead.benchmark.compare import Comparison, compare, compare_columns
 from mivhead.benchmark.config import ComparisonConfig
 from mivhead.benchmark.report import accuracy, charts, costs
-from mivhead.benchmark.report.formats import Section, render_html, render_latex, render_markdown
+from mivhead.benchmark.report.formats import (
+    ReportSection,
+    render_html,
+    render_latex,
+    render_markdown,
+)
 from mivhead.benchmark.results import Result
 
 A = TypeVar("A")
@@ -60,7 +65,7 @@ def write_report(
 
 def make_sections(
     results: Sequence[Result], comparisons: Sequence[ComparisonConfig] = ()
-) -> list[Section]:
+) -> list[ReportSection]:
     """Make all tables and charts; sections without content are omitted."""
     found = compare(results)
     by_protocol: dict[str, list[Comparison]] = {}
@@ -69,7 +74,7 @@ def make_sections(
     series = [(c, each) for c in found for each in accuracy.find_series(c)]
     sections = [
         _across_backbones(results, comparisons),
-        Section(
+        ReportSection(
             "Accuracy",
             (*map(accuracy.accuracy_table, by_protocol.values()), accuracy.rank_table(found)),
             (
@@ -78,15 +83,15 @@ def make_sections(
                 *_each(charts.task_scatter, found),
             ),
         ),
-        Section("Paired tests", _each(accuracy.paired_table, found)),
-        Section(
+        ReportSection("Paired tests", _each(accuracy.paired_table, found)),
+        ReportSection(
             "The paper's figures",
             (
                 *_each(accuracy.published_table, found),
                 *_each(accuracy.literature_table, [found]),
             ),
         ),
-        Section(
+        ReportSection(
             "Ablations",
             (
                 *(accuracy.series_table(*each) for each in series),
@@ -94,25 +99,25 @@ def make_sections(
             ),
             tuple(charts.series_chart(*each) for each in series),
         ),
-        Section(
+        ReportSection(
             "Cost",
             tuple(make(c) for c in found for make in (costs.latency_table, costs.gflops_table)),
             _each(charts.cost_bars, found),
         ),
-        Section(
+        ReportSection(
             "Calibration",
             tuple(map(accuracy.calibration_table, found)),
             _each(charts.reliability, found),
         ),
-        Section("The full benchmark", (costs.budget_table(found),)),
-        Section("Failures", _each(costs.error_table, [found])),
+        ReportSection("The full benchmark", (costs.budget_table(found),)),
+        ReportSection("Failures", _each(costs.error_table, [found])),
     ]
     return [section for section in sections if section.tables or section.charts]
 
 
 def _across_backbones(
     results: Sequence[Result], comparisons: Sequence[ComparisonConfig]
-) -> Section:
+) -> ReportSection:
     """Compare columns of several backbones: the tables of the paper, if the run is one of them."""
     if not comparisons and len({r.backbone for r in results}) > 1:
         columns = tuple(dict.fromkeys(f"{r.method}@{r.backbone}" for r in results))
@@ -122,7 +127,7 @@ def _across_backbones(
         for found in compare_columns(results, each.title, each.columns, each.rival):
             by_protocol.setdefault(found.protocol, []).append(found)
     together = [comparison for group in by_protocol.values() for comparison in group]
-    return Section(
+    return ReportSection(
         "Across backbones",
         (
             *map(accuracy.accuracy_table, by_protocol.values()),

@@ -298,7 +298,7 @@ def series_table(comparison: Comparison, series: Series) -> Table:
         f"Accuracy and GFLOPs over {series.title}, {comparison.backbone}, {comparison.protocol}",
         (series.title, "accuracy in %", "GFLOPs"),
         [(p.number, f"{p.accuracy:.1f}", number(p.gflops)) for p in series.points],
-        f"Mean of {len(comparison.complete)} sets. GFLOPs of adaptation, counted honestly.",
+        f"Mean of {len(comparison.complete)} sets. GFLOPs of adaptation, counting all operations.",
     )
 
 

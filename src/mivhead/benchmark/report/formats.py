@@ -1,8 +1,8 @@
 """Tables, charts and sections of a report, and how each format renders them.
 
-A report is a list of `Section`. `render_html` gives one page that needs no network, `render_latex`
-the tables in the layout of the paper (package booktabs), `render_markdown` the tables for a page
-under version control.
+A report is a list of `ReportSection`. `render_html` returns one page that needs no network,
+`render_latex` the tables in the layout of the paper (package booktabs), `render_markdown` the
+tables for a page under version control.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """A part of a report: tables followed by charts."""
 
     title: str
@@ -148,7 +148,7 @@ figure img { max-width: 100%; height: auto; background: #fff; }
 """
 
 
-def render_html(title: str, sections: Sequence[Section]) -> str:
+def render_html(title: str, sections: Sequence[ReportSection]) -> str:
     """Render a report as one HTML page, with its charts inside."""
     links = "".join(f'<a href="#{_anchor(s.title)}">{escape(s.title)}</a>' for s in sections)
     parts = [
@@ -227,7 +227,7 @@ _SPECIAL = {
 }
 
 
-def render_latex(sections: Iterable[Section]) -> str:
+def render_latex(sections: Iterable[ReportSection]) -> str:
     """Render all tables, for a document to include."""
     parts = ["% Tables of a mivhead benchmark; needs \\usepackage{booktabs}."]
     parts += [latex_table(table) for section in sections for table in section.tables]
@@ -300,7 +300,7 @@ def escape_latex(text: str) -> str:
 # Markdown
 
 
-def render_markdown(title: str, sections: Iterable[Section]) -> str:
+def render_markdown(title: str, sections: Iterable[ReportSection]) -> str:
     """Render all tables under their headings."""
     parts = [f"# {title}"]
     for section in sections:

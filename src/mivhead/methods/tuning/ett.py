@@ -123,13 +123,13 @@ class ETT(TuningClassifier):
                 adapters[f"blocks.{i}.mlp.offset"] = block.mlp.offset
         return adapters
 
-    def _begin(self, _pixels: Pixels, _labels: Tensor) -> dict[str, nn.Parameter]:
+    def _begin(self, pixels: Pixels, labels: Tensor) -> dict[str, nn.Parameter]:
         if not self.prefixes:
             return self.adapters_
         self._prefixes.enabled = False  # [CLS] attends as in the plain network
-        attended = _attended(self.network_, self._vit, _pixels)  # (image, channel)
+        attended = _attended(self.network_, self._vit, pixels)  # (image, channel)
         self._prefixes.enabled = True
-        prototypes = class_means(attended, _labels, len(self.classes_))  # (class, channel)
+        prototypes = class_means(attended, labels, len(self.classes_))  # (class, channel)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed_)
             maker = PrefixMaker(prototypes, len(self._vit.blocks))

@@ -17,7 +17,7 @@ def test_all_methods_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_one_method_with_its_hyperparameters(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "knn", "--json"]) == 0
-    (facts,) = json.loads(capsys.readouterr().out)
+    (facts,) = json.loads(capsys.readouterr().out)["methods"]
     assert facts["hyperparameters"]["neighbours"] == 5
     assert main(["methods", "knn"]) == 0
     assert "1805.01978" in capsys.readouterr().out

@@ -64,7 +64,7 @@ def test_report(miv, run, tmp_path):
 
 
 def test_no_results(fails, tmp_path):
-    assert "no results" in fails("bench", "report", tmp_path)
+    assert "does not contain results" in fails("bench", "report", tmp_path)
     empty = write_run(tmp_path / "empty", [])
     assert "no results yet" in fails("bench", "report", empty)
 
@@ -73,7 +73,8 @@ def test_two_methods_of_a_run(miv, run):
     answer = miv("bench", "compare", f"{run}:miv", f"{run}:ncc")
     assert answer.code == 0, answer.err
     assert [line.split()[2] for line in answer.out.splitlines()[2:]] == ["birds", "signs"]
-    rows = json.loads(miv("bench", "compare", f"{run}:miv", f"{run}:ncc", "--json").out)
+    document = json.loads(miv("bench", "compare", f"{run}:miv", f"{run}:ncc", "--json").out)
+    rows = document["rows"]
     assert [row["set"] for row in rows] == ["birds", "signs"]
     assert all(row["difference"] > 0.05 and row["p"] < 0.01 for row in rows)
 

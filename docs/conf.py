@@ -1,0 +1,58 @@
+"""Sphinx configuration of the documentation site; `make docs` builds it into docs/_build/html."""
+
+import sys
+from pathlib import Path
+
+import mivhead
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+project = "mivhead"
+author = "the mivhead maintainers"
+copyright = author  # noqa: A001  # Sphinx's name
+version = release = mivhead.__version__
+
+extensions = [
+    "myst_nb",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "mathml",
+    "miv_commands",
+]
+exclude_patterns = ["_build"]
+default_role = "code"
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", ".*")]  # types in docstrings are words, not references
+suppress_warnings = ["config.cache"]
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "auto"  # notebooks are stored without output and run when the site is built
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+
+autosummary_generate = True
+autodoc_typehints = "none"  # numpydoc's sections state the types
+numpydoc_show_class_members = False
+
+html_theme = "pydata_sphinx_theme"
+html_title = "mivhead"
+templates_path = ["_templates"]
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_js_files = ["tables.js"]
+html_math_renderer = "mathml"
+html_show_sourcelink = False
+html_theme_options = {
+    "logo": {"text": "mivhead"},
+    "navigation_with_keys": False,
+    "show_toc_level": 2,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "secondary_sidebar_items": ["page-toc"],
+}
+html_context = {"default_mode": "auto"}

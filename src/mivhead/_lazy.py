@@ -1,0 +1,43 @@
+"""Packages whose public names are imported on first use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Make the `__getattr__` and the `__dir__` of a package.
+
+    Importing the package then costs nothing, even if its modules import PyTorch.
+
+    Parameters
+    ----------
+    package : str
+        Its `__name__`.
+    homes : mapping of str to str
+        Modules of the package, such as `"pipeline"`, and the names in each, separated by spaces.
+
+    Returns
+    -------
+    tuple of two functions
+        To be assigned to `__getattr__` and `__dir__`. For type checkers, the package imports the
+        same names under `TYPE_CHECKING`.
+
+    Examples
+    --------
+    >>> get, names = lazy("mivhead.images", {"augmentation": "Augmentation ViewPlan"})
+    >>> get("Augmentation").__module__, names()
+    ('mivhead.images.augmentation', ['Augmentation', 'ViewPlan'])
+    """
+    home_of = {name: f"{package}.{home}" for home, names in homes.items() for name in names.split()}
+
+    def get(name: str) -> Any:
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(home_of[name]), name)
+
+    return get, lambda: sorted(home_of)

@@ -1,0 +1,352 @@
+"""A name, *unsure* or *none of these*; and sets of names with a stated coverage.
+
+Probabilities compare the classes with each other, so a photo of something else gets a confident
+name too. A fitted model therefore has a `DecisionRule`: a score that says how unlike the shots an
+image is, and scores of the shots themselves, each computed without the shot (out of fold), from
+which thresholds follow. No test image is involved.
+
+The score of an image x, from its logits l(x) and its mean vector v(x) of length 1:
+
+    near(x)    = max over shots s of v(x) . s
+    far(x)     = max over background images b of v(x) . b      (0 if there are none)
+    energy(x)  = log sum over classes of exp l(x)
+    unknown(x) = FAR * far(x) - near(x) - w * energy(x)        (w = 0 for other methods than miv)
+
+The decision, from probabilities p(x) and two thresholds:
+
+    none of these    if unknown(x) > t_unknown
+    unsure           otherwise, if max p(x) < t_probability
+    the best class   otherwise
+
+The prediction set: every class with p(x) >= t_set, and the best one in any case. All of this is
+arithmetic on fixed arrays, in NumPy, so that exported models share it.
+
+The thresholds, from m out-of-fold shots:
+
+- `t_unknown`: the ceil((m + 1)(1 - reject))-th smallest score, so that at most a share `reject` of
+  new images of the known classes is rejected, on average.
+- `t_probability`: the smallest probability such that among the shots that reach it, the expected
+  share of errors, the mean of 1 - p, stays within `max_errors`.
+- `t_set`: the floor((m + 1)(1 - coverage))-th smallest probability of the true class. If that rank
+  is 0, there are not enough shots for this coverage, which is an error.
+
+References
+----------
+Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World", 2005 (conformal prediction).
+Sadinle, Lei and Wasserman, "Least ambiguous set-valued classifiers with bounded error levels",
+Journal of the American Statistical Association 114, 2019.
+Liu et al., "Energy-based out-of-distribution detection", NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mivhead._schema import from_json, to_json
+from mivhead.errors import InputError
+
+UNSURE = "unsure"
+NONE = "none of these"
+REJECT = 0.1  # share of the images of known classes that may be rejected
+MAX_ERRORS = 0.1  # share of wrong names among the names that are given
+ENERGY = 0.1  # weight of the energy in the score
+FAR = 0.5  # weight of the nearest background image in the score
+
+Floats = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What a decision compares scores and probabilities with.
+
+    Parameters
+    ----------
+    unknown : float, default=infinity
+        An image with a larger score is none of these.
+    probability : float, default=0.0
+        A class with a smaller probability is unsure.
+    set : float or None, default=None
+        A prediction set holds the classes with at least this probability; None: no sets.
+
+    Examples
+    --------
+    >>> thresholds = Thresholds(unknown=0.5, probability=0.6)
+    >>> [thresholds.decide("cat", 0.9, 0.1), thresholds.decide("cat", 0.5, 0.1)]
+    ['cat', 'unsure']
+    >>> thresholds.decide("cat", 0.9, 0.7)
+    'none of these'
+    """
+
+    unknown: float = math.inf
+    probability: float = 0.0
+    set: float | None = None
+
+    def decide(self, label: Any, probability: float, unknown: float | None) -> Any:
+        """Return the label, `UNSURE` or `NONE`."""
+        if unknown is not None and unknown > self.unknown:
+            return NONE
+        return label if probability >= self.probability else UNSURE
+
+    def select(self, ranked: Mapping[Any, float]) -> tuple[Any, ...] | None:
+        """Return the prediction set from probabilities in descending order; None without sets."""
+        if self.set is None:
+            return None
+        chosen = [label for label, probability in ranked.items() if probability >= self.set]
+        return tuple(chosen or islice(ranked, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class DecisionRule:
+    """How unlike its shots an image is for a model, and which thresholds follow from the shots.
+
+    Parameters
+    ----------
+    shots : array of shape (shot, channel)
+        Mean vectors of the support images, of length 1.
+    background : array of shape (image, channel)
+        Mean vectors of images of other things; there may be none.
+    rows : array of shape (m,)
+        The shots that have out-of-fold predictions, as rows of `shots`.
+    energy, best, own : array of shape (m,) or (0,)
+        Out-of-fold predictions of these shots: the energy, the largest probability and the
+        probability of their own class. Empty for a method that makes none.
+    weight : float
+        Weight of the energy in the score.
+    """
+
+    shots: Floats
+    background: Floats
+    rows: NDArray[np.int64]
+    energy: Floats
+    best: Floats
+    own: Floats
+    weight: float = ENERGY
+
+    @classmethod
+    def fit(
+        cls,
+        shots: Floats,
+        labels: NDArray[np.int64],
+        logits: Floats | None,
+        rows: NDArray[np.int64] | None,
+        weight: float = ENERGY,
+    ) -> DecisionRule:
+        """Make the rule of a fitted model, without background.
+
+        Parameters
+        ----------
+        shots : array of shape (shot, channel)
+            Mean vectors of the support images, of length 1.
+        labels : array of shape (shot,)
+            Their class numbers.
+        logits : array of shape (m, class) or None
+            Out-of-fold logits.
+        rows : array of shape (m,) or None
+            The shots that they belong to. None: all shots of classes with several.
+        weight : float, default=0.1
+            Weight of the energy in the score.
+        """
+        shots = np.asarray(shots, np.float32)
+        none = np.empty(0, np.float32)
+        if logits is None:
+            several = np.bincount(labels)[labels] > 1
+            rows = np.flatnonzero(several)
+            return cls(shots, shots[:0], rows, none, none, none, weight)
+        assert rows is not None
+        energy, probabilities = energy_of(logits), softmax(logits)
+        own = probabilities[np.arange(len(rows)), labels[rows]]
+        best = probabilities.max(axis=1)
+        # In the precision that a file stores.
+        energy, best, own = (x.astype(np.float32) for x in (energy, best, own))
+        return cls(shots, shots[:0], rows, energy, best, own, weight)
+
+    def with_background(self, vectors: Floats) -> DecisionRule:
+        """Return the same rule with other background images: mean vectors of length 1."""
+        channels = self.shots.shape[1]
+        if vectors.ndim != 2 or vectors.shape[1] != channels:
+            raise InputError(
+                f"The background has shape {vectors.shape}, expected (images, {channels}): its "
+                "features must come from the same backbone as the shots."
+            )
+        return replace(self, background=vectors.astype(np.float16).astype(np.float32))
+
+    def unknown(self, logits: Floats, vectors: Floats) -> Floats:
+        """Score images by their logits (image, class) and mean vectors (image, channel)."""
+        near = _nearest(vectors, self.shots)
+        return self._score(vectors, near, energy_of(logits))
+
+    @property
+    def held_out(self) -> Floats:
+        """Scores of the shots `rows`, each without itself."""
+        if not len(self.rows):
+            return np.empty(0)
+        vectors = self.shots[self.rows]
+        similarity = vectors.astype(np.float64) @ self.shots.T.astype(np.float64)
+        similarity[np.arange(len(self.rows)), self.rows] = -np.inf
+        energy = self.energy if len(self.energy) else np.zeros(len(self.rows))
+        return self._score(vectors, similarity.max(axis=1), energy)
+
+    def _score(self, vectors: Floats, near: Floats, energy: Floats) -> Floats:
+        far = _nearest(vectors, self.background) if len(self.background) else 0.0
+        score: Floats = FAR * far - near - self.weight * energy
+        return score
+
+    def thresholds(
+        self,
+        reject: float | None = REJECT,
+        max_errors: float | None = MAX_ERRORS,
+        coverage: float | None = None,
+    ) -> Thresholds:
+        """Choose thresholds from the out-of-fold shots.
+
+        Parameters
+        ----------
+        reject : float or None, default=0.1
+            Share of the images of known classes that may be rejected; None or 0 rejects none.
+        max_errors : float or None, default=0.1
+            Share of wrong names among the names that are given; None or 1 is never unsure.
+        coverage : float or None, default=None
+            Share of prediction sets that hold the true class.
+        """
+        check_share("reject", reject, low=True)
+        check_share("max_errors", max_errors, low=True)
+        check_share("coverage", coverage)
+        return Thresholds(
+            unknown=self._reject_above(reject or 0.0),
+            probability=self._unsure_below(1.0 if max_errors is None else max_errors),
+            set=None if coverage is None else self._in_set_from(coverage),
+        )
+
+    def _reject_above(self, reject: float) -> float:
+        scores = np.sort(self.held_out)
+        if not reject or not len(scores):
+            return math.inf
+        rank = math.ceil(round((len(scores) + 1) * (1 - reject), 9))
+        return float(scores[min(max(rank, 1), len(scores)) - 1])
+
+    def _unsure_below(self, max_errors: float) -> float:
+        if max_errors >= 1 or not (len(self.best) or not len(self.rows)):
+            return 0.0
+        if not len(self.best):
+            return max(0.0, 1 - 2 * max_errors)  # if probabilities above it are equally frequent
+        best = np.sort(self.best.astype(np.float64))[::-1]
+        errors = np.cumsum(1 - best) / np.arange(1, len(best) + 1)  # grows with every shot
+        accepted = int((errors <= max_errors).sum())
+        if accepted == len(best):
+            return 0.0
+        # Halfway between the last shot that is accepted and the first that is not.
+        upper = best[accepted - 1] if accepted else 1.0
+        return float((upper + best[accepted]) / 2)
+
+    def _in_set_from(self, coverage: float) -> float:
+        count = len(self.own)
+        rank = math.floor(round((count + 1) * (1 - coverage), 9))
+        if rank < 1:
+            most = f"at most {math.floor(100 * count / (count + 1))} %" if count else "no coverage"
+            raise InputError(
+                f"coverage={coverage:g} needs {math.ceil(round(coverage / (1 - coverage), 9))} "
+                f"shots that can be left out in turn, and this model has {count} (a class with one "
+                f"shot has none, and only the method miv predicts them): {most} can be "
+                "guaranteed. Ask for less, or add shots."
+            )
+        return float(np.sort(self.own)[rank - 1])
+
+    def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Return the rule for a model file: a JSON value and arrays."""
+        arrays = {
+            "shots": self.shots,
+            "background": self.background.astype(np.float16),
+            "rows": self.rows,
+            "energy": self.energy,
+            "best": self.best,
+            "own": self.own,
+        }
+        return to_json(_Saved(self.weight)), arrays
+
+    @classmethod
+    def from_state(
+        cls, document: Any, arrays: Mapping[str, NDArray[Any]], shots: int | None = None
+    ) -> DecisionRule:
+        """Make a rule from what `state` returned, checking everything."""
+        saved = from_json(_Saved, document, "decision.v1")
+        kinds = {"shots": "f4", "background": "f2", "rows": "i8"}
+        kinds |= dict.fromkeys(("energy", "best", "own"), "f4")
+        if different := sorted(arrays.keys() ^ kinds.keys()):
+            kind = "unexpected" if different[0] in arrays else "missing"
+            raise InputError(f"tensor 'decision.{different[0]}' is {kind}.")
+        for name, array in arrays.items():
+            dimensions = 2 if name in ("shots", "background") else 1
+            if array.ndim != dimensions or array.dtype != np.dtype(kinds[name]):
+                raise InputError(f"tensor 'decision.{name}' has another type or shape.")
+            if not np.isfinite(array).all():
+                raise InputError(f"tensor 'decision.{name}' holds NaN or infinity.")
+        own, rows = arrays["shots"], arrays["rows"]
+        counts = {len(arrays[name]) for name in ("energy", "best", "own")}
+        if (
+            arrays["background"].shape[1] != own.shape[1]
+            or len(counts) > 1
+            or not counts <= {0, len(rows)}
+            or not np.isin(rows, np.arange(len(own))).all()
+            or len(own) < 2
+            or (shots is not None and len(own) != shots)
+        ):
+            raise InputError("the tensors 'decision.*' do not fit each other.")
+        ready = {**arrays, "background": arrays["background"].astype(np.float32)}
+        return cls(weight=saved.weight, **ready)
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """The JSON value of a model file."""
+
+    weight: float
+
+
+def energy_of(logits: Floats) -> Floats:
+    """Return the log of the sum of exponentials, per row.
+
+    >>> energy_of(np.log([[1.0, 3.0]])).round(6) == np.log(4.0).round(6)
+    array([ True])
+    """
+    logits = np.asarray(logits, np.float64)
+    top = logits.max(axis=1)
+    energy: Floats = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
+    return energy
+
+
+def softmax(logits: Floats) -> Floats:
+    """Return the probabilities of logits (image, class), in double precision."""
+    logits = np.asarray(logits, np.float64)
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities: Floats = powers / powers.sum(axis=1, keepdims=True)
+    return probabilities
+
+
+def check_share(name: str, value: float | None, *, low: bool = False) -> None:
+    """Raise an error unless a value is None or in (0, 1); with `low`, 0 is allowed too.
+
+    >>> check_share("coverage", 1.0)
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.InputError: coverage must be between 0 and 1, such as 0.9, got 1.0.
+    """
+    if value is None or (low and value == 0):
+        return
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < 1:
+        usual = 0.1 if low else 0.9
+        raise InputError(f"{name} must be between 0 and 1, such as {usual}, got {value!r}.")
+
+
+def _nearest(vectors: Floats, others: Floats) -> Floats:
+    """Return the largest cosine of each vector with the others; all have length 1."""
+    # In double precision, so that a score does not depend on an image's place in a batch.
+    nearest: Floats = (vectors.astype(np.float64) @ others.T.astype(np.float64)).max(axis=1)
+    return nearest

@@ -1,0 +1,66 @@
+"""The site builds without a warning, loads nothing from elsewhere and lists the whole API."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+API = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
+
+
+def documented() -> dict[str, set[str]]:
+    """Names that the API reference lists, by module."""
+    found: dict[str, set[str]] = {}
+    for block in re.findall(r"```\{eval-rst\}\n(.*?)```", API, re.DOTALL):
+        module = re.search(r"currentmodule:: (\S+)", block)[1]
+        found.setdefault(module, set()).update(re.findall(r"^   (\w+)$", block, re.MULTILINE))
+    return found
+
+
+@pytest.mark.parametrize("module", sorted(documented()))
+def test_every_public_name_is_in_the_api_reference(module):
+    public = set(importlib.import_module(module).__all__) - {"__version__"}
+    upper = {name for name in public if name.isupper()}  # constants
+    assert documented()[module] == public - upper
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("sphinx")
+    pytest.importorskip("myst_nb")
+    pytest.importorskip("pydata_sphinx_theme")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", str(DOCS), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(site):
+    script = r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"(?:https?:)?//"
+    style = r"<link\b[^>]*rel=\"stylesheet\"[^>]*href=\"https?:"
+    loads = re.compile(f"{script}|{style}")
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 40
+    for page in pages:
+        assert not loads.search(page.read_text(encoding="utf-8")), page.relative_to(site)
+
+
+@pytest.mark.slow
+def test_the_command_reference_shows_every_command(site):
+    from mivhead.cli.main import COMMANDS
+
+    page = (site / "reference" / "command-line.html").read_text(encoding="utf-8")
+    for command in COMMANDS:
+        assert f'id="miv-{command.__name__.rpartition(".")[2]}"' in page
+
+
+@pytest.mark.slow
+def test_formulas_are_rendered(site):
+    page = (site / "explanation" / "the-head.html").read_text(encoding="utf-8")
+    assert page.count("<math") > 10

@@ -1,0 +1,198 @@
+"""Decisions: the formulas again in plain loops, what must always hold, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mivhead import MIVClassifier, Recipe
+from mivhead.decision import ENERGY, FAR, NONE, UNSURE, DecisionRule, Thresholds
+from mivhead.errors import InputError
+from mivhead.methods import make_method
+from mivhead.prediction import predictions
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+
+
+def rule(seed: int = 0, shots: int = 12, classes: int = 3, background: int = 5) -> DecisionRule:
+    rng = np.random.default_rng(seed)
+    labels = np.sort(np.arange(shots) % classes)
+    logits = rng.normal(size=(shots, classes)) * 2
+    made = DecisionRule.fit(unit(rng.normal(size=(shots, 8))), labels, logits, np.arange(shots))
+    return made.with_background(unit(rng.normal(size=(background, 8))))
+
+
+def from_own(own: np.ndarray) -> DecisionRule:
+    """A rule with given out-of-fold probabilities of the true classes."""
+    vectors, own = np.eye(2, dtype=np.float32)[[0] * len(own)], own.astype(np.float32)
+    return DecisionRule(vectors, vectors[:0], np.arange(len(own)), own, own, own)
+
+
+def test_the_score_in_plain_loops() -> None:
+    made, rng = rule(), np.random.default_rng(1)
+    logits, vectors = rng.normal(size=(4, 3)), unit(rng.normal(size=(4, 8)))
+    for row, found in enumerate(made.unknown(logits, vectors)):
+        near = max(float(vectors[row] @ shot) for shot in made.shots)
+        far = max(float(vectors[row] @ image) for image in made.background)
+        energy = math.log(sum(math.exp(value) for value in logits[row]))
+        assert found == pytest.approx(FAR * far - near - ENERGY * energy, abs=1e-6)
+
+
+def test_a_held_out_shot_is_not_compared_with_itself() -> None:
+    made = rule()
+    for place, row in enumerate(made.rows):
+        near = max(float(made.shots[row] @ s) for i, s in enumerate(made.shots) if i != row)
+        far = max(float(made.shots[row] @ image) for image in made.background)
+        expected = FAR * far - near - ENERGY * float(made.energy[place])
+        assert made.held_out[place] == pytest.approx(expected, abs=1e-6)
+
+
+def test_thresholds_in_plain_loops() -> None:
+    made = rule(shots=19)
+    found = made.thresholds(reject=0.1, max_errors=0.3, coverage=0.9)
+    assert found.unknown == sorted(made.held_out)[18 - 1]  # ceil(20 * 0.9)
+    assert found.set == sorted(made.own)[2 - 1]  # floor(20 * 0.1)
+    accepted = [p for p in made.best if p >= found.probability]
+    assert np.mean([1 - p for p in accepted]) <= 0.3
+    rest = max(p for p in made.best if p < found.probability)
+    assert np.mean([1 - p for p in [*accepted, rest]]) > 0.3
+
+
+@given(st.integers(0, 10**6), st.floats(0.01, 0.49), st.floats(1.01, 2.0))
+def test_more_is_rejected_or_unsure_if_more_is_allowed(
+    seed: int, share: float, factor: float
+) -> None:
+    made = rule(seed)
+    few, many = made.thresholds(share, share), made.thresholds(share * factor, share * factor)
+    assert many.unknown <= few.unknown
+    assert many.probability <= few.probability
+    assert made.thresholds(0).unknown == math.inf
+    assert made.thresholds(max_errors=None).probability == 0.0
+
+
+@given(st.integers(0, 10**6), st.floats(0.05, 0.6))
+def test_a_larger_coverage_never_has_smaller_sets(seed: int, coverage: float) -> None:
+    made = rule(seed, shots=20)
+    ranked = {"a": 0.6, "b": 0.3, "c": 0.1}
+    small = made.thresholds(coverage=coverage).select(ranked)
+    large = made.thresholds(coverage=min(coverage * 1.5, 0.95)).select(ranked)
+    assert small is not None
+    assert large is not None
+    assert set(small) <= set(large)
+    assert small[0] == "a"
+
+
+@pytest.mark.parametrize(("shots", "coverage"), [(9, 0.9), (25, 0.9), (50, 0.8), (40, 0.95)])
+def test_sets_cover_what_they_promise_on_exchangeable_data(shots: int, coverage: float) -> None:
+    """Averaged over calibration shots and one new image each, as the guarantee says."""
+    rng = np.random.default_rng(shots)
+    hits, trials, labels = 0, 4000, list(range(6))
+    for _ in range(trials):
+        p = rng.dirichlet(np.full(6, 0.3), shots + 1)
+        true = np.array([rng.choice(6, p=row) for row in p])
+        own = p[np.arange(shots + 1), true].astype(np.float32)
+        t = from_own(own[:-1]).thresholds(coverage=coverage)
+        order = np.argsort(-p[-1])
+        ranked = {labels[i]: float(np.float32(p[-1, i])) for i in order}
+        hits += int(true[-1]) in (t.select(ranked) or ())
+    assert hits / trials > coverage - 3 * math.sqrt(coverage * (1 - coverage) / trials)
+
+
+@pytest.mark.parametrize(("shots", "reject"), [(9, 0.1), (30, 0.2), (45, 0.05)])
+def test_known_images_are_rejected_no_more_often_than_allowed(shots: int, reject: float) -> None:
+    rng = np.random.default_rng(shots)
+    trials, rejected = 4000, 0
+    for _ in range(trials):
+        scores = rng.normal(size=shots + 1)
+        # Two equal shots, no background: the score is -1 - ENERGY * energy.
+        vectors = np.eye(2, dtype=np.float32)[[0] * shots]
+        energy = (-scores[:-1] / ENERGY).astype(np.float32)
+        made = DecisionRule(vectors, vectors[:0], np.arange(shots), energy, energy, energy)
+        rejected += scores[-1] - 1 > made.thresholds(reject).unknown
+    share = (shots + 1 - math.ceil(round((shots + 1) * (1 - reject), 9))) / (shots + 1)
+    expected = share if math.ceil((shots + 1) * (1 - reject)) <= shots else 1 / (shots + 1)
+    assert rejected / trials == pytest.approx(expected, abs=0.02)
+    assert expected <= reject + 1e-9
+
+
+def test_too_few_shots_for_a_coverage_is_said() -> None:
+    with pytest.raises(InputError, match=r"coverage=0\.95 needs 19 .*has 9 .*at most 90 %"):
+        from_own(np.linspace(0.1, 0.9, 9)).thresholds(coverage=0.95)
+    assert from_own(np.linspace(0.1, 0.9, 9)).thresholds(coverage=0.9).set is not None
+    one_shot = MIVClassifier(Recipe(steps=1)).fit(np.eye(3, 8), ["a", "b", "c"])
+    with pytest.raises(InputError, match=r"has 0 .*no coverage can be guaranteed"):
+        one_shot.predict(np.eye(3, 8), coverage=0.5)
+
+
+@pytest.mark.parametrize("value", [0, 1, 1.0, -0.1, 2, math.nan, "0.9", True])
+def test_coverage_outside_zero_and_one(value: object) -> None:
+    with pytest.raises(InputError, match="coverage must be between 0 and 1"):
+        rule().thresholds(coverage=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["reject", "max_errors"])
+@pytest.mark.parametrize("value", [1.5, -0.1, math.nan, "5%"])
+def test_shares_outside_zero_and_one(name: str, value: object) -> None:
+    with pytest.raises(InputError, match=f"{name} must be between 0 and 1"):
+        rule().thresholds(**{name: value})
+
+
+def test_background_of_another_backbone() -> None:
+    with pytest.raises(InputError, match=r"shape \(3, 9\), expected \(images, 8\)"):
+        rule().with_background(np.ones((3, 9), np.float32))
+
+
+def test_a_prediction_without_thresholds_has_its_class_as_decision() -> None:
+    classes, p = np.array(["cat", "dog"]), np.array([[0.2, 0.8], [0.6, 0.4]])
+    plain = predictions(["x", "y"], classes, p)
+    assert [each.decision for each in plain] == ["dog", "cat"]
+    assert [each.unknown for each in plain] == [None, None]
+    assert plain[0].prediction_set is None
+    strict = Thresholds(unknown=0.0, probability=0.7, set=0.3)
+    decided = predictions(["x", "y"], classes, p, np.array([-1.0, -1.0]), strict)
+    assert [each.decision for each in decided] == ["dog", UNSURE]
+    assert [each.prediction_set for each in decided] == [("dog",), ("cat", "dog")]
+    foreign = predictions(["x", "y"], classes, p, np.array([1.0, 1.0]), strict)
+    assert {each.decision for each in foreign} == {NONE}
+
+
+def data(seed: int = 0, ways: int = 4, shots: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(9).normal(size=(ways, 32))
+    y = np.repeat(np.arange(ways), shots)
+    return (centres[y] + 0.4 * rng.normal(size=(len(y), 32))).astype(np.float32), y
+
+
+@pytest.mark.parametrize("method", ["miv", "miv-paper", "ncc", "ridge"])
+def test_foreign_vectors_are_none_of_these(method: str) -> None:
+    X, y = data()
+    names = np.array(["ant", "bee", "cat", "dog"])
+    classifier = make_method(method, random_state=0).fit(X, names[y])
+    new, truth = data(seed=1, shots=30)
+    decisions = classifier.decide(new)
+    given = ~np.isin(decisions, [NONE, UNSURE])
+    assert given.mean() > 0.75
+    assert (decisions[given] == names[truth][given]).mean() > 0.95
+    foreign = np.random.default_rng(5).normal(size=(100, 32)).astype(np.float32)
+    assert (classifier.decide(foreign) == NONE).mean() > 0.9
+    assert not (classifier.decide(foreign, reject=None) == NONE).any()
+
+
+def test_sets_of_a_classifier_hold_its_best_class() -> None:
+    X, y = data()
+    classifier = MIVClassifier(Recipe(steps=2), random_state=0).fit(X, y)
+    sets = classifier.predict(X, coverage=0.9)
+    assert [chosen[0] for chosen in sets] == classifier.predict(X).tolist()
+
+
+def test_scores_do_not_depend_on_the_batch() -> None:
+    X, y = data()
+    classifier = MIVClassifier(Recipe(steps=2), random_state=0).fit(X, y)
+    p, whole = classifier.score_unknown(X)
+    assert np.array_equal(p, classifier.predict_proba(X))
+    alone = [classifier.score_unknown(X[i : i + 1])[1][0] for i in range(len(X))]
+    assert whole == pytest.approx(alone, abs=1e-6)
