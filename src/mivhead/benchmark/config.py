@@ -47,11 +47,14 @@ class BackboneConfig:
         What to load, as in `mivhead.backbones.load_backbone`.
     weights : str, optional
         A checkpoint, as in `mivhead.backbones.load_backbone`.
+    image_size : int, optional
+        Side of its input, as in `mivhead.backbones.load_backbone`.
     """
 
     name: str
     spec: str = ""
     weights: str | None = None
+    image_size: int | None = None
 
     @property
     def source(self) -> str:

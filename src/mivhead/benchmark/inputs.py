@@ -97,7 +97,9 @@ class Inputs:
 
 @lru_cache(maxsize=1)
 def _load(config: BackboneConfig, device: str | None) -> Backbone:
-    return load_backbone(config.source, weights=config.weights, device=device)
+    return load_backbone(
+        config.source, weights=config.weights, image_size=config.image_size, device=device
+    )
 
 
 @lru_cache(maxsize=1)

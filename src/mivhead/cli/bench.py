@@ -82,7 +82,12 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
     add_list("--sets", "data sets (default: all in the data folder)")
     add_list("--methods", "names from `miv methods`, or from the configuration")
     add_list("--backbone", "backbones, as for --backbone of `miv fit`")
-    group.add_argument("--weights", metavar="FILE", help="checkpoint; only with a single backbone")
+    group.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="checkpoint; only with a single backbone (random: untrained weights for all, to try)",
+    )
+    options.add_image_size(group)
     add_list("--protocol", "'varying', or ways and shots such as '5-way 1-shot'", _protocols)
     group.add_argument("--tasks", type=options.positive, metavar="N", help="tasks per data set")
     group.add_argument("--seed", type=options.not_negative, metavar="N", help="random seed")
@@ -231,14 +236,13 @@ def _join(args: argparse.Namespace) -> RunConfig:
     document |= changes
     document["methods"] = _on_given(document["methods"], known, args.backbone)
     config = read_config(document)
-    if args.weights is None:
-        return config
-    if len(config.backbones) > 1:
+    given = {"weights": args.weights, "image_size": args.image_size}
+    changed = {key: value for key, value in given.items() if value is not None}
+    if len(config.backbones) > 1 and changed and changed != {"weights": "random"}:
         names = ", ".join(backbone.name for backbone in config.backbones)
-        raise InputError(
-            f"--weights {args.weights} may belong to any of {names}: choose one with --backbone."
-        )
-    return replace(config, backbones=(replace(config.backbones[0], weights=args.weights),))
+        option = "--image-size" if args.weights is None else f"--weights {args.weights}"
+        raise InputError(f"{option} may belong to any of {names}: choose one with --backbone.")
+    return replace(config, backbones=tuple(replace(b, **changed) for b in config.backbones))
 
 
 def _pick(names: list[str] | None, entries: list[dict[str, Any]]) -> list[Any] | None:
