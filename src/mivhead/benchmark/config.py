@@ -252,10 +252,13 @@ class TableInfo:
         In one line.
     paper : str, default=""
         Which tables and figures of the paper it reproduces, by their labels there.
+    hours : float, optional
+        Hours of one core for all sets and tasks, estimated by `miv bench run NAME --dry-run`.
     """
 
     title: str
     paper: str = ""
+    hours: float | None = None
 
 
 def describe_table(name: str) -> TableInfo:
