@@ -73,8 +73,8 @@ BACKBONES = {
 }
 PAPER = [name for name in list_tables() if describe_table(name).paper]
 ROWS = [
-    *("Omniglot", "Birds", "Textures", "Fungi", "VGG Flower", "Traffic Sign", "MSCOCO"),
-    *("Aircraft", "Quick Draw", "MNIST", "CIFAR-10", "CIFAR-100", "CropDisease", "EuroSAT"),
+    *("Omniglot", "Aircraft", "Birds", "Textures", "Quick Draw", "Fungi", "VGG Flower"),
+    *("Traffic Sign", "MSCOCO", "MNIST", "CIFAR-10", "CIFAR-100", "CropDisease", "EuroSAT"),
     *("ISIC", "ChestX", "Food101", "Average (MD)", "Average (MD+)"),
 ]
 

@@ -85,7 +85,7 @@ def join(*arguments):
 def test_weights_belong_to_one_backbone():
     (backbone,) = join("main", "--backbone", "dino_resnet50", "--weights", "my.pth").backbones
     assert (backbone.name, backbone.weights) == ("dino_resnet50", "my.pth")
-    with pytest.raises(InputError, match="any of resnet50, deit_small, .*: choose one"):
+    with pytest.raises(InputError, match=r"any of resnet50, deit_small, .*: choose one"):
         join("main", "--weights", "my.pth")
 
 

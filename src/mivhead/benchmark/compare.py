@@ -24,6 +24,11 @@ from mivhead.errors import InputError, check_one_of
 
 LEVEL = 0.01  # significance level of the paper's tests
 NORMAL_95 = 1.96
+PRINTED = (  # the order of the paper's tables
+    *("omniglot", "aircraft", "cu_birds", "dtd", "quickdraw", "fungi", "vgg_flower"),
+    *("traffic_sign", "mscoco", "mnist", "cifar10", "cifar100", "CropDisease", "EuroSAT"),
+    *("ISIC", "ChestX", "Food101"),
+)
 BENCHMARKS = {
     "MD": tuple(each.name for each in SETS if each.benchmark == "MD"),
     "MD+": tuple(each.name for each in SETS if each.benchmark is not None),
@@ -371,11 +376,11 @@ class Comparison:
         """Average over MD, MD+ and all sets of the run, without repeating the same sets."""
         here = {info.name: name for name in self.sets if (info := find_declared(name)) is not None}
         wanted = {title: {m: here.get(m) for m in names} for title, names in BENCHMARKS.items()}
-        found: dict[tuple[str, ...], Average] = {}
+        found: dict[frozenset[str], Average] = {}
         for title, members in (wanted | {"all sets": {s: s for s in self.sets}}).items():
             average = self._average(title, members)
             if average.sets:
-                found.setdefault(average.sets, average)
+                found.setdefault(frozenset(average.sets), average)
         return list(found.values())
 
     def _average(self, title: str, members: dict[str, str | None]) -> Average:
@@ -493,8 +498,8 @@ def _state(results: Sequence[Result]) -> State:
 
 
 def _in_paper_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Put the paper's sets first, in its order, and keep the order of the others."""
-    order = {each.name: place for place, each in enumerate(SETS)}
+    """Put the paper's sets first, in the order of its tables; keep the order of the others."""
+    order = {name: place for place, name in enumerate(PRINTED)}
 
     def place(name: str) -> int:
         info = find_declared(name)

@@ -72,8 +72,9 @@ def make_sections(
     for comparison in found:
         by_protocol.setdefault(comparison.protocol, []).append(comparison)
     series = [(c, each) for c in found for each in accuracy.find_series(c)]
+    across = _across_backbones(results, comparisons)
     sections = [
-        _across_backbones(results, comparisons),
+        *([across] if comparisons else []),  # the table that was asked for comes first
         ReportSection(
             "Accuracy",
             (*map(accuracy.accuracy_table, by_protocol.values()), accuracy.rank_table(found)),
@@ -83,6 +84,7 @@ def make_sections(
                 *_each(charts.task_scatter, found),
             ),
         ),
+        *([] if comparisons else [across]),
         ReportSection("Paired tests", _each(accuracy.paired_table, found)),
         ReportSection(
             "The paper's figures",
