@@ -1,5 +1,6 @@
 """`FewShotClassifier`: images in, names out."""
 
+import io
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 
 import mivhead
 from mivhead import FewShotClassifier, Preset
@@ -293,3 +295,58 @@ def test_extraction_leaves_a_core_to_the_decoder(
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_file_object_is_one_image(shots: Path, queries: Path) -> None:
+    """As an upload handler passes it."""
+    classifier = FewShotClassifier(TinyBackbone()).fit_folder(shots)
+    path = queries / "red" / "0.png"
+    expected = classifier.predict_proba(path)
+    with path.open("rb") as opened:
+        np.testing.assert_array_equal(classifier.predict_proba(opened), expected)
+    uploaded = io.BytesIO(path.read_bytes())
+    assert [p.label for p in classifier.classify(uploaded, skip_bad=True)] == ["red"]
+    pair = [io.BytesIO(path.read_bytes()), path.open("rb")]
+    with pair[1]:
+        assert len(classifier.classify(pair, skip_bad=True)) == 2
+    assert classifier.skipped_ == []
+
+
+def test_a_classifier_that_is_not_fitted_says_so(queries: Path, tmp_path: Path) -> None:
+    image = queries / "red" / "0.png"
+    for call in ("predict", "predict_proba", "classify"):
+        with pytest.raises(NotFittedError):
+            getattr(FewShotClassifier(), call)(image)
+    with pytest.raises(NotFittedError):
+        FewShotClassifier().score([image], ["red"])
+    for model in (FewShotClassifier(), mivhead.MIVClassifier()):
+        with pytest.raises(NotFittedError):
+            mivhead.save(model, tmp_path / "model.miv")
+    assert not (tmp_path / "model.miv").exists()
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), np.float64("nan")])
+def test_a_missing_label_is_an_error_that_names_it(missing: object) -> None:
+    images = [np.zeros((8, 8, 3), np.uint8)] * 3
+    with pytest.raises(InputError, match=r"labels\[1\] is missing \((None|nan)\)"):
+        FewShotClassifier(TinyBackbone()).fit(images, ["cat", missing, "dog"])
+    X = np.eye(3, 8, dtype=np.float32)
+    for labels in (["cat", missing, "dog"], np.array(["cat", missing, "dog"], object)):
+        with pytest.raises(InputError, match=r"y\[1\] is missing"):
+            mivhead.MIVClassifier().fit(X, labels)
+
+
+@pytest.mark.parametrize("labels", [[True, False, True], [1.0, 2.0, 1.0], [1, 2, 1]])
+def test_labels_that_fit_can_be_saved(labels: list[object], tmp_path: Path) -> None:
+    images = list(np.random.default_rng(0).integers(0, 255, (3, 24, 24, 3), np.uint8))
+    classifier = FewShotClassifier(TinyBackbone()).fit(images, labels)
+    classifier.save(tmp_path / "model.miv")
+    loaded = mivhead.load(tmp_path / "model.miv", backbone=TinyBackbone())
+    assert loaded.classes_.tolist() == classifier.classes_.tolist()
+    assert loaded.classes_.dtype == classifier.classes_.dtype
+    assert loaded.predict(images).tolist() == classifier.predict(images).tolist()
+
+
+def test_training_shows_progress_only_if_verbose() -> None:
+    assert FewShotClassifier().make_classifier().verbose
+    assert not FewShotClassifier(verbose=False).make_classifier().verbose

@@ -107,9 +107,8 @@ def test_integers_are_valid_classes(tmp_path: Path) -> None:
 
 
 def test_other_classes_are_refused_with_advice(tmp_path: Path) -> None:
-    classifier = MIVClassifier(Recipe(steps=1)).fit(
-        np.eye(4, 8), np.array(0.5) != [0.5, 0.5, 1.0, 1.0]
-    )
+    classifier = MIVClassifier(Recipe(steps=1)).fit(np.eye(4, 8), [0, 0, 1, 1])
+    classifier.classes_ = np.array([0, "one"], object)
     with pytest.raises(InputError, match="convert the labels to strings"):
         mivhead.save(classifier, tmp_path / "m.miv")
 
@@ -557,6 +556,8 @@ DECISIONS: dict[str, tuple[dict[str, Any], str]] = {
     "count": ({"tensors": {"decision.own": torch.ones(3)}}, "do not fit"),
     "rows": ({"tensors": {"decision.rows": torch.tensor([1, 2, 4, 6])}}, "do not fit"),
     "negative": ({"tensors": {"decision.rows": torch.tensor([1, 2, 4, -1])}}, "do not fit"),
+    "labels": ({"tensors": {"decision.labels": torch.tensor([0, 1, 1, 2, 3, 4])}}, "do not fit"),
+    "other": ({"meta": {"decision.v1": {"weight": 0.1, "other": 4}}}, "do not fit"),
     "channels": ({"tensors": {"decision.background": torch.ones(1, 9).half()}}, "do not fit"),
 }
 

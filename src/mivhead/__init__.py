@@ -1,6 +1,8 @@
 """Few-shot image classification on frozen, black-box backbones.
 
-The names below are loaded on first use, so that `import mivhead` costs nothing.
+The names below, and the modules `backbones`, `benchmark`, `datasets`, `diagnostics`, `errors`,
+`extraction`, `images`, `methods` and `stores`, are loaded on first use, so that `import mivhead`
+costs nothing.
 """
 
 from typing import TYPE_CHECKING
@@ -10,24 +12,53 @@ from mivhead._threads import wait_passively
 from mivhead._version import __version__
 
 if TYPE_CHECKING:
+    from mivhead import (
+        backbones,
+        benchmark,
+        datasets,
+        diagnostics,
+        errors,
+        extraction,
+        images,
+        methods,
+        stores,
+    )
+    from mivhead._load import load
     from mivhead.classifier import MIVClassifier
-    from mivhead.features import Features
+    from mivhead.errors import MivError
+    from mivhead.features import Features, FeatureTable
     from mivhead.fewshot import FewShotClassifier
     from mivhead.head.recipe import Recipe
-    from mivhead.model_file import load, save
+    from mivhead.images.augmentation import Augmentation
+    from mivhead.model_file import changing, save
+    from mivhead.prediction import Prediction
     from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 __all__ = [
+    "Augmentation",
     "BlockPreset",
+    "FeatureTable",
     "Features",
     "FewShotClassifier",
     "MIVClassifier",
+    "MivError",
+    "Prediction",
     "Preprocessing",
     "Preset",
     "Recipe",
     "__version__",
+    "backbones",
+    "benchmark",
+    "changing",
+    "datasets",
+    "diagnostics",
+    "errors",
+    "extraction",
+    "images",
     "load",
+    "methods",
     "save",
+    "stores",
 ]
 
 wait_passively()  # OpenMP reads its settings once, when PyTorch is loaded
@@ -35,11 +66,16 @@ wait_passively()  # OpenMP reads its settings once, when PyTorch is loaded
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "_load": "load",
         "classifier": "MIVClassifier",
-        "features": "Features",
+        "errors": "MivError",
+        "features": "FeatureTable Features",
         "fewshot": "FewShotClassifier",
         "head.recipe": "Recipe",
-        "model_file": "load save",
+        "images.augmentation": "Augmentation",
+        "model_file": "changing save",
+        "prediction": "Prediction",
         "preset": "BlockPreset Preprocessing Preset",
     },
+    modules="backbones benchmark datasets diagnostics errors extraction images methods stores",
 )

@@ -192,8 +192,10 @@ def check_format(path: str | Path, meta: Mapping[str, Any], newest: int) -> None
         )
 
 
-def write_text(path: str | Path, text: str) -> None:
+def write_text(path: str | Path, text: str, errors: str = "strict") -> None:
     """Write a text file, atomically; missing folders are created.
+
+    `errors` says what happens to characters that UTF-8 cannot encode, as for `open`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -202,4 +204,13 @@ def write_text(path: str | Path, text: str) -> None:
     '{}'
     """
     with replacing(path, make_folders=True) as part:
-        part.write_text(text, encoding="utf-8", newline="\n")
+        part.write_text(text, encoding="utf-8", errors=errors, newline="\n")
+
+
+def is_exported(path: object) -> bool:
+    """Tell whether a path names an exported model, by its suffix.
+
+    >>> is_exported("birds.onnx"), is_exported("birds.miv")
+    (True, False)
+    """
+    return str(path).lower().endswith(".onnx")

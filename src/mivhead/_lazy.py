@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from mivhead._optional import explain_missing
+
 
 def lazy(
-    package: str, homes: Mapping[str, str]
+    package: str, homes: Mapping[str, str], *, modules: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Make the `__getattr__` and the `__dir__` of a package.
 
@@ -20,6 +22,8 @@ def lazy(
         Its `__name__`.
     homes : mapping of str to str
         Modules of the package, such as `"pipeline"`, and the names in each, separated by spaces.
+    modules : str, default=""
+        Modules that are public themselves, separated by spaces.
 
     Returns
     -------
@@ -36,8 +40,13 @@ def lazy(
     home_of = {name: f"{package}.{home}" for home, names in homes.items() for name in names.split()}
 
     def get(name: str) -> Any:
+        if name in modules.split():
+            return import_module(f"{package}.{name}")
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(home_of[name]), name)
+        try:
+            return getattr(import_module(home_of[name]), name)
+        except ModuleNotFoundError as error:
+            raise explain_missing(error) or error from None
 
-    return get, lambda: sorted(home_of)
+    return get, lambda: sorted({*home_of, *modules.split()})

@@ -1,9 +1,11 @@
-"""Progress bars, shown after two seconds and only in a terminal."""
+"""Progress bars, shown after two seconds, in a terminal or a notebook."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ DELAY = 2.0  # seconds before a bar appears
 def progress_bar(
     description: str, total: int | None, *, show: bool | None = None, unit: str = "image"
 ) -> Iterator[Callable[[int], Any]]:
-    """Yield a function that advances a progress bar on stderr by a number of items.
+    """Yield a function that advances a progress bar by a number of items.
 
     Parameters
     ----------
@@ -25,8 +27,8 @@ def progress_bar(
     total : int or None
         Number of items; None if unknown.
     show : bool, default=None
-        False never shows the bar. None and True show it if stderr is a terminal and the work takes
-        more than two seconds.
+        False never shows the bar. None and True show it if the work takes more than two seconds: in
+        a notebook, and on stderr if that is a terminal.
     unit : str, default="image"
         Name of an item.
 
@@ -39,7 +41,19 @@ def progress_bar(
     from tqdm import tqdm
 
     hidden = True if show is False else None  # None: tqdm checks whether stderr is a terminal
+    if hidden is None and in_notebook():
+        hidden = False
+        if find_spec("ipywidgets") is not None:
+            from tqdm.notebook import tqdm
     with tqdm(
         total=total, desc=description, unit=unit, delay=DELAY, disable=hidden, leave=False
     ) as bar:
         yield bar.update
+
+
+def in_notebook() -> bool:
+    """Tell whether the code runs in the kernel of a notebook."""
+    if "IPython" not in sys.modules:
+        return False
+    shell = sys.modules["IPython"].get_ipython()
+    return shell is not None and hasattr(shell, "kernel")

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self, overload
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
@@ -25,16 +26,24 @@ from torch import Tensor
 from mivhead._progress import progress_bar
 from mivhead._schema import check_tensors, from_json, split_tensors, to_json
 from mivhead._threads import shared_cores
-from mivhead.decision import MAX_ERRORS, NONE, REJECT, UNSURE, DecisionRule
-from mivhead.ensemble.descriptors import compute_descriptors
+from mivhead.decision import MAX_ERRORS, REJECT, DecisionRule
+from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.ensemble.stacking import BATCH, FOLDS, Ensemble, out_of_fold_cosines
-from mivhead.errors import InputError
-from mivhead.features import Block, Features, SupportSet, layout_to_json, read_layout
+from mivhead.errors import InputError, check_no_missing
+from mivhead.features import (
+    Block,
+    Features,
+    SupportSet,
+    blocks_of,
+    layout_to_json,
+    read_layout,
+)
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
 from mivhead.head.logits import combine
 from mivhead.head.recipe import DEFAULT_RECIPE, BlockConfig, Recipe, resolve_blocks, resolve_recipe
 from mivhead.head.training import fit_head
+from mivhead.prediction import predictions
 from mivhead.preset import BlockPreset, Preset
 
 
@@ -109,21 +118,62 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self : object
             The fitted classifier.
         """
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        return self._fit_seeded(X, y, views, view_of, seed)
+
+    def _fit_seeded(
+        self, X: Any, y: ArrayLike, views: Any, view_of: ArrayLike | None, seed: int
+    ) -> Self:
         features = self._as_features(X, reset=True)
         labels = self._encode(y, len(features))
         extra, rows = self._check_views(views, view_of, features)
         order = np.argsort(labels, kind="stable")
         place = np.argsort(order)  # position of each image in that order
         support = SupportSet(features[order], labels[order], extra, place[rows])
-        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.seed_ = seed
         with shared_cores():
-            self._fit(support, self.seed_)
+            self._fit(support, seed)
         self.decision_ = self._make_rule(support)
         return self
 
+    def refitted(
+        self, X: Any, y: ArrayLike, *, views: Any = None, view_of: ArrayLike | None = None
+    ) -> Self:
+        """Fit a copy to another support set, with the same settings and the same random seed.
+
+        Unlike a clone, a copy of a classifier from a model file has its settings for each block.
+
+        Parameters
+        ----------
+        X, y, views, view_of
+            As for `fit`.
+
+        Returns
+        -------
+        object
+            A new classifier; this one stays as it is.
+        """
+        check_is_fitted(self, "classes_")
+        return self._unfitted()._fit_seeded(X, y, views, view_of, self.seed_)
+
+    def _unfitted(self) -> Self:
+        """Return a copy that fits as this classifier was fitted."""
+        copy: Self = clone(self)
+        return copy
+
+    @property
+    def _stored_support(self) -> Features | None:
+        """The features of the support images, if they are part of the fitted state."""
+        return None
+
+    @property
+    def _view_blocks(self) -> list[int]:
+        """The blocks of the features whose views matter."""
+        return list(range(len(blocks_of(self.layout_))))
+
     def _make_rule(self, support: SupportSet) -> DecisionRule:
         """Make the decision rule after `_fit`: by distances alone, as no shot was left out."""
-        vectors = mean_vectors(support.features)
+        vectors = _vectors(support.features)
         return DecisionRule.fit(vectors, support.labels, None, None, weight=0.0)
 
     def logits(self, X: Any) -> Tensor:
@@ -219,11 +269,13 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             best = self.logits(X).argmax(dim=1).numpy(force=True)
             chosen: NDArray[Any] = self.classes_[best]
             return chosen
-        thresholds, names = self._rule().thresholds(coverage=coverage), self.classes_.tolist()
-        return [
-            thresholds.select({names[c]: row[c] for c in np.argsort(-row, kind="stable")}) or ()
-            for row in self.predict_proba(X)
-        ]
+        thresholds, probabilities = (
+            self._rule().thresholds(coverage=coverage),
+            self.predict_proba(X),
+        )
+        ids = [""] * len(probabilities)
+        found = predictions(ids, self.classes_, probabilities, None, thresholds)
+        return [each.prediction_set or () for each in found]
 
     def score_unknown(
         self, X: Any
@@ -249,7 +301,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             probabilities = torch.softmax(logits, dim=1).numpy(force=True)
             if self.decision_ is None:
                 return probabilities, None
-            vectors = mean_vectors(features)
+            vectors = _vectors(features)
         return probabilities, self.decision_.unknown(logits.numpy(force=True), vectors)
 
     def decide(
@@ -276,9 +328,10 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         thresholds = self._rule().thresholds(reject, max_errors)
         probabilities, unknown = self.score_unknown(X)
         assert unknown is not None, "there is a rule"
-        decisions: NDArray[Any] = self.classes_.astype(object)[probabilities.argmax(axis=1)]
-        decisions[probabilities.max(axis=1) < thresholds.probability] = UNSURE
-        decisions[unknown > thresholds.unknown] = NONE
+        ids = [""] * len(probabilities)
+        found = predictions(ids, self.classes_, probabilities, unknown, thresholds)
+        decisions = np.empty(len(found), object)
+        decisions[:] = [each.decision for each in found]
         return decisions
 
     def _rule(self) -> DecisionRule:
@@ -289,6 +342,20 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 "there are no thresholds: fit it again."
             )
         return self.decision_
+
+    def save(self, path: str | Path) -> None:
+        """Write the classifier to one file, which `mivhead.load` reads.
+
+        The file contains features of the support images: treat it like the images themselves.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file to write.
+        """
+        from mivhead.model_file import save
+
+        save(self, path)
 
     def _as_features(self, X: Any, *, reset: bool) -> Features:
         """Convert to `Features` and check the layout; with `reset`, remember it instead."""
@@ -311,6 +378,8 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def _encode(self, y: ArrayLike, n: int) -> NDArray[np.int64]:
         if y is None:
             raise InputError("This classifier requires y to be passed, but the target y is None.")
+        if isinstance(y, Iterable):  # before NumPy makes strings of None and NaN
+            check_no_missing("y", y)
         values = column_or_1d(y, warn=True)
         if values.dtype.kind == "f":
             assert_all_finite(values, input_name="y")
@@ -347,10 +416,9 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return extra.divide(self.scale_) if len(rows) else None, rows.astype(np.int64)
 
 
-def mean_vectors(features: Features) -> NDArray[np.floating[Any]]:
-    """Mean vectors (image, channel) of the deepest block, of length 1."""
-    (_, vectors), *_ = compute_descriptors(features.blocks[-1], None, ["mean"])
-    return vectors.numpy(force=True)
+def _vectors(features: Features) -> NDArray[np.floating[Any]]:
+    """Mean vectors (image, channel) of the deepest block, of length 1, for decisions."""
+    return mean_vectors(features.blocks[-1]).numpy(force=True)
 
 
 def _is_blocks(X: Any) -> bool:
@@ -470,7 +538,7 @@ class MIVClassifier(FeatureClassifier):
         if self.ensemble_ is None or self.head_.recipe.vote != "stacked":
             return super()._make_rule(support)
         logits, rows = self.ensemble_.left_out or (None, None)
-        return DecisionRule.fit(mean_vectors(support.features), support.labels, logits, rows)
+        return DecisionRule.fit(_vectors(support.features), support.labels, logits, rows)
 
     def _set_fitted(
         self,
@@ -488,6 +556,23 @@ class MIVClassifier(FeatureClassifier):
         self.bags_ = Bags.from_shots(shots, support.device)
         with torch.inference_mode():
             self.embedded_ = head.embed(head.prepare(support))
+
+    def _unfitted(self) -> Self:
+        copy = super()._unfitted()
+        fields = ("pool_sizes", "native", "form", "tau", "heads", "plain")
+        presets = [BlockPreset(**{name: getattr(b, name) for name in fields}) for b in self.blocks_]
+        unused = len(blocks_of(self.layout_)) - len(presets)  # by a recipe with `last_blocks`
+        copy.preset = (*(BlockPreset() for _ in range(unused)), *presets)
+        return copy
+
+    @property
+    def _stored_support(self) -> Features:
+        return self.support_
+
+    @property
+    def _view_blocks(self) -> list[int]:
+        unused = len(blocks_of(self.layout_)) - len(self.blocks_)
+        return [unused + i for i in self.head_.taken]
 
     @property
     def _used_scale(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ with the traceback if `--debug` is given.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -29,6 +30,22 @@ class ModelFileError(InputError):
 
 class NotAvailableError(MivError, RuntimeError):
     """Something required is missing: a package, weights, a writable disk."""
+
+
+def check_no_missing(name: str, values: Iterable[object]) -> None:
+    """Raise an error if a label is missing: None, NaN, or pandas' NA or NaT.
+
+    >>> check_no_missing("labels", ["cat", None])
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.InputError: labels[1] is missing (None): leave out the images without a label.
+    """
+    for row, value in enumerate(values):
+        not_a_number = isinstance(value, float) and math.isnan(value)
+        if value is None or not_a_number or type(value).__name__ in ("NAType", "NaTType"):
+            raise InputError(
+                f"{name}[{row}] is missing ({value}): leave out the images without a label."
+            )
 
 
 def check_one_of(name: str, value: object, allowed: Iterable[str]) -> None:

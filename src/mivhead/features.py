@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -380,6 +381,15 @@ def _patches_to_map(patches: Tensor) -> Tensor:
     return patches.transpose(1, 2).reshape(n, channels, height, width)
 
 
+def blocks_of(layout: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """List the names of the blocks in a layout.
+
+    >>> blocks_of({"block0.map": (8, 2, 2), "block0.token": (8,), "block1.token": (8,)})
+    ['block0', 'block1']
+    """
+    return list(dict.fromkeys(name.partition(".")[0] for name in layout))
+
+
 def layout_to_json(layout: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]]:
     """Write a layout of features as plain values."""
     return {name: list(shape) for name, shape in layout.items()}
@@ -450,6 +460,7 @@ class SupportSet:
 
 _VIEWS = "views."
 _VIEW_OF = "view_of"
+_PICTURES = "pictures"
 
 
 @dataclass(frozen=True, eq=False)
@@ -472,6 +483,12 @@ class FeatureTable:
         For each view, the row of the image that it was made from.
     backbone : dict or None, default=None
         Identity of the backbone as JSON, if it is known.
+    hashes : tuple of str or None, default=None
+        SHA-256 of the content of each image.
+    pictures : tuple of bytes or None, default=None
+        Each image as the backbone sees it: a small square, in a lossless format.
+    view_rule : dict or None, default=None
+        How the views were made: a `mivhead.images.augmentation.ViewRule` as JSON.
 
     Examples
     --------
@@ -487,9 +504,13 @@ class FeatureTable:
     views: Features | None = None
     view_of: NDArray[np.int64] | None = None
     backbone: dict[str, Any] | None = None
+    hashes: tuple[str, ...] | None = None
+    pictures: tuple[bytes, ...] | None = None
+    view_rule: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name, column in (("ids", self.ids), ("labels", self.labels)):
+        for name in ("ids", "labels", "hashes", "pictures"):
+            column = getattr(self, name)
             if column is not None and len(column) != len(self.features):
                 raise InputError(f"{len(self.features)} images, but {len(column)} {name}.")
         if (self.views is None) != (self.view_of is None):
@@ -509,7 +530,17 @@ class FeatureTable:
         if self.views is not None and self.view_of is not None:
             tensors |= {_VIEWS + name: tensor for name, tensor in self.views.tensors.items()}
             tensors[_VIEW_OF] = torch.as_tensor(self.view_of)
-        meta = {"ids": self.ids, "labels": self.labels, "backbone": self.backbone}
+        meta: dict[str, Any] = {
+            "ids": self.ids,
+            "labels": self.labels,
+            "backbone": self.backbone,
+        }
+        for name in ("hashes", "view_rule"):
+            if getattr(self, name) is not None:
+                meta[name] = getattr(self, name)
+        if self.pictures is not None:
+            tensors[_PICTURES] = join_bytes(self.pictures)
+            meta["pictures"] = [len(each) for each in self.pictures]
         write_features_file(path, tensors, meta)
 
     @classmethod
@@ -518,6 +549,7 @@ class FeatureTable:
         tensors, meta = read_features_file(path)
         try:
             view_of = tensors.pop(_VIEW_OF, None)
+            pictures = tensors.pop(_PICTURES, None)
             views = {k.removeprefix(_VIEWS): tensors.pop(k) for k in list(tensors) if _VIEWS in k}
             features = Features.from_tensors(tensors)
             default_ids = [str(row) for row in range(len(features))]
@@ -528,6 +560,9 @@ class FeatureTable:
                 Features.from_tensors(views) if views else None,
                 None if view_of is None else _rows(view_of, len(features)),
                 meta.get("backbone"),
+                None if meta.get("hashes") is None else _strings(meta["hashes"], "hashes"),
+                None if pictures is None else _bytes(pictures, meta.get("pictures")),
+                meta.get("view_rule"),
             )
         except InputError as error:
             raise ModelFileError(f"{path} is corrupted: {error}") from error
@@ -537,6 +572,30 @@ def _strings(value: Any, name: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise InputError(f"{name} must be a list of strings.")
     return tuple(value)
+
+
+def join_bytes(parts: Iterable[bytes]) -> Tensor:
+    """Join files, such as small pictures, to one tensor."""
+    return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
+
+
+def split_bytes(data: Tensor, lengths: Iterable[int]) -> list[bytes]:
+    """Split what `join_bytes` joined; raise an error if the lengths do not fit.
+
+    >>> split_bytes(join_bytes([b"cat", b"", b"dog"]), [3, 0, 3])
+    [b'cat', b'', b'dog']
+    """
+    ends = np.cumsum([0, *lengths]).tolist()
+    if data.dtype != torch.uint8 or data.shape != (ends[-1],) or sorted(ends) != ends:
+        raise InputError("The pictures do not fit their lengths.")
+    joined = data.numpy().tobytes()
+    return [joined[start:end] for start, end in pairwise(ends)]
+
+
+def _bytes(data: Tensor, lengths: Any) -> tuple[bytes, ...]:
+    if not isinstance(lengths, list) or not all(type(each) is int for each in lengths):
+        raise InputError("pictures must be a list of lengths.")
+    return tuple(split_bytes(data, lengths))
 
 
 def _rows(view_of: torch.Tensor, images: int) -> NDArray[np.int64]:

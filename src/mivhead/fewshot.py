@@ -8,11 +8,12 @@ Everything else is the same for all methods.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, overload
+from typing import Any, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,9 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from mivhead._progress import progress_bar
+from mivhead._schema import to_json
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
+from mivhead.backbones.background import background_vectors
 from mivhead.backbones.base import (
     Backbone,
     Identity,
@@ -34,12 +37,18 @@ from mivhead.backbones.base import (
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.preprocessing import preprocess, to_pixels
 from mivhead.decision import MAX_ERRORS, REJECT, DecisionRule, Thresholds
-from mivhead.errors import InputError
+from mivhead.errors import InputError, check_no_missing
 from mivhead.extraction.cache import FeatureCache, open_cache
-from mivhead.extraction.pipeline import PART, LoadedImage, extract_table, iter_features
+from mivhead.extraction.pipeline import (
+    PART,
+    LoadedImage,
+    extract_table,
+    extract_views,
+    iter_features,
+)
 from mivhead.features import Features, FeatureTable
 from mivhead.head.recipe import Recipe
-from mivhead.images.augmentation import NO_VIEWS, Augmentation, ViewPlan, plan_views
+from mivhead.images.augmentation import NO_VIEWS, Augmentation, ViewPlan, ViewRule
 from mivhead.images.decoding import ImageLike
 from mivhead.images.imageset import (
     ImageSet,
@@ -53,10 +62,13 @@ from mivhead.images.sources import as_image_set, open_labelled
 from mivhead.methods.miv import views_rule
 from mivhead.methods.registry import Classifier, get_method, make_method, method_name
 from mivhead.methods.tuning.base import Network, Pixels
-from mivhead.prediction import Prediction, predictions
+from mivhead.prediction import Prediction, Predictions, predictions
 from mivhead.preset import Preset
+from mivhead.shots import Change, Shots
 
-__all__ = ["FewShotClassifier", "Prediction"]
+MAX_SHOWN = 8  # classes that the short form of a model names
+
+__all__ = ["FewShotClassifier", "Prediction", "Predictions"]
 
 
 class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn: untyped
@@ -88,6 +100,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         threshold of the backbone's preset.
     augmentation : Augmentation or None, default=None
         How views are made. None: flip, grayscale and RandAugment, as in the paper.
+    other : object, default="other"
+        A class of this name stands for everything else. It is trained like a class, its images are
+        background for decisions, and it is never predicted as a name: an image of it is "none of
+        these". None: it is a class like all others.
     random_state : int, default=0
         Random seed of the views and of the initial weights.
     device : str or None, default=None
@@ -107,8 +123,22 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         The fitted estimator of the method, such as a `MIVClassifier`.
     identity_ : Identity or None
         The backbone that the features come from; None if it is not known.
+    shots_ : Shots or None
+        The shots: names, classes, hashes, and what later changes need. None for a method that
+        tunes the backbone.
+    history_ : list of Change
+        The changes since the fit, oldest first.
     skipped_ : list of Skipped
         Images that the last call with `skip_bad` left out.
+
+    Notes
+    -----
+    A model may predict in several threads. For several processes use the start method `"spawn"` or
+    `"forkserver"`: `multiprocessing.get_context("spawn")`, or `multiprocessing_context="spawn"` of
+    a PyTorch `DataLoader`. Do not use `"fork"`, Linux's default before Python 3.14: PyTorch's
+    threads do not survive a fork, and a child of a process that has predicted waits for them
+    forever. If a fork cannot be avoided, call `torch.set_num_threads(1)` before the first
+    prediction.
 
     Examples
     --------
@@ -135,6 +165,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         recipe: str | Recipe | None = None,
         threshold: int | None = None,
         augmentation: Augmentation | None = None,
+        other: Any = "other",
         random_state: int = 0,
         device: str | None = None,
         cache: bool | str | Path | None = None,
@@ -148,6 +179,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self.recipe = recipe
         self.threshold = threshold
         self.augmentation = augmentation
+        self.other = other
         self.random_state = random_state
         self.device = device
         self.cache = cache
@@ -170,7 +202,14 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """
         return self._fit_images(label_images(from_images(images), labels), labels)
 
-    def fit_folder(self, path: str | Path, *, skip_bad: bool = False) -> Self:
+    def fit_folder(
+        self,
+        path: str | Path,
+        *,
+        skip_bad: bool = False,
+        label: str | None = None,
+        encoding: str | None = None,
+    ) -> Self:
         """Train on a folder of class folders, a zip of one, or a CSV of paths and labels.
 
         Parameters
@@ -179,13 +218,19 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             The folder, zip or CSV.
         skip_bad : bool, default=False
             Leave out images that cannot be read, and list them in `skipped_`.
+        label : str or None, default=None
+            The column of the labels in a CSV; None: `label` or `class`.
+        encoding : str or None, default=None
+            The encoding of a CSV, such as `"cp1252"`; None: UTF-8.
 
         Returns
         -------
         FewShotClassifier
             Itself.
         """
-        return self._fit_images(open_labelled(path), skip_bad=skip_bad)
+        return self._fit_images(
+            open_labelled(path, label=label, encoding=encoding), skip_bad=skip_bad
+        )
 
     def fit_table(self, table: FeatureTable, labels: Sequence[Any] | None = None) -> Self:
         """Train on features that were extracted before, by `extract` or elsewhere.
@@ -210,12 +255,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         labels = table.labels if labels is None else labels
         if labels is None:
             raise InputError("The table has no labels to learn from.")
+        check_no_missing("labels", labels)
         self._check_params()
         self.__dict__.pop("identity_", None)
         preset, identity = self._origin(table)
-        classifier = self.make_classifier(preset)
-        classifier.fit(table.features, np.asarray(labels), views=table.views, view_of=table.view_of)
-        return self._set_fitted(classifier, identity)
+        return self._fit_table(self.make_classifier(preset), table, labels, identity)
 
     def extract(self, images: Any, *, skip_bad: bool = False) -> FeatureTable:
         """Pass images, and the augmented views of labelled ones, through the frozen backbone.
@@ -231,7 +275,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         Returns
         -------
         FeatureTable
-            Features, ids, labels and views, for `fit_table`, `predict` or a file.
+            Features, ids, labels and views, for `fit_table`, `predict` or a file. Labelled images
+            come with their hashes and small pictures, which a model needs when it is changed.
         """
         images = as_image_set(images)
         check_names(images.ids)  # a table holds them
@@ -239,8 +284,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             self._check_params()
         backbone = self._load_backbone()
         images = self._readable(images, skip_bad)
-        plan = self._plan(images, backbone.preset)
-        return _FeatureReader(backbone, self).table(images, plan)
+        rule = None if images.labels is None else self._view_rule(backbone.preset)
+        return _FeatureReader(backbone, self).table(images, rule)
 
     def classify(
         self,
@@ -250,7 +295,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         reject: float | None = REJECT,
         max_errors: float | None = MAX_ERRORS,
         coverage: float | None = None,
-    ) -> list[Prediction]:
+    ) -> Predictions:
         """Predict names and probabilities, and decide whether a name can be given.
 
         Parameters
@@ -270,17 +315,20 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
         Returns
         -------
-        list of Prediction
-            One per image, in their order.
+        Predictions
+            A list with one `Prediction` per image, in their order. A notebook shows it as a table
+            with thumbnails; `to_frame()` makes it a pandas `DataFrame`.
         """
         thresholds = self.thresholds(reject, max_errors, coverage)
         if (features := self._given_features(images)) is not None:
             ids = images.ids if isinstance(images, FeatureTable) else map(str, range(len(images)))
             probabilities, unknown = self._score(features)
-            return predictions(list(ids), self.classes_, probabilities, unknown, thresholds)
+            return Predictions(
+                predictions(list(ids), self.classes_, probabilities, unknown, thresholds)
+            )
         readable = self._readable(as_image_set(images), skip_bad)
         parts = self.classify_parts(readable, thresholds)
-        return [each for part in parts for each in part]
+        return Predictions((each for part in parts for each in part), readable.load)
 
     def classify_parts(
         self, images: Any, thresholds: Thresholds | None = None
@@ -375,20 +423,150 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         ndarray of shape (n_images,), or list of tuple
             Class labels; or per image a set of them, the most probable first.
         """
+        check_is_fitted(self, "classifier_")
         if coverage is not None:
             return [each.prediction_set or () for each in self.classify(images, coverage=coverage)]
-        chosen: NDArray[Any] = self.classes_[self.predict_proba(images).argmax(axis=1)]
+        probabilities, other = self.predict_proba(images), self.thresholds().other
+        if other is not None:
+            probabilities[:, other] = -1.0  # never a name
+        chosen: NDArray[Any] = self.classes_[probabilities.argmax(axis=1)]
         return chosen
 
-    def save(self, path: str | Path) -> None:
+    def add(
+        self, images: Any, labels: Sequence[Any] | None = None, *, skip_bad: bool = False
+    ) -> Change:
+        """Add shots, of new classes or of classes that the model has.
+
+        Only the new images pass the backbone. The result equals a fit from scratch on all shots,
+        bit for bit; this holds for all changes.
+
+        Parameters
+        ----------
+        images : path, ImageSet, iterable of images, or FeatureTable
+            A folder of class folders, a zip of one, or a CSV of paths and labels; images, with
+            `labels`; or features with labels, of the same backbone.
+        labels : sequence or None, default=None
+            A label per image, if the images do not come with labels.
+        skip_bad : bool, default=False
+            Leave out images that cannot be read, and list them in `skipped_`.
+
+        Returns
+        -------
+        Change
+            What was added; its notes say which images were left out, because they are duplicates.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from mivhead import FewShotClassifier
+        >>> dark, light = np.zeros((32, 32, 3), np.uint8), np.full((32, 32, 3), 255, np.uint8)
+        >>> classifier = FewShotClassifier(threshold=0).fit([dark, light], ["night", "day"])
+        >>> classifier.add([light // 2], ["dusk"]).text
+        'added 1 shot: dusk 1 (a new class)'
+        >>> classifier.predict(light // 2).tolist()
+        ['dusk']
+        """
+        shots = self._own_shots()
+        table = self._labelled_table(images, labels, skip_bad)
+        given = [shots.as_label(label) for label in table.labels or ()]
+        joined, added, notes = shots.add(Shots.from_table(table, given))
+        if not len(added):
+            return Change.now("add", "added nothing", notes)
+        counts = ", ".join(
+            f"{label} {count}" + ("" if label in shots.classes else " (a new class)")
+            for label, count in added.counts.items()
+        )
+        text = f"added {len(added)} {'shot' if len(added) == 1 else 'shots'}: {counts}"
+        return self._change("add", text, joined, notes)
+
+    def remove(self, *names: Any) -> Change:
+        """Remove classes, or single shots.
+
+        Parameters
+        ----------
+        *names : str
+            Classes, or shots by their names in `shots_`; the end of a name, such as `1.jpg`, is
+            enough if only one shot has it.
+
+        Returns
+        -------
+        Change
+            What was removed.
+        """
+        left, classes, singles = self._own_shots().remove([str(name) for name in names])
+        parts = [f"the class {label}" for label in classes] + [f"the shot {n}" for n in singles]
+        return self._change("remove", f"removed {', '.join(parts)}", left)
+
+    def rename(self, old: Any, new: Any, *, merge: bool = False) -> Change:
+        """Rename a class, or merge it into another one.
+
+        Parameters
+        ----------
+        old, new : str
+            The class, and its new name.
+        merge : bool, default=False
+            `new` is a class of the model, and gets the shots of `old`.
+
+        Returns
+        -------
+        Change
+            What was renamed.
+        """
+        shots = self._own_shots().rename(old, new, merge=merge)
+        verb = ("merged", "into") if merge else ("renamed", "to")
+        return self._change("rename", f"{verb[0]} {old} {verb[1]} {new}", shots)
+
+    def relabel(
+        self, shot: str | Mapping[str, Any], label: Any = None, *, new: bool = False
+    ) -> Change:
+        """Move a shot to another class, or several shots at once.
+
+        Parameters
+        ----------
+        shot : str or mapping
+            Name of the shot, as for `remove`; or the classes of several shots, by their names.
+        label : str or None, default=None
+            The class that the shot belongs to; not given for a mapping.
+        new : bool, default=False
+            Whether it may be a new class.
+
+        Returns
+        -------
+        Change
+            What was moved.
+        """
+        moves = {shot: label} if isinstance(shot, str) else dict(shot)
+        shots, parts = self._own_shots(), []
+        if not moves or None in moves.values():
+            raise InputError("Give the class that the shot belongs to.")
+        for each, target in moves.items():
+            shots, name, old = shots.relabel(each, target, new=new)
+            parts.append(f"{name} from {old} to {target}")
+        return self._change("relabel", f"moved {', '.join(parts)}", shots)
+
+    def save(self, path: str | Path, *, compact: bool = False) -> None:
         """Write the model to one file, which `mivhead.load` reads.
 
-        The file contains features of the support images: treat it like the images themselves.
+        The file contains features and small pictures of the support images: treat it like the
+        images themselves.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file to write.
+        compact : bool, default=False
+            Leave out what only later changes and explanations need: the pictures of the shots, and
+            the features of their augmented views. If the model is changed later, it is fitted
+            without views.
         """
         from mivhead.model_file import save
 
         check_is_fitted(self, "classifier_")
-        save(self, path)
+        model = self
+        if compact and self.shots_ is not None:
+            model = copy(self)
+            model.shots_ = self.shots_.compact()
+        save(model, path)
 
     @property
     def needs_images(self) -> bool:
@@ -420,22 +598,96 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         reader = self._reader(backbone, classifier)
         reader.attach(classifier)  # refuses a network that does not suit, before images are read
         images = self._readable(images, skip_bad)
-        read = reader.read(images, self._plan(images, backbone.preset))
         given = images.labels if labels is None else labels
-        classifier.fit(read.X, np.asarray(given), views=read.views, view_of=read.view_of)
+        rule = self._view_rule(backbone.preset)
+        if isinstance(reader, _FeatureReader):
+            table = reader.table(images, rule)
+            return self._fit_table(classifier, table, given, backbone.identity)
+        pixels, views, view_of = reader.read(images, rule)
+        classifier.fit(pixels, np.asarray(given), views=views, view_of=view_of)
         return self._set_fitted(classifier, backbone.identity)
+
+    def _fit_table(
+        self, classifier: Classifier, table: FeatureTable, labels: Any, identity: Identity | None
+    ) -> Self:
+        """Fit a method on features; every such fit, and every change of a model, is like this."""
+        shots = Shots.from_table(table, labels).in_order()
+        X, y, views, view_of = shots.training()
+        classifier.fit(X, y, views=views, view_of=view_of)
+        return self._set_fitted(classifier, identity, shots)
+
+    def _own_shots(self) -> Shots:
+        """Return the shots, which a model needs to be changed."""
+        check_is_fitted(self, "classifier_")
+        if self.shots_ is not None:
+            return self.shots_
+        if self.needs_images:
+            raise InputError(
+                f"{self.method} tunes the backbone, so the model does not keep what it learned "
+                "from, and it cannot be changed: fit it again on the images."
+            )
+        raise InputError(
+            "The model does not hold the features of its shots, because an earlier version of "
+            "mivhead wrote it: to change it, fit it again on the images."
+        )
+
+    def _labelled_table(
+        self, images: Any, labels: Sequence[Any] | None, skip_bad: bool
+    ) -> FeatureTable:
+        """Return features of labelled images, without views."""
+        if isinstance(images, FeatureTable):
+            given = images.labels if labels is None else labels
+            if given is None:
+                raise InputError("The table has no labels to learn from.")
+            if self.identity_ is not None:
+                check_origin(images.backbone, self.identity_)
+            return replace(images, labels=tuple(given))
+        if isinstance(images, str | Path) and labels is None:
+            images = open_labelled(images, min_classes=1)
+        elif not isinstance(images, ImageSet):
+            if labels is None:
+                raise InputError("Give a label for every image.")
+            images = label_images(from_images(images), labels, min_classes=1)
+        self._check_takes_images()
+        images = self._readable(images, skip_bad)
+        return _FeatureReader(self._load_backbone(), self).table(images, None)
+
+    def _change(self, action: str, text: str, shots: Shots, notes: Iterable[str] = ()) -> Change:
+        """Fit to changed shots; if anything fails, the model stays as it was."""
+        shots = shots.in_order()
+        if shots.rule is not None and shots.missing_views:
+            pictures, plan = shots.plan_missing_views()
+            if pictures:
+                reader = _FeatureReader(self._load_backbone(), self)
+                shots = shots.with_views(reader.views(pictures, plan, shots.rule.augmentation))
+        X, y, views, view_of = shots.training()
+        classifier = self.classifier_.refitted(X, y, views=views, view_of=view_of)
+        change = Change.now(action, text, [*notes, *self._what_is_missing(shots)])
+        self._set_fitted(classifier, self.identity_, shots, [*self.history_, change])
+        return change
+
+    def _what_is_missing(self, shots: Shots) -> list[str]:
+        """Say why the result is not exactly that of a fit from scratch."""
+        if not (missing := len(shots.missing_views)):
+            return []
+        return [
+            f"The model is now fitted without {missing} of its augmented views: it holds neither "
+            "them nor the pictures to make them of, because it was trained on features, is "
+            "compact, or was written by an earlier version. To avoid that, fit it again on the "
+            "images."
+        ]
 
     def _check_params(self) -> None:
         """Check all parameters that can be checked without a backbone and without images."""
         self.make_classifier()._check_params()
 
-    def _plan(self, images: ImageSet, preset: Preset) -> ViewPlan:
-        """Plan the augmented views of labelled images, if the method uses them."""
+    def _view_rule(self, preset: Preset) -> ViewRule | None:
+        """Return how many augmented views shots have, and how they are made, if any are used."""
         rule = views_rule(self.method, self.recipe, self.method_params)
-        if images.labels is None or rule is None:
-            return NO_VIEWS
+        if rule is None:
+            return None
         threshold = preset.threshold if self.threshold is None else self.threshold
-        return plan_views(images.labels, threshold, rule, self.random_state)
+        return ViewRule(threshold, rule, self.random_state, self.augmentation or Augmentation())
 
     def _readable(self, images: ImageSet, skip_bad: bool) -> ImageSet:
         self.skipped_: list[Skipped] = check_images(images) if skip_bad else []
@@ -464,21 +716,45 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     def _parts(self, images: ImageSet) -> Iterator[Any]:
         """Yield one part of the images after another, as the method takes them."""
-        if self.identity_ is None and self.backbone is None:
-            raise InputError(
-                "The model was trained on features of unknown origin: give it features, or the "
-                "backbone they came from with `mivhead.load(path, backbone=...)`."
-            )
+        self._check_takes_images()
         reader = self._reader(self._load_backbone(), self.classifier_)
         reader.attach(self.classifier_)
         unlabelled = replace(images, labels=None)  # labelled ones would get augmented views
         return reader.parts(unlabelled)
 
-    def _reader(self, backbone: Backbone, classifier: Classifier) -> _Reader:
+    def _check_takes_images(self) -> None:
+        if self.identity_ is None and self.backbone is None:
+            raise InputError(
+                "The model was trained on features of unknown origin: give it features, or the "
+                "backbone they came from with `mivhead.load(path, backbone=...)`."
+            )
+
+    def _reader(self, backbone: Backbone, classifier: Classifier) -> _FeatureReader | _PixelReader:
         return (_PixelReader if _tunes(classifier) else _FeatureReader)(backbone, self)
 
-    def _set_fitted(self, classifier: Classifier, identity: Identity | None) -> Self:
+    def _prepare_decisions(self, classifier: Any, identity: Identity | None) -> None:
+        """Give a classifier that was just fitted the background that its decisions use."""
+        rule: DecisionRule | None = getattr(classifier, "decision_", None)
+        if rule is None:
+            return
+        vectors = None if identity is None else background_vectors(identity)
+        if vectors is not None:
+            rule = rule.with_background(vectors)
+        names = classifier.classes_.tolist()
+        if self.other in names:
+            rule = rule.with_other(names.index(self.other))
+        classifier.decision_ = rule
+
+    def _set_fitted(
+        self,
+        classifier: Classifier,
+        identity: Identity | None,
+        shots: Shots | None = None,
+        history: Sequence[Change] = (),
+    ) -> Self:
+        self._prepare_decisions(classifier, identity)
         self.classifier_, self.classes_, self.identity_ = classifier, classifier.classes_, identity
+        self.shots_, self.history_ = shots, list(history)
         return self
 
     def _origin(self, table: FeatureTable) -> tuple[Preset | None, Identity | None]:
@@ -518,35 +794,28 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         wanted = by_name if self.cache is None else self.cache
         return open_cache(None if wanted is True else wanted) if wanted else None
 
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        """Say what a fitted model knows; otherwise its parameters, as scikit-learn does."""
+        if not hasattr(self, "classifier_"):
+            text: str = super().__repr__(N_CHAR_MAX)
+            return text
+        names = [str(name) for name in self.classes_[:MAX_SHOWN]]
+        more = len(self.classes_) - len(names)
+        listed = ", ".join(names) + (f" and {more} more" if more else "")
+        origin = "features of unknown origin" if self.identity_ is None else self.identity_.name
+        count = len(self.classes_)
+        return f"<FewShotClassifier: {self.method} on {origin}, {count} classes: {listed}>"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """Show a notebook the same text, rather than scikit-learn's diagram of parameters."""
+        return {"text/plain": repr(self)}
+
     def __getstate__(self) -> dict[str, Any]:
         """Leave the backbone out of pickles; it is loaded again where it is needed."""
         return {key: value for key, value in super().__getstate__().items() if key != "_loaded"}
 
 
 # How a method sees images.
-
-
-class _Read(NamedTuple):
-    """Images as a method takes them in `fit`, and their views."""
-
-    X: Any
-    views: Any
-    view_of: NDArray[np.int64] | None
-
-
-class _Reader(Protocol):
-    """Reads images for a method."""
-
-    def attach(self, classifier: Any) -> None:
-        """Give the method what it needs of the backbone; refuse a backbone that does not suit."""
-
-    def read(self, images: ImageSet, plan: ViewPlan) -> _Read:
-        """Read labelled images and their planned views."""
-        ...
-
-    def parts(self, images: ImageSet) -> Iterator[Any]:
-        """Yield any number of images, `PART` at a time."""
-        ...
 
 
 class _FeatureReader:
@@ -557,15 +826,22 @@ class _FeatureReader:
         self._how: dict[str, Any] = {"cache": model._cache(), "verbose": model.verbose}
 
     def attach(self, classifier: Any) -> None:
-        """Accept every backbone: features are all that is needed."""
+        """Accept every backbone: features are all that a method needs."""
 
-    def table(self, images: ImageSet, plan: ViewPlan) -> FeatureTable:
-        augmentation = self._model.augmentation or Augmentation()
-        return extract_table(self._backbone, images, plan, augmentation, **self._how)
+    def table(self, images: ImageSet, rule: ViewRule | None) -> FeatureTable:
+        """Read images and, by a rule, views of labelled ones."""
+        how = {**self._how, "pictures": images.labels is not None}
+        if rule is None:
+            return extract_table(self._backbone, images, **how)
+        plan = rule.plan(images.labels or ())
+        table = extract_table(self._backbone, images, plan, rule.augmentation, **how)
+        return replace(table, view_rule=to_json(rule))
 
-    def read(self, images: ImageSet, plan: ViewPlan) -> _Read:
-        table = self.table(images, plan)
-        return _Read(table.features, table.views, table.view_of)
+    def views(
+        self, pictures: Sequence[tuple[str, bytes]], plan: ViewPlan, how: Augmentation
+    ) -> Features:
+        """Make views of kept pictures."""
+        return extract_views(self._backbone, pictures, plan, how, **self._how)
 
     def parts(self, images: ImageSet) -> Iterator[Features]:
         return iter_features(self._backbone, images, **self._how)
@@ -582,10 +858,14 @@ class _PixelReader:
         if not classifier.attached:
             classifier.attach(network_of(self._backbone, method_name(classifier)))
 
-    def read(self, images: ImageSet, plan: ViewPlan) -> _Read:
+    def read(
+        self, images: ImageSet, rule: ViewRule | None
+    ) -> tuple[Pixels, Pixels, NDArray[np.int64]]:
+        """Read labelled images and, by a rule, their views."""
+        plan = NO_VIEWS if rule is None else rule.plan(images.labels or ())
         how, verbose = self._model.augmentation, self._model.verbose
         pixels, views = load_pixels(images, self._size, plan, how, verbose)
-        return _Read(pixels, views, plan.view_of)
+        return pixels, views, plan.view_of
 
     def parts(self, images: ImageSet) -> Iterator[Pixels]:
         for start in range(0, max(1, len(images)), PART):

@@ -12,63 +12,35 @@ document, which ends in its version, such as `shots.v1`, and tensors under a pre
 from __future__ import annotations
 
 import re
+import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from filelock import FileLock, Timeout
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from mivhead import _files
-from mivhead._schema import from_json
+from mivhead._schema import from_json, to_json
 from mivhead._version import __version__
-from mivhead.backbones.base import Backbone, Identity, named_by_file
+from mivhead.backbones.base import Backbone, Identity, expected_preset, named_by_file
+from mivhead.classifier import FeatureClassifier, MIVClassifier
 from mivhead.decision import DecisionRule
-from mivhead.errors import InputError, ModelFileError
+from mivhead.errors import InputError, ModelFileError, NotAvailableError
+from mivhead.features import FeatureTable
 from mivhead.fewshot import FewShotClassifier
-from mivhead.images.imageset import check_names
+from mivhead.images.augmentation import ViewRule
 from mivhead.methods.registry import Classifier, make_method, method_name
+from mivhead.model_info import ModelInfo, plain_classes, read_classes
+from mivhead.shots import Change, Shots
 
 FORMAT = 1
-MAX_CLASSES = 100_000
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What a model file says about itself: its JSON document.
-
-    Parameters
-    ----------
-    format : int
-        Version of the file format.
-    method : str
-        Name of the method, such as `miv`.
-    recipe : dict or None
-        How the head was trained and combined; None for a method that has no recipe.
-    config : dict
-        What else the method needs to be rebuilt: blocks, shots per class.
-    classes : list
-        The labels: all strings, or all integers.
-    backbone : dict or None
-        Identity of the backbone; None if the model was trained on features of unknown origin.
-    seed : int
-        Random seed of the initial weights.
-    library : str
-        Version of mivhead that wrote the file.
-    """
-
-    format: int
-    method: str
-    recipe: dict[str, Any] | None
-    config: dict[str, Any]
-    classes: list[Any]
-    backbone: dict[str, Any] | None
-    seed: int
-    library: str
 
 
 @dataclass(frozen=True)
@@ -113,10 +85,56 @@ def _write_decision(
 
 def _read_decision(model: FewShotClassifier, document: Any, tensors: Mapping[str, Tensor]) -> None:
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    model.classifier_.decision_ = DecisionRule.from_state(document, arrays)
+    rule = DecisionRule.from_state(document, arrays, len(model.classes_))
+    model.classifier_.decision_ = rule
+    names = model.classes_.tolist()
+    if rule.other is not None:
+        model.other = names[rule.other]
+    elif model.other in names:  # a class like all others
+        model.other = None
 
 
+def _write_shots(model: Any) -> tuple[Any, Mapping[str, Tensor]] | None:
+    shots: Shots | None = getattr(model, "shots_", None)
+    if shots is None or not isinstance(model, FewShotClassifier):
+        return None
+    classifier: FeatureClassifier = model.classifier_
+    support = classifier._stored_support
+    return shots.to_file(None if support is None else support.to("cpu"), classifier._view_blocks)
+
+
+def _read_shots(model: FewShotClassifier, document: Any, tensors: Mapping[str, Tensor]) -> None:
+    classifier = model.classifier_
+    if not isinstance(classifier, FeatureClassifier):
+        raise InputError("a model with a tuned backbone has no features of shots.")
+    support = classifier._stored_support
+    support = None if support is None else support.to("cpu")
+    shots = Shots.from_file(document, tensors, model.classes_, support)
+    if shots.features.layout != classifier.layout_:
+        raise InputError(f"the shots {shots.features} do not fit {classifier.layout_}.")
+    model.shots_ = shots
+    if shots.rule is not None:  # so that the model can be fitted again
+        model.threshold, model.random_state = shots.rule.threshold, shots.rule.seed
+        model.augmentation = shots.rule.augmentation
+
+
+def _write_history(model: Any) -> tuple[Any, Mapping[str, Tensor]] | None:
+    history: list[Change] = getattr(model, "history_", [])
+    if not history:
+        return None
+    return [{name: getattr(each, name) for name in _HISTORY} for each in history], {}
+
+
+def _read_history(model: FewShotClassifier, document: Any, tensors: Mapping[str, Tensor]) -> None:
+    if tensors or not isinstance(document, list):
+        raise InputError("history.v1 must be a list, without tensors.")
+    model.history_ = [from_json(Change, each, "history.v1") for each in document]
+
+
+_HISTORY = ("action", "text", "when")
 SECTIONS: tuple[Section, ...] = (
+    Section("shots.v1", "shots", _write_shots, _read_shots),
+    Section("history.v1", "history", _write_history, _read_history),
     Section("decision.v1", "decision", _write_decision, _read_decision),
 )
 _SCALE = "scale"  # key of `config`: `FeatureClassifier.scale_`, if it is not 0
@@ -145,7 +163,25 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
     ...     mivhead.load(f"{folder}/model.miv").predict(X).tolist()
     ['a', 'a', 'b', 'b']
     """
+    document, tensors = _contents(model)
+    for section in SECTIONS:
+        if (part := section.write(model)) is not None:
+            document[section.name], own = part
+            tensors |= {f"{section.prefix}.{name}": tensor for name, tensor in own.items()}
+    _files.write(path, tensors, document)
+
+
+def info_of(model: FewShotClassifier | Classifier) -> ModelInfo:
+    """Return what a file of a fitted model would say about it."""
+    return ModelInfo(**_contents(model)[0])
+
+
+def _contents(
+    model: FewShotClassifier | Classifier,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Make the document and the tensors of a model, without optional sections."""
     identity, trained = None, model
+    check_is_fitted(model, "classes_")
     if isinstance(model, FewShotClassifier):
         identity, trained = model.identity_, model.classifier_
     config, tensors = trained._state()
@@ -156,16 +192,12 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
         "method": method_name(trained),
         "recipe": config.pop("recipe", None),
         "config": config,
-        "classes": _plain_classes(trained.classes_),
+        "classes": plain_classes(trained.classes_),
         "backbone": None if identity is None else identity.as_json(),
         "seed": trained.seed_,
         "library": __version__,
     }
-    for section in SECTIONS:
-        if (part := section.write(model)) is not None:
-            document[section.name], own = part
-            tensors |= {f"{section.prefix}.{name}": tensor for name, tensor in own.items()}
-    _files.write(path, tensors, document)
+    return document, tensors
 
 
 def load(
@@ -202,7 +234,7 @@ def load(
     try:
         info = from_json(ModelInfo, document, "the description")
         classifier = _unfitted(info.method, device)
-        classifier.classes_ = _read_classes(info.classes)
+        classifier.classes_ = read_classes(info.classes)
         classifier.seed_ = info.seed
         config = {**info.config, "recipe": info.recipe}
         if _SCALE in config:
@@ -225,13 +257,117 @@ def load(
     )
     if identity is None and model.needs_images:
         raise ModelFileError(f"{path} cannot be used: it names no backbone for its adapters.")
-    model._set_fitted(classifier, identity)
+    model._set_fitted(classifier, identity, _unnamed_shots(classifier, identity))
     try:
         for section, value, own in parts:
             section.read(model, value, own)
     except InputError as error:
         raise ModelFileError(f"{path} cannot be used: {error}") from error
     return model
+
+
+@contextmanager
+def changing(
+    path: str | Path,
+    output: str | Path | None = None,
+    *,
+    keep_old: bool = True,
+    **how: Any,
+) -> Iterator[FewShotClassifier]:
+    """Load a model, let it be changed, and write it; if anything fails, nothing is written.
+
+    Only one process at a time changes a file: others get an error, and can try again.
+
+    Parameters
+    ----------
+    path : str or Path
+        The model file.
+    output : str or Path or None, default=None
+        Where to write the changed model; None replaces the file, atomically.
+    keep_old : bool, default=True
+        Keep the replaced file under its name with `.bak` added.
+    **how
+        Parameters of `load`.
+
+    Yields
+    ------
+    FewShotClassifier
+        The model, to call `add`, `remove`, `rename` or `relabel` on. A model that was not changed
+        is not written.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np, mivhead
+    >>> from mivhead.features import Features, FeatureTable
+    >>> table = FeatureTable(Features(np.eye(3, 8)), ("1", "2", "3"), ("cat", "dog", "cow"))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     mivhead.FewShotClassifier(None).fit_table(table).save(f"{folder}/model.miv")
+    ...     with mivhead.changing(f"{folder}/model.miv") as model:
+    ...         model.rename("cow", "bull").text
+    ...     mivhead.load(f"{folder}/model.miv").classes_.tolist()
+    'renamed cow to bull'
+    ['bull', 'cat', 'dog']
+    """
+    source = Path(path)
+    target = source if output is None else Path(output)
+    in_place = target.absolute() == source.absolute()
+    if not in_place:
+        model = load(source, **how)
+        before = len(model.history_)
+        yield model
+        if len(model.history_) > before:
+            model.save(target)
+        return
+    with _lock(source):
+        model = load(source, **how)
+        before, stamp = len(model.history_), _stamp(source)
+        yield model
+        if len(model.history_) == before:
+            return
+        if _stamp(source) != stamp:  # by a program that does not look at the lock
+            raise NotAvailableError(
+                f"{source} was changed by another program in the meantime, so nothing was "
+                "written: run the command again."
+            )
+        if keep_old:
+            _keep(source)
+        model.save(source)
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Make sure that no other process changes a model file."""
+    if not path.is_file():
+        raise ModelFileError(f"{path} does not exist.")
+    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise NotAvailableError(
+            f"Another process is changing {path}; nothing was changed: try again when it is done."
+        ) from None
+    except OSError as error:
+        raise NotAvailableError(f"Cannot write to {path.parent}: {error.strerror}.") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            Path(lock.lock_file).unlink()
+        lock.release()
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _keep(path: Path) -> None:
+    """Keep the contents of a file as `.bak`, atomically."""
+    with _files.replacing(path.with_name(f"{path.name}.bak")) as part:
+        try:
+            part.hardlink_to(path)  # no copy: the file is about to be replaced, not modified
+        except OSError:
+            shutil.copy2(path, part)
 
 
 def read_info(path: str | Path) -> ModelInfo:
@@ -243,6 +379,27 @@ def read_info(path: str | Path) -> ModelInfo:
         return from_json(ModelInfo, document, "the description")
     except InputError as error:
         raise ModelFileError(f"{path} is not a model file: {error}") from error
+
+
+def _unnamed_shots(classifier: Classifier, identity: Identity | None) -> Shots | None:
+    """Make shots of the features in a file without a section for them, as 0.1.0 wrote it."""
+    if not isinstance(classifier, MIVClassifier):
+        return None
+    support, counts = classifier.support_, classifier.shots_
+    if support.layout != classifier.layout_:  # only some of the blocks are there
+        return None
+    names = tuple(
+        f"{label} #{number}"
+        for label, count in zip(classifier.classes_, counts, strict=True)
+        for number in range(1, count + 1)
+    )
+    rule = None
+    if identity is not None and classifier.head_.recipe.use_views:
+        rule = to_json(
+            ViewRule(expected_preset(identity).threshold, classifier.head_.recipe.views_rule)
+        )
+    table = FeatureTable(support.to("cpu"), names, view_rule=rule)
+    return Shots.from_table(table, np.repeat(classifier.classes_, counts))
 
 
 def _take_sections(
@@ -286,27 +443,3 @@ def _check_scale(classifier: Classifier) -> None:
     blocks = {name.partition(".")[0] for name in getattr(classifier, "layout_", ())}
     if scale and len(scale) != len(blocks):
         raise InputError(f"config.{_SCALE} has {len(scale)} entries for {len(blocks)} blocks.")
-
-
-def _plain_classes(classes: NDArray[Any]) -> list[Any]:
-    values: list[Any] = classes.tolist()
-    if not (all(type(v) is str for v in values) or all(type(v) is int for v in values)):
-        raise InputError(
-            "Only classes that are all strings or all integers can be saved, "
-            f"got {values[0]!r}: convert the labels to strings before fitting."
-        )
-    check_names(value for value in values if isinstance(value, str))
-    return values
-
-
-def _read_classes(values: list[Any]) -> NDArray[Any]:
-    if not 2 <= len(values) <= MAX_CLASSES:
-        raise InputError(f"it has {len(values)} classes; 2 to {MAX_CLASSES:,} are allowed.")
-    if not all(
-        type(value) is str or abs(value) < 2**63 for value in values if type(value) in (str, int)
-    ):
-        raise InputError("its classes are integers of more than 64 bits.")
-    classes = np.asarray(_plain_classes(np.asarray(values, dtype=object)))
-    if not np.array_equal(np.unique(classes), classes):
-        raise InputError("its classes are not distinct and sorted.")
-    return classes

@@ -2,57 +2,64 @@
 
 from __future__ import annotations
 
-import signal
+import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mivhead.cli.main import main
-from mivhead.service.backbone import BackboneServer
+from tests.helpers.extras import needs
 from tests.helpers.services import toy, toy_server
+
+pytest.importorskip("starlette")
+from mivhead.service.server import Server
+
+pytestmark = needs("tenacity", "http")
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[BackboneServer]:
-    """Servers that ran; each is stopped at once, as by Ctrl-C."""
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
+    """Servers that ran; each ends at once, as by Ctrl-C."""
     servers = []
 
-    def serve(server: BackboneServer, *_: Any) -> None:
+    def serve(server: Server) -> None:
         servers.append(server)
-        raise KeyboardInterrupt
+        server.close()
 
-    monkeypatch.setattr(BackboneServer, "serve_forever", serve)
+    monkeypatch.setattr(Server, "serve_forever", serve)
     monkeypatch.setattr("mivhead.backbones.load_backbone", lambda *_, **__: toy())
     return servers
 
 
 def test_serves_this_machine_alone_by_default(
-    served: list[BackboneServer], capsys: pytest.CaptureFixture[str]
+    served: list[Server], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = signal.getsignal(signal.SIGTERM)
     assert main(["backbones", "serve", "toy", "--port", "0", "--quiet"]) == 0
     output, errors = capsys.readouterr()
-    host, port = served[0].server_address[:2]
-    assert host == "127.0.0.1"
-    assert output == f"Serving toy at http://127.0.0.1:{port} (press Ctrl-C to stop).\n"
+    assert served[0].host == "127.0.0.1"
+    assert output == f"Serving toy at {served[0].url} (press Ctrl-C to stop).\n"
     assert errors == ""
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_open_door_is_warned_of(
-    served: list[BackboneServer],
+def test_an_open_door_must_be_asked_for(
+    served: list[Server],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     command = ["backbones", "serve", "toy", "--host", "0.0.0.0", "--port", "0", "--quiet"]
-    assert main(command) == 0
-    assert "anyone who can reach 0.0.0.0 can use this server" in capsys.readouterr().err
-    monkeypatch.setenv("SERVER_KEY", "abc")
+    assert main(command) == 2
+    assert "require a key with --key VARIABLE or --key-file FILE" in capsys.readouterr().err
+    assert not served
+    assert main([*command, "--no-key"]) == 0
+    monkeypatch.setenv("SERVER_KEY", "abcdefgh")
     assert main([*command, "--key", "SERVER_KEY"]) == 0
+    (tmp_path / "keys").write_text("abcdefgh\n")
+    assert main([*command, "--key-file", str(tmp_path / "keys")]) == 0
     output, errors = capsys.readouterr()
     assert not errors
-    assert "abc" not in output
+    assert "abcdefgh" not in output
+    assert len(served) == 3
 
 
 @pytest.mark.parametrize(
@@ -65,7 +72,7 @@ def test_open_door_is_warned_of(
     ],
 )
 def test_mistakes_are_one_sentence(
-    served: list[BackboneServer],
+    served: list[Server],
     capsys: pytest.CaptureFixture[str],
     options: list[str],
     message: str,
@@ -81,12 +88,11 @@ def test_mistakes_are_one_sentence(
     assert errors.count("\n") == 1
 
 
-def test_port_in_use(served: list[BackboneServer], capsys: pytest.CaptureFixture[str]) -> None:
-    taken = BackboneServer(toy(), port=0)
-    port = str(taken.server_address[1])
-    assert main(["backbones", "serve", "toy", "--port", port]) == 2
-    assert "choose another with --port" in capsys.readouterr().err
-    taken.server_close()
+def test_port_in_use(served: list[Server], capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["backbones", "serve", "toy", "--port", port]) == 2
+        assert "choose another with --port" in capsys.readouterr().err
 
 
 def test_unknown_backbone_and_no_action(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from sklearn.metrics import confusion_matrix
 
 import mivhead
 from mivhead.cli.evaluate import _describe, _matrix
-from mivhead.diagnostics.evaluation import Evaluation
+from mivhead.diagnostics.evaluation import Evaluation, Mistake
 from tests.helpers.extras import needs
 
 
@@ -74,6 +74,28 @@ def test_the_picture(miv, fails, model, new, tmp_path):
     for name in ("confusion.gif", "confusion"):
         assert "must be a .png" in fails("evaluate", model, new, "--picture", tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["confusion.png"]
+
+
+@needs("matplotlib", "plot")
+def test_misclassified_images_are_listed_and_drawn(miv, fails, model, features, new, tmp_path):
+    wrong = tmp_path / "test"
+    shutil.copytree(new / "rings", wrong / "checks")  # at least these are predicted as rings
+    picture = tmp_path / "wrong.png"
+    answer = miv("evaluate", model, wrong, "--mistakes", picture)
+    listed = answer.out.partition("Misclassified images")[2]
+    assert re.search(r"^checks/5.png +checks +rings +>?\d+ %$", listed, re.M)
+    assert f"Saved {picture}." in answer.out
+    with Image.open(picture) as image:
+        assert min(image.size) > 300
+    assert "--mistakes draws images" in fails("evaluate", model, features, "--mistakes", picture)
+
+
+def test_many_misclassified_images():
+    mistakes = tuple(Mistake(f"{i}.jpg", "a", "b", 0.7) for i in range(60))
+    text = _describe(Evaluation(("a", "b"), np.array([[1, 60], [0, 1]]), mistakes))
+    assert "49.jpg" in text
+    assert "50.jpg" not in text
+    assert text.endswith("... and 10 more (--json lists all)")
 
 
 def test_the_matrix_as_text():

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import mivhead
+from mivhead.cli.fit import _describe_estimate
 from mivhead.cli.main import main
+from mivhead.diagnostics.estimate import CrossValidation
 from mivhead.features import FeatureTable
 from mivhead.methods import METHODS
 
@@ -33,8 +35,30 @@ def test_fit_reports_what_it_learned_and_cross_validates(miv, shots, new, tmp_pa
 def test_a_mislabelled_shot_is_pointed_out(miv, copy, tmp_path):
     (copy / "rings" / "0.png").rename(copy / "stripes" / "wrong.png")
     answer = miv("fit", copy, "-o", tmp_path / "m.miv", "--no-augmentation", "--folds", "3")
-    listed = answer.out.partition("look mislabelled")[2]
-    assert re.search(r"^stripes/wrong.png +stripes +rings +>?\d+ %$", listed, re.M)
+    listed = answer.out.partition("likely to be mislabelled")[2]
+    assert re.search(r"^stripes/wrong.png +stripes +rings +>?\d+ %  mislabelled\?$", listed, re.M)
+
+
+def test_every_wrong_shot_is_listed():
+    """Also where no class has more than half of the probability, as with many classes."""
+    probabilities = np.array([[0.9, 0.1, 0], [0.2, 0.8, 0], [0.3, 0.4, 0.3], [0, 0.5, 0.5]])
+    ids, labels = ("a", "b", "c", "d"), ("x", "x", "x", "z")
+    result = CrossValidation(ids, labels, np.array(["x", "y", "z"]), probabilities, folds=2)
+    listed = _describe_estimate(result).partition("3 shots were predicted as another class")[2]
+    assert "1 is likely to be mislabelled" in listed
+    assert [line.split() for line in listed.splitlines()[2:]] == [
+        ["b", "x", "y", "80", "%", "mislabelled?"],
+        ["d", "z", "y", "50", "%"],
+        ["c", "x", "y", "40", "%"],
+    ]
+
+
+def test_a_few_folds_are_not_called_leave_one_out(miv, features, tmp_path):
+    answer = miv("fit", features, "-o", tmp_path / "m.miv", *NCC, "--folds", "2")
+    assert "2-fold cross-validation" in answer.out
+    answer = miv("fit", features, "-o", tmp_path / "m.miv", *NCC)
+    assert "3-fold cross-validation" in answer.out  # each fold leaves out a shot of every class
+    assert "eave-one-out" not in answer.out
 
 
 def test_json_is_one_document(miv, shots, tmp_path):

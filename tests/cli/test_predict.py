@@ -10,10 +10,12 @@ import pytest
 from PIL import Image
 
 import mivhead
-from mivhead.cli.predict import _as_table, safe_name, sort_images
+from mivhead.cli.predict import _as_table
+from mivhead.cli.sorting import safe_name, sort_images
 from mivhead.extraction import pipeline as extraction
 from mivhead.images.sources import open_unlabelled
 from mivhead.prediction import Prediction
+from mivhead.spreadsheets import restore
 
 
 @pytest.fixture(scope="module")
@@ -112,18 +114,69 @@ def test_a_features_file(miv, fails, model, new, expected, tmp_path):
     assert "copies images" in fails("predict", model, path, "--sort-into", tmp_path / "out")
 
 
+EVERY_NAME = ("--reject", "0", "--max-errors", "99.9%")  # never "unsure" or "none of these"
+
+
 def test_sort_into_copies_by_class_and_never_overwrites(miv, model, new, expected, tmp_path):
     out = tmp_path / "sorted"
-    for _ in range(2):
-        answer = miv("predict", model, new, "--sort-into", out)
-        assert answer.code == 0
-        assert answer.err == f"Copied 6 images into {out}.\n"
+    answer = miv("predict", model, new, "--sort-into", out, *EVERY_NAME)
+    assert answer.code == 0
+    assert answer.err == f"Copied 6 images into {out}.\n"
+    mine = next(out.rglob("*.png"))
+    mine.write_bytes(b"mine")
+    answer = miv("predict", model, new, "--sort-into", out, *EVERY_NAME)
+    assert answer.err == f"Copied 1 image into {out}; 5 images were there already.\n"
+    assert mine.read_bytes() == b"mine"
     for file, ranked in expected.items():
         original = new.parent / file.removeprefix(f"{new.parent.as_posix()}/")
         copies = [c.read_bytes() for c in (out / next(iter(ranked))).iterdir()]
-        assert copies.count(original.read_bytes()) == 2
+        assert copies.count(original.read_bytes()) == 1  # identical copies are recognised
         assert original.exists()
-    assert len(list(out.rglob("*.png"))) == 12
+    assert len(list(out.rglob("*.png"))) == 7
+
+
+def test_sort_into_has_folders_for_images_without_a_name(miv, model, new, tmp_path):
+    out = tmp_path / "sorted"
+    answer = miv("predict", model, new, "--sort-into", out, "--max-errors", "0.01%", "--json")
+    document = json.loads(answer.out)
+    expected = {each["decision"] for each in document["predictions"]}
+    assert expected & {"unsure", "none of these"}
+    assert {folder.name for folder in out.iterdir()} == expected
+
+
+def test_a_file_instead_of_the_terminal(miv, fails, model, new, tmp_path):
+    printed = miv("predict", model, new, "--csv").out
+    path = tmp_path / "names.csv"
+    answer = miv("predict", model, new, "-o", path)
+    assert (answer.out, answer.err) == ("", f"Wrote 6 predictions to {path}.\n")
+    assert path.read_text(encoding="utf-8") == printed
+    assert miv("predict", model, new, "-o", path, "--excel").code == 0
+    written = path.read_bytes()
+    assert written.startswith(b"\xef\xbb\xbffile,label,")
+    assert written.decode("utf-8-sig").replace("\r\n", "\n") == printed
+    assert written.count(b"\r\n") == 7
+    assert miv("predict", model, new, "-o", tmp_path / "names.json").code == 0
+    assert len(json.loads((tmp_path / "names.json").read_text("utf-8"))["predictions"]) == 6
+    assert miv("predict", model, new, "--json", "-o", tmp_path / "names.txt").code == 0
+    assert "must be a .csv or .json" in fails("predict", model, new, "-o", tmp_path / "names.xls")
+    assert "does not exist" in fails("predict", model, new, "-o", tmp_path / "no" / "names.csv")
+
+
+def test_on_windows_a_csv_file_is_for_excel(miv, model, new, tmp_path, monkeypatch):
+    monkeypatch.setattr("mivhead.cli.predict._on_windows", lambda: True)
+    assert miv("predict", model, new / "rings", "-o", tmp_path / "names.csv").code == 0
+    assert (tmp_path / "names.csv").read_bytes().startswith(b"\xef\xbb\xbf")
+
+
+def test_names_in_a_csv_file_are_harmless(miv, model, new, tmp_path, monkeypatch):
+    picture = (new / "rings" / "5.png").read_bytes()
+    monkeypatch.chdir(tmp_path)
+    name = "=HYPERLINK(1)\x1b[31m.png"
+    (tmp_path / name).write_bytes(picture)
+    lines = miv("predict", model, name, "--csv").out.splitlines()
+    assert lines[1].startswith("'=HYPERLINK(1)\\x1b[31m.png,")
+    assert restore(next(csv.reader(lines[1:]))[0]) == name
+    assert miv("predict", model, name, "--csv", "--raw").out.splitlines()[1].startswith(f"{name},")
 
 
 def test_sort_into_a_place_that_is_no_folder(fails, model, new, tmp_path):
@@ -146,11 +199,12 @@ def test_members_of_a_zip_are_written(new, tmp_path):
     picture = (new / "rings" / "5.png").read_bytes()
     with zipfile.ZipFile(tmp_path / "new.zip", "w") as archive:
         archive.writestr("x/a:b?.png", picture)
-        archive.writestr("y/a:b?.png", picture)
+        archive.writestr("y/a:b?.png", picture + b".")
     images = open_unlabelled(tmp_path / "new.zip")
     copies = sort_images(images, ["r", "r"], ["r"], tmp_path / "out")
     assert [copy.name for copy in copies] == ["a_b_.png", "a_b_ (2).png"]
-    assert all(copy.read_bytes() == picture for copy in copies)
+    assert [copy.read_bytes() for copy in copies] == [picture, picture + b"."]
+    assert sort_images(images, ["r", "r"], ["r"], tmp_path / "out") == []
 
 
 def test_half_a_copy_is_removed(new, tmp_path, monkeypatch):

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from mivhead.service.backbone import BackboneServer
 from tests.helpers.tiny_backbone import TinyBackbone
+
+if TYPE_CHECKING:
+    from mivhead.service.server import Server
 
 
 def toy() -> TinyBackbone:
@@ -38,8 +40,23 @@ def running(server: ThreadingHTTPServer) -> Iterator[str]:
 
 
 @contextmanager
-def toy_server(**settings: Any) -> Iterator[str]:
-    with running(BackboneServer(toy(), port=0, **settings)) as url:
+def serving(server: Server) -> Iterator[str]:
+    """Run a server of mivhead in a thread; gives its address."""
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.url
+    finally:
+        server.stop()
+        thread.join()
+
+
+@contextmanager
+def toy_server(*, key: str | None = None, **limits: Any) -> Iterator[str]:
+    from mivhead.service.backbone import BackboneServer
+    from mivhead.service.protection import Limits
+
+    with serving(BackboneServer(toy(), port=0, key=key, limits=Limits(**limits))) as url:
         yield url
 
 

@@ -80,6 +80,10 @@ def test_predictions_are_written_back(
     assert main(["fit", uri, "-o", model, "--no-check", *labelled]) == 0, capsys.readouterr().err
     unlabelled = ["--where", "species IS NULL", "--write", "guess"]
     assert main(["predict", model, uri, *unlabelled]) == 0, capsys.readouterr().err
+    answer = capsys.readouterr()
+    assert answer.out == ""  # not 30 rows, which may be 100,000
+    assert "Wrote guess and guess_probability of 30 rows to lancedb://" in answer.err
+    assert main(["predict", model, uri, *unlabelled, "--csv"]) == 0
     assert "10.jpg" in capsys.readouterr().out
 
     with stores.open(uri, label="guess", where="species IS NULL") as store:
@@ -103,5 +107,5 @@ def test_options_of_tables_need_a_table(
     shots: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(tmp_path / "m.miv")
-    assert main(["fit", str(shots), "-o", model, "--label", "species"]) == 2
-    assert "are for database tables" in capsys.readouterr().err
+    assert main(["fit", str(shots), "-o", model, "--where", "species"]) == 2
+    assert "is for database tables" in capsys.readouterr().err

@@ -34,6 +34,17 @@ if TYPE_CHECKING:
     from mivhead.backbones.preprocessing import preprocess as preprocess
     from mivhead.preset import Preset
 
+__all__ = [
+    "DEFAULT_BACKBONE",
+    "Backbone",
+    "Identity",
+    "from_callable",
+    "from_module",
+    "list_backbones",
+    "load_backbone",
+    "preprocess",
+]
+
 DEFAULT_BACKBONE = "efficientnet_lite0"
 
 # name -> the module whose `load(spec, weights=, preset=, device=, dtype=, **options)` builds it

@@ -89,6 +89,20 @@ class ModuleBackbone:
             return self._tapped(x)
         return [{"map": parts["map"].flip(2, 3)} for parts in self._tapped(x.flip(2, 3))]
 
+    def in_float32(self) -> ModuleBackbone:
+        """Return the same backbone on the CPU, with features in float32."""
+        return ModuleBackbone(
+            self.identity.name,
+            self.model if self._device.type == "cpu" else deepcopy(self.model),
+            self.identity.weights,
+            self.preset,
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            mirrored=self._mirrored,
+            tapping=self._tapping,
+            rebuild=self._rebuild,
+        )
+
     def copy_to_tune(self) -> tuple[nn.Module, Tapped]:
         """Return a copy of the module as it was trained, for tuning, and its deepest tap.
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mivhead.cli import options
+from mivhead.cli import options, serving
 from mivhead.cli.output import check_output, plural, print_json, size, table
 from mivhead.errors import InputError
 
@@ -37,7 +34,7 @@ miv fit shots/ -o birds.miv --backbone tapped.onnx
 SERVE_EXAMPLES = """
 miv backbones serve efficientnet_lite0                # for programs on this computer
 miv fit shots/ -o birds.miv --backbone http://127.0.0.1:8765
-miv backbones serve clip_vitl14 --device cuda --host 0.0.0.0 --key MIV_KEY
+miv backbones serve clip_vitl14 --device cuda --host 0.0.0.0 --key MIV_KEY  # for others too
 """
 NAME_HELP = "a name from `miv backbones list`, timm:NAME, hf:FOLDER_OR_ID, FILE.onnx or a URL"
 WEIGHTS_HELP = "checkpoint of the backbone (default: its published weights)"
@@ -344,22 +341,7 @@ def _add_serve(actions: Any) -> None:
     )
     parser.add_argument("name", metavar="NAME", help=NAME_HELP)
     parser.add_argument("--weights", metavar="FILE", help=WEIGHTS_HELP)
-    parser.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on"
-    )
-    parser.add_argument(
-        "--port",
-        type=options.not_negative,
-        default=8765,
-        metavar="N",
-        help="port to listen on; 0 chooses a free one",
-    )
-    parser.add_argument(
-        "--key",
-        metavar="VARIABLE",
-        help="environment variable that holds the key clients must send; clients name their own "
-        "variable in http://HOST:PORT#key=VARIABLE",
-    )
+    serving.add_options(parser)
     options.add_device(parser)
     options.add_json(parser)
     parser.set_defaults(run=run_serve)
@@ -367,42 +349,13 @@ def _add_serve(actions: Any) -> None:
 
 def run_serve(args: argparse.Namespace) -> int:
     """Run `miv backbones serve`."""
+    serving.check_options(args)
     options.prepare(args)
     import numpy as np
 
     from mivhead.backbones import load_backbone
-    from mivhead.backbones.transport import is_loopback
-    from mivhead.service.backbone import BackboneServer
 
     backbone = load_backbone(args.name, weights=args.weights, device=args.device)
     backbone.extract([np.zeros((8, 8, 3), np.uint8)])  # a missing package or file is an error now
-    server = BackboneServer(backbone, args.host, args.port, key=args.key)
-    if not is_loopback(args.host) and args.key is None:
-        print(
-            f"miv: warning: anyone who can reach {args.host} can use this server, because it "
-            "requires no key; set one with --key VARIABLE.",
-            file=sys.stderr,
-        )
-    if not args.quiet:
-        _log_requests()
-    if args.json:
-        print_json({"backbone": backbone.identity.name, "url": server.url})
-    else:
-        print(f"Serving {backbone.identity.name} at {server.url} (press Ctrl-C to stop).")
-    sys.stdout.flush()
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as service managers stop
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        server.close_gently()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    return 0
-
-
-def _log_requests() -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    logger = logging.getLogger("mivhead.service")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    name = backbone.identity.name
+    return serving.serve(args, name, {"backbone": name}, backbone=backbone)

@@ -350,9 +350,10 @@ class _Demo:
 
         if not rows:
             return []
+        assert self.classifier.shots_ is not None, "it was fitted on images"
         return make_cards(
             self.classifier.classifier_,
-            self.shots,
+            self.classifier.shots_,
             self.folder / "shots",
             FeatureTable(self.new.features[rows], tuple(self.new.ids[row] for row in rows)),
             [self.predictions[row] for row in rows],

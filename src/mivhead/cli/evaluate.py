@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_model
+from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_any_model
 from mivhead.cli.output import (
     check_output,
     interval,
@@ -24,15 +24,17 @@ from mivhead.errors import InputError
 
 if TYPE_CHECKING:
     from mivhead.diagnostics.evaluation import Evaluation, Score
+    from mivhead.exported import ExportedClassifier
     from mivhead.fewshot import FewShotClassifier
 
 MAX_MATRIX = 15  # classes of a matrix that is readable as text
 MAX_CONFUSIONS = 15
+MAX_MISTAKES = 50
 MAX_NAME = 24
 
 EXAMPLES = """
 miv evaluate birds.miv test/                          # test/robin/7.jpg, ...
-miv evaluate birds.miv test.zip --picture confusion.png
+miv evaluate birds.miv test.zip --picture confusion.png --mistakes wrong.png
 miv evaluate birds.miv test/ --json > result.json     # lists every misclassified image
 """
 
@@ -45,7 +47,7 @@ def add_parser(subparsers: Any) -> None:
         "measure the accuracy of a model on labelled images",
         "Measure a model on labelled images that it was not trained on. The report shows the "
         "accuracy with a 95 % interval, overall and per class, and which classes the model "
-        "confuses.",
+        "confuses, and which images it gets wrong.",
         EXAMPLES,
     )
     parser.add_argument("model", metavar="MODEL", help="model file")
@@ -58,7 +60,13 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--picture", metavar="FILE", help="draw the confusion matrix to a .png, .svg or .pdf file"
     )
+    parser.add_argument(
+        "--mistakes",
+        metavar="FILE",
+        help="draw the misclassified images to a .png, .svg or .pdf file",
+    )
     options.add_skip_bad(parser)
+    options.add_csv(parser)
     options.add_model_backbone(parser)
     options.add_device(parser)
     options.add_json(parser)
@@ -67,35 +75,43 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `miv evaluate`."""
-    if args.picture:
+    drawings = {"plot": args.picture, "plot_mistakes": args.mistakes}
+    drawings = {draw: path for draw, path in drawings.items() if path}
+    if drawings:
         from mivhead.diagnostics.pictures import check_format
 
-        check_format(args.picture)
-        check_output(args.picture)
-    options.prepare(args)
-    result = _evaluate(load_model(args.model, args), args)
+        for path in drawings.values():
+            check_format(path)
+            check_output(path)
+    if args.mistakes and is_features(args.images):
+        raise InputError("--mistakes draws images, so it cannot be used with features.")
+    result = _evaluate(load_any_model(args.model, args), args)
     report_skipped(result.skipped)
-    if args.picture:
-        from mivhead.diagnostics.pictures import draw_confusion
-
-        draw_confusion(result.confusion, result.classes, args.picture)
+    for draw, path in drawings.items():
+        getattr(result, draw)(path)
     if args.json:
         print_json({"model": args.model, **_as_json(result)})
     else:
         print(_describe(result))
-        if args.picture and not args.quiet:
-            print(f"\nSaved {args.picture}.")
+        if drawings and not args.quiet:
+            print(f"\nSaved {' and '.join(drawings.values())}.")
     return 0
 
 
-def _evaluate(model: FewShotClassifier, args: argparse.Namespace) -> Evaluation:
-    from mivhead import stores
+def _evaluate(
+    model: FewShotClassifier | ExportedClassifier, args: argparse.Namespace
+) -> Evaluation:
     from mivhead.diagnostics.evaluation import evaluate
+    from mivhead.images.sources import open_labelled
 
     if not is_features(args.images):
         check_takes_images(model, args.model)
-        return evaluate(model, args.images, skip_bad=args.skip_bad)
-    with stores.open(args.images) as store:
+        how = {"label": args.label, "encoding": args.encoding}
+        images = open_labelled(args.images, min_classes=1, **how)
+        return evaluate(model, images, skip_bad=args.skip_bad)
+    from mivhead import stores
+
+    with stores.open(args.images, label=args.label) as store:
         features = store.read()
     if features.labels is None:
         raise InputError(f"{args.images} has no labels to compare the predictions with.")
@@ -114,7 +130,21 @@ def _describe(result: Evaluation) -> str:
         f"Accuracy {percent(total.accuracy, 1)}: {total.right:,} of "
         f"{plural(total.images, 'image')} right (95 % interval {interval(total.interval)}).\n\n"
         f"{table(header, rows, right='images right accuracy')}\n\n{_describe_confusions(result)}"
+        f"{_describe_mistakes(result)}"
     )
+
+
+def _describe_mistakes(result: Evaluation) -> str:
+    if not result.mistakes:
+        return ""
+    rows = [
+        [m.id, m.label, m.predicted, percent(m.probability)] for m in result.mistakes[:MAX_MISTAKES]
+    ]
+    text = "\n\nMisclassified images, the most confident mistakes first:\n"
+    text += table(["file", "true class", "predicted as", "probability"], rows, right="probability")
+    if len(result.mistakes) > MAX_MISTAKES:
+        text += f"\n... and {len(result.mistakes) - MAX_MISTAKES} more (--json lists all)"
+    return text
 
 
 def _describe_confusions(result: Evaluation) -> str:

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from mivhead.fewshot import FewShotClassifier
 
 MAX_CLASSES = 30  # listed one by one
-MAX_SUSPECTS = 10
-SURE = 0.5  # a shot is suspicious if another class is more probable than this
+MAX_WRONG = 100  # wrong shots, listed one by one
 
 EXAMPLES = """
 miv fit shots/ -o birds.miv              # shots/robin/1.jpg, shots/wren/1.jpg, ...
 miv fit shots.zip -o birds.miv --skip-bad
 miv fit labels.csv -o birds.miv          # a path and a label per row
+miv fit labels.csv -o birds.miv --label species --encoding cp1252
 miv fit digits/ -o digits.miv --no-flip  # a mirrored digit is not the same digit
 miv fit features.safetensors -o birds.miv
 miv fit lancedb://data/birds -o birds.miv --label species --where "split = 'train'"
@@ -70,11 +70,17 @@ def add_parser(subparsers: Any) -> None:
         "-o", "--output", required=True, metavar="MODEL", help="model file to write"
     )
     options.add_skip_bad(parser)
-    group = options.add_table(parser)
-    group.add_argument("--label", metavar="COLUMN", help="column of the labels (default: label)")
+    options.add_csv(parser)
+    options.add_table(parser)
     options.add_extraction(parser)
     options.add_training(parser)
     options.add_device(parser)
+    parser.add_argument(
+        "--compact",
+        action="store_true",
+        help="write a smaller file, without pictures of the shots and features of their views; "
+        "later changes (`miv add`, ...) are then less exact",
+    )
     parser.add_argument("--no-check", action="store_true", help="skip the cross-validation")
     parser.add_argument(
         "--folds", type=options.positive, default=5, metavar="K", help="folds of cross-validation"
@@ -130,8 +136,10 @@ def _check_arguments(args: argparse.Namespace) -> None:
     check_output(args.output, replaces="model")
     if args.folds < 2:
         raise InputError(f"--folds must be at least 2, got {args.folds}.")
-    if (args.label or args.where) and not is_features(args.shots):
-        raise InputError("--label and --where are for database tables.")
+    if args.where and not is_features(args.shots):
+        raise InputError("--where is for database tables.")
+    if args.encoding and is_features(args.shots):
+        raise InputError("--encoding is for CSV files.")
     options.prepare(args)
 
 
@@ -142,7 +150,8 @@ def _fit_backbone(model: FewShotClassifier, args: argparse.Namespace, started: f
             f"{args.method} tunes the backbone, so it needs images; {args.shots} holds features of "
             "a frozen one."
         )
-    model.fit_folder(args.shots, skip_bad=args.skip_bad)
+    how = {"label": args.label, "encoding": args.encoding}
+    model.fit_folder(args.shots, skip_bad=args.skip_bad, **how)
     model.save(args.output)
     tuner = model.classifier_
     shots = dict(zip(tuner.classes_.tolist(), tuner.shots_, strict=True))
@@ -156,10 +165,11 @@ def _fit_head(model: FewShotClassifier, args: argparse.Namespace, started: float
     if is_features(args.shots):
         shots = _read_features(args)
     else:
-        shots = model.extract(open_labelled(args.shots), skip_bad=args.skip_bad)
+        images = open_labelled(args.shots, label=args.label, encoding=args.encoding)
+        shots = model.extract(images, skip_bad=args.skip_bad)
     extracted = time.perf_counter()
     model.fit_table(shots)
-    model.save(args.output)
+    model.save(args.output, compact=args.compact)
     times = {"features": extracted - started, "training": time.perf_counter() - extracted}
     views = 0 if shots.views is None else len(shots.views)
     return _Fitted(Counter(shots.labels or ()), views, times, shots)
@@ -213,15 +223,27 @@ def _describe_estimate(estimate: CrossValidation) -> str:
     untested = len(estimate.labels) - score.images
     if untested:
         text += f"\n{plural(untested, 'shot')} could not be tested: the only one of its class."
-    suspects = [each for each in estimate.suspects if each.probability > SURE]
-    if not suspects:
+    wrong = estimate.suspects
+    if not wrong:
         return text + "\n\nNo shot looks mislabelled."
-    rows = [[s.id, s.label, s.predicted, percent(s.probability)] for s in suspects[:MAX_SUSPECTS]]
-    text += "\n\nThese shots look mislabelled or are hard to classify; please check them:\n"
-    text += table(["file", "label", "looks like", "probability"], rows, right="probability")
-    if len(suspects) > MAX_SUSPECTS:
-        text += f"\n... and {len(suspects) - MAX_SUSPECTS} more (--json lists all)"
+    likely = sum(each.confident for each in wrong)
+    text += (
+        f"\n\n{_all_of(len(wrong))} predicted as another class, and "
+        f"{'none is' if not likely else '1 is' if likely == 1 else f'{likely} are'} likely to be "
+        "mislabelled (another class has more than half of the probability):\n"
+    )
+    rows = [
+        [w.id, w.label, w.predicted, percent(w.probability), "mislabelled?" if w.confident else ""]
+        for w in wrong[:MAX_WRONG]
+    ]
+    text += table(["file", "label", "looks like", "probability", ""], rows, right="probability")
+    if len(wrong) > MAX_WRONG:
+        text += f"\n... and {len(wrong) - MAX_WRONG} more (--json lists all)"
     return text
+
+
+def _all_of(count: int) -> str:
+    return "1 shot was" if count == 1 else f"{count} shots were"
 
 
 def _as_json(fitted: _Fitted, estimate: CrossValidation | None, output: str) -> dict[str, Any]:
@@ -242,6 +264,8 @@ def _as_json(fitted: _Fitted, estimate: CrossValidation | None, output: str) -> 
             "right": score.right,
             "accuracy": score.accuracy if known else None,
             "interval": list(score.interval) if known else None,
-            "suspects": [asdict(each) for each in estimate.suspects],
+            "suspects": [
+                asdict(each) | {"mislabelled": each.confident} for each in estimate.suspects
+            ],
         }
     return document

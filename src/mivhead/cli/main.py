@@ -1,4 +1,4 @@
-"""Entry point of `miv`: parse the arguments, run one command, turn errors into one sentence."""
+"""`miv`: parse the arguments, run one command, turn errors into one sentence."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ctypes
 import gc
 import logging
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -15,20 +16,24 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from mivhead._optional import explain_missing
 from mivhead._version import __version__
 from mivhead.cli import (
     backbones,
     bench,
     cache,
+    change,
     data,
     demo,
     evaluate,
+    export,
     extract,
     fit,
     info,
     methods,
     plot,
     predict,
+    serve,
 )
 from mivhead.cli.options import Parser
 from mivhead.cli.output import one_line
@@ -37,9 +42,12 @@ from mivhead.errors import MivError
 COMMANDS = (
     fit,
     predict,
+    change,
     evaluate,
+    export,
     extract,
     info,
+    serve,
     methods,
     backbones,
     data,
@@ -59,9 +67,13 @@ MALLOC_OPTIONS = ((-1, 2**28), (-3, 2**25))
 
 
 def command() -> NoReturn:
-    """Run `miv` as a console script."""
+    """Run `miv` as a process of its own."""
     configure_process()
-    exit_process(main())
+    code = main()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the work is done
+    if code == 0 and getattr(handler, "received", False):  # an exception that a callback lost
+        code = _fail("stopped", INTERRUPTED)
+    exit_process(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,6 +149,8 @@ def _discard_output() -> None:
 
 
 def _describe(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        error = explain_missing(error) or error
     if isinstance(error, MivError):
         return str(error)
     if isinstance(error, OSError):

@@ -149,8 +149,14 @@ def plural(count: int, noun: str) -> str:
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Print one JSON object, in ASCII if the terminal does not take UTF-8."""
-    ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    print(json.dumps(document, indent=2, ensure_ascii=ascii_only, allow_nan=False))
+    print(as_json(document))
+
+
+def as_json(document: Mapping[str, Any], *, ascii_only: bool | None = None) -> str:
+    """Format a JSON object; None: in ASCII if the terminal does not take UTF-8."""
+    if ascii_only is None:
+        ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    return json.dumps(document, indent=2, ensure_ascii=ascii_only, allow_nan=False)
 
 
 def report_skipped(skipped: Sequence[Skipped]) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mivhead.features import Features
     from mivhead.images.imageset import ImageSet
     from mivhead.prediction import Prediction
+    from mivhead.shots import Shots
 
 TSNE_EXAMPLES = """
 miv plot tsne birds.miv new.jpg -o tsne.png
@@ -81,7 +82,9 @@ def _add_attention(actions: Any) -> None:
     )
     _add_common(parser)
     parser.add_argument(
-        "--shots", metavar="DIR", help="the images the model was trained on; draws them"
+        "--shots",
+        metavar="DIR",
+        help="the images the model was trained on (default: the pictures in the model file)",
     )
     parser.set_defaults(run=run_attention)
 
@@ -122,6 +125,7 @@ class _Case:
         table = model.extract(self.images)
         self.identity = model.identity_
         self.classifier: MIVClassifier = model.classifier_
+        self.shots: Shots | None = model.shots_
         self.features: Features = table.features
         self.prediction: Prediction = model.classify(table)[0]
         self.names: list[str] = [str(name) for name in self.classifier.classes_]
@@ -164,7 +168,7 @@ def run_attention(args: argparse.Namespace) -> int:
         classes,
         args.output,
         title=case.title,
-        pictures=None if args.shots is None else _pictures(args.shots, case),
+        pictures=_pictures(args.shots, case),
     )
     return _done(args, case)
 
@@ -186,13 +190,21 @@ def _tuned(args: argparse.Namespace, case: _Case) -> Embeddings:
     return tuned_embeddings(model, shots, case.images)
 
 
-def _pictures(folder: str, case: _Case) -> list[Image]:
-    shots = _shots(folder, case)
-    return [shots.load(row) for row in range(len(shots))]
+def _pictures(folder: str | None, case: _Case) -> list[Image] | None:
+    """Load the pictures of the shots, in the order of the model's support."""
+    from mivhead.images.decoding import load_image
+
+    if folder is not None:
+        images = _shots(folder, case)
+        return [images.load(row) for row in range(len(images))]
+    pictures = () if case.shots is None else case.shots.pictures
+    kept = [load_image(each) for each in pictures if each is not None]
+    return kept if kept and len(kept) == len(pictures) else None
 
 
 def _shots(folder: str, case: _Case) -> ImageSet:
     """Open the images of the shots, in the order of the model's support."""
+    from mivhead.extraction.pipeline import LoadedImage
     from mivhead.images.sources import open_labelled
 
     images = open_labelled(folder)
@@ -204,8 +216,13 @@ def _shots(folder: str, case: _Case) -> ImageSet:
             f"{case.classifier.shots_.sum()} shots in {len(case.names)} classes, the folder "
             f"{len(labels)} in {len(set(labels))}."
         )
-    order = sorted(range(len(labels)), key=lambda row: case.names.index(labels[row]))
-    return images.take(order)
+    hashes = [LoadedImage(source).hash for source in images.sources]
+    known = () if case.shots is None else case.shots.hashes
+    if sorted(hashes) == sorted(known):
+        rows = dict(zip(hashes, range(len(hashes)), strict=True))
+        return images.take(rows[each] for each in known)
+    # A model of an earlier version does not know its images: they are in the order of the folder.
+    return images.take(sorted(range(len(labels)), key=lambda row: case.names.index(labels[row])))
 
 
 def _done(args: argparse.Namespace, case: _Case) -> int:

@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import os
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
-from io import BytesIO
-from itertools import islice
-from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_model
+from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_any_model
 from mivhead.cli.output import (
+    as_json,
     check_folder,
+    check_output,
     percent,
     plural,
-    print_json,
     report_skipped,
     shorten,
     table,
 )
-from mivhead.errors import InputError, NotAvailableError
+from mivhead.errors import InputError
 
 if TYPE_CHECKING:
+    from mivhead.exported import ExportedClassifier
     from mivhead.fewshot import FewShotClassifier
-    from mivhead.images.imageset import ImageSet, ImageSource, Skipped
+    from mivhead.images.imageset import Skipped
     from mivhead.prediction import Prediction
 
 MAX_NAME = 24  # characters of a runner-up's name
-MAX_NAME_BYTES = 200  # file systems allow 255; this leaves room for suffix and number
-MAX_SUFFIX = 10
-_FORBIDDEN = '/\\:*?"<>|'
-# Device names on Windows, in any folder and with any suffix.
-_RESERVED = {"con", "prn", "aux", "nul"} | {f"{p}{n}" for p in ("com", "lpt") for n in range(1, 10)}
+MAX_CLASSES = 30  # counted one by one
 
 EXAMPLES = """
 miv predict birds.miv new/*.jpg
@@ -45,7 +41,8 @@ miv predict birds.miv new/ --top 3
 miv predict birds.miv new/ --max-errors 5%       # more "unsure", fewer wrong names
 miv predict birds.miv new/ --reject 20%          # more "none of these"
 miv predict birds.miv new/ --coverage 90%        # sets that hold the right class
-miv predict birds.miv new.zip --csv > predictions.csv
+miv predict birds.miv new.zip -o names.csv       # or names.json
+miv predict birds.miv new/ -o names.csv --excel  # opens in Excel with the right characters
 miv predict birds.miv new/ --sort-into sorted/   # copies the images
 miv predict birds.miv new.safetensors --json     # from `miv extract`
 miv predict birds.miv lancedb://data/birds --where "split = 'new'" --write species
@@ -81,9 +78,27 @@ def add_parser(subparsers: Any) -> None:
     options.add_json(form)
     form.add_argument("--csv", action="store_true", help="print comma-separated values")
     parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write to this file instead of printing: .csv or .json",
+    )
+    parser.add_argument(
+        "--excel",
+        action="store_true",
+        help="write CSV that Excel opens with the right characters (default on Windows, with -o)",
+    )
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="write names to CSV unchanged; by default formulas and control characters in them are "
+        "made harmless",
+    )
+    parser.add_argument(
         "--sort-into",
         metavar="DIR",
-        help="copy each image into the folder of its class in DIR; never overwrites a file",
+        help="copy each image into the folder of its class in DIR, or into 'unsure' or 'none of "
+        "these'; never overwrites a file",
     )
     group = options.add_table(parser)
     group.add_argument(
@@ -100,12 +115,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `miv predict`."""
-    options.prepare(args)
-    model = load_model(args.model, args)
+    _check_form(args)
+    model = load_any_model(args.model, args)
     if len(args.images) == 1 and is_features(args.images[0]):
         if args.sort_into:
             raise InputError("--sort-into copies images, so it cannot be used with features.")
-        _print(_predict_features(model, args), [], args)
+        predictions = _predict_features(model, args)
+        if not args.write or args.form != "table" or args.output:
+            _show(predictions, [], args)
         return 0
     if args.write or args.where:
         raise InputError("--write and --where are for database tables.")
@@ -117,17 +134,48 @@ def run(args: argparse.Namespace) -> int:
     images = open_unlabelled(args.images)
     predictions = model.classify(images, skip_bad=args.skip_bad, **options.decision(args, model))
     report_skipped(model.skipped_)
-    _print(predictions, model.skipped_, args)
+    _show(predictions, model.skipped_, args)
     if args.sort_into:
-        labels = [str(each.label) for each in predictions]
+        from mivhead.cli.sorting import sort_images
+        from mivhead.decision import NONE, UNSURE
+
         names = [str(name) for name in model.classes_.tolist()]
-        copies = sort_images(images.without(model.skipped_), labels, names, args.sort_into)
-        if not args.quiet:
-            print(f"Copied {plural(len(copies), 'image')} into {args.sort_into}.", file=sys.stderr)
+        names += [name for name in (UNSURE, NONE) if name not in names]
+        decisions = [str(each.decision) for each in predictions]
+        kept = images.without(model.skipped_)
+        copies = sort_images(kept, decisions, names, args.sort_into)
+        there = len(kept) - len(copies)
+        more = f"; {plural(there, 'image')} were there already" if there else ""
+        _tell(args, f"Copied {plural(len(copies), 'image')} into {args.sort_into}{more}.")
     return 0
 
 
-def _predict_features(model: FewShotClassifier, args: argparse.Namespace) -> list[Prediction]:
+def _check_form(args: argparse.Namespace) -> None:
+    """Decide on the form of the output, and refuse what cannot be written before any work."""
+    suffix = Path(args.output).suffix.lower() if args.output else ""
+    args.form = "json" if args.json else "csv" if args.csv or args.excel else "table"
+    if args.json and args.excel:
+        raise InputError("--excel is for CSV: omit --json.")
+    if not args.output:
+        return
+    if args.form == "table":
+        if suffix not in (".csv", ".json"):
+            raise InputError(
+                f"The output {args.output} must be a .csv or .json file; to use another name, say "
+                "which with --csv or --json."
+            )
+        args.form = suffix[1:]
+    check_output(args.output)
+
+
+def _tell(args: argparse.Namespace, text: str) -> None:
+    if not args.quiet:
+        print(text, file=sys.stderr)
+
+
+def _predict_features(
+    model: FewShotClassifier | ExportedClassifier, args: argparse.Namespace
+) -> list[Prediction]:
     from mivhead import stores
 
     predictions: list[Prediction] = []
@@ -137,11 +185,18 @@ def _predict_features(model: FewShotClassifier, args: argparse.Namespace) -> lis
             check_takes_features(model, args.model, batch)
             predictions += model.classify(batch, **decision)
         if args.write:
+            columns = (args.write, f"{args.write}_probability")
             values: dict[str, Sequence[str | float]] = {
-                args.write: [str(each.label) for each in predictions],
-                f"{args.write}_probability": [each.probability for each in predictions],
+                columns[0]: [str(each.label) for each in predictions],
+                columns[1]: [each.probability for each in predictions],
             }
             store.annotate([each.id for each in predictions], values)
+            counts = Counter(values[columns[0]]).most_common()
+            rows = table(["class", "rows"], counts[:MAX_CLASSES], right="rows")
+            if len(counts) > MAX_CLASSES:
+                rows += f"\n... and {len(counts) - MAX_CLASSES} more classes"
+            written = f"Wrote {' and '.join(columns)} of {plural(len(predictions), 'row')}"
+            _tell(args, f"{written} to {store.name}.\n{rows}")
     return predictions
 
 
@@ -152,25 +207,33 @@ def _check_sort_folder(folder: Path) -> None:
     check_folder(folder if folder.exists() else folder.absolute().parent)
 
 
-def _print(
+def _show(
     predictions: list[Prediction], skipped: Sequence[Skipped], args: argparse.Namespace
 ) -> None:
-    if args.json:
-        print_json(
-            {
-                "model": args.model,
-                "predictions": [_as_json(each, args.top) for each in predictions],
-                "skipped": [asdict(each) for each in skipped],
-            }
-        )
-    elif args.csv:
-        _print_csv(predictions, args.top)
+    """Print the predictions, or write them to a file."""
+    errors = "backslashreplace"  # of JSON: makes a valid escape of what UTF-8 cannot encode
+    if args.form == "json":
+        document = {
+            "model": args.model,
+            "predictions": [_as_json(each, args.top) for each in predictions],
+            "skipped": [asdict(each) for each in skipped],
+        }
+        text = as_json(document, ascii_only=False if args.output else None) + "\n"
+    elif args.form == "csv":
+        excel = args.excel or (bool(args.output) and _on_windows())
+        text = _as_csv(predictions, args.top, raw=args.raw, excel=excel)
+        errors = "surrogateescape"  # raw names of files as the system has them
     else:
-        print(_as_table(predictions, args.top))
+        text = _as_table(predictions, args.top) + "\n"
+    if args.output:
+        from mivhead._files import write_text
 
-
-def _top(prediction: Prediction, count: int) -> list[tuple[Any, float]]:
-    return list(islice(prediction.probabilities.items(), count))
+        write_text(args.output, text, errors)
+        _tell(args, f"Wrote {plural(len(predictions), 'prediction')} to {args.output}.")
+        return
+    if args.excel and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(encoding="utf-8", newline="")
+    print(text, end="")
 
 
 def _as_json(prediction: Prediction, top: int) -> dict[str, Any]:
@@ -181,24 +244,34 @@ def _as_json(prediction: Prediction, top: int) -> dict[str, Any]:
         "decision": prediction.decision,
         "unknown": prediction.unknown,
         **({} if prediction.prediction_set is None else {"set": list(prediction.prediction_set)}),
-        "top": [{"label": name, "probability": p} for name, p in _top(prediction, top)],
+        "top": [{"label": name, "probability": p} for name, p in prediction.top(top)],
     }
 
 
-def _print_csv(predictions: list[Prediction], top: int) -> None:
+def _on_windows() -> bool:
+    return os.name == "nt"
+
+
+def _as_csv(predictions: list[Prediction], top: int, *, raw: bool, excel: bool) -> str:
+    from mivhead.spreadsheets import to_csv
+
     top = min(top, len(predictions[0].probabilities)) if predictions else top
     header = ["file", "label", "probability", "decision", "unknown"]
     sets = bool(predictions) and predictions[0].prediction_set is not None
     header += ["set"] * sets
     for place in range(2, top + 1):
         header += [f"label_{place}", f"probability_{place}"]
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(header)
+    rows = []
     for each in predictions:
-        ranked = [value for name, p in _top(each, top) for value in (name, f"{p:.6f}")]
-        unknown = "" if each.unknown is None else f"{each.unknown:.6f}"
+        ranked = [value for name, p in each.top(top) for value in (name, _number(p))]
+        unknown = None if each.unknown is None else _number(each.unknown)
         chosen = [";".join(map(str, each.prediction_set or ()))] * sets
-        writer.writerow([each.id, *ranked[:2], each.decision, unknown, *chosen, *ranked[2:]])
+        rows.append([each.id, *ranked[:2], each.decision, unknown, *chosen, *ranked[2:]])
+    return to_csv(header, rows, raw=raw, excel=excel)
+
+
+def _number(value: float) -> Decimal:
+    return Decimal(f"{value:.6f}")
 
 
 def _as_table(predictions: list[Prediction], top: int) -> str:
@@ -211,7 +284,7 @@ def _as_table(predictions: list[Prediction], top: int) -> str:
             names = [shorten(str(name), MAX_NAME) for name in each.prediction_set or ()]
             row.append(", ".join(names))
         if top > 1:
-            others = _top(each, top)[1:]
+            others = each.top(top)[1:]
             row.append(", ".join(f"{shorten(str(n), MAX_NAME)} {percent(p)}" for n, p in others))
         rows.append(row)
     return table(header, rows, right="probability", limit=sys.maxsize)
@@ -223,108 +296,3 @@ def _name(prediction: Prediction) -> str:
     if prediction.decision == prediction.label:
         return name
     return f"{prediction.decision} ({shorten(str(prediction.label), MAX_NAME)}?)"
-
-
-def sort_images(
-    images: ImageSet, labels: Sequence[str], names: Sequence[str], folder: str | Path
-) -> list[Path]:
-    """Copy every image into a folder named after its label; nothing is overwritten or moved.
-
-    Parameters
-    ----------
-    images : ImageSet
-        Image files or members of a zip archive.
-    labels : sequence of str
-        One per image.
-    names : sequence of str
-        All labels that may occur; each gets its own folder, whatever characters it contains.
-    folder : str or Path
-        Where the folders are created, if they are needed.
-
-    Returns
-    -------
-    list of Path
-        The copies.
-    """
-    folder_of = _folders(names)
-    copies = []
-    for source, label in zip(images.sources, labels, strict=True):
-        target = Path(folder) / folder_of[label]
-        try:
-            target.mkdir(parents=True, exist_ok=True)
-            copies.append(_copy(source, target))
-        except OSError as error:
-            raise NotAvailableError(
-                f"Cannot copy {source.name} into {target}: {error.strerror or error}."
-            ) from error
-    return copies
-
-
-def safe_name(name: str) -> str:
-    """Make a file name that every file system accepts and that stays inside its folder.
-
-    >>> safe_name("cat.jpg"), safe_name("../etc"), safe_name("a/b: c?"), safe_name("NUL")
-    ('cat.jpg', '_._etc', 'a_b_ c_', 'NUL_')
-    """
-    text = "".join("_" if c in _FORBIDDEN or not c.isprintable() else c for c in name)
-    stem, suffix = os.path.splitext(text)  # noqa: PTH122  # a name, not a path
-    if len(suffix) > MAX_SUFFIX:
-        stem, suffix = text, ""
-    while len(stem.encode()) > MAX_NAME_BYTES:
-        stem = stem[:-1]
-    text = (stem + suffix).rstrip(". ")
-    if text.startswith("."):
-        text = "_" + text[1:]
-    if not text or text.partition(".")[0].casefold() in _RESERVED:
-        text += "_"
-    return text
-
-
-def _folders(names: Sequence[str]) -> dict[str, str]:
-    """Choose a distinct folder name for every class, regardless of upper and lower case."""
-    taken: set[str] = set()
-    folders = {}
-    for name in names:
-        folders[name] = next(c for c in _numbered(safe_name(name)) if c.casefold() not in taken)
-        taken.add(folders[name].casefold())
-    return folders
-
-
-def _numbered(name: str) -> Iterator[str]:
-    """Yield a name, then the name with numbers before its suffix: a.jpg, a (2).jpg, ..."""
-    yield name
-    stem, suffix = os.path.splitext(name)  # noqa: PTH122  # a name, not a path
-    number = 2
-    while True:
-        yield f"{stem} ({number}){suffix}"
-        number += 1
-
-
-def _copy(source: ImageSource, folder: Path) -> Path:
-    original = source.get()
-    for name in _numbered(safe_name(PurePosixPath(source.id).name)):
-        copy = folder / name
-        try:
-            file = copy.open("xb")  # fails if the file exists
-        except FileExistsError:
-            continue
-        try:
-            with file:
-                _write(original, file)
-            if isinstance(original, str | os.PathLike):
-                shutil.copystat(original, copy)
-        except BaseException:  # Ctrl-C too: leave no partial copies
-            copy.unlink(missing_ok=True)
-            raise
-        return copy
-    raise AssertionError("unreachable: numbers do not end")
-
-
-def _write(original: object, file: IO[bytes]) -> None:
-    if isinstance(original, str | os.PathLike):
-        with Path(original).open("rb") as opened:
-            shutil.copyfileobj(opened, file)
-    elif isinstance(original, bytes):
-        shutil.copyfileobj(BytesIO(original), file)
-    else:
-        raise TypeError(f"expected an image from a file or a zip archive, got {type(original)}")

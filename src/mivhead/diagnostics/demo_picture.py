@@ -18,6 +18,7 @@ from mivhead.diagnostics.pictures import overlay, save_figure, square
 from mivhead.features import FeatureTable
 from mivhead.images.decoding import load_image
 from mivhead.prediction import Prediction
+from mivhead.shots import Shots
 
 # Lengths are in inches from the upper left corner of the page.
 WIDTH, MARGIN = 15.0, 0.5
@@ -69,7 +70,7 @@ class Bar:
 
 def make_cards(
     classifier: MIVClassifier,
-    shots: FeatureTable,
+    shots: Shots,
     shots_folder: Path,
     images: FeatureTable,
     predictions: Sequence[Prediction],
@@ -81,8 +82,8 @@ def make_cards(
     ----------
     classifier : MIVClassifier
         Fitted on the shots.
-    shots : FeatureTable
-        The shots, with labels; their ids are paths relative to `shots_folder`.
+    shots : Shots
+        The shots of the model; their names are paths relative to `shots_folder`.
     shots_folder : Path
         The folder of the shots.
     images : FeatureTable
@@ -95,13 +96,11 @@ def make_cards(
     list of Card
     """
     attention = explain(classifier, images.features)
-    labels = np.asarray(shots.labels)
-    order = np.argsort(labels, kind="stable")  # the classifier sorts its shots by class
     cards = []
     for i, (prediction, truth) in enumerate(zip(predictions, truths, strict=True)):
         weights = np.sum([b.shots[i] for b in attention if b.shots is not None], axis=0)
-        of_class = np.where(labels[order] == prediction.label, weights, -1.0)
-        closest = shots.ids[order[of_class.argmax()]]
+        of_class = np.where(shots.labels == prediction.label, weights, -1.0)
+        closest = shots.names[of_class.argmax()]
         cards.append(
             Card(
                 image=load_image(images.ids[i]),

@@ -131,6 +131,8 @@ def cross_validate(
             out = fold_of == fold
             kept = np.flatnonzero(~out)
             model = clone(classifier).set_params(random_state=0)
+            if "verbose" in model.get_params():
+                model.set_params(verbose=False)  # this function shows its own progress
             model.fit(table.features[kept], labels[kept], **_views_of(table, kept))
             probabilities[out] = model.predict_proba(table.features[np.flatnonzero(out)])
             advance(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mivhead.errors import InputError
-from mivhead.features import FeatureTable
 from mivhead.images.imageset import ImageSet, Skipped
 from mivhead.images.sources import open_labelled
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from mivhead.exported import ExportedClassifier
+    from mivhead.features import FeatureTable
     from mivhead.fewshot import FewShotClassifier
     from mivhead.prediction import Prediction
 
 MAX_NAMED = 5  # classes that an error lists
+SURE = 0.5  # probability above which a mistake is confident
 
 
 @dataclass(frozen=True)
@@ -51,12 +55,30 @@ class Score:
 
 @dataclass(frozen=True)
 class Mistake:
-    """An image whose predicted class differs from its label."""
+    """An image whose predicted class differs from its label.
+
+    Parameters
+    ----------
+    id : str
+        Name of the image.
+    label, predicted : str
+        Its label and the predicted class.
+    probability : float
+        Probability of the predicted class.
+    """
 
     id: str
     label: str
     predicted: str
-    probability: float  # of the predicted class
+    probability: float
+
+    @property
+    def confident(self) -> bool:
+        """Whether the predicted class has more than half of the probability.
+
+        The label of a shot that is mistaken confidently is likely to be wrong.
+        """
+        return self.probability > SURE
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,12 +95,15 @@ class Evaluation:
         The misclassified images, the most confident mistake first.
     skipped : sequence of Skipped
         Unreadable images that were left out.
+    images : ImageSet or None
+        The images, to show the misclassified ones; None if features were evaluated.
     """
 
     classes: tuple[str, ...]
     confusion: NDArray[np.int64]
     mistakes: tuple[Mistake, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    images: ImageSet | None = None
 
     @property
     def score(self) -> Score:
@@ -115,9 +140,50 @@ class Evaluation:
         ]
         return sorted(found, key=lambda each: -each[0])
 
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Draw the confusion matrix.
+
+        Parameters
+        ----------
+        path : str, Path or None, default=None
+            A .png, .svg or .pdf file to write. None writes nothing.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            A notebook shows it.
+        """
+        from mivhead.diagnostics.pictures import draw_confusion
+
+        return draw_confusion(self.confusion, self.classes, path)
+
+    def plot_mistakes(self, path: str | Path | None = None, *, count: int = 24) -> Figure:
+        """Draw the misclassified images, the most confident mistakes first.
+
+        Parameters
+        ----------
+        path : str, Path or None, default=None
+            A .png, .svg or .pdf file to write. None writes nothing.
+        count : int, default=24
+            Maximum number of images.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            A notebook shows it.
+        """
+        from mivhead.diagnostics.pictures import draw_mistakes
+
+        if self.images is None:
+            raise InputError("Features were evaluated, so there are no images to draw.")
+        row_of = {id_: row for row, id_ in enumerate(self.images.ids)}
+        drawn = self.mistakes[:count]
+        pictures = [self.images.load(row_of[each.id]) for each in drawn]
+        return draw_mistakes(drawn, pictures, path, total=len(self.mistakes))
+
 
 def evaluate(
-    model: FewShotClassifier,
+    model: FewShotClassifier | ExportedClassifier,
     source: str | Path | ImageSet | FeatureTable,
     *,
     skip_bad: bool = False,
@@ -126,7 +192,7 @@ def evaluate(
 
     Parameters
     ----------
-    model : FewShotClassifier
+    model : FewShotClassifier or ExportedClassifier
         A fitted model.
     source : path, ImageSet or FeatureTable
         A folder with one folder per class, a zip archive of one, a CSV file of paths and labels;
@@ -154,9 +220,9 @@ def evaluate(
     >>> result.confusions
     [(1, 'night', 'day')]
     """
-    if isinstance(source, FeatureTable):
+    if not isinstance(source, str | Path | ImageSet):
         labels, skipped = _check_labels(model, source.labels, "The table"), []
-        predictions = model.classify(source)
+        predictions, images = model.classify(source), None
     else:
         images = source if isinstance(source, ImageSet) else open_labelled(source, min_classes=1)
         name = "The image set" if isinstance(source, ImageSet) else str(source)
@@ -164,7 +230,8 @@ def evaluate(
         predictions = model.classify(images, skip_bad=skip_bad)
         skipped = model.skipped_
         labels = images.without(skipped).labels or ()
-    return compare_predictions(labels, predictions, model.classes_.tolist(), skipped)
+    compared = compare_predictions(labels, predictions, model.classes_.tolist(), skipped)
+    return replace(compared, images=images)
 
 
 def compare_predictions(
@@ -213,7 +280,7 @@ def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float
 
 
 def _check_labels(
-    model: FewShotClassifier, labels: Sequence[str] | None, name: str
+    model: FewShotClassifier | ExportedClassifier, labels: Sequence[str] | None, name: str
 ) -> Sequence[str]:
     """Raise an error if there are no labels, or if the model does not know one of them."""
     if labels is None:

@@ -23,6 +23,8 @@ from mivhead.errors import InputError, NotAvailableError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from mivhead.diagnostics.evaluation import Mistake
+
 FORMATS = (".png", ".svg", ".pdf")
 DOTS_PER_INCH = 150
 SIDE = 224  # pixels of a drawn image
@@ -47,19 +49,43 @@ def check_format(path: str | Path) -> None:
     need("matplotlib", "plot")
 
 
-def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure atomically, in the format that the suffix of the path names."""
-    path = Path(path)
-    check_format(path)
+def new_figure(width: float, height: float, **options: Any) -> Figure:
+    """Make an empty figure of a size in inches, which notebooks show by themselves."""
+    need("matplotlib", "plot")
+    from matplotlib.figure import Figure
+
+    class Picture(Figure):
+        """A figure that shows itself in a notebook, without pyplot."""
+
+        def _repr_png_(self) -> bytes:
+            return _render(self, "png")
+
+    return Picture(figsize=(width, height), **options)
+
+
+def _render(figure: Figure, kind: str) -> bytes:
     buffer = BytesIO()
     with warnings.catch_warnings():  # characters missing from the font become boxes
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-        figure.savefig(buffer, format=path.suffix[1:].lower(), dpi=DOTS_PER_INCH)
+        figure.savefig(buffer, format=kind, dpi=DOTS_PER_INCH)
+    return buffer.getvalue()
+
+
+def save_figure(figure: Figure, path: str | Path | None) -> Figure:
+    """Write a figure atomically, in the format that the suffix of the path names, and return it.
+
+    None writes nothing.
+    """
+    if path is None:
+        return figure
+    path = Path(path)
+    check_format(path)
+    data = _render(figure, path.suffix[1:].lower())
     handle = None
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             handle = Path(file.name)
-            file.write(buffer.getvalue())
+            file.write(data)
         handle.chmod(0o644)
         os.replace(handle, path)  # noqa: PTH105
     except OSError as error:
@@ -69,6 +95,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     finally:
         if handle is not None:
             handle.unlink(missing_ok=True)
+    return figure
 
 
 def square(image: Image.Image) -> Image.Image:
@@ -98,8 +125,11 @@ def _enlarge(heat: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
 
 
 def draw_confusion(
-    matrix: ArrayLike, names: Sequence[str], path: str | Path, title: str | None = None
-) -> None:
+    matrix: ArrayLike,
+    names: Sequence[str],
+    path: str | Path | None = None,
+    title: str | None = None,
+) -> Figure:
     """Draw a confusion matrix: true classes as rows, predicted classes as columns.
 
     Colours show the share of the true class, so that small classes are as visible as large ones.
@@ -110,19 +140,20 @@ def draw_confusion(
         Number of images by true class and predicted class.
     names : sequence of str
         The classes.
-    path : str or Path
-        The file to write: .png, .svg or .pdf.
+    path : str, Path or None, default=None
+        The file to write: .png, .svg or .pdf. None writes nothing.
     title : str, default=None
         Title of the drawing; None shows the accuracy.
-    """
-    need("matplotlib", "plot")
-    from matplotlib.figure import Figure
 
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
     counts = np.asarray(matrix)
     total = max(1, int(counts.sum()))
     n = len(names)
     side = 2.4 + min(14.0, max(2.6, 0.42 * n))
-    figure = Figure(figsize=(side + 0.6, side), layout="constrained")
+    figure = new_figure(side + 0.6, side, layout="constrained")
     axes = figure.add_subplot()
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
@@ -172,8 +203,52 @@ def draw_confusion(
     bar.set_label("share of the true class", color=INK)
     bar.ax.tick_params(length=0, colors=INK)
     bar.outline.set_visible(False)
-    save_figure(figure, path)
+    return save_figure(figure, path)
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= MAX_LETTERS else f"{name[: MAX_LETTERS - 9]}...{name[-6:]}"
+def draw_mistakes(
+    mistakes: Sequence[Mistake],
+    pictures: Sequence[Image.Image],
+    path: str | Path | None = None,
+    *,
+    total: int | None = None,
+) -> Figure:
+    """Draw misclassified images, each with its label and the predicted class.
+
+    Parameters
+    ----------
+    mistakes : sequence of Mistake
+        The mistakes to draw.
+    pictures : sequence of PIL.Image.Image
+        Their images.
+    path : str, Path or None, default=None
+        The file to write: .png, .svg or .pdf. None writes nothing.
+    total : int or None, default=None
+        Number of mistakes, if not all are drawn.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    columns = max(3, min(6, len(pictures)))
+    rows = max(1, -(-len(pictures) // columns))
+    figure = new_figure(1.75 * columns, 0.5 + 2.35 * rows, layout="constrained")
+    count = len(mistakes) if total is None else total
+    noun = "image" if count == 1 else "images"
+    left_out = "" if count == len(pictures) else f", the {len(pictures)} most confident mistakes"
+    figure.suptitle(f"{count} misclassified {noun}{left_out}", color=INK, fontsize=12)
+    for place, (mistake, picture) in enumerate(zip(mistakes, pictures, strict=True), start=1):
+        axes = figure.add_subplot(rows, columns, place, xticks=[], yticks=[])
+        axes.imshow(square(picture))
+        axes.spines[:].set_color(PALE)
+        lines = (
+            f"is {_short(mistake.label, 22)}",
+            f"taken for {_short(mistake.predicted, 16)}, {100 * mistake.probability:.0f} %",
+            _short(mistake.id, 26),
+        )
+        axes.set_xlabel("\n".join(lines), fontsize=7, color=INK, parse_math=False)
+    return save_figure(figure, path)
+
+
+def _short(name: str, letters: int = MAX_LETTERS) -> str:
+    return name if len(name) <= letters else f"{name[: letters - 11]}...{name[-8:]}"

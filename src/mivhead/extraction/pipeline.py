@@ -15,10 +15,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -29,11 +29,11 @@ from mivhead._progress import progress_bar
 from mivhead._threads import useful_threads
 from mivhead.backbones.base import Backbone
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.extraction.cache import FeatureCache, Keys, Parts, content_hash
+from mivhead.extraction.cache import PICTURE, FeatureCache, Keys, Parts, content_hash
 from mivhead.features import Features, FeatureTable
 from mivhead.images.augmentation import NO_VIEWS, Augmentation, ViewPlan, augment, view_seed
-from mivhead.images.decoding import load_image, read_capped, read_file
-from mivhead.images.imageset import ImageSet, ImageSource
+from mivhead.images.decoding import encode_square, load_image, read_capped, read_file
+from mivhead.images.imageset import ImageSet, ImageSource, given
 
 BATCH = 32  # images per call of the backbone
 AHEAD = 2 * BATCH  # images that are decoded and augmented while the backbone computes
@@ -50,6 +50,7 @@ def extract_table(
     *,
     cache: FeatureCache | None = None,
     verbose: bool = True,
+    pictures: bool = False,
 ) -> FeatureTable:
     """Extract features of images and of their augmented views.
 
@@ -67,6 +68,8 @@ def extract_table(
         Where features are read and stored.
     verbose : bool, default=True
         Show a progress bar if it takes more than two seconds.
+    pictures : bool, default=False
+        Also keep the hash of every image, and a picture of it that views can be made of.
 
     Returns
     -------
@@ -74,7 +77,8 @@ def extract_table(
         Features, ids and labels of the images, and features of the views.
     """
     count = len(images) + len(plan.view_of)  # the images, then the views
-    flow = _Flow(backbone, images, plan, how or Augmentation(), cache)
+    kept = _Kept() if pictures else None
+    flow = _Flow(backbone, _loaders(images), plan, how or Augmentation(), cache, kept=kept)
     with flow, progress_bar("backbone", count, show=verbose) as advance:
         features = flow.take(0, count, advance)
     has_views = len(plan.view_of) > 0
@@ -85,7 +89,44 @@ def extract_table(
         features[len(images) :] if has_views else None,
         plan.view_of if has_views else None,
         backbone.identity.as_json(),
+        None if kept is None else tuple(kept.hashes),
+        None if kept is None else tuple(kept.pictures),
     )
+
+
+def extract_views(
+    backbone: Backbone,
+    pictures: Sequence[tuple[str, bytes]],
+    plan: ViewPlan,
+    how: Augmentation,
+    *,
+    cache: FeatureCache | None = None,
+    verbose: bool = True,
+) -> Features:
+    """Extract features of augmented views alone, from kept pictures.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        Extracts the features that the cache lacks.
+    pictures : sequence of (str, bytes)
+        Hash and picture of every image, as in a table of `extract_table`.
+    plan : ViewPlan
+        At least one view to make.
+    how : Augmentation
+        How views are made.
+    cache, verbose
+        As for `extract_table`.
+
+    Returns
+    -------
+    Features
+        One row per view of the plan.
+    """
+    loaders = [partial(LoadedImage.known, *each) for each in pictures]
+    flow = _Flow(backbone, loaders, plan, how, cache, originals=False)
+    with flow, progress_bar("backbone", len(plan.view_of), show=verbose) as advance:
+        return flow.take(0, len(plan.view_of), advance)
 
 
 def iter_features(
@@ -99,7 +140,7 @@ def iter_features(
 
     The next images are decoded while the caller processes a part, unless that would slow it down.
     """
-    flow = _Flow(backbone, images, NO_VIEWS, Augmentation(), cache)
+    flow = _Flow(backbone, _loaders(images), NO_VIEWS, Augmentation(), cache)
     with flow, progress_bar("backbone", len(images), show=verbose) as advance:
         for start in range(0, len(images), PART):
             features = flow.take(start, min(PART, len(images) - start), advance)
@@ -116,14 +157,18 @@ def read_features(cache: FeatureCache, keys: Sequence[str]) -> Features:
         If the cache lacks one of them.
     """
     rows = _Rows(len(keys))
+    complete = True
     for place, key in enumerate(keys):
         parts = cache.get(key)
         if parts is None:
-            raise NotAvailableError(
-                f"The feature cache {cache.folder} no longer holds all features of this task: run "
-                "the same command again to extract them."
-            )
-        rows.put(place, parts)
+            complete = False  # read on, so that every corrupted entry is found now
+        else:
+            rows.put(place, parts)
+    if not complete:
+        raise NotAvailableError(
+            f"The feature cache {cache.folder} no longer holds all features of this task: run "
+            "the same command again to extract them."
+        )
     return rows.features
 
 
@@ -143,6 +188,13 @@ class LoadedImage:
         else:
             self._content = read_capped(given, source.name)
 
+    @classmethod
+    def known(cls, content_hash: str, picture: bytes) -> Self:
+        """Return an image of which only the hash and a picture are left."""
+        image = cls(ImageSource("picture", given(picture), "a picture in the model file"))
+        image.__dict__["hash"] = content_hash
+        return image
+
     @cached_property
     def hash(self) -> str:
         """Hash of the image file, or of the pixels of an image that was given in memory."""
@@ -159,22 +211,43 @@ class LoadedImage:
         return augment(self.picture, size, view_seed(seed, self.hash, number), how)
 
 
+Loader: TypeAlias = Callable[[], LoadedImage]
+
+
+def _loaders(images: ImageSet) -> list[Loader]:
+    return [partial(LoadedImage, source) for source in images.sources]
+
+
+class _Kept:
+    """What is left of images after they have passed: hashes and small pictures."""
+
+    def __init__(self) -> None:
+        self.hashes: list[str] = []
+        self.pictures: list[bytes] = []
+
+
 class _Flow:
-    """Images on their way through decoder, cache and backbone."""
+    """Images on their way through decoder, cache and backbone.
+
+    With `originals`, the images themselves pass, not only their views.
+    """
 
     def __init__(
         self,
         backbone: Backbone,
-        images: ImageSet,
+        loaders: Sequence[Loader],
         plan: ViewPlan,
         how: Augmentation,
         cache: FeatureCache | None,
+        *,
+        originals: bool = True,
+        kept: _Kept | None = None,
     ) -> None:
-        if not len(images):
+        if not len(loaders):
             raise InputError("There are no images: give at least one.")
         self._backbone, self._writer = backbone, _Writer(cache)
         self.cores = _Cores()
-        items = _items(images, plan, how, backbone, cache)
+        items = _items(loaders, plan, how, backbone, cache, originals, kept)
         self._items = prefetch(self.cores.decode(items), AHEAD)
 
     def __enter__(self) -> None:
@@ -199,7 +272,10 @@ class _Flow:
             for i, item in enumerate(batch):
                 parts = {name: tensor[i].numpy() for name, tensor in tensors.items()}
                 # Store the copy: the backbone may reuse the memory of its output.
-                computed[item.key] = rows.put(item.place - start, parts)
+                stored = rows.put(item.place - start, parts)
+                if item.kept is not None:
+                    stored = {**stored, PICTURE: np.frombuffer(item.kept, np.uint8)}
+                computed[item.key] = stored
             self._writer.put(computed)
             advance(len(batch))
             batch.clear()
@@ -232,34 +308,52 @@ class _Missing:
     place: int
     key: str
     picture: Image.Image
+    kept: bytes | None = None  # the picture to store with the features
 
 
 def _items(
-    images: ImageSet,
+    loaders: Sequence[Loader],
     plan: ViewPlan,
     how: Augmentation,
     backbone: Backbone,
     cache: FeatureCache | None,
+    originals: bool,
+    kept: _Kept | None,
 ) -> Iterator[_Found | _Missing]:
     """Yield each image, followed by its views, so that no decoded image is kept."""
     size = backbone.preset.preprocessing.size
     keys = Keys(backbone, how)
     views_of: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # place and number
+    first = len(loaders) if originals else 0  # row of the first view
     for i, (row, number) in enumerate(zip(plan.view_of, plan.numbers, strict=True)):
-        views_of[int(row)].append((len(images) + i, int(number)))
-    for row, source in enumerate(images.sources):
-        image = LoadedImage(source)
-        wanted: list[tuple[int, int | None]] = [(row, None), *views_of[row]]
+        views_of[int(row)].append((first + i, int(number)))
+    for row, load in enumerate(loaders):
+        image = load()
+        itself: list[tuple[int, int | None]] = [(row, None)] if originals else []
+        wanted = [*itself, *views_of[row]]
         for place, number in wanted:
             key = ""
             if cache is not None:
                 seed = None if number is None else view_seed(plan.seed, image.hash, number)
                 key = keys.key(image.hash, seed)
                 if (parts := cache.get(key)) is not None:
+                    if number is None and kept is not None:
+                        if PICTURE not in parts:
+                            encoded = np.frombuffer(encode_square(image.picture, size), np.uint8)
+                            parts = {**parts, PICTURE: encoded}
+                            cache.put(key, parts)
+                        kept.hashes.append(image.hash)
+                        kept.pictures.append(parts[PICTURE].tobytes())
                     yield _Found(place, parts)
                     continue
-            picture = image.picture if number is None else image.view(number, plan.seed, size, how)
-            yield _Missing(place, key, picture)
+            if number is not None:
+                yield _Missing(place, key, image.view(number, plan.seed, size, how))
+            elif kept is None:
+                yield _Missing(place, key, image.picture)
+            else:
+                kept.hashes.append(image.hash)
+                kept.pictures.append(encode_square(image.picture, size))
+                yield _Missing(place, key, image.picture, kept.pictures[-1])
 
 
 class _Rows:
@@ -276,6 +370,7 @@ class _Rows:
 
     def put(self, place: int, parts: Parts) -> Parts:
         """Copy the features of an image to their row and return the copy."""
+        parts = {name: part for name, part in parts.items() if name != PICTURE}
         if not self._arrays:
             self._layout = {name: (part.shape, part.dtype) for name, part in parts.items()}
             self._arrays = {

@@ -161,6 +161,43 @@ def plan_views(
     return number_views([views_per_image(shots[label], threshold, rule) for label in labels], seed)
 
 
+@dataclass(frozen=True)
+class ViewRule:
+    """How many views the shots of a class have, and how they are made.
+
+    With the content of an image, this is everything that its views depend on.
+
+    Parameters
+    ----------
+    threshold : int
+        T: classes with at most T shots have views.
+    rule : {"ceil", "floor"}, default="ceil"
+        See `views_per_image`.
+    seed : int, default=0
+        Random seed that the views depend on.
+    augmentation : Augmentation, default=Augmentation()
+        How a view is made.
+
+    Examples
+    --------
+    >>> ViewRule(threshold=2).plan(["cat", "cat", "dog"]).view_of.tolist()
+    [0, 1, 2, 2]
+    """
+
+    threshold: int
+    rule: ViewsRule = "ceil"
+    seed: int = 0
+    augmentation: Augmentation = Augmentation()
+
+    def per_image(self, shots: int) -> int:
+        """Return how many views each image of a class with this many shots has."""
+        return views_per_image(shots, self.threshold, self.rule)
+
+    def plan(self, labels: Sequence[Any] | np.ndarray[Any, Any]) -> ViewPlan:
+        """Plan the views of a support set."""
+        return plan_views(labels, self.threshold, self.rule, self.seed)
+
+
 def number_views(counts: Sequence[int], seed: int = 0) -> ViewPlan:
     """Plan `counts[i]` views of image i, numbered from 0.
 

@@ -8,6 +8,7 @@ file.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError, features
 
 from mivhead.errors import ImageError
 
@@ -28,6 +29,10 @@ ImageLike: TypeAlias = (
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 MAX_PIXELS = 64 * 2**20  # 8192 x 8192; Pillow's own limit is not changed
 MAX_FILE_BYTES = 256 * 2**20
+
+_ADDRESS = re.compile("(https?|ftp|s3|gs)://", re.IGNORECASE)
+# HEIC, as iPhones write it: "ftyp" and a brand, after four bytes.
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
 
 # By EXIF orientation; `ImageOps.exif_transpose` would also rewrite the (untrusted) metadata.
 _UPRIGHT = {
@@ -42,15 +47,19 @@ _UPRIGHT = {
 _ORIENTATION = 0x0112
 _UPRIGHT_ALREADY = 1
 
-# Python's warning filters are global: two threads must not change them at the same time.
+# Python's warning filters are global: the first of several threads changes them, and the last one
+# changes them back.
 _LOCK = threading.Lock()
+_filters = warnings.catch_warnings()
+_decoding = 0  # threads
 
 
 def load_image(source: ImageLike, *, name: str | None = None) -> Image.Image:
     """Decode one image to a new, upright RGB picture.
 
-    The first frame of an animation is used, transparency becomes white, 16-bit grey is scaled to
-    8 bits, CMYK is converted, and the EXIF orientation is applied.
+    HEIC, which iPhones write, needs the extra `heic`. The first frame of an animation is used,
+    transparency becomes white, 16-bit grey is scaled to 8 bits, CMYK is converted, and the EXIF
+    orientation is applied.
 
     Parameters
     ----------
@@ -84,6 +93,7 @@ def load_image(source: ImageLike, *, name: str | None = None) -> Image.Image:
     if isinstance(source, np.ndarray):
         return _decode(_from_array(source, name or "The array"), name or "The array")
     if isinstance(source, str | os.PathLike):
+        check_local(source)
         name = name or os.fspath(source)
         source = read_file(Path(source), name)
     name = name or "The image"
@@ -91,6 +101,35 @@ def load_image(source: ImageLike, *, name: str | None = None) -> Image.Image:
     if not data:
         raise ImageError(f"{name} is empty (0 bytes).")
     return _decode(data, name)
+
+
+def check_local(path: str | os.PathLike[str]) -> None:
+    """Raise an error for the address of a web page, which is not fetched.
+
+    >>> check_local("https://example.org/cat.jpg")
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.ImageError: https://example.org/cat.jpg is an address; only files on this \
+computer are read: download the image first.
+    """
+    if _ADDRESS.match(os.fspath(path)):
+        raise ImageError(
+            f"{path} is an address; only files on this computer are read: download the image first."
+        )
+
+
+def count_pixels(data: bytes, *, name: str) -> int:
+    """Return the number of pixels that the header of an image file announces.
+
+    Raises
+    ------
+    ImageError
+        If it is not an image, or has more pixels than `MAX_PIXELS`.
+    """
+    with _errors(name), _open(data, name) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise _too_large(name)
+        return image.width * image.height
 
 
 def read_file(path: Path, name: str) -> bytes:
@@ -140,13 +179,57 @@ def _from_array(array: np.ndarray[Any, Any], name: str) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array))
 
 
+def encode_square(image: Image.Image, size: int) -> bytes:
+    """Resize an image to the square that a backbone sees, and encode it without loss.
+
+    Lossless WebP at its fastest setting: smaller than PNG (55 instead of 75 kB for photographs at
+    224 pixels), and twice as fast.
+
+    >>> square = load_image(encode_square(Image.new("RGB", (40, 20), "red"), 16))
+    >>> square.size, square.getpixel((3, 3))
+    ((16, 16), (255, 0, 0))
+    """
+    square = image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
+    buffer = BytesIO()
+    if features.check("webp"):
+        square.save(buffer, "WEBP", lossless=True, quality=0, method=0)
+    else:
+        square.save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
 def _decode(source: bytes | Image.Image, name: str) -> Image.Image:
+    with _errors(name):
+        if isinstance(source, Image.Image):
+            return _to_rgb(source, name)
+        with _open(source, name) as image:
+            return _to_rgb(image, name)
+
+
+def _open(data: bytes, name: str) -> Image.Image:
+    """Read the header of an image file; HEIC, as iPhones write it, needs an extra."""
+    if data[4:8] != b"ftyp" or data[8:12] not in _HEIC_BRANDS:
+        return Image.open(BytesIO(data), formats=FORMATS)
+    try:
+        import pillow_heif
+    except ImportError:
+        raise ImageError(
+            f'{name} is a HEIC image; to read these, run `pip install "mivhead[heic]"`, or save '
+            "it as JPEG."
+        ) from None
+    pillow_heif.register_heif_opener()
+    try:
+        return Image.open(BytesIO(data), formats=("HEIF",))
+    except UnidentifiedImageError:
+        raise ImageError(f"{name} is corrupted: it is not a complete HEIC image.") from None
+
+
+@contextmanager
+def _errors(name: str) -> Iterator[None]:
+    """Turn every exception of a decoder into an `ImageError`, and hide its warnings."""
     try:
         with _quiet():
-            if isinstance(source, Image.Image):
-                return _to_rgb(source, name)
-            with Image.open(BytesIO(source), formats=FORMATS) as image:
-                return _to_rgb(image, name)
+            yield
     except ImageError:
         raise
     except Image.DecompressionBombError:
@@ -164,9 +247,20 @@ def _decode(source: bytes | Image.Image, name: str) -> Image.Image:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide Pillow's warnings (odd metadata, large images) from the user."""
-    with _LOCK, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
+    global _decoding, _filters
+    with _LOCK:
+        _decoding += 1
+        if _decoding == 1:
+            _filters = warnings.catch_warnings()
+            _filters.__enter__()
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+    try:
         yield
+    finally:
+        with _LOCK:
+            _decoding -= 1
+            if not _decoding:
+                _filters.__exit__(None, None, None)
 
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:

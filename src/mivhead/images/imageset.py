@@ -7,13 +7,14 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import PurePath
 from typing import Any
 
 from PIL import Image
 
-from mivhead.errors import ImageError, InputError
-from mivhead.images.decoding import ImageLike, load_image
+from mivhead.errors import ImageError, InputError, check_no_missing
+from mivhead.images.decoding import ImageLike, load_image, read_capped
 
 
 @dataclass(frozen=True)
@@ -115,23 +116,27 @@ def given(image: ImageLike) -> Callable[[], ImageLike]:
 
 
 def from_images(images: Iterable[ImageLike]) -> ImageSet:
-    """Return a set of images in memory, or of paths."""
+    """Return a set of images in memory, of open files, or of paths."""
     sources = []
     for row, image in enumerate(images):
         name = os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {row}"
-        sources.append(ImageSource(name, given(image), name))
+        get = given(image)
+        if hasattr(image, "read"):  # an open file can be read only once
+            get = cache(partial(read_capped, image, name))  # type: ignore[arg-type]
+        sources.append(ImageSource(name, get, name))
     return ImageSet(tuple(sources))
 
 
-def label_images(images: ImageSet, labels: Sequence[Any]) -> ImageSet:
-    """Return the set with labels; raise an error if there are fewer than two classes."""
+def label_images(images: ImageSet, labels: Sequence[Any], *, min_classes: int = 2) -> ImageSet:
+    """Return the set with labels; raise an error if there are too few classes."""
     if len(images) != len(labels):
         raise InputError(f"There are {len(images)} images, but {len(labels)} labels.")
     if not len(images):
         raise InputError("There are no images: give images of at least 2 classes.")
+    check_no_missing("labels", labels)
     named = replace(images, labels=tuple(map(str, labels)))
     check_names(named.classes)
-    if len(named.classes) < 2:
+    if len(named.classes) < min_classes:
         raise InputError(
             f"All images have the label {named.classes[0]!r}; a classifier needs at least "
             "2 classes."
@@ -168,7 +173,8 @@ def check_images(images: ImageSet) -> list[Skipped]:
 
 # Names of files: which are images, which are ignored, and how they are sorted.
 
-# Formats of the last line cannot be decoded, but must not be dropped silently.
+# HEIC needs an extra; the other formats of the last line cannot be decoded. None of them may be
+# dropped silently.
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm"),

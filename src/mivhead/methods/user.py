@@ -80,6 +80,10 @@ class UserMethod(FeatureClassifier):
         self.estimator_ = self._make(seed)
         self.estimator_.fit(support.features, self.classes_[support.labels], **views)
 
+    @property
+    def _stored_support(self) -> Features:
+        return self.support_.features
+
     def _logits(self, features: Features) -> Tensor:
         found = torch.as_tensor(np.asarray(self.estimator_.predict_proba(features)))
         expected = (len(features), len(self.classes_))

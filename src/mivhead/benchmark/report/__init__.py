@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, fields
-from io import StringIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +18,7 @@ from mivhead.benchmark.report.formats import (
     render_markdown,
 )
 from mivhead.benchmark.results import Result
+from mivhead.spreadsheets import to_csv
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -141,15 +140,12 @@ def _across_backbones(
     )
 
 
-def results_csv(results: Sequence[Result]) -> str:
-    """Write one line per result, without the calibration bins."""
+def results_csv(results: Sequence[Result], *, raw: bool = False) -> str:
+    """Write one line per result, without the calibration bins; see `mivhead.spreadsheets`."""
     names = [field.name for field in fields(Result)]
     skipped = names.index("calibration")
-    out = StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    for row in (names, *map(astuple, results)):
-        writer.writerow([*row[:skipped], *row[skipped + 1 :]])
-    return out.getvalue()
+    header, *rows = ([*r[:skipped], *r[skipped + 1 :]] for r in (names, *map(astuple, results)))
+    return to_csv(header, rows, raw=raw)
 
 
 def _each(make: Callable[[A], T | None], arguments: Sequence[A]) -> tuple[T, ...]:

@@ -1,0 +1,142 @@
+"""Images copied into folders by class, for `miv predict --sort-into`."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING
+
+from mivhead.errors import NotAvailableError
+
+if TYPE_CHECKING:
+    from mivhead.images.imageset import ImageSet, ImageSource
+
+MAX_NAME_BYTES = 200  # file systems allow 255; this leaves room for suffix and number
+MAX_SUFFIX = 10
+_FORBIDDEN = '/\\:*?"<>|'
+# Device names on Windows, in any folder and with any suffix.
+_RESERVED = {"con", "prn", "aux", "nul"} | {f"{p}{n}" for p in ("com", "lpt") for n in range(1, 10)}
+
+
+def sort_images(
+    images: ImageSet, labels: Sequence[str], names: Sequence[str], folder: str | Path
+) -> list[Path]:
+    """Copy every image into a folder named after its label; nothing is overwritten or moved.
+
+    An image whose copy is already there, with the same name and content, is not copied again.
+
+    Parameters
+    ----------
+    images : ImageSet
+        Image files or members of a zip archive.
+    labels : sequence of str
+        One per image.
+    names : sequence of str
+        All labels that may occur; each gets its own folder, whatever characters it contains.
+    folder : str or Path
+        Where the folders are created, if they are needed.
+
+    Returns
+    -------
+    list of Path
+        The new copies.
+    """
+    folder_of = _folders(names)
+    copies: list[Path] = []
+    for source, label in zip(images.sources, labels, strict=True):
+        target = Path(folder) / folder_of[label]
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            if (copy := _copy(source, target)) is not None:
+                copies.append(copy)
+        except OSError as error:
+            raise NotAvailableError(
+                f"Cannot copy {source.name} into {target}: {error.strerror or error}."
+            ) from error
+    return copies
+
+
+def safe_name(name: str) -> str:
+    """Make a file name that every file system accepts and that stays inside its folder.
+
+    >>> safe_name("cat.jpg"), safe_name("../etc"), safe_name("a/b: c?"), safe_name("NUL")
+    ('cat.jpg', '_._etc', 'a_b_ c_', 'NUL_')
+    """
+    text = "".join("_" if c in _FORBIDDEN or not c.isprintable() else c for c in name)
+    stem, suffix = os.path.splitext(text)  # noqa: PTH122  # a name, not a path
+    if len(suffix) > MAX_SUFFIX:
+        stem, suffix = text, ""
+    while len(stem.encode()) > MAX_NAME_BYTES:
+        stem = stem[:-1]
+    text = (stem + suffix).rstrip(". ")
+    if text.startswith("."):
+        text = "_" + text[1:]
+    if not text or text.partition(".")[0].casefold() in _RESERVED:
+        text += "_"
+    return text
+
+
+def _folders(names: Sequence[str]) -> dict[str, str]:
+    """Choose a distinct folder name for every class, regardless of upper and lower case."""
+    taken: set[str] = set()
+    folders = {}
+    for name in names:
+        folders[name] = next(c for c in _numbered(safe_name(name)) if c.casefold() not in taken)
+        taken.add(folders[name].casefold())
+    return folders
+
+
+def _numbered(name: str) -> Iterator[str]:
+    """Yield a name, then the name with numbers before its suffix: a.jpg, a (2).jpg, ..."""
+    yield name
+    stem, suffix = os.path.splitext(name)  # noqa: PTH122  # a name, not a path
+    number = 2
+    while True:
+        yield f"{stem} ({number}){suffix}"
+        number += 1
+
+
+def _copy(source: ImageSource, folder: Path) -> Path | None:
+    """Copy an image; None if an identical copy is there."""
+    original = source.get()
+    for name in _numbered(safe_name(PurePosixPath(source.id).name)):
+        copy = folder / name
+        try:
+            file = copy.open("xb")  # fails if the file exists
+        except FileExistsError:
+            if _is_copy(original, copy):
+                return None
+            continue
+        try:
+            with file:
+                _write(original, file)
+            if isinstance(original, str | os.PathLike):
+                shutil.copystat(original, copy)
+        except BaseException:  # Ctrl-C too: leave no partial copies
+            copy.unlink(missing_ok=True)
+            raise
+        return copy
+    raise AssertionError("unreachable: numbers do not end")
+
+
+def _is_copy(original: object, copy: Path) -> bool:
+    """Tell whether a file has the content of an image."""
+    if not copy.is_file():
+        return False
+    if isinstance(original, str | os.PathLike):
+        return filecmp.cmp(original, copy, shallow=False)
+    return copy.stat().st_size == len(original) and copy.read_bytes() == original  # type: ignore[arg-type]  # bytes
+
+
+def _write(original: object, file: IO[bytes]) -> None:
+    if isinstance(original, str | os.PathLike):
+        with Path(original).open("rb") as opened:
+            shutil.copyfileobj(opened, file)
+    elif isinstance(original, bytes):
+        shutil.copyfileobj(BytesIO(original), file)
+    else:
+        raise TypeError(f"expected an image from a file or a zip archive, got {type(original)}")

@@ -1,0 +1,348 @@
+"""The models of a service: loaded by name, and loaded again when their files change."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from PIL import Image
+
+from mivhead._load import load
+from mivhead.errors import InputError, MivError
+from mivhead.exported import ExportedClassifier
+from mivhead.service.protection import Refusal
+
+if TYPE_CHECKING:
+    from mivhead.backbones.base import Backbone
+    from mivhead.prediction import Prediction
+
+_log = logging.getLogger(__name__)
+
+Loader = Callable[[Path], Any]
+T = TypeVar("T")
+
+
+class ModelLoader:
+    """Reads model files for a service; models on the same backbone share it in memory.
+
+    Parameters
+    ----------
+    backbone, weights, device
+        As for `mivhead.load`.
+    """
+
+    def __init__(
+        self,
+        *,
+        backbone: str | Backbone | None = None,
+        weights: str | Path | None = None,
+        device: str | None = None,
+    ) -> None:
+        self._options = {"backbone": backbone, "weights": weights, "device": device}
+        self._backbones: dict[str, Any] = {}  # by the key of their identity
+
+    def __call__(self, path: Path) -> Any:
+        """Read one file."""
+        model = load(path, **self._options)  # type: ignore[arg-type]  # by name
+        model.verbose = False
+        if isinstance(model, ExportedClassifier):
+            return model
+        model.cache = False  # images of clients leave no traces
+        if model.identity_ is not None:
+            key = model.identity_.key
+            if key in self._backbones:
+                model.backbone = self._backbones[key]
+            else:
+                self._backbones[key] = model._load_backbone()
+        return model
+
+    def backbone(self, path: Path) -> Backbone:
+        """Return the backbone of a model file."""
+        identity = getattr(self(path), "identity_", None)
+        if identity is None or identity.key not in self._backbones:
+            raise InputError(f"The model {path} has no backbone to serve.")
+        found: Backbone = self._backbones[identity.key]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class ServedModel:
+    """One version of a model, in memory.
+
+    Parameters
+    ----------
+    name : str
+        Its name in requests.
+    path : Path
+        Its file.
+    model : FewShotClassifier, or an exported model
+        What predicts.
+    facts : dict
+        What the service tells about it.
+    version : str
+        Start of the SHA-256 of the file.
+    stamp : tuple
+        Size and times of the file, by which a change is noticed.
+    """
+
+    name: str
+    path: Path
+    model: Any
+    facts: dict[str, Any]
+    version: str
+    stamp: tuple[int, ...]
+
+    @property
+    def size(self) -> int | None:
+        """The side of the backbone's input images in pixels; None if the model takes no images."""
+        size: int | None = self.facts["image_size"]
+        return size
+
+    def classify(self, pictures: Sequence[Image.Image]) -> list[Prediction]:
+        """Predict a batch of decoded images."""
+        found: list[Prediction] = self.model.classify(list(pictures))
+        return found
+
+    def classify_features(self, features: Any) -> list[Prediction]:
+        """Predict features: tensors by name, or vectors of shape (image, channel)."""
+        given = features
+        if not isinstance(self.model, ExportedClassifier):  # which needs no PyTorch
+            from mivhead.features import Features
+
+            named = isinstance(features, dict)
+            given = Features.from_tensors(features) if named else Features(features)
+        found: list[Prediction] = self.model.classify(given)
+        return found
+
+
+class Models:
+    """Models by name.
+
+    Parameters
+    ----------
+    files : iterable of str or Path
+        Model files; each is served under its name without the suffix, or as `NAME=FILE`.
+    load : callable, optional
+        Reads a file; by default `mivhead.load`.
+    on_reload : callable, optional
+        Called with the name of a model and `"ok"` or `"failed"`, when its file was read again.
+    """
+
+    def __init__(
+        self,
+        files: Iterable[str | Path],
+        *,
+        load: Loader | None = None,
+        on_reload: Callable[[str, str], object] | None = None,
+    ) -> None:
+        self._load = load or ModelLoader()
+        self._on_reload = on_reload or (lambda *_: None)
+        self._models: dict[str, ServedModel] = {}
+        self._problems: dict[str, str] = {}
+        self._seen: dict[str, tuple[int, ...]] = {}  # the last file that was tried
+        self._lock = threading.Lock()  # one change at a time
+        for name, path in name_files(files).items():
+            self._models[name] = self._read(name, path)
+
+    @property
+    def names(self) -> list[str]:
+        """The names, in the order in which they were given."""
+        return list(self._models)
+
+    def get(self, name: str | None = None) -> ServedModel:
+        """Return a model; without a name, the only one."""
+        if name is None and len(self._models) == 1:
+            return next(iter(self._models.values()))
+        names = ", ".join(self._models) or "none"
+        if name is None:
+            raise InputError(f"Say which model is meant: the models are {names}.")
+        if name not in self._models:
+            raise Refusal(404, f"There is no model {name!r:.80}: the models are {names}.")
+        return self._models[name]
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return what the service tells about a model."""
+        served = self.get(name)
+        return {**served.facts, "problem": self._problems.get(name)}
+
+    def reload_changed(self) -> list[str]:
+        """Read the files that have changed; a bad file never replaces a good model.
+
+        Returns
+        -------
+        list of str
+            The names of the models that were replaced.
+        """
+        return [name for name in self._models if self._reload(name)]
+
+    def change(self, name: str, apply: Callable[[Any], T]) -> tuple[T, ServedModel]:
+        """Change a copy of a model, save it to its file, and serve it from now on.
+
+        Parameters
+        ----------
+        name : str
+            The model.
+        apply : callable
+            Changes the model that it is called with.
+
+        Returns
+        -------
+        what `apply` returned, and the new version of the model
+        """
+        self._reload(name)  # never overwrite what somebody else has written
+        with self._lock:
+            served = self._models[name]
+            if not hasattr(served.model, "add"):
+                raise InputError(f"The model {name} is exported: it cannot be changed.")
+            model = copy(served.model)
+            made = apply(model)
+            model.save(served.path)
+            self._models[name] = self._serve(name, served.path, model)
+            self._problems.pop(name, None)
+            facts = {"model": name, "version": self._models[name].version}
+            _log.info("model changed", extra={"facts": facts})
+            return made, self._models[name]
+
+    def _reload(self, name: str) -> bool:
+        with self._lock:
+            served = self._models[name]
+            try:
+                stamp = _stamp(served.path)
+            except OSError as error:
+                self._fail(name, f"{served.path.name} cannot be read: {error.strerror}.")
+                return False
+            if stamp == self._seen.get(name, served.stamp):
+                return False
+            self._seen[name] = stamp
+            try:
+                self._models[name] = self._read(name, served.path)
+            # Whatever is wrong with the new file, the old model continues to serve.
+            except Exception as error:
+                expected = isinstance(error, MivError)
+                reason = str(error) if expected else "it could not be loaded; see the log."
+                _log.log(logging.WARNING, "reload failed", exc_info=None if expected else error)
+                self._fail(name, reason)
+                return False
+            self._problems.pop(name, None)
+            facts = {"model": name, "version": self._models[name].version}
+            _log.info("model reloaded", extra={"facts": facts})
+            self._on_reload(name, "ok")
+            return True
+
+    def _fail(self, name: str, reason: str) -> None:
+        if self._problems.get(name) != reason:
+            self._problems[name] = reason
+            facts = {"model": name, "reason": reason}
+            _log.warning("a changed model file was not used", extra={"facts": facts})
+            self._on_reload(name, "failed")
+
+    def _read(self, name: str, path: Path) -> ServedModel:
+        try:
+            stamp = _stamp(path)
+        except OSError as error:
+            raise InputError(f"The model {path} cannot be read: {error.strerror}.") from error
+        return self._serve(name, path, self._load(path), stamp)
+
+    def _serve(
+        self, name: str, path: Path, model: Any, stamp: tuple[int, ...] | None = None
+    ) -> ServedModel:
+        """Describe and try a model."""
+        stamp = stamp or _stamp(path)
+        version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        facts = {
+            "name": name,
+            "file": path.name,
+            "version": version,
+            "loaded": datetime.now(UTC).isoformat(timespec="seconds"),
+            **_facts(model),
+        }
+        served = ServedModel(name, path, model, facts, version, stamp)
+        if served.size is not None:  # a missing package or backbone is an error now
+            served.classify([Image.new("RGB", (8, 8), "grey")])
+        return served
+
+
+def name_files(files: Iterable[str | Path]) -> dict[str, Path]:
+    """Return the file of every model by its name.
+
+    >>> name_files(["birds.miv", "old=models/birds-2024.miv"])
+    {'birds': PosixPath('birds.miv'), 'old': PosixPath('models/birds-2024.miv')}
+    """
+    named: dict[str, Path] = {}
+    for each in files:
+        name, equals, file = str(each).partition("=")
+        path = Path(file if equals else name)
+        name = name if equals else path.stem
+        if not re.fullmatch(r"[\w.-]{1,100}", name):
+            raise InputError(
+                f"A model cannot be served as {name!r}: use letters, digits, '.', '-' and '_', and "
+                "name it with NAME=FILE."
+            )
+        if name in named:
+            raise InputError(f"Two models would have the name {name!r}: name one with NAME=FILE.")
+        named[name] = path
+    return named
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    found = os.stat(path)  # noqa: PTH116  # follows links, as opening does
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _facts(model: Any) -> dict[str, Any]:
+    """Return what a model says about itself, for people and programs."""
+    identity = model.identity_
+    classes = [str(label) for label in model.classes_.tolist()]
+    if isinstance(model, ExportedClassifier):
+        method, shots = model.info.method, model.info.config.get("shots")
+        takes_images = model.needs_images
+    else:
+        counts = getattr(model.classifier_, "shots_", None)
+        method, shots = model.method, None if counts is None else counts.tolist()
+        takes_images = identity is not None
+    return {
+        "classes": classes,
+        "shots": dict(zip(classes, shots, strict=True)) if shots else None,
+        "method": method,
+        "backbone": None if identity is None else identity.name,
+        "image_size": identity.preprocessing.size if takes_images else None,
+    }
+
+
+class Reloader:
+    """Looks for changed model files every few seconds, in its own thread.
+
+    Parameters
+    ----------
+    models : Models
+        The models to watch.
+    seconds : float
+        Time between two looks.
+    """
+
+    def __init__(self, models: Models, seconds: float) -> None:
+        self._models, self._seconds = models, seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="reload", daemon=True)
+
+    def start(self) -> None:
+        """Start to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop to watch; returns when a reload in progress is complete."""
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._seconds):
+            self._models.reload_changed()
