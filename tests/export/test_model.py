@@ -273,7 +273,7 @@ def test_an_old_opset_is_converted(tmp_path) -> None:
 def test_metadata_that_is_not_text_is_refused_in_silence(exported, tmp_path, capfd) -> None:
     content = exported.read_bytes()
     assert b'"classes"' in content
-    (tmp_path / "bad.onnx").write_bytes(content.replace(b'"classes"', b'"cl\xff\xfe\xffs"'))
+    (tmp_path / "bad.onnx").write_bytes(content.replace(b'"classes"', b'"cl\xff\xfe\xffss"'))
     (tmp_path / "deep.onnx").write_bytes(content.replace(b'{"', b'[["', 1))
     for name in ("bad.onnx", "deep.onnx"):
         with pytest.raises(ModelFileError):
