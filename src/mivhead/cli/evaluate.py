@@ -35,6 +35,7 @@ MAX_NAME = 24
 EXAMPLES = """
 miv evaluate birds.miv test/                          # test/robin/7.jpg, ...
 miv evaluate birds.miv test.zip --picture confusion.png --mistakes wrong.png
+miv evaluate birds.miv test/ --foreign garden/ --tradeoff curves.png
 miv evaluate birds.miv test/ --json > result.json     # lists every misclassified image
 """
 
@@ -65,6 +66,16 @@ def add_parser(subparsers: Any) -> None:
         metavar="FILE",
         help="draw the misclassified images to a .png, .svg or .pdf file",
     )
+    parser.add_argument(
+        "--tradeoff",
+        metavar="FILE",
+        help="draw how many names are wrong if fewer are given, and with --foreign the ROC curve",
+    )
+    parser.add_argument(
+        "--foreign",
+        metavar="IMAGES",
+        help="a folder or zip archive of images of other things, to see how many are rejected",
+    )
     options.add_skip_bad(parser)
     options.add_model_backbone(parser)
     options.add_device(parser)
@@ -74,7 +85,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `miv evaluate`."""
-    drawings = {"plot": args.picture, "plot_mistakes": args.mistakes}
+    drawings = {
+        "plot": args.picture,
+        "plot_mistakes": args.mistakes,
+        "plot_tradeoff": args.tradeoff,
+    }
     drawings = {draw: path for draw, path in drawings.items() if path}
     if drawings:
         from mivhead.diagnostics.pictures import check_format
@@ -103,8 +118,11 @@ def _evaluate(
     from mivhead.diagnostics.evaluation import evaluate
 
     if not is_features(args.images):
+        from mivhead.images.sources import open_unlabelled
+
         check_takes_images(model, args.model)
-        return evaluate(model, args.images, skip_bad=args.skip_bad)
+        foreign = None if args.foreign is None else open_unlabelled([args.foreign])
+        return evaluate(model, args.images, skip_bad=args.skip_bad, foreign=foreign)
     from mivhead import stores
 
     with stores.open(args.images) as store:
