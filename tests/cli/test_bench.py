@@ -178,3 +178,40 @@ def test_lists_have_commas_and_may_be_repeated():
     assert [m.name for m in config.methods] == ["ncc", "knn"]
     options = ["--protocol", "varying, max_ways 20,5-way 1-shot", "--protocol", "5-way 5-shot"]
     assert join(*options).protocols == ("varying, max_ways 20", "5-way 1-shot", "5-way 5-shot")
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [
+        ("ncc,tsa", "'tsa' cannot run on the backbone 'efficientnet_lite0': "),
+        ("ncc,miv-blocks9", "method must be one of"),
+    ],
+)
+def test_methods_that_cannot_run_on_a_backbone_are_refused_before_the_run(
+    methods, words, tmp_path, capsys
+):
+    data = write_sets(tmp_path / "data", names=("dots",))
+    command = ["bench", "run", "--data", str(data), "--methods", methods, "--workers", "0"]
+    assert main([*command, "-o", str(tmp_path / "run")]) == 2
+    answer = capsys.readouterr()
+    assert words in answer.err
+    assert answer.err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_many_blocks_are_refused_before_the_run(tmp_path, capsys):
+    data = write_sets(tmp_path / "data", names=("dots",))
+    config = tmp_path / "my.toml"
+    config.write_text('methods = [{ name = "deep", method = "miv", params = { last_blocks = 9 } }]')
+    command = ["bench", "run", str(config), "--data", str(data), "--workers", "0"]
+    assert main([*command, "-o", str(tmp_path / "run")]) == 2
+    assert "uses the last 9 blocks, and the backbone has only 4" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_fails_at_once_leaves_no_folder(tmp_path, capsys):
+    data = write_sets(tmp_path / "data", names=("dots",))
+    command = ["bench", "run", "--data", str(data), "--sets", "gone", "--workers", "0"]
+    assert main([*command, "--methods", "ncc", "-o", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -305,12 +305,13 @@ def test_requests_of_many_clients_share_batches(
         backbone.go.set()
         for client in clients:
             client.join()
+        counted = 'miv_requests_total{path="/v1/predict",status="200"} 9.0'
+        until(lambda: counted in web.get(f"{address}/metrics").text)
         metrics = web.get(f"{address}/metrics").text
     assert sum(backbone.batches) == 10
     assert max(backbone.batches) > 1
     for i, probabilities in enumerate(expected(colours, *files)):
         assert found(answers[i])[0] == pytest.approx(probabilities, abs=1e-6)
-    assert 'miv_requests_total{path="/v1/predict",status="200"} 9.0' in metrics
     assert 'miv_predictions_total{decision="green",model="colours"} 9.0' in metrics
     assert f"miv_batch_images_count {len(backbone.batches) - 1}.0" in metrics
     assert "miv_queue_images 0.0" in metrics

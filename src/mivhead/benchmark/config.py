@@ -16,7 +16,8 @@ from mivhead._schema import from_json, to_json
 from mivhead.backbones import DEFAULT_BACKBONE
 from mivhead.benchmark.samplers import Protocol as SamplingProtocol
 from mivhead.errors import InputError, check_one_of
-from mivhead.methods.registry import get_method
+from mivhead.head.recipe import resolve_recipe
+from mivhead.methods.registry import get_method, make_method
 from mivhead.preset import ViewsRule
 
 PRESET_VIEWS = "preset"  # instead of a maximum number of views
@@ -101,6 +102,15 @@ class MethodConfig:
     def needs_images(self) -> bool:
         """Whether the method tunes the backbone, so that features are not enough."""
         return get_method(self.kind).needs == "images"
+
+    @property
+    def last_blocks(self) -> int | None:
+        """How many blocks the method uses, counted from the last; None: those that there are."""
+        if not get_method(self.kind).has_recipe:
+            return None
+        head = make_method(self.kind, recipe=self.recipe, **self.params)
+        found: int | None = resolve_recipe(head.recipe).last_blocks
+        return found
 
     @property
     def views_rule(self) -> ViewsRule | None:

@@ -84,8 +84,18 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
     add_list("--backbone", "backbones, as for --backbone of `miv fit`")
     group.add_argument("--weights", metavar="FILE", help="checkpoint; only with a single backbone")
     add_list("--protocol", "'varying', or ways and shots such as '5-way 1-shot'", _protocols)
-    group.add_argument("--tasks", type=options.positive, metavar="N", help="tasks per data set")
-    group.add_argument("--seed", type=options.not_negative, metavar="N", help="random seed")
+    group.add_argument(
+        "--tasks",
+        type=options.positive,
+        metavar="N",
+        help="tasks per data set (default: as configured, or 600)",
+    )
+    group.add_argument(
+        "--seed",
+        type=options.not_negative,
+        metavar="N",
+        help="random seed (default: as configured, or 0)",
+    )
     group.add_argument(
         "--views",
         type=_views,
@@ -490,11 +500,16 @@ def _sides(first: str, second: str) -> list[tuple[Side, Side]]:
 
 
 def _parse(text: str) -> tuple[str, str | None]:
-    """Split RUN:METHOD; a folder may have a colon in its name."""
-    folder, colon, method = text.rpartition(":")
-    if not colon or Path(text).is_dir():
+    """Split RUN:METHOD; a folder may have a colon in its name, and a method, as module:Class.
+
+    >>> _parse("run"), _parse("run:ncc"), _parse("run:my_module:MyHead")
+    (('run', None), ('run', 'ncc'), ('run', 'my_module:MyHead'))
+    """
+    if Path(text).is_dir() or ":" not in text:
         return text, None
-    return folder, method
+    parts = text.split(":")
+    splits = [(":".join(parts[:i]), ":".join(parts[i:])) for i in range(1, len(parts))]
+    return next((split for split in splits if Path(split[0]).is_dir()), splits[0])
 
 
 def _as_text(first: Side, second: Side, rows: list[Row]) -> str:

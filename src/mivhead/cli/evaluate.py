@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,13 @@ def add_parser(subparsers: Any) -> None:
         metavar="IMAGES",
         help="a folder or zip archive of images of other things, to see how many are rejected",
     )
+    parser.add_argument(
+        "--include-shots",
+        action="store_true",
+        help="measure images that the model was trained on as well; by default they are left out",
+    )
     options.add_skip_bad(parser)
+    options.add_csv(parser)
     options.add_model_backbone(parser)
     options.add_device(parser)
     options.add_json(parser)
@@ -101,6 +108,12 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--mistakes draws images, so it cannot be used with features.")
     result = _evaluate(load_any_model(args.model, args), args)
     report_skipped(result.skipped)
+    if result.shots:
+        print(
+            f"Left out {plural(len(result.shots), 'image')} that the model was trained on "
+            "(--include-shots measures them as well).",
+            file=sys.stderr,
+        )
     for draw, path in drawings.items():
         getattr(result, draw)(path)
     if args.json:
@@ -116,21 +129,23 @@ def _evaluate(
     model: FewShotClassifier | ExportedClassifier, args: argparse.Namespace
 ) -> Evaluation:
     from mivhead.diagnostics.evaluation import evaluate
+    from mivhead.images.sources import open_labelled, open_unlabelled
 
+    shots = {"include_shots": args.include_shots}
     if not is_features(args.images):
-        from mivhead.images.sources import open_unlabelled
-
         check_takes_images(model, args.model)
+        how = {"label": args.label, "encoding": args.encoding}
+        images = open_labelled(args.images, min_classes=1, **how)
         foreign = None if args.foreign is None else open_unlabelled([args.foreign])
-        return evaluate(model, args.images, skip_bad=args.skip_bad, foreign=foreign)
+        return evaluate(model, images, skip_bad=args.skip_bad, foreign=foreign, **shots)
     from mivhead import stores
 
-    with stores.open(args.images) as store:
+    with stores.open(args.images, label=args.label) as store:
         features = store.read()
     if features.labels is None:
         raise InputError(f"{args.images} has no labels to compare the predictions with.")
     check_takes_features(model, args.model, features)
-    return evaluate(model, features)
+    return evaluate(model, features, **shots)
 
 
 def _describe(result: Evaluation) -> str:
@@ -202,6 +217,7 @@ def _as_json(result: Evaluation) -> dict[str, Any]:
             for m in result.mistakes
         ],
         "skipped": [asdict(each) for each in result.skipped],
+        "shots": list(result.shots),
     }
 
 

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mivhead.backbones import DEFAULT_BACKBONE
@@ -38,6 +39,11 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown arguments where the options of the command are known."""
+        for each in sys.argv[1:] if args is None else args:
+            if each.startswith("-") and Path(each).is_file():
+                self.error(
+                    f"the file {each} looks like an option; write ./{each}, or ./* instead of *"
+                )
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
             names = [each.partition("=")[0] for each in unknown if each.startswith("-")]
@@ -189,6 +195,19 @@ def add_table(parser: Parser) -> argparse._ArgumentGroup:
         help="use only these rows; passed to the database unchanged: SQL, or JSON for Qdrant",
     )
     return group
+
+
+def add_csv(parser: Parser) -> None:
+    """Add the options that say how to read a CSV file of paths and labels."""
+    group = parser.add_argument_group("CSV files and database tables")
+    group.add_argument(
+        "--label",
+        metavar="COLUMN",
+        help="column of the labels (default: label; in a CSV file also class)",
+    )
+    group.add_argument(
+        "--encoding", metavar="NAME", help="encoding of a CSV file, such as cp1252 (default: utf-8)"
+    )
 
 
 def add_extraction(parser: Parser) -> None:

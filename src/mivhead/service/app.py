@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,11 @@ from starlette.routing import BaseRoute, Match, Route, Router
 from starlette.types import ASGIApp, Scope
 
 from mivhead.errors import InputError
+from mivhead.service.changes import change_routes
 from mivhead.service.engine import Engine, Unreadable, as_json
+from mivhead.service.inference_protocol import protocol_routes
 from mivhead.service.inputs import read_request
+from mivhead.service.label_studio import LabelStudio, label_studio_routes
 from mivhead.service.models import Loader, Models, Reloader
 from mivhead.service.observation import Metrics, Observer, note
 from mivhead.service.openapi import openapi
@@ -44,6 +48,10 @@ class Service:
         What `/metrics` shows.
     backbone : Backbone, optional
         Served at `/v1/backbone` and `/v1/features`.
+    label_studio : LabelStudio, optional
+        The server that images of its tasks are fetched from.
+    allow_changes : bool, default=False
+        Whether models can be changed.
     """
 
     def __init__(
@@ -52,10 +60,14 @@ class Service:
         limits: Limits,
         metrics: Metrics,
         backbone: Backbone | None = None,
+        *,
+        label_studio: LabelStudio | None = None,
+        allow_changes: bool = False,
     ) -> None:
         self.engine = Engine(models, limits, metrics)
         self.models, self.limits, self.metrics = models, limits, metrics
         self.backbone = backbone
+        self._label_studio, self._allow_changes = label_studio, allow_changes
 
     @property
     def routes(self) -> list[BaseRoute]:
@@ -71,7 +83,11 @@ class Service:
                 Route("/v1/models", self.list_models),
                 Route("/v1/models/{name}", self.show_model),
                 Route("/v1/predict", self.predict, methods=["POST"]),
+                *protocol_routes(self.engine),
+                *label_studio_routes(self.engine, self._label_studio),
             ]
+        if self._allow_changes:
+            routes += change_routes(self.engine)
         if self.backbone is not None:
             from mivhead.service.backbone import backbone_routes
 
@@ -98,7 +114,7 @@ class Service:
     async def list_models(self, _: Request) -> Response:
         """List the models."""
         found = [self.models.describe(name) for name in self.models.names]
-        return JSONResponse({"models": found})
+        return JSONResponse({"models": found, "limits": asdict(self.limits)})
 
     async def show_model(self, request: Request) -> Response:
         """Describe one model."""
@@ -137,6 +153,8 @@ def create_app(
     keys: Keys | None = None,
     hosts: Collection[str] | None = None,
     reload_seconds: float | None = RELOAD_SECONDS,
+    label_studio: LabelStudio | None = None,
+    allow_changes: bool = False,
 ) -> ASGIApp:
     """Make the ASGI application that serves models, a backbone, or both.
 
@@ -156,11 +174,17 @@ def create_app(
         Host names by which the service may be addressed; by default any.
     reload_seconds : float or None, default=2.0
         Time between two looks for changed model files; None: never.
+    label_studio : LabelStudio, optional
+        The Label Studio server that images of its tasks are fetched from.
+    allow_changes : bool, default=False
+        Whether models can be changed over HTTP; needs `keys`.
 
     Returns
     -------
     ASGI application
     """
+    if allow_changes and keys is None:
+        raise InputError("Changes of models need a key: give one with --key or --key-file.")
     limits = limits or Limits()
     metrics = Metrics()
     found = Models(
@@ -168,7 +192,14 @@ def create_app(
     )
     if not found.names and backbone is None:
         raise InputError("There is nothing to serve: give a model file.")
-    service = Service(found, limits, metrics, backbone)
+    service = Service(
+        found,
+        limits,
+        metrics,
+        backbone,
+        label_studio=label_studio,
+        allow_changes=allow_changes,
+    )
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from PIL import Image
@@ -22,6 +24,8 @@ from mivhead.service.protection import Limits
 
 if TYPE_CHECKING:
     from mivhead.prediction import Prediction
+
+T = TypeVar("T")
 
 DECODERS = max(2, os.cpu_count() or 2)  # threads
 
@@ -59,7 +63,7 @@ class Engine:
         self.batcher.close()
 
     async def predict(
-        self, served: ServedModel, images: Sequence[Upload]
+        self, served: ServedModel, images: Sequence[Upload | Image.Image]
     ) -> list[Prediction | Unreadable]:
         """Predict images of one request; an unreadable one does not affect the others."""
         if served.size is None:
@@ -87,25 +91,40 @@ class Engine:
         self._count(served, results)
         return results
 
-    async def decode(self, images: Sequence[Upload], size: int) -> list[Image.Image | Unreadable]:
+    async def decode(
+        self, images: Sequence[Upload | Image.Image], size: int
+    ) -> list[Image.Image | Unreadable]:
         """Decode images and resize each at once, so that few large ones are in memory."""
         return await asyncio.gather(*(self._decode(each, size) for each in images))
 
-    async def _decode(self, image: Upload, size: int) -> Image.Image | Unreadable:
+    @asynccontextmanager
+    async def checked(self, images: Sequence[Upload]) -> AsyncIterator[None]:
+        """Hold the pixels of images that are decoded elsewhere, one after the other."""
+        counts = [await self._count_pixels(each) for each in images]
+        async with self._pixels.take(max(counts)):
+            yield
+
+    async def _decode(self, image: Upload | Image.Image, size: int) -> Image.Image | Unreadable:
+        if isinstance(image, Image.Image):
+            return await self._in_thread(_resize, image, size)
         try:
-            pixels = await self._in_thread(count_pixels_of, image)
-            if pixels > self.limits.max_pixels:
-                raise ImageError(
-                    f"{image.name} has {pixels:,} pixels; at most {self.limits.max_pixels:,} are "
-                    "allowed here: shrink it first."
-                )
-            async with self._pixels.take(pixels):
-                picture: Image.Image = await self._in_thread(decode_upload, image, size)
-                return picture
+            async with self._pixels.take(await self._count_pixels(image)):
+                return await self._in_thread(_decode_file, image, size)
         except ImageError as error:
             return Unreadable(image.name, str(error))
 
-    async def _in_thread(self, function: Any, *args: Any) -> Any:
+    async def _count_pixels(self, image: Upload) -> int:
+        if not image.data:
+            raise ImageError(f"{image.name} is empty (0 bytes).")
+        pixels = await self._in_thread(partial(count_pixels, name=image.name), image.data)
+        if pixels > self.limits.max_pixels:
+            raise ImageError(
+                f"{image.name} has {pixels:,} pixels; at most {self.limits.max_pixels:,} are "
+                "allowed here: shrink it first."
+            )
+        return pixels
+
+    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
         return await to_thread.run_sync(function, *args, limiter=self._threads)
 
     def _count(self, served: ServedModel, results: Sequence[Prediction | Unreadable]) -> None:
@@ -114,18 +133,15 @@ class Engine:
                 self.metrics.predictions.labels(served.name, str(each.decision)).inc()
 
 
-def count_pixels_of(image: Upload) -> int:
-    """Return the pixels that the header of an image announces."""
-    if not image.data:
-        raise ImageError(f"{image.name} is empty (0 bytes).")
-    return count_pixels(image.data, name=image.name)
+def _decode_file(image: Upload, size: int) -> Image.Image:
+    return _resize(load_image(image.data, name=image.name), size)
 
 
-def decode_upload(image: Upload, size: int) -> Image.Image:
-    """Decode an image and resize it as its backbone would."""
+def _resize(picture: Image.Image, size: int) -> Image.Image:
+    """Resize an image as its backbone would."""
     from mivhead.backbones.preprocessing import to_picture
 
-    return to_picture(load_image(image.data, name=image.name), 0, size)
+    return to_picture(picture, 0, size)
 
 
 def as_json(prediction: Prediction, name: str, top: int | None) -> dict[str, Any]:

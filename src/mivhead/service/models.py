@@ -8,14 +8,17 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
+from mivhead._load import load
 from mivhead.errors import InputError, MivError
+from mivhead.exported import ExportedClassifier
 from mivhead.service.protection import Refusal
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Loader = Callable[[Path], Any]
+T = TypeVar("T")
 
 
 class ModelLoader:
@@ -48,12 +52,10 @@ class ModelLoader:
 
     def __call__(self, path: Path) -> Any:
         """Read one file."""
-        from mivhead.model_file import load
-
         model = load(path, **self._options)  # type: ignore[arg-type]  # by name
-        if path.suffix == ".onnx":
-            return model
         model.verbose = False
+        if isinstance(model, ExportedClassifier):
+            return model
         model.cache = False  # images of clients leave no traces
         if model.identity_ is not None:
             key = model.identity_.key
@@ -112,10 +114,12 @@ class ServedModel:
 
     def classify_features(self, features: Any) -> list[Prediction]:
         """Predict features: tensors by name, or vectors of shape (image, channel)."""
-        from mivhead.features import Features
+        given = features
+        if not isinstance(self.model, ExportedClassifier):  # which needs no PyTorch
+            from mivhead.features import Features
 
-        named = isinstance(features, dict)
-        given = Features.from_tensors(features) if named else Features(features)
+            named = isinstance(features, dict)
+            given = Features.from_tensors(features) if named else Features(features)
         found: list[Prediction] = self.model.classify(given)
         return found
 
@@ -180,6 +184,34 @@ class Models:
         """
         return [name for name in self._models if self._reload(name)]
 
+    def change(self, name: str, apply: Callable[[Any], T]) -> tuple[T, ServedModel]:
+        """Change a copy of a model, save it to its file, and serve it from now on.
+
+        Parameters
+        ----------
+        name : str
+            The model.
+        apply : callable
+            Changes the model that it is called with.
+
+        Returns
+        -------
+        what `apply` returned, and the new version of the model
+        """
+        self._reload(name)  # never overwrite what somebody else has written
+        with self._lock:
+            served = self._models[name]
+            if not hasattr(served.model, "add"):
+                raise InputError(f"The model {name} is exported: it cannot be changed.")
+            model = copy(served.model)
+            made = apply(model)
+            model.save(served.path)
+            self._models[name] = self._serve(name, served.path, model)
+            self._problems.pop(name, None)
+            facts = {"model": name, "version": self._models[name].version}
+            _log.info("model changed", extra={"facts": facts})
+            return made, self._models[name]
+
     def _reload(self, name: str) -> bool:
         with self._lock:
             served = self._models[name]
@@ -218,7 +250,13 @@ class Models:
             stamp = _stamp(path)
         except OSError as error:
             raise InputError(f"The model {path} cannot be read: {error.strerror}.") from error
-        model = self._load(path)
+        return self._serve(name, path, self._load(path), stamp)
+
+    def _serve(
+        self, name: str, path: Path, model: Any, stamp: tuple[int, ...] | None = None
+    ) -> ServedModel:
+        """Describe and try a model."""
+        stamp = stamp or _stamp(path)
         version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
         facts = {
             "name": name,
@@ -262,15 +300,21 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 def _facts(model: Any) -> dict[str, Any]:
     """Return what a model says about itself, for people and programs."""
-    identity = getattr(model, "identity_", None)
+    identity = model.identity_
     classes = [str(label) for label in model.classes_.tolist()]
-    shots = getattr(getattr(model, "classifier_", None), "shots_", None)
+    if isinstance(model, ExportedClassifier):
+        method, shots = model.info.method, model.info.config.get("shots")
+        takes_images = model.needs_images
+    else:
+        counts = getattr(model.classifier_, "shots_", None)
+        method, shots = model.method, None if counts is None else counts.tolist()
+        takes_images = identity is not None
     return {
         "classes": classes,
-        "shots": None if shots is None else dict(zip(classes, shots.tolist(), strict=True)),
-        "method": getattr(model, "method", None),
+        "shots": dict(zip(classes, shots, strict=True)) if shots else None,
+        "method": method,
         "backbone": None if identity is None else identity.name,
-        "image_size": None if identity is None else identity.preprocessing.size,
+        "image_size": identity.preprocessing.size if takes_images else None,
     }
 
 

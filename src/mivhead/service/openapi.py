@@ -282,8 +282,11 @@ def _paths(limits: Limits) -> dict[str, Any]:
             "List the models",
             {
                 "type": "object",
-                "required": ["models"],
-                "properties": {"models": {"type": "array", "items": _ref("Model")}},
+                "required": ["models", "limits"],
+                "properties": {
+                    "models": {"type": "array", "items": _ref("Model")},
+                    "limits": {"type": "object", "description": "How much the service takes on."},
+                },
             },
         ),
         "/v1/models/{name}": _get("Describe a model", _ref("Model"), 404, parameters=[_NAME]),
