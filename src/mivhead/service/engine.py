@@ -128,9 +128,11 @@ class Engine:
         return await to_thread.run_sync(function, *args, limiter=self._threads)
 
     def _count(self, served: ServedModel, results: Sequence[Prediction | Unreadable]) -> None:
-        for each in results:
-            if not isinstance(each, Unreadable):
-                self.metrics.predictions.labels(served.name, str(each.decision)).inc()
+        found = [each for each in results if not isinstance(each, Unreadable)]
+        for each in found:
+            self.metrics.predictions.labels(served.name, str(each.decision)).inc()
+        scores = [each.unknown for each in found if each.unknown is not None]
+        self.metrics.watch_drift(served.name, served.version, served.scores, scores)
 
 
 def _decode_file(image: Upload, size: int) -> Image.Image:
