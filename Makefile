@@ -14,7 +14,7 @@ help:  ## list the targets
 $(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard src/mivhead/kernels/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing mivhead into $(VENV) (PyTorch is large: a few minutes the first time) ..."
-	$(PIP) -e ".[plot]"  # plot: the demo draws pictures, a benchmark report charts
+	$(PIP) -e ".[fit,plot]"  # plot: the demo draws pictures, a benchmark report charts
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

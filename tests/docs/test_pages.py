@@ -2,7 +2,8 @@
 
 A how-to page starts in an empty folder, any other page in one with images in `shots/`, `labelled/`
 and `new/`. Blocks marked `sh` are not run: they install packages, or need what only a user has. The
-comment `<!-- needs: PACKAGE -->` before a block leaves it out where the package is not installed.
+comment `<!-- needs: PACKAGE -->` before a block leaves it out where the package is not installed. A
+block with `file="NAME"` is written to that file instead of being run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ PAGES = sorted(
     if path.relative_to(DOCS).parts[0] not in ("_build", "results", "changelog.md")
 )
 BLOCK = re.compile(
-    r"^(?:<!-- needs: (\w+) -->\n)?```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^(?:<!-- needs: (\w+) -->\n)?```(python|bash)(?: file=\"([^\"]+)\")?\n(.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
 NEEDS = {  # pages that use optional packages
     "backbones-http": ["tenacity", "starlette"],
@@ -34,9 +36,13 @@ NEEDS = {  # pages that use optional packages
     "backbones-transformers": ["transformers"],
     "databases": ["lancedb"],
     "export": ["onnxscript"],
+    "own-method": ["matplotlib"],
+    "photos": ["matplotlib"],
+    "predictions": ["pandas"],
     "reports": ["matplotlib"],
     "rivals": ["torchvision"],
     "serve": ["starlette", "httpx"],
+    "without-pytorch": ["onnxscript"],
 }
 
 
@@ -45,6 +51,7 @@ def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for package in NEEDS.get(page.stem, ()):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     if page.parent.name != "howto":
         write_images(tmp_path / "shots")
         write_images(tmp_path / "labelled", numbers=(3, 4))
@@ -52,11 +59,13 @@ def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     text = page.read_text()
     names: dict[str, object] = {"__name__": "__main__"}
     for match in BLOCK.finditer(text):
-        package, kind, code = match.groups()
+        package, kind, file, code = match.groups()
         if package and find_spec(package) is None:
             continue
-        line = text[: match.start(3)].count("\n")
-        if kind == "python":
+        line = text[: match.start(4)].count("\n")
+        if file is not None:
+            Path(file).write_text(code)
+        elif kind == "python":
             # The empty lines make the line numbers of a traceback those of the page.
             exec(compile("\n" * line + code, page, "exec"), names)
         else:

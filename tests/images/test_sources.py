@@ -425,6 +425,42 @@ def test_names_that_are_not_utf_8_are_refused_before_any_work(name: bytes, tmp_p
         open_labelled(tmp_path)
 
 
+def write_table(folder, text, encoding="utf-8", name="labels.csv"):
+    for file in ("a", "b"):
+        Image.new("RGB", (4, 4)).save(folder / f"{file}.png")
+    (folder / name).write_bytes(text.encode(encoding))
+    return folder / name
+
+
+def test_another_column_may_hold_the_labels(tmp_path):
+    path = write_table(tmp_path, "file,site,Species\na.png,1,wren\nb.png,2,owl\n")
+    assert open_labelled(path, label="species").labels == ("wren", "owl")
+    assert open_labelled(path, label="site").labels == ("1", "2")
+    with pytest.raises(InputError, match=r"label, class; name another one with --label"):
+        open_labelled(path)
+    with pytest.raises(InputError, match=r"label column \(genus\); got file, site, Species"):
+        open_labelled(path, label="genus")
+    with pytest.raises(InputError, match="are for CSV files"):
+        open_labelled(tmp_path, label="species")
+
+
+def test_tables_in_other_encodings(tmp_path):
+    text = "file;label\na.png;Möwe\nb.png;Häher\n"
+    for encoding, how in (("utf-8", {}), ("utf-16", {}), ("cp1252", {"encoding": "cp1252"})):
+        path = write_table(tmp_path, text, encoding, f"{encoding}.csv")
+        assert open_labelled(path, **how).labels == ("Möwe", "Häher")
+    with pytest.raises(InputError, match="--encoding cp1252"):
+        open_labelled(path)
+    with pytest.raises(InputError, match="'cp125' is not known"):
+        open_labelled(path, encoding="cp125")
+
+
+def test_files_of_arrays_say_what_is_possible(tmp_path):
+    np.savez(tmp_path / "train.npz", X=np.eye(2))
+    with pytest.raises(InputError, match=r"MIVClassifier\(\)\.fit\(X, y\).*FeatureTable"):
+        open_labelled(tmp_path / "train.npz")
+
+
 def linked_folders(root: Path, count: int) -> None:
     """Folders that all link to each other, with one image each."""
     for number in range(count):

@@ -87,7 +87,7 @@ class Inputs:
                 "the same command again to extract them."
             )
         if isinstance(self.backbone, BackboneConfig):
-            return _load(self.backbone, self.device)
+            return load_once(self.backbone, self.device)
         return self.backbone
 
     def open_images(self) -> ImageSet:
@@ -96,8 +96,11 @@ class Inputs:
 
 
 @lru_cache(maxsize=1)
-def _load(config: BackboneConfig, device: str | None) -> Backbone:
-    return load_backbone(config.source, weights=config.weights, device=device)
+def load_once(config: BackboneConfig, device: str | None) -> Backbone:
+    """Load a backbone, or return the one that this process loaded last."""
+    return load_backbone(
+        config.source, weights=config.weights, image_size=config.image_size, device=device
+    )
 
 
 @lru_cache(maxsize=1)

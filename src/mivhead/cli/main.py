@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from mivhead._optional import explain_missing
 from mivhead._version import __version__
 from mivhead.cli import (
     backbones,
@@ -25,6 +26,7 @@ from mivhead.cli import (
     data,
     demo,
     evaluate,
+    explain,
     export,
     extract,
     fit,
@@ -42,6 +44,7 @@ COMMANDS = (
     fit,
     predict,
     change,
+    explain,
     evaluate,
     export,
     extract,
@@ -148,6 +151,8 @@ def _discard_output() -> None:
 
 
 def _describe(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        error = explain_missing(error) or error
     if isinstance(error, MivError):
         return str(error)
     if isinstance(error, OSError):

@@ -6,6 +6,7 @@ Nothing is decoded until an image is loaded.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import glob
 import io
@@ -25,7 +26,7 @@ from typing import Any
 from PIL import Image
 
 from mivhead.errors import ImageError, InputError
-from mivhead.images.decoding import read_capped
+from mivhead.images.decoding import check_local, read_capped
 from mivhead.images.imageset import (
     ImageSet,
     ImageSource,
@@ -46,6 +47,9 @@ PATH_NAMES = ("path", "file", "image", "filename")
 LABEL_NAMES = ("label", "class")
 MAX_TABLE_BYTES = 64 * 2**20
 
+# Files of arrays and data frames, which hold no images.
+_ARRAYS = (".npz", ".npy", ".pt", ".pth", ".pkl", ".parquet", ".feather", ".h5", ".hdf5", ".mat")
+
 # Zips.
 MAX_MEMBERS = 100_000
 MAX_TOTAL_BYTES = 16 * 2**30
@@ -62,7 +66,13 @@ _FORMATS = {"dataset_spec.json": "mivhead.datasets.records:open_records"}
 _log = logging.getLogger(__name__)
 
 
-def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> ImageSet:
+def open_labelled(
+    path: str | os.PathLike[str],
+    *,
+    min_classes: int = 2,
+    label: str | None = None,
+    encoding: str | None = None,
+) -> ImageSet:
     """Open labelled images without decoding them.
 
     Parameters
@@ -74,6 +84,10 @@ def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> Imag
         Meta-Dataset's records is accepted as well; its test split is used.
     min_classes : int, default=2
         The minimum number of classes: two for training, one for evaluation.
+    label : str or None, default=None
+        The column of the labels in a CSV; None: `label` or `class`.
+    encoding : str or None, default=None
+        The encoding of a CSV, such as `"cp1252"`; None: UTF-8, or UTF-16 with a byte-order mark.
 
     Returns
     -------
@@ -81,7 +95,11 @@ def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> Imag
         Folders and zips are sorted by name in natural order, a CSV keeps the order of its rows. A
         folder and a zip of it have the same ids.
     """
+    check_local(path)
     path = Path(path)
+    is_table = path.suffix.lower() in _TABLES and not path.is_dir()
+    if (label or encoding) and not is_table:
+        raise InputError(f"A label column and an encoding are for CSV files, and {path} is none.")
     opener = next((name for file, name in _FORMATS.items() if (path / file).is_file()), None)
     if opener is not None:
         images: ImageSet = resolve_name(opener)(path)
@@ -89,10 +107,17 @@ def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> Imag
         images = _label_by_folder(path, *_unwrap(*_list_folder(path)))
     elif not path.exists():
         raise InputError(f"{path} does not exist.")
-    elif path.suffix.lower() in _TABLES:
-        images = open_table(path)
+    elif is_table:
+        images = open_table(path, label, encoding)
     elif path.suffix.lower() == ".zip":
         images = _label_by_folder(path, *_unwrap(*list_zip(path)))
+    elif path.suffix.lower() in _ARRAYS:
+        raise InputError(
+            f"{path} is not a folder of class folders, a .zip or a .csv. If it holds features, fit "
+            "them in Python, mivhead.MIVClassifier().fit(X, y), or write them to a features file, "
+            "mivhead.FeatureTable(mivhead.Features(X), ids, labels).save('features.safetensors'), "
+            "which miv fit takes."
+        )
     else:
         raise InputError(f"{path} is not a folder of class folders, a .zip or a .csv.")
     check_names(images.classes)
@@ -123,6 +148,9 @@ def open_unlabelled(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[s
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
+    paths = list(paths)
+    for path in paths:
+        check_local(path)
     sources = [source for path in paths for source in _find(Path(path))]
     if not sources:
         raise InputError("There are no images: give at least one.")
@@ -365,17 +393,18 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> 
 # Tables of image paths and labels.
 
 
-def open_table(path: Path) -> ImageSet:
+def open_table(path: Path, label: str | None = None, encoding: str | None = None) -> ImageSet:
     """Open a table with one row per image: its path and its label.
 
-    A header names the columns (`path`, `file`, `image` or `filename`; `label` or `class`); without
-    a header they are the first two. The separator is a comma, semicolon or tab. Paths are relative
-    to the folder of the table, to the current folder, or absolute. Rows keep their order.
+    A header names the columns (`path`, `file`, `image` or `filename`; `label`, `class`, or the
+    given one); without a header they are the first two. The separator is a comma, semicolon or tab.
+    Paths are relative to the folder of the table, to the current folder, or absolute. Rows keep
+    their order.
     """
-    rows = _read_rows(path)
+    rows = _read_rows(path, encoding)
     if not rows:
         raise InputError(f"{path} is empty; expected a row with a path and a label per image.")
-    path_at, label_at, rows = _find_columns(path, rows)
+    path_at, label_at, rows = _find_columns(path, rows, label)
     sources, labels, seen = [], [], set()
     for line, row in rows:
         if len(row) <= max(path_at, label_at) or not row[path_at] or not row[label_at]:
@@ -395,35 +424,47 @@ def open_table(path: Path) -> ImageSet:
     return ImageSet(tuple(sources), tuple(labels))
 
 
-def _read_rows(path: Path) -> list[tuple[int, list[str]]]:
+def _read_rows(path: Path, encoding: str | None) -> list[tuple[int, list[str]]]:
     """Return the non-blank rows with their line numbers."""
+    chosen = encoding
     try:
         if not path.is_file():
             raise InputError(f"{path} is not a regular file.")  # reading a pipe could block
         if path.stat().st_size > MAX_TABLE_BYTES:
             raise InputError(f"{path} is larger than {MAX_TABLE_BYTES // 2**20} MiB.")
-        text = path.read_text(encoding="utf-8-sig")
+        data = path.read_bytes()
+        if chosen is None:
+            marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            chosen = "utf-16" if marked else "utf-8-sig"
+        text = data.decode(chosen)
         delimiter = max(",;\t", key=text.partition("\n")[0].count)
         reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
         rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+    except LookupError:
+        raise InputError(f"The encoding {encoding!r} is not known; try utf-8 or cp1252.") from None
     except UnicodeDecodeError:
-        raise InputError(f"{path} is not encoded in UTF-8; save it as CSV in UTF-8.") from None
+        raise InputError(
+            f"{path} is not encoded in {encoding or 'UTF-8'}: save it as CSV in UTF-8, or give its "
+            "encoding, often cp1252 (--encoding cp1252)."
+        ) from None
     except (OSError, csv.Error) as error:
         raise InputError(f"{path} cannot be read: {error}.") from error
     return [(line, row) for line, row in rows if any(row)]
 
 
 def _find_columns(
-    path: Path, rows: list[tuple[int, list[str]]]
+    path: Path, rows: list[tuple[int, list[str]]], label: str | None
 ) -> tuple[int, int, list[tuple[int, list[str]]]]:
     first = [cell.casefold() for cell in rows[0][1]]
+    label_names = LABEL_NAMES if label is None else (label.casefold(),)
     path_at = next((i for i, cell in enumerate(first) if cell in PATH_NAMES), None)
-    label_at = next((i for i, cell in enumerate(first) if cell in LABEL_NAMES), None)
+    label_at = next((i for i, cell in enumerate(first) if cell in label_names), None)
     if path_at is not None and label_at is not None:
         return path_at, label_at, rows[1:]
-    if is_image_name(first[0]):
+    if label is None and is_image_name(first[0]):
         return 0, 1, rows
+    other = "; name another one with --label" if label is None else ""
     raise InputError(
         f"{path} needs a header with a path column ({', '.join(PATH_NAMES)}) and a label column "
-        f"({', '.join(LABEL_NAMES)}); got {', '.join(rows[0][1])}."
+        f"({', '.join(label_names)}{other}); got {', '.join(rows[0][1])}."
     )
