@@ -69,7 +69,7 @@ def changing(model_file: Path, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_schemathesis_finds_no_lie(changing: str) -> None:
+def test_schemathesis_finds_no_lie(changing: str, tmp_path: Path) -> None:
     """Thousands of requests made from the schema, valid ones and others: all answers fit it."""
     pytest.importorskip("schemathesis")
     command = [
@@ -83,6 +83,6 @@ def test_schemathesis_finds_no_lie(changing: str) -> None:
         *("--exclude-checks", "positive_data_acceptance"),  # a valid string need not be an image
         *("--generation-database", "none", "--suppress-health-check", "all"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert web.get(f"{changing}/healthz").status_code == 200

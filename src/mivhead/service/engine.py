@@ -66,6 +66,23 @@ class Engine:
         self, served: ServedModel, images: Sequence[Upload | Image.Image]
     ) -> list[Prediction | Unreadable]:
         """Predict images of one request; an unreadable one does not affect the others."""
+        results: list[Prediction | Unreadable] = await self._run(served, served.classify, images)
+        self._count(served, results)
+        return results
+
+    async def explain(
+        self, served: ServedModel, images: Sequence[Upload]
+    ) -> list[dict[str, Any] | Unreadable]:
+        """Explain the predictions for images of one request."""
+        return await self._run(served, served.explain, images)
+
+    async def _run(
+        self,
+        served: ServedModel,
+        compute: Callable[[list[Any]], Sequence[Any]],
+        images: Sequence[Upload | Image.Image],
+    ) -> list[Any]:
+        """Decode images and pass those that can be read to a method of the model."""
         if served.size is None:
             raise InputError(
                 f"The model {served.name} was trained on features of unknown origin, not on "
@@ -74,10 +91,8 @@ class Engine:
         with self.batcher.admit(len(images)):
             decoded = await self.decode(images, served.size)
             pictures = [each for each in decoded if isinstance(each, Image.Image)]
-            found = iter(await self.batcher.run(served.classify, pictures) if pictures else [])
-        results = [next(found) if isinstance(each, Image.Image) else each for each in decoded]
-        self._count(served, results)
-        return results
+            found = iter(await self.batcher.run(compute, pictures) if pictures else [])
+        return [next(found) if isinstance(each, Image.Image) else each for each in decoded]
 
     async def predict_features(self, served: ServedModel, features: Any) -> list[Prediction]:
         """Predict features of one request."""

@@ -121,6 +121,12 @@ class ServedModel:
         found: list[Prediction] = self.model.classify(list(pictures))
         return found
 
+    def explain(self, pictures: Sequence[Image.Image]) -> list[dict[str, Any]]:
+        """Say why a batch of decoded images get their names."""
+        if isinstance(self.model, ExportedClassifier):
+            raise InputError(f"{self.name} is an exported model, which cannot explain itself.")
+        return [each.as_json() for each in self.model.explain(list(pictures))]
+
     def classify_features(self, features: Any) -> list[Prediction]:
         """Predict features: tensors by name, or vectors of shape (image, channel)."""
         given = features

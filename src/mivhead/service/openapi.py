@@ -270,6 +270,18 @@ def _images_body(limits: Limits) -> dict[str, Any]:
     }
 
 
+def _explain_body(limits: Limits) -> dict[str, Any]:
+    """Return the forms of `/v1/predict` that hold images."""
+    content = dict(_images_body(limits)["content"])
+    del content["application/x-safetensors"]
+    images = content["application/json"]["schema"]["oneOf"][0]
+    form = content["multipart/form-data"]["schema"]
+    for schema in (images, form):
+        schema["properties"] = {k: v for k, v in schema["properties"].items() if k != "top"}
+    content["application/json"] = {"schema": images, "example": {"images": [_PIXEL]}}
+    return {"required": True, "content": content}
+
+
 def _paths(limits: Limits) -> dict[str, Any]:
     predictions = {
         "type": "object",
@@ -313,6 +325,27 @@ def _paths(limits: Limits) -> dict[str, Any]:
                 "requestBody": _images_body(limits),
                 "responses": {
                     "200": _json(predictions, "One result per image, in their order."),
+                    **_errors(400, 404, 415),
+                },
+            }
+        },
+        "/v1/explain": {
+            "post": {
+                "summary": "Say why images get their names",
+                "description": "Where the model looked (`heat`, rows of shares), the closest "
+                "`shots`, the `runner_up` and the `votes` of the members of the ensemble.",
+                "parameters": _OPTIONS[:1],
+                "requestBody": _explain_body(limits),
+                "responses": {
+                    "200": _json(
+                        _object(
+                            ["model", "version", "explanations"],
+                            model=_STRING,
+                            version=_STRING,
+                            explanations={"type": "array", "items": _ref("Prediction")},
+                        ),
+                        "One result per image, in their order.",
+                    ),
                     **_errors(400, 404, 415),
                 },
             }
