@@ -10,9 +10,10 @@ from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mivhead import Features, FewShotClassifier
+from mivhead.head.blocks import resolve_blocks
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
-from mivhead.head.recipe import Recipe, resolve_blocks
+from mivhead.head.recipe import Recipe
 from mivhead.head.training import loss_and_gradients, train
 from mivhead.preset import BlockPreset
 from tests.helpers.tiny_backbone import TinyBackbone

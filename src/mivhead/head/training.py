@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from mivhead.features import SupportSet
+from mivhead.head.blocks import BlockConfig
 from mivhead.head.cap import Bags, Projected
 from mivhead.head.head import MIVHead, rows
 from mivhead.head.logits import loss
 from mivhead.head.pooling import Candidates
-from mivhead.head.recipe import BlockConfig, Recipe
+from mivhead.head.recipe import Recipe
 from mivhead.kernels.gradients import backward_in_chunks
 
 
