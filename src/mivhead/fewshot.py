@@ -13,10 +13,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL.Image import Image
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -65,6 +66,13 @@ from mivhead.methods.tuning.base import Network, Pixels
 from mivhead.prediction import Prediction, Predictions, predictions
 from mivhead.preset import Preset
 from mivhead.shots import Change, Shots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from mivhead.diagnostics.estimate import CrossValidation
+    from mivhead.diagnostics.evaluation import Evaluation
+    from mivhead.diagnostics.explanation import Explanation
 
 MAX_SHOWN = 8  # classes that the short form of a model names
 
@@ -539,6 +547,147 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             shots, name, old = shots.relabel(each, target, new=new)
             parts.append(f"{name} from {old} to {target}")
         return self._change("relabel", f"moved {', '.join(parts)}", shots)
+
+    # How good the model is, and why it decides as it does: short cuts to `mivhead.diagnostics`.
+
+    def evaluate(
+        self,
+        images: Any,
+        labels: Sequence[Any] | None = None,
+        *,
+        skip_bad: bool = False,
+        include_shots: bool = False,
+    ) -> Evaluation:
+        """Measure the model on labelled images that it was not trained on.
+
+        Parameters
+        ----------
+        images : path, ImageSet, iterable of images, or FeatureTable
+            A folder of class folders, a zip of one, or a CSV of paths and labels; images, with
+            `labels`; or features with labels.
+        labels : sequence or None, default=None
+            A label per image, if the images do not come with labels.
+        skip_bad : bool, default=False
+            Leave out images that cannot be read.
+        include_shots : bool, default=False
+            Measure images that the model was trained on as well; by default they are left out.
+
+        Returns
+        -------
+        Evaluation
+            Accuracy with its interval, per class too, confusion matrix and misclassified images;
+            `plot()` and `plot_mistakes()` draw them.
+        """
+        from mivhead.diagnostics.evaluation import evaluate
+
+        check_is_fitted(self, "classifier_")
+        if labels is not None:
+            images = label_images(as_image_set(images), labels, min_classes=1)
+        return evaluate(self, images, skip_bad=skip_bad, include_shots=include_shots)
+
+    def check(self, *, folds: int = 5) -> CrossValidation:
+        """Estimate the accuracy by cross-validation on the shots, and find suspicious ones.
+
+        Parameters
+        ----------
+        folds : int, default=5
+            Number of folds, and therefore of models to train.
+
+        Returns
+        -------
+        CrossValidation
+            Its `accuracy`, `interval` and `suspects`: the shots that were predicted as another
+            class.
+        """
+        from mivhead.diagnostics.estimate import cross_validate
+
+        shots = self._own_shots()
+        training = shots.training()
+        labels = tuple(map(str, training.y.tolist()))
+        table = FeatureTable(training.X, shots.names, labels, training.views, training.view_of)
+        unfitted = self.classifier_._unfitted()  # a loaded one, too, has its settings
+        return cross_validate(unfitted, table, folds=folds, verbose=self.verbose)
+
+    def plot_attention(
+        self, image: Any, path: str | Path | None = None, *, shots: str | Path | None = None
+    ) -> Figure:
+        """Draw which patches of an image, and which shots, a MIV-head attends to.
+
+        Parameters
+        ----------
+        image : path, PIL image, array or binary file
+            One image.
+        path : str, Path or None, default=None
+            A .png, .svg or .pdf file to write. None writes nothing.
+        shots : str, Path or None, default=None
+            The folder of the shots, to draw them in full; None draws the small pictures that the
+            model keeps, or bars if it keeps none.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            A notebook shows it.
+        """
+        from mivhead.diagnostics.plots import Case
+
+        check_is_fitted(self, "classifier_")
+        return Case(self, image).plot_attention(path, shots=shots)
+
+    def plot_tsne(
+        self,
+        image: Any,
+        path: str | Path | None = None,
+        *,
+        truth: str | None = None,
+        seed: int = 0,
+    ) -> Figure:
+        """Draw the vectors that a MIV-head compares for an image, projected by t-SNE.
+
+        Parameters
+        ----------
+        image : path, PIL image, array or binary file
+            One image.
+        path : str, Path or None, default=None
+            A .png, .svg or .pdf file to write. None writes nothing.
+        truth : str or None, default=None
+            The true class of the image, which gives it its colour.
+        seed : int, default=0
+            Random seed of t-SNE.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            A notebook shows it.
+        """
+        from mivhead.diagnostics.plots import Case
+
+        check_is_fitted(self, "classifier_")
+        return Case(self, image).plot_tsne(path, truth=truth, seed=seed)
+
+    def explain(self, images: Any, **decision: Any) -> Explanation | list[Explanation]:
+        """Say why the model gives images their names.
+
+        Parameters
+        ----------
+        images : images or FeatureTable
+            As for `predict`.
+        **decision
+            Thresholds, as for `classify`.
+
+        Returns
+        -------
+        Explanation, or list of Explanation
+            Where the model looked, the closest shots, the runner-up and the votes of the members.
+            One explanation for a single image, a list for a folder or a list of images.
+        """
+        from mivhead.diagnostics.explanation import explain_images
+
+        check_is_fitted(self, "classifier_")
+        single = isinstance(images, Image | bytes) or getattr(images, "ndim", 0) in (2, 3)
+        if isinstance(images, str | Path):
+            single = Path(images).is_file() and Path(images).suffix.lower() != ".zip"
+        found = list(explain_images(self, images, **decision))
+        return found[0] if single and len(found) == 1 else found
 
     def save(self, path: str | Path, *, compact: bool = False) -> None:
         """Write the model to one file, which `mivhead.load` reads.
