@@ -117,7 +117,7 @@ def train(
 
 
 @torch.no_grad()
-def _limit(velocity: Sequence[Tensor]) -> None:
+def _limit(velocity: list[Tensor]) -> None:
     """Scale down what is far too long, in place: images that look the same to the backbone.
 
     Their centred vectors are almost zero, and the gradient of a cosine explodes there.
