@@ -94,6 +94,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         default backbone, for a table of features the backbone that the table names.
     weights : str, Path or None, default=None
         A checkpoint for a backbone given by name.
+    image_size : int or None, default=None
+        Side of the input of a backbone `timm:NAME`, in pixels. None: that of its training.
     method : str, default="miv"
         The name of a method (`mivhead.methods.list_methods()`), or a class of your own as
         `module:Class`.
@@ -165,6 +167,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         backbone: str | Backbone | None = DEFAULT_BACKBONE,
         *,
         weights: str | Path | None = None,
+        image_size: int | None = None,
         method: str = "miv",
         method_params: Mapping[str, Any] | None = None,
         recipe: str | Recipe | None = None,
@@ -178,6 +181,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     ) -> None:
         self.backbone = backbone
         self.weights = weights
+        self.image_size = image_size
         self.method = method
         self.method_params = method_params
         self.recipe = recipe
@@ -926,6 +930,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 DEFAULT_BACKBONE if given is None else given,
                 weights=self.weights,
                 preset=preset,
+                image_size=self.image_size if preset is None else None,
                 device=self.device,
             )
             self._loaded = loaded
