@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".pdf")
 DOTS_PER_INCH = 150
+NOTEBOOK_DPI = 72
 SIDE = 224  # pixels of a drawn image
 INK, PALE, HEAT = "#22303c", "#8a97a3", "#e8590c"
 MAX_COUNTS = 40  # classes up to which the counts are written into the cells
@@ -58,16 +59,16 @@ def new_figure(width: float, height: float, **options: Any) -> Figure:
         """A figure that shows itself in a notebook, without pyplot."""
 
         def _repr_png_(self) -> bytes:
-            return _render(self, "png")
+            return _render(self, "png", NOTEBOOK_DPI)
 
     return Picture(figsize=(width, height), **options)
 
 
-def _render(figure: Figure, kind: str) -> bytes:
+def _render(figure: Figure, kind: str, dpi: int = DOTS_PER_INCH) -> bytes:
     buffer = BytesIO()
     with warnings.catch_warnings():  # characters missing from the font become boxes
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-        figure.savefig(buffer, format=kind, dpi=DOTS_PER_INCH)
+        figure.savefig(buffer, format=kind, dpi=dpi)
     return buffer.getvalue()
 
 
