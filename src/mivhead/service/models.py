@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
 from mivhead._load import load
+from mivhead.decision import Calibration
+from mivhead.diagnostics.evaluation import Score
 from mivhead.errors import InputError, MivError
 from mivhead.exported import ExportedClassifier
 from mivhead.service.protection import Refusal
@@ -107,10 +110,22 @@ class ServedModel:
         size: int | None = self.facts["image_size"]
         return size
 
+    @cached_property
+    def scores(self) -> tuple[float, ...]:
+        """How unlike each other its shots are: the unknown score of each, computed without it."""
+        calibration = _calibration(self.model)
+        return () if calibration is None else calibration.scores
+
     def classify(self, pictures: Sequence[Image.Image]) -> list[Prediction]:
         """Predict a batch of decoded images."""
         found: list[Prediction] = self.model.classify(list(pictures))
         return found
+
+    def explain(self, pictures: Sequence[Image.Image]) -> list[dict[str, Any]]:
+        """Say why a batch of decoded images get their names."""
+        if isinstance(self.model, ExportedClassifier):
+            raise InputError(f"{self.name} is an exported model, which cannot explain itself.")
+        return [each.as_json() for each in self.model.explain(list(pictures))]
 
     def classify_features(self, features: Any) -> list[Prediction]:
         """Predict features: tensors by name, or vectors of shape (image, channel)."""
@@ -312,10 +327,29 @@ def _facts(model: Any) -> dict[str, Any]:
     return {
         "classes": classes,
         "shots": dict(zip(classes, shots, strict=True)) if shots else None,
+        "estimate": _estimate(_calibration(model)),
         "method": method,
         "backbone": None if identity is None else identity.name,
         "image_size": identity.preprocessing.size if takes_images else None,
     }
+
+
+def _calibration(model: Any) -> Calibration | None:
+    """Return the out-of-fold scores of a model's shots, if it has them."""
+    if isinstance(model, ExportedClassifier):
+        return model._header.decision
+    rule = getattr(model.classifier_, "decision_", None)
+    return None if rule is None else rule.calibration
+
+
+def _estimate(calibration: Calibration | None) -> dict[str, Any] | None:
+    """Return the accuracy that out-of-fold predictions of the shots suggest."""
+    if calibration is None or not calibration.own:
+        return None
+    pairs = zip(calibration.own, calibration.best, strict=True)
+    score = Score(len(calibration.own), sum(own >= best for own, best in pairs))
+    low, high = score.interval
+    return {"accuracy": score.accuracy, "low": low, "high": high, "shots": score.images}
 
 
 class Reloader:
