@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from mivhead._version import __version__
 from mivhead.cli import (
+    app,
     backbones,
     bench,
     cache,
@@ -43,6 +44,7 @@ COMMANDS = (
     evaluate,
     extract,
     info,
+    app,
     serve,
     methods,
     backbones,
