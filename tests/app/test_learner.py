@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,9 @@ from tests.service.conftest import photo
 
 
 @contextmanager
-def learning(project: Project) -> Iterator[Learner]:
-    model = FewShotClassifier(toy(), threshold=0, recipe="paper", verbose=False)
+def learning(project: Project, **options: Any) -> Iterator[Learner]:
+    options = options or {"method": "ncc"}  # fast
+    model = FewShotClassifier(toy(), threshold=0, verbose=False, **options)
     learner = Learner(project, model, debounce=0.05)
     learner.start()
     try:
@@ -117,7 +119,7 @@ def test_a_model_file_of_someone_else_is_kept(project: Project) -> None:
 def test_reasons(project: Project) -> None:
     fill(project)
     new = project.add_photo(photo("red", 50), "new.png", None)
-    with learning(project) as learner:
+    with learning(project, recipe="paper") as learner:
         wait(learner, lambda known: new.id in known.predictions)
         reasons = learner.explain(new)
         assert {each["class"] for each in reasons["shots"]} == {"red"}

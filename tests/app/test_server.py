@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 import pytest
 
 pytest.importorskip("starlette")
-httpx = pytest.importorskip("httpx")
+pytest.importorskip("httpx")
+import httpx
 
 from mivhead.app.project import Project
-from mivhead.app.server import Token, create_app, listen
+from mivhead.app.server import Token, make_server
 from mivhead.errors import NotAvailableError
-from mivhead.service.server import Server
 from tests.app.test_learner import fill, learning, ready, wait
 from tests.helpers.services import serving
 from tests.service.conftest import photo
@@ -32,7 +32,7 @@ def site(project: Project) -> Iterator[Any]:
     token = Token(project)
     with (
         learning(project) as learner,
-        serving(Server(create_app(project, learner, token), port=0)) as url,
+        serving(make_server(project, learner, token, 0)) as url,
         httpx.Client(base_url=url, follow_redirects=True, trust_env=False) as client,
     ):
         assert client.get("/", params={"token": token.value}).status_code == 200
@@ -150,20 +150,29 @@ def test_a_bad_photo_is_named(site: Any) -> None:
     )
     assert answer.status_code == 400
     assert answer.json()["error"].startswith("notes.jpg is not a JPEG")
-    large = site.client.post("/api/photos", content=b"x", headers={"content-length": "99999999"})
-    assert large.status_code == 413
+
+
+def send(site: Any, length: int, body: bytes) -> socket.socket:
+    """Start a request for a photo that claims to have this length."""
+    cookie = "; ".join(f"{name}={value}" for name, value in site.client.cookies.items())
+    address = urlsplit(site.url)
+    connection = socket.create_connection((address.hostname, address.port))
+    head = (
+        f"POST /api/photos?name=a.png&class=robin HTTP/1.1\r\nHost: {address.netloc}\r\n"
+        f"Cookie: {cookie}\r\nContent-Length: {length}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def test_a_photo_that_is_too_large_is_refused_before_it_is_sent(site: Any) -> None:
+    with send(site, 99_999_999, b"x") as connection:
+        assert connection.recv(12) == b"HTTP/1.1 413"
 
 
 def test_a_body_cut_off_adds_nothing(site: Any) -> None:
     change(site, "add class", name="robin")
-    cookie = "; ".join(f"{name}={value}" for name, value in site.client.cookies.items())
-    address = urlsplit(site.url)
-    with socket.create_connection((address.hostname, address.port)) as connection:
-        connection.sendall(
-            f"POST /api/photos?name=a.png&class=robin HTTP/1.1\r\nHost: {address.netloc}\r\n"
-            f"Cookie: {cookie}\r\nContent-Length: 5000\r\n\r\n".encode()
-            + photo("red")[:100]
-        )
+    send(site, 5000, photo("red")[:100]).close()
     assert site.client.get("/api/state").json()["classes"][0]["photos"] == []
 
 
@@ -201,8 +210,7 @@ def test_the_report_escapes_names(site: Any) -> None:
 def test_a_port_in_use(site: Any, project: Project) -> None:
     port = urlsplit(site.url).port
     with pytest.raises(NotAvailableError, match="choose another with --port"):
-        listen(site.client, project, port, 60.0)
-    (project.folder / ".miv-app/port").write_text(str(port))
-    other = listen(site.client, project, None, 60.0)  # the port of the last time is taken
+        make_server(project, site.learner, Token(project), port)
+    other = make_server(project, site.learner, Token(project))  # that of the last time is taken
     assert other.port != port
     other.close()

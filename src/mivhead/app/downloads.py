@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import zipfile
 from base64 import b64encode
+from collections.abc import Iterator
 from contextlib import suppress
 from html import escape
-from pathlib import Path
-from typing import Any
-from uuid import uuid4
+from tempfile import TemporaryFile
+from typing import IO, Any
+from urllib.parse import quote
 
-from starlette.background import BackgroundTask
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, Response, StreamingResponse
 
 from mivhead.app.journal import HIDDEN
 from mivhead.app.learner import Learner
@@ -47,25 +47,30 @@ def make(kind: str, project: Project, learner: Learner) -> Response:
         return _attachment(names_csv(project, learner), f"{stem}.csv", "text/csv")
     if kind == "report":
         return _attachment(report(project, learner), f"{stem} report.html", "text/html")
-    path = project.folder / HIDDEN / f"{uuid4().hex[:12]}.zip.part"
+    file = TemporaryFile(dir=project.folder / HIDDEN)  # noqa: SIM115  # closed after the answer
     try:
-        sort_into_zip(project, learner, path)
+        sort_into_zip(project, learner, file)
     except BaseException:
-        path.unlink(missing_ok=True)
+        file.close()
         raise
-    return FileResponse(
-        path,
-        filename=f"{stem} sorted.zip",
-        media_type="application/zip",
-        background=BackgroundTask(path.unlink, missing_ok=True),
-    )
+    size = file.tell()
+    headers = _headers(f"{stem} sorted.zip") | {"Content-Length": str(size)}
+    return StreamingResponse(_chunks(file), media_type="application/zip", headers=headers)
+
+
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    with file:
+        file.seek(0)
+        while chunk := file.read(2**20):
+            yield chunk
+
+
+def _headers(name: str) -> dict[str, str]:
+    return {"Content-Disposition": f"attachment; filename*=utf-8''{quote(name)}"}
 
 
 def _attachment(text: str, name: str, kind: str) -> Response:
-    from urllib.parse import quote
-
-    disposition = f"attachment; filename*=utf-8''{quote(name)}"
-    return Response(text, media_type=kind, headers={"Content-Disposition": disposition})
+    return Response(text, media_type=kind, headers=_headers(name))
 
 
 def names_csv(project: Project, learner: Learner) -> str:
@@ -85,15 +90,15 @@ def names_csv(project: Project, learner: Learner) -> str:
     return to_csv(header, rows, excel=True)
 
 
-def sort_into_zip(project: Project, learner: Learner, path: Path) -> None:
+def sort_into_zip(project: Project, learner: Learner, file: IO[bytes]) -> None:
     """Write a zip with a folder per class: the shots, and the new photos that were named so.
 
     Parameters
     ----------
     project, learner
         What to write.
-    path : Path
-        The file to write.
+    file : binary file
+        Where to write it.
     """
     found, named = project.snapshot(), learner.known.predictions
     placed: list[tuple[str, Photo]] = []
@@ -103,7 +108,7 @@ def sort_into_zip(project: Project, learner: Learner, path: Path) -> None:
         prediction = named.get(photo.id)
         placed.append((UNNAMED if prediction is None else str(prediction.decision), photo))
     taken: set[str] = set()
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # photos are compressed already
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # photos are compressed already
         for folder, photo in placed:
             name = next(
                 full

@@ -100,7 +100,7 @@ class Learner:
         self._debounce = debounce
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
-        self._fitted: tuple[tuple[str, str], ...] = ()  # path and class of each shot
+        self._fitted: tuple[tuple[str, str], ...] | None = None  # path and class of each shot
         self._table: Any = None
         self._stamp: tuple[int, int] | None = None  # of the model file that was written last
 
@@ -150,7 +150,7 @@ class Learner:
         fresh = keys != self._fitted
         if fresh:
             if len({label for _, label in shots}) < 2:
-                self._fitted = ()
+                self._fitted = None
                 self._tell(stage=WAITING, model=None, shots={}, predictions={}, estimate=None)
                 return
             images = self._images([photo for photo, _ in shots], [label for _, label in shots])
@@ -217,7 +217,7 @@ class Learner:
             for photo, found in zip(part, model.classify(self._images(part)), strict=True):
                 done[photo.id] = found
             self._tell(predictions=dict(done))
-            if self._outdated(self._fitted):
+            if self._outdated(self._fitted or ()):
                 return
         if len(done) != len(self.known.predictions):
             self._tell(predictions=done)
@@ -270,7 +270,7 @@ class Learner:
         weights, shots = self._attention(photo)[1], self._table.ids
         if weights is None:
             return {"shots": []}
-        label_of = dict(self._fitted)
+        label_of = dict(self._fitted or ())
         id_of = {
             each.path: each.id
             for photos in self.project.snapshot().classes.values()

@@ -182,6 +182,7 @@ class Site:
     def __init__(self, project: Project, learner: Learner) -> None:
         self.project, self.learner = project, learner
         self._readers = CapacityLimiter(3)  # threads that decode
+        self.is_stopping: Callable[[], bool] = lambda: False
         self._run = secrets.token_hex(4)  # versions of different runs cannot be compared
         self.routes = [
             Route("/", self.page),
@@ -209,7 +210,7 @@ class Site:
         since = request.query_params.get("since", "")
         until = time.monotonic() + POLL_SECONDS
         await asyncio.sleep(POLL_PAUSE if since else 0)
-        while self._version == since and time.monotonic() < until:
+        while self._version == since and time.monotonic() < until and not self.is_stopping():
             await asyncio.sleep(POLL_PAUSE)
         return JSONResponse(await to_thread.run_sync(self._state))
 
@@ -329,12 +330,33 @@ class Site:
 _FOREVER = {"Cache-Control": "private, max-age=31536000, immutable"}  # ids never mean another photo
 
 
-def create_app(project: Project, learner: Learner, token: Token) -> ASGIApp:
-    """Make the ASGI application of a project."""
+def make_server(
+    project: Project, learner: Learner, token: Token, port: int | None = None
+) -> Server:
+    """Make the server of a project, on this computer only.
+
+    Parameters
+    ----------
+    project, learner, token
+        What is served, and who may see it.
+    port : int or None, default=None
+        Port to listen on; 0 chooses a free one. None: that of the last time if it is free, so that
+        a page that is open finds the app again.
+    """
     site = Site(project, learner)
-    router = Router(site.routes, redirect_slashes=False)
-    app = Gate(BodyLimits(router, LIMITS), token)
-    return Secured(ErrorAnswers(Guard(app, hosts=LOOPBACK_HOSTS)))
+    app = Gate(BodyLimits(Router(site.routes, redirect_slashes=False), LIMITS), token)
+    secured = Secured(ErrorAnswers(Guard(app, hosts=LOOPBACK_HOSTS)))
+    mark = project.folder / HIDDEN / "port"
+    if port is None:
+        try:
+            server = Server(secured, port=int(mark.read_text("ascii")), deadline=LIMITS.deadline)
+        except (OSError, ValueError, NotAvailableError):
+            server = Server(secured, port=0, deadline=LIMITS.deadline)
+    else:
+        server = Server(secured, port=port, deadline=LIMITS.deadline)
+    site.is_stopping = lambda: server.stopping
+    mark.write_text(str(server.port), "ascii")
+    return server
 
 
 def _static(path: str) -> Response:
@@ -380,17 +402,3 @@ def _ids(asked: dict[str, Any]) -> list[str]:
     if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
         raise InputError("ids must be a list of strings.")
     return ids
-
-
-def listen(app: ASGIApp, project: Project, port: int | None, deadline: float) -> Server:
-    """Listen on a port of this computer: the given one, that of the last time, or any free one."""
-    mark = project.folder / HIDDEN / "port"
-    if port is None:
-        try:
-            server = Server(app, port=int(mark.read_text("ascii")), deadline=deadline)
-        except (OSError, ValueError, NotAvailableError):
-            server = Server(app, port=0, deadline=deadline)
-    else:
-        server = Server(app, port=port, deadline=deadline)
-    mark.write_text(str(server.port), "ascii")
-    return server

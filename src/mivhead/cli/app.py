@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         need(module, "serve")
     from mivhead.app.learner import Learner
     from mivhead.app.project import opened
-    from mivhead.app.server import LIMITS, Token, create_app, listen
+    from mivhead.app.server import Token, make_server
 
     options.prepare(args)
     model = options.classifier_from(args)
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     with opened(args.folder) as project:
         learner = Learner(project, model)
         token = Token(project, renew=args.new_link)
-        server = listen(create_app(project, learner, token), project, args.port, LIMITS.deadline)
+        server = make_server(project, learner, token, args.port)
         link = f"{server.url}/?token={token.value}"
         if args.json:
             print_json({"folder": str(project.folder), "url": link})
