@@ -388,11 +388,11 @@ def test_accessible_in_every_form(
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             page.evaluate(axe)
             found = page.evaluate("axe.run({ resultTypes: ['violations'] })")
-            assert not [
-                (each["id"], node["html"], node["failureSummary"])
+            assert not "\n".join(
+                f"{each['id']}: {node['html']}\n{node['failureSummary']}"
                 for each in found["violations"]
                 for node in each["nodes"]
-            ]
+            )
 
 
 def find_axe() -> str:

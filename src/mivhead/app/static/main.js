@@ -132,7 +132,7 @@ function Downloads() {
   }, []);
   return html`
     <details class="menu" ref=${box}>
-      <summary class="button"><${Icon} name="download" /><span>${t.download}</span></summary>
+      <summary class="button" aria-label=${t.download}><${Icon} name="download" /><span>${t.download}</span></summary>
       <div class="menu-items">
         ${t.downloads.map(([what, title, text]) =>
           what === "model" && !store.state.model

@@ -11,6 +11,7 @@ export function Teach({ open, camera, setTarget }) {
   const suspects = new Map((estimate?.suspects ?? []).map((each) => [each.id, each]));
   return html`
     <div class="teach">
+      <h1 class="unseen">${t.teach}</h1>
       <section class="cards ${over ? "over" : ""}" aria-label=${t.teach} ...${drop}>
         ${classes.map(
           (each) => html`
