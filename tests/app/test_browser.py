@@ -177,12 +177,6 @@ def drop(target: Any, files: list[tuple[str, bytes]]) -> None:
     )
 
 
-def screenshot(page: Page, name: str) -> None:
-    """Write a picture for the documentation, if it is asked for."""
-    if folder := os.environ.get("MIV_PICTURES"):
-        page.screenshot(path=Path(folder) / f"app-{name}.png")
-
-
 def fit(page: Page, photos: dict[str, list[Path]]) -> None:
     """Make the classes, add the photos and wait for the estimate."""
     make_classes(page)
@@ -399,3 +393,66 @@ def find_axe() -> str:
     """The source of axe-core."""
     package = pytest.importorskip("axe_playwright_python")
     return (Path(package.__file__).parent / "axe.min.js").read_text("utf-8")
+
+
+# What the documentation shows: regions of two photographs that scikit-learn ships.
+REGIONS = {  # photograph, and the left, top, right and bottom of the region
+    "dahlia": (1, 190, 120, 480, 420),
+    "leaves": (1, 0, 0, 200, 200),
+    "roof": (0, 60, 60, 520, 230),
+    "sky": (0, 0, 0, 640, 90),
+}
+
+
+def write_regions(folder: Path, count: int, seed: int) -> None:
+    from sklearn.datasets import load_sample_images
+
+    photographs = [Image.fromarray(each) for each in load_sample_images().images]
+    rng = np.random.default_rng(seed)
+    for name, (which, left, top, right, bottom) in REGIONS.items():
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            side = int(rng.integers(70, min(right - left, bottom - top, 190) + 1))
+            x, y = rng.integers(left, right - side + 1), rng.integers(top, bottom - side + 1)
+            crop = photographs[which].crop((x, y, x + side, y + side)).resize((320, 320))
+            crop.save(folder / name / f"{name} {i + 1}.jpg", quality=90)
+
+
+def take(page: Page, path: Path) -> None:
+    """Write a screenshot with 200 colours, a third of its size."""
+    page.screenshot(path=path)
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(200)
+    small.save(path, optimize=True)
+
+
+@pytest.mark.skipif("MIV_PICTURES" not in os.environ, reason="MIV_PICTURES is not set")
+def test_pictures_of_the_documentation(browser: Browser, tmp_path: Path) -> None:
+    pictures = Path(os.environ["MIV_PICTURES"])
+    garden, new = tmp_path / "garden", tmp_path / "new"
+    write_regions(garden, 9, seed=0)
+    write_regions(new, 3, seed=1)
+    (garden / "leaves/leaves 2.jpg").rename(garden / "dahlia/dahlia 10.jpg")  # a mistake to find
+    files = sorted(new.rglob("*.jpg"))
+    Image.fromarray(np.arange(256, dtype=np.uint8)[None].repeat(256, 0)).save(new / "test card.png")
+    with running(garden, recipe="mivhead") as app:
+        for name, scheme, width, height in (
+            *(("teach", "light", 1280, 860), ("dark", "dark", 1280, 860)),
+            ("phone", "light", 390, 844),
+        ):
+            size = {"width": width, "height": height}
+            with visiting(browser, app, color_scheme=scheme, viewport=size) as page:
+                expect(page.locator(".ring")).to_be_visible(timeout=SECONDS)
+                expect(page.locator(".status.ready")).to_be_visible(timeout=SECONDS)
+                page.wait_for_timeout(1000)
+                take(page, pictures / f"app-{name}.png")
+                if name == "teach":
+                    page.get_by_role("link", name="Try it").click()
+                    page.locator(".try input[type=file]").first.set_input_files(
+                        [new / "test card.png", *files]
+                    )
+                    named = page.locator(".result:not(.notYet)")
+                    expect(named).to_have_count(13, timeout=SECONDS)
+                    expect(page.locator(".toast")).to_have_count(0)
+                    page.wait_for_timeout(1000)
+                    take(page, pictures / "app-try.png")

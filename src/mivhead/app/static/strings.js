@@ -1,7 +1,7 @@
 // All texts of the page, in one place. Messages about a single photo come from the server.
 
 const plural = (n, one, many = one + "s") => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
-export const percent = (p) => `${Math.round(100 * p)} %`;
+export const percent = (p) => `${Math.round(100 * p)}\u00a0%`;
 
 export const t = {
   teach: "Teach",
