@@ -37,6 +37,7 @@ NEEDS = {  # pages that use optional packages
     "databases": ["lancedb"],
     "export": ["onnxscript"],
     "own-method": ["matplotlib"],
+    "photos": ["matplotlib"],
     "predictions": ["pandas"],
     "reports": ["matplotlib"],
     "rivals": ["torchvision"],

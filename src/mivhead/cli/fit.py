@@ -81,6 +81,11 @@ def add_parser(subparsers: Any) -> None:
         help="write a smaller file, without pictures of the shots and features of their views; "
         "later changes (`miv add`, ...) are then less exact",
     )
+    parser.add_argument(
+        "--html",
+        metavar="PAGE",
+        help="write a page of the shots that look mislabelled, next to shots of both classes",
+    )
     parser.add_argument("--no-check", action="store_true", help="skip the cross-validation")
     parser.add_argument(
         "--folds", type=options.positive, default=5, metavar="K", help="folds of cross-validation"
@@ -118,11 +123,18 @@ def run(args: argparse.Namespace) -> int:
         estimate = cross_validate(
             model.classifier_, fitted.table, folds=args.folds, verbose=not args.quiet
         )
+    if args.html and estimate is not None and model.shots_ is not None:
+        from mivhead.diagnostics.pages import write_suspects
+
+        name = f"{Path(args.output).name}: suspicious shots"
+        write_suspects(estimate, model.shots_, args.html, title=name)
     if args.json:
         document = _as_json(fitted, estimate, args.output)
         print_json({**document, "skipped": [asdict(each) for each in skipped]})
     elif for_people and estimate is not None:
         print(_describe_estimate(estimate))
+        if args.html:
+            print(f"\nSaved {args.html}.")
     elif for_people and fitted.table is None:
         print(
             f"\nNo cross-validation: {args.method} would have to be trained {args.folds} more "
@@ -134,6 +146,12 @@ def run(args: argparse.Namespace) -> int:
 def _check_arguments(args: argparse.Namespace) -> None:
     """Refuse what cannot work before any image is read."""
     check_output(args.output, replaces="model")
+    if args.html:
+        if args.no_check:
+            raise InputError("--html shows what cross-validation finds: omit --no-check.")
+        if Path(args.html).suffix.lower() not in (".html", ".htm"):
+            raise InputError(f"The page must be a .html file, got {args.html}.")
+        check_output(args.html)
     if args.folds < 2:
         raise InputError(f"--folds must be at least 2, got {args.folds}.")
     if args.where and not is_features(args.shots):
