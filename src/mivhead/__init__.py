@@ -23,13 +23,14 @@ if TYPE_CHECKING:
         methods,
         stores,
     )
+    from mivhead._load import load
     from mivhead.classifier import MIVClassifier
     from mivhead.errors import MivError
     from mivhead.features import Features, FeatureTable
     from mivhead.fewshot import FewShotClassifier
     from mivhead.head.recipe import Recipe
     from mivhead.images.augmentation import Augmentation
-    from mivhead.model_file import changing, load, save
+    from mivhead.model_file import changing, save
     from mivhead.prediction import Prediction
     from mivhead.preset import BlockPreset, Preprocessing, Preset
 
@@ -65,13 +66,14 @@ wait_passively()  # OpenMP reads its settings once, when PyTorch is loaded
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "_load": "load",
         "classifier": "MIVClassifier",
         "errors": "MivError",
         "features": "FeatureTable Features",
         "fewshot": "FewShotClassifier",
         "head.recipe": "Recipe",
         "images.augmentation": "Augmentation",
-        "model_file": "changing load save",
+        "model_file": "changing save",
         "prediction": "Prediction",
         "preset": "BlockPreset Preprocessing Preset",
     },

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from mivhead._optional import explain_missing
+
 
 def lazy(
     package: str, homes: Mapping[str, str], *, modules: str = ""
@@ -42,6 +44,9 @@ def lazy(
             return import_module(f"{package}.{name}")
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(home_of[name]), name)
+        try:
+            return getattr(import_module(home_of[name]), name)
+        except ModuleNotFoundError as error:
+            raise explain_missing(error) or error from None
 
     return get, lambda: sorted({*home_of, *modules.split()})

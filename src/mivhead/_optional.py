@@ -7,6 +7,8 @@ from typing import Any
 
 from mivhead.errors import NotAvailableError
 
+TRAINING = frozenset({"torch", "sklearn", "scipy", "safetensors", "threadpoolctl", "filelock"})
+
 
 def need(module: str, extra: str) -> Any:
     """Import an optional package, or raise an error that says how to install it.
@@ -37,7 +39,21 @@ installed: run `pip install "mivhead[onnx]"`.
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
             raise  # it is installed, but something that it imports is missing
-        raise NotAvailableError(
-            f"This needs the package {error.name}, which is not installed: "
-            f'run `pip install "mivhead[{extra}]"`.'
-        ) from None
+        raise _missing(error.name, extra) from None
+
+
+def explain_missing(error: ModuleNotFoundError) -> NotAvailableError | None:
+    """Return an error that says how to install what training needs; None for other packages.
+
+    >>> print(explain_missing(ModuleNotFoundError("No module named 'torch'", name="torch")))
+    This needs the package torch, which is not installed: run `pip install "mivhead[fit]"`.
+    """
+    package = (error.name or "").partition(".")[0]
+    return _missing(package, "fit") if package in TRAINING else None
+
+
+def _missing(package: str, extra: str) -> NotAvailableError:
+    return NotAvailableError(
+        f"This needs the package {package}, which is not installed: "
+        f'run `pip install "mivhead[{extra}]"`.'
+    )

@@ -26,8 +26,8 @@ from torch import Tensor
 from mivhead._progress import progress_bar
 from mivhead._schema import check_tensors, from_json, split_tensors, to_json
 from mivhead._threads import shared_cores
-from mivhead.decision import MAX_ERRORS, NONE, REJECT, UNSURE, DecisionRule
-from mivhead.ensemble.descriptors import compute_descriptors
+from mivhead.decision import MAX_ERRORS, REJECT, DecisionRule
+from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.ensemble.stacking import BATCH, FOLDS, Ensemble, out_of_fold_cosines
 from mivhead.errors import InputError, check_no_missing
 from mivhead.features import (
@@ -38,11 +38,13 @@ from mivhead.features import (
     layout_to_json,
     read_layout,
 )
+from mivhead.head.blocks import BlockConfig, resolve_blocks
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
 from mivhead.head.logits import combine
-from mivhead.head.recipe import DEFAULT_RECIPE, BlockConfig, Recipe, resolve_blocks, resolve_recipe
+from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
 from mivhead.head.training import fit_head
+from mivhead.prediction import predictions
 from mivhead.preset import BlockPreset, Preset
 
 
@@ -172,7 +174,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     def _make_rule(self, support: SupportSet) -> DecisionRule:
         """Make the decision rule after `_fit`: by distances alone, as no shot was left out."""
-        vectors = mean_vectors(support.features)
+        vectors = _vectors(support.features)
         return DecisionRule.fit(vectors, support.labels, None, None, weight=0.0)
 
     def logits(self, X: Any) -> Tensor:
@@ -268,11 +270,13 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             best = self.logits(X).argmax(dim=1).numpy(force=True)
             chosen: NDArray[Any] = self.classes_[best]
             return chosen
-        thresholds, names = self._rule().thresholds(coverage=coverage), self.classes_.tolist()
-        return [
-            thresholds.select({names[c]: row[c] for c in np.argsort(-row, kind="stable")}) or ()
-            for row in self.predict_proba(X)
-        ]
+        thresholds, probabilities = (
+            self._rule().thresholds(coverage=coverage),
+            self.predict_proba(X),
+        )
+        ids = [""] * len(probabilities)
+        found = predictions(ids, self.classes_, probabilities, None, thresholds)
+        return [each.prediction_set or () for each in found]
 
     def score_unknown(
         self, X: Any
@@ -298,7 +302,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             probabilities = torch.softmax(logits, dim=1).numpy(force=True)
             if self.decision_ is None:
                 return probabilities, None
-            vectors = mean_vectors(features)
+            vectors = _vectors(features)
         return probabilities, self.decision_.unknown(logits.numpy(force=True), vectors)
 
     def decide(
@@ -325,9 +329,10 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         thresholds = self._rule().thresholds(reject, max_errors)
         probabilities, unknown = self.score_unknown(X)
         assert unknown is not None, "there is a rule"
-        decisions: NDArray[Any] = self.classes_.astype(object)[probabilities.argmax(axis=1)]
-        decisions[probabilities.max(axis=1) < thresholds.probability] = UNSURE
-        decisions[unknown > thresholds.unknown] = NONE
+        ids = [""] * len(probabilities)
+        found = predictions(ids, self.classes_, probabilities, unknown, thresholds)
+        decisions = np.empty(len(found), object)
+        decisions[:] = [each.decision for each in found]
         return decisions
 
     def _rule(self) -> DecisionRule:
@@ -412,10 +417,9 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return extra.divide(self.scale_) if len(rows) else None, rows.astype(np.int64)
 
 
-def mean_vectors(features: Features) -> NDArray[np.floating[Any]]:
-    """Mean vectors (image, channel) of the deepest block, of length 1."""
-    (_, vectors), *_ = compute_descriptors(features.blocks[-1], None, ["mean"])
-    return vectors.numpy(force=True)
+def _vectors(features: Features) -> NDArray[np.floating[Any]]:
+    """Mean vectors (image, channel) of the deepest block, of length 1, for decisions."""
+    return mean_vectors(features.blocks[-1]).numpy(force=True)
 
 
 def _is_blocks(X: Any) -> bool:
@@ -535,7 +539,7 @@ class MIVClassifier(FeatureClassifier):
         if self.ensemble_ is None or self.head_.recipe.vote != "stacked":
             return super()._make_rule(support)
         logits, rows = self.ensemble_.left_out or (None, None)
-        return DecisionRule.fit(mean_vectors(support.features), support.labels, logits, rows)
+        return DecisionRule.fit(_vectors(support.features), support.labels, logits, rows)
 
     def _set_fitted(
         self,

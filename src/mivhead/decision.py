@@ -8,7 +8,7 @@ which thresholds follow. No test image is involved.
 The score of an image x, from its logits l(x) and its mean vector v(x) of length 1:
 
     near(x)    = max over shots s of v(x) . s
-    far(x)     = max over background images b of v(x) . b      (0 if there are none)
+    far(x)     = max over background images b of v(x) . b      (0.3 if there are none)
     energy(x)  = log sum over classes of exp l(x)
     unknown(x) = FAR * far(x) - near(x) - w * energy(x)        (w = 0 for other methods than miv)
 
@@ -29,6 +29,10 @@ The thresholds, from m out-of-fold shots:
   share of errors, the mean of 1 - p, stays within `max_errors`.
 - `t_set`: the floor((m + 1)(1 - coverage))-th smallest probability of the true class. If that rank
   is 0, there are not enough shots for this coverage, which is an error.
+
+With one shot per class, m is 0. Scores that were measured on other tasks stand in for those of left
+out shots (`PRIOR_SCORES`), `t_probability` is 1 - 2 max_errors (right if the probabilities above it
+are calibrated and equally frequent), and no coverage can be guaranteed.
 
 References
 ----------
@@ -57,8 +61,22 @@ UNSURE = "unsure"
 NONE = "none of these"
 REJECT = 0.1  # share of the images of known classes that may be rejected
 MAX_ERRORS = 0.1  # share of wrong names among the names that are given
-ENERGY = 0.1  # weight of the energy in the score
+ENERGY = 0.15  # weight of the energy in the score
 FAR = 0.5  # weight of the nearest background image in the score
+USUAL_FAR = 0.3  # similarity to the nearest background image if there are none to compare with
+
+# With one shot per class nothing can be left out. The scores of new images then come from other
+# tasks (docs/results/open-set.md, tuning sets): their quantiles 5 %, 10 %, ..., 95 %, relative to
+# how similar the shots of different classes are to each other. With energy, and without.
+PRIOR_SCORES = (
+    *(-1.37, -1.22, -1.14, -1.07, -1.01, -0.97, -0.93, -0.90, -0.87, -0.84),
+    *(-0.82, -0.79, -0.76, -0.74, -0.71, -0.68, -0.64, -0.60, -0.54),
+)
+PRIOR_DISTANCES = (
+    *(-0.23, -0.18, -0.15, -0.12, -0.10, -0.08, -0.07, -0.05, -0.03, -0.02),
+    *(0.00, 0.02, 0.04, 0.06, 0.08, 0.10, 0.12, 0.15, 0.20),
+)
+SLOPE_SCORES, SLOPE_DISTANCES = 0.65, 0.85
 
 Floats = NDArray[np.floating[Any]]
 
@@ -75,6 +93,9 @@ class Thresholds:
         A class with a smaller probability is unsure.
     set : float or None, default=None
         A prediction set holds the classes with at least this probability; None: no sets.
+    other : int or None, default=None
+        Number of the class that stands for everything else, if there is one: an image of it is
+        none of these.
 
     Examples
     --------
@@ -88,6 +109,7 @@ class Thresholds:
     unknown: float = math.inf
     probability: float = 0.0
     set: float | None = None
+    other: int | None = None
 
     def decide(self, label: Any, probability: float, unknown: float | None) -> Any:
         """Return the label, `UNSURE` or `NONE`."""
@@ -103,6 +125,92 @@ class Thresholds:
         return tuple(chosen or islice(ranked, 1))
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """Out-of-fold predictions of shots, from which thresholds follow. Exported models keep them.
+
+    Parameters
+    ----------
+    scores : tuple of float
+        The score of each shot, computed without it.
+    best, own : tuple of float
+        The largest probability, and the probability of its own class. Empty for a method that
+        makes no out-of-fold predictions.
+    calibrated : bool, default=False
+        Whether probabilities can be trusted even if there are no out-of-fold predictions, as those
+        of `miv` with one shot per class.
+    other : int or None, default=None
+        Number of the class that stands for everything else.
+    """
+
+    scores: tuple[float, ...]
+    best: tuple[float, ...]
+    own: tuple[float, ...]
+    calibrated: bool = False
+    other: int | None = None
+
+    def thresholds(
+        self,
+        reject: float | None = REJECT,
+        max_errors: float | None = MAX_ERRORS,
+        coverage: float | None = None,
+    ) -> Thresholds:
+        """Choose thresholds from the out-of-fold shots.
+
+        Parameters
+        ----------
+        reject : float or None, default=0.1
+            Share of the images of known classes that may be rejected; None or 0 rejects none.
+        max_errors : float or None, default=0.1
+            Share of wrong names among the names that are given; None or 1 is never unsure.
+        coverage : float or None, default=None
+            Share of prediction sets that hold the true class.
+        """
+        check_share("reject", reject, low=True)
+        check_share("max_errors", None if max_errors == 1 else max_errors, low=True)
+        check_share("coverage", coverage)
+        return Thresholds(
+            unknown=self._reject_above(reject or 0.0),
+            probability=self._unsure_below(1.0 if max_errors is None else max_errors),
+            set=None if coverage is None else self._in_set_from(coverage),
+            other=self.other,
+        )
+
+    def _reject_above(self, reject: float) -> float:
+        scores = np.sort(self.scores)
+        if not reject or not len(scores):
+            return math.inf
+        rank = math.ceil(round((len(scores) + 1) * (1 - reject), 9))
+        return float(scores[min(max(rank, 1), len(scores)) - 1])
+
+    def _unsure_below(self, max_errors: float) -> float:
+        if max_errors >= 1 or not (self.best or self.calibrated):
+            return 0.0
+        if not self.best:
+            return max(0.0, 1 - 2 * max_errors)  # if probabilities above it are equally frequent
+        best = np.sort(self.best)[::-1]
+        errors = np.cumsum(1 - best) / np.arange(1, len(best) + 1)  # grows with every shot
+        accepted = int((errors <= max_errors).sum())
+        if accepted == len(best):
+            return 0.0
+        # Halfway between the last shot that is accepted and the first that is not.
+        upper = best[accepted - 1] if accepted else 1.0
+        return float((upper + best[accepted]) / 2)
+
+    def _in_set_from(self, coverage: float) -> float:
+        count = len(self.own)
+        rank = math.floor(round((count + 1) * (1 - coverage), 9))
+        if rank < 1:
+            most = f"at most {math.floor(100 * count / (count + 1))} %" if count else "no coverage"
+            raise InputError(
+                f"coverage={coverage:g} needs {math.ceil(round(coverage / (1 - coverage), 9))} "
+                f"shots that can be left out in turn, and this model has {count} (a class with one "
+                f"shot has none, and only the method miv predicts them): {most} can be "
+                "guaranteed. Ask for less, or add shots."
+            )
+        return float(np.sort(self.own)[rank - 1])
+
+
 @dataclass(frozen=True, eq=False)
 class DecisionRule:
     """How unlike its shots an image is for a model, and which thresholds follow from the shots.
@@ -111,6 +219,8 @@ class DecisionRule:
     ----------
     shots : array of shape (shot, channel)
         Mean vectors of the support images, of length 1.
+    labels : array of shape (shot,)
+        Their class numbers.
     background : array of shape (image, channel)
         Mean vectors of images of other things; there may be none.
     rows : array of shape (m,)
@@ -120,15 +230,22 @@ class DecisionRule:
         probability of their own class. Empty for a method that makes none.
     weight : float
         Weight of the energy in the score.
+    other : int or None, default=None
+        Number of the class that stands for everything else; its images are background.
+    logits : array of shape (m, class) or None, default=None
+        The out-of-fold logits, as long as the model has not been saved.
     """
 
     shots: Floats
+    labels: NDArray[np.int64]
     background: Floats
     rows: NDArray[np.int64]
     energy: Floats
     best: Floats
     own: Floats
     weight: float = ENERGY
+    other: int | None = None
+    logits: Floats | None = None
 
     @classmethod
     def fit(
@@ -159,14 +276,14 @@ class DecisionRule:
         if logits is None:
             several = np.bincount(labels)[labels] > 1
             rows = np.flatnonzero(several)
-            return cls(shots, shots[:0], rows, none, none, none, weight)
+            return cls(shots, labels, shots[:0], rows, none, none, none, weight)
         assert rows is not None
         energy, probabilities = energy_of(logits), softmax(logits)
         own = probabilities[np.arange(len(rows)), labels[rows]]
         best = probabilities.max(axis=1)
         # In the precision that a file stores.
         energy, best, own = (x.astype(np.float32) for x in (energy, best, own))
-        return cls(shots, shots[:0], rows, energy, best, own, weight)
+        return cls(shots, labels, shots[:0], rows, energy, best, own, weight, None, logits)
 
     def with_background(self, vectors: Floats) -> DecisionRule:
         """Return the same rule with other background images: mean vectors of length 1."""
@@ -178,26 +295,58 @@ class DecisionRule:
             )
         return replace(self, background=vectors.astype(np.float16).astype(np.float32))
 
+    def with_other(self, number: int) -> DecisionRule:
+        """Return the rule of a model in which one class stands for everything else.
+
+        Its shots join the background. Thresholds follow from the shots of the other classes.
+        """
+        named = self.labels != number
+        place = np.cumsum(named) - 1
+        kept = named[self.rows]
+        rule = replace(
+            self,
+            shots=self.shots[named],
+            labels=self.labels[named],
+            rows=place[self.rows[kept]],
+            other=number,
+        )
+        if self.logits is not None:
+            energy = energy_of(np.delete(self.logits[kept], number, axis=1)).astype(np.float32)
+            rule = replace(rule, energy=energy, best=self.best[kept], own=self.own[kept])
+        return rule.with_background(np.concatenate([self.background, self.shots[~named]]))
+
     def unknown(self, logits: Floats, vectors: Floats) -> Floats:
         """Score images by their logits (image, class) and mean vectors (image, channel)."""
+        if self.other is not None:
+            logits = np.delete(logits, self.other, axis=1)
         near = _nearest(vectors, self.shots)
         return self._score(vectors, near, energy_of(logits))
 
     @property
     def held_out(self) -> Floats:
-        """Scores of the shots `rows`, each without itself."""
+        """Scores of the shots `rows`, each without itself; measured elsewhere if there are none."""
+        similarity = self.shots.astype(np.float64) @ self.shots.T.astype(np.float64)
+        np.fill_diagonal(similarity, -1.0)
+        near = similarity.max(axis=1)
         if not len(self.rows):
-            return np.empty(0)
-        vectors = self.shots[self.rows]
-        similarity = vectors.astype(np.float64) @ self.shots.T.astype(np.float64)
-        similarity[np.arange(len(self.rows)), self.rows] = -np.inf
+            prior, slope = (
+                (PRIOR_SCORES, SLOPE_SCORES) if self.weight else (PRIOR_DISTANCES, SLOPE_DISTANCES)
+            )
+            measured: Floats = np.asarray(prior) - slope * near.mean()
+            return measured
         energy = self.energy if len(self.energy) else np.zeros(len(self.rows))
-        return self._score(vectors, similarity.max(axis=1), energy)
+        return self._score(self.shots[self.rows], near[self.rows], energy)
 
     def _score(self, vectors: Floats, near: Floats, energy: Floats) -> Floats:
-        far = _nearest(vectors, self.background) if len(self.background) else 0.0
+        far = _nearest(vectors, self.background) if len(self.background) else USUAL_FAR
         score: Floats = FAR * far - near - self.weight * energy
         return score
+
+    @property
+    def calibration(self) -> Calibration:
+        """What the thresholds follow from."""
+        scores, best, own = (tuple(x.tolist()) for x in (self.held_out, self.best, self.own))
+        return Calibration(scores, best, own, self.weight > 0, self.other)
 
     def thresholds(
         self,
@@ -205,79 +354,29 @@ class DecisionRule:
         max_errors: float | None = MAX_ERRORS,
         coverage: float | None = None,
     ) -> Thresholds:
-        """Choose thresholds from the out-of-fold shots.
-
-        Parameters
-        ----------
-        reject : float or None, default=0.1
-            Share of the images of known classes that may be rejected; None or 0 rejects none.
-        max_errors : float or None, default=0.1
-            Share of wrong names among the names that are given; None or 1 is never unsure.
-        coverage : float or None, default=None
-            Share of prediction sets that hold the true class.
-        """
-        check_share("reject", reject, low=True)
-        check_share("max_errors", max_errors, low=True)
-        check_share("coverage", coverage)
-        return Thresholds(
-            unknown=self._reject_above(reject or 0.0),
-            probability=self._unsure_below(1.0 if max_errors is None else max_errors),
-            set=None if coverage is None else self._in_set_from(coverage),
-        )
-
-    def _reject_above(self, reject: float) -> float:
-        scores = np.sort(self.held_out)
-        if not reject or not len(scores):
-            return math.inf
-        rank = math.ceil(round((len(scores) + 1) * (1 - reject), 9))
-        return float(scores[min(max(rank, 1), len(scores)) - 1])
-
-    def _unsure_below(self, max_errors: float) -> float:
-        if max_errors >= 1 or not (len(self.best) or not len(self.rows)):
-            return 0.0
-        if not len(self.best):
-            return max(0.0, 1 - 2 * max_errors)  # if probabilities above it are equally frequent
-        best = np.sort(self.best.astype(np.float64))[::-1]
-        errors = np.cumsum(1 - best) / np.arange(1, len(best) + 1)  # grows with every shot
-        accepted = int((errors <= max_errors).sum())
-        if accepted == len(best):
-            return 0.0
-        # Halfway between the last shot that is accepted and the first that is not.
-        upper = best[accepted - 1] if accepted else 1.0
-        return float((upper + best[accepted]) / 2)
-
-    def _in_set_from(self, coverage: float) -> float:
-        count = len(self.own)
-        rank = math.floor(round((count + 1) * (1 - coverage), 9))
-        if rank < 1:
-            most = f"at most {math.floor(100 * count / (count + 1))} %" if count else "no coverage"
-            raise InputError(
-                f"coverage={coverage:g} needs {math.ceil(round(coverage / (1 - coverage), 9))} "
-                f"shots that can be left out in turn, and this model has {count} (a class with one "
-                f"shot has none, and only the method miv predicts them): {most} can be "
-                "guaranteed. Ask for less, or add shots."
-            )
-        return float(np.sort(self.own)[rank - 1])
+        """Choose thresholds from the out-of-fold shots; see `Calibration.thresholds`."""
+        return self.calibration.thresholds(reject, max_errors, coverage)
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return the rule for a model file: a JSON value and arrays."""
         arrays = {
             "shots": self.shots,
+            "labels": self.labels,
             "background": self.background.astype(np.float16),
             "rows": self.rows,
             "energy": self.energy,
             "best": self.best,
             "own": self.own,
         }
-        return to_json(_Saved(self.weight)), arrays
+        return to_json(_Saved(self.weight, self.other)), arrays
 
     @classmethod
     def from_state(
-        cls, document: Any, arrays: Mapping[str, NDArray[Any]], shots: int | None = None
+        cls, document: Any, arrays: Mapping[str, NDArray[Any]], classes: int
     ) -> DecisionRule:
         """Make a rule from what `state` returned, checking everything."""
         saved = from_json(_Saved, document, "decision.v1")
-        kinds = {"shots": "f4", "background": "f2", "rows": "i8"}
+        kinds = {"shots": "f4", "labels": "i8", "background": "f2", "rows": "i8"}
         kinds |= dict.fromkeys(("energy", "best", "own"), "f4")
         if different := sorted(arrays.keys() ^ kinds.keys()):
             kind = "unexpected" if different[0] in arrays else "missing"
@@ -295,12 +394,14 @@ class DecisionRule:
             or len(counts) > 1
             or not counts <= {0, len(rows)}
             or not np.isin(rows, np.arange(len(own))).all()
-            or len(own) < 2
-            or (shots is not None and len(own) != shots)
+            or not len(own)
+            or len(arrays["labels"]) != len(own)
+            or not np.isin(arrays["labels"], np.arange(classes)).all()
+            or not 0 <= (saved.other or 0) < classes
         ):
             raise InputError("the tensors 'decision.*' do not fit each other.")
         ready = {**arrays, "background": arrays["background"].astype(np.float32)}
-        return cls(weight=saved.weight, **ready)
+        return cls(weight=saved.weight, other=saved.other, **ready)
 
 
 @dataclass(frozen=True)
@@ -308,6 +409,7 @@ class _Saved:
     """The JSON value of a model file."""
 
     weight: float
+    other: int | None = None
 
 
 def energy_of(logits: Floats) -> Floats:

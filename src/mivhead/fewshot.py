@@ -13,10 +13,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL.Image import Image
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -24,6 +25,7 @@ from torch import Tensor
 from mivhead._progress import progress_bar
 from mivhead._schema import to_json
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
+from mivhead.backbones.background import background_vectors
 from mivhead.backbones.base import (
     Backbone,
     Identity,
@@ -65,6 +67,13 @@ from mivhead.prediction import Prediction, Predictions, predictions
 from mivhead.preset import Preset
 from mivhead.shots import Change, Shots
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from mivhead.diagnostics.estimate import CrossValidation
+    from mivhead.diagnostics.evaluation import Evaluation
+    from mivhead.diagnostics.explanation import Explanation
+
 MAX_SHOWN = 8  # classes that the short form of a model names
 
 __all__ = ["FewShotClassifier", "Prediction", "Predictions"]
@@ -85,6 +94,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         default backbone, for a table of features the backbone that the table names.
     weights : str, Path or None, default=None
         A checkpoint for a backbone given by name.
+    image_size : int or None, default=None
+        Side of the input of a backbone `timm:NAME`, in pixels. None: that of its training.
     method : str, default="miv"
         The name of a method (`mivhead.methods.list_methods()`), or a class of your own as
         `module:Class`.
@@ -97,6 +108,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         threshold of the backbone's preset.
     augmentation : Augmentation or None, default=None
         How views are made. None: flip, grayscale and RandAugment, as in the paper.
+    other : object, default="other"
+        A class of this name stands for everything else. It is trained like a class, its images are
+        background for decisions, and it is never predicted as a name: an image of it is "none of
+        these". None: it is a class like all others.
     random_state : int, default=0
         Random seed of the views and of the initial weights.
     device : str or None, default=None
@@ -124,6 +139,15 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     skipped_ : list of Skipped
         Images that the last call with `skip_bad` left out.
 
+    Notes
+    -----
+    A model may predict in several threads. For several processes use the start method `"spawn"` or
+    `"forkserver"`: `multiprocessing.get_context("spawn")`, or `multiprocessing_context="spawn"` of
+    a PyTorch `DataLoader`. Do not use `"fork"`, Linux's default before Python 3.14: PyTorch's
+    threads do not survive a fork, and a child of a process that has predicted waits for them
+    forever. If a fork cannot be avoided, call `torch.set_num_threads(1)` before the first
+    prediction.
+
     Examples
     --------
     >>> import numpy as np
@@ -143,11 +167,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         backbone: str | Backbone | None = DEFAULT_BACKBONE,
         *,
         weights: str | Path | None = None,
+        image_size: int | None = None,
         method: str = "miv",
         method_params: Mapping[str, Any] | None = None,
         recipe: str | Recipe | None = None,
         threshold: int | None = None,
         augmentation: Augmentation | None = None,
+        other: Any = "other",
         random_state: int = 0,
         device: str | None = None,
         cache: bool | str | Path | None = None,
@@ -155,11 +181,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     ) -> None:
         self.backbone = backbone
         self.weights = weights
+        self.image_size = image_size
         self.method = method
         self.method_params = method_params
         self.recipe = recipe
         self.threshold = threshold
         self.augmentation = augmentation
+        self.other = other
         self.random_state = random_state
         self.device = device
         self.cache = cache
@@ -182,7 +210,14 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """
         return self._fit_images(label_images(from_images(images), labels), labels)
 
-    def fit_folder(self, path: str | Path, *, skip_bad: bool = False) -> Self:
+    def fit_folder(
+        self,
+        path: str | Path,
+        *,
+        skip_bad: bool = False,
+        label: str | None = None,
+        encoding: str | None = None,
+    ) -> Self:
         """Train on a folder of class folders, a zip of one, or a CSV of paths and labels.
 
         Parameters
@@ -191,13 +226,19 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             The folder, zip or CSV.
         skip_bad : bool, default=False
             Leave out images that cannot be read, and list them in `skipped_`.
+        label : str or None, default=None
+            The column of the labels in a CSV; None: `label` or `class`.
+        encoding : str or None, default=None
+            The encoding of a CSV, such as `"cp1252"`; None: UTF-8.
 
         Returns
         -------
         FewShotClassifier
             Itself.
         """
-        return self._fit_images(open_labelled(path), skip_bad=skip_bad)
+        return self._fit_images(
+            open_labelled(path, label=label, encoding=encoding), skip_bad=skip_bad
+        )
 
     def fit_table(self, table: FeatureTable, labels: Sequence[Any] | None = None) -> Self:
         """Train on features that were extracted before, by `extract` or elsewhere.
@@ -393,7 +434,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         check_is_fitted(self, "classifier_")
         if coverage is not None:
             return [each.prediction_set or () for each in self.classify(images, coverage=coverage)]
-        chosen: NDArray[Any] = self.classes_[self.predict_proba(images).argmax(axis=1)]
+        probabilities, other = self.predict_proba(images), self.thresholds().other
+        if other is not None:
+            probabilities[:, other] = -1.0  # never a name
+        chosen: NDArray[Any] = self.classes_[probabilities.argmax(axis=1)]
         return chosen
 
     def add(
@@ -507,6 +551,147 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             shots, name, old = shots.relabel(each, target, new=new)
             parts.append(f"{name} from {old} to {target}")
         return self._change("relabel", f"moved {', '.join(parts)}", shots)
+
+    # How good the model is, and why it decides as it does: short cuts to `mivhead.diagnostics`.
+
+    def evaluate(
+        self,
+        images: Any,
+        labels: Sequence[Any] | None = None,
+        *,
+        skip_bad: bool = False,
+        include_shots: bool = False,
+    ) -> Evaluation:
+        """Measure the model on labelled images that it was not trained on.
+
+        Parameters
+        ----------
+        images : path, ImageSet, iterable of images, or FeatureTable
+            A folder of class folders, a zip of one, or a CSV of paths and labels; images, with
+            `labels`; or features with labels.
+        labels : sequence or None, default=None
+            A label per image, if the images do not come with labels.
+        skip_bad : bool, default=False
+            Leave out images that cannot be read.
+        include_shots : bool, default=False
+            Measure images that the model was trained on as well; by default they are left out.
+
+        Returns
+        -------
+        Evaluation
+            Accuracy with its interval, per class too, confusion matrix and misclassified images;
+            `plot()` and `plot_mistakes()` draw them.
+        """
+        from mivhead.diagnostics.evaluation import evaluate
+
+        check_is_fitted(self, "classifier_")
+        if labels is not None:
+            images = label_images(as_image_set(images), labels, min_classes=1)
+        return evaluate(self, images, skip_bad=skip_bad, include_shots=include_shots)
+
+    def check(self, *, folds: int = 5) -> CrossValidation:
+        """Estimate the accuracy by cross-validation on the shots, and find suspicious ones.
+
+        Parameters
+        ----------
+        folds : int, default=5
+            Number of folds, and therefore of models to train.
+
+        Returns
+        -------
+        CrossValidation
+            Its `accuracy`, `interval` and `suspects`: the shots that were predicted as another
+            class.
+        """
+        from mivhead.diagnostics.estimate import cross_validate
+
+        shots = self._own_shots()
+        training = shots.training()
+        labels = tuple(map(str, training.y.tolist()))
+        table = FeatureTable(training.X, shots.names, labels, training.views, training.view_of)
+        unfitted = self.classifier_._unfitted()  # a loaded one, too, has its settings
+        return cross_validate(unfitted, table, folds=folds, verbose=self.verbose)
+
+    def plot_attention(
+        self, image: Any, path: str | Path | None = None, *, shots: str | Path | None = None
+    ) -> Figure:
+        """Draw which patches of an image, and which shots, a MIV-head attends to.
+
+        Parameters
+        ----------
+        image : path, PIL image, array or binary file
+            One image.
+        path : str, Path or None, default=None
+            A .png, .svg or .pdf file to write. None writes nothing.
+        shots : str, Path or None, default=None
+            The folder of the shots, to draw them in full; None draws the small pictures that the
+            model keeps, or bars if it keeps none.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            A notebook shows it.
+        """
+        from mivhead.diagnostics.plots import Case
+
+        check_is_fitted(self, "classifier_")
+        return Case(self, image).plot_attention(path, shots=shots)
+
+    def plot_tsne(
+        self,
+        image: Any,
+        path: str | Path | None = None,
+        *,
+        truth: str | None = None,
+        seed: int = 0,
+    ) -> Figure:
+        """Draw the vectors that a MIV-head compares for an image, projected by t-SNE.
+
+        Parameters
+        ----------
+        image : path, PIL image, array or binary file
+            One image.
+        path : str, Path or None, default=None
+            A .png, .svg or .pdf file to write. None writes nothing.
+        truth : str or None, default=None
+            The true class of the image, which gives it its colour.
+        seed : int, default=0
+            Random seed of t-SNE.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            A notebook shows it.
+        """
+        from mivhead.diagnostics.plots import Case
+
+        check_is_fitted(self, "classifier_")
+        return Case(self, image).plot_tsne(path, truth=truth, seed=seed)
+
+    def explain(self, images: Any, **decision: Any) -> Explanation | list[Explanation]:
+        """Say why the model gives images their names.
+
+        Parameters
+        ----------
+        images : images or FeatureTable
+            As for `predict`.
+        **decision
+            Thresholds, as for `classify`.
+
+        Returns
+        -------
+        Explanation, or list of Explanation
+            Where the model looked, the closest shots, the runner-up and the votes of the members.
+            One explanation for a single image, a list for a folder or a list of images.
+        """
+        from mivhead.diagnostics.explanation import explain_images
+
+        check_is_fitted(self, "classifier_")
+        single = isinstance(images, Image | bytes) or getattr(images, "ndim", 0) in (2, 3)
+        if isinstance(images, str | Path):
+            single = Path(images).is_file() and Path(images).suffix.lower() != ".zip"
+        found = list(explain_images(self, images, **decision))
+        return found[0] if single and len(found) == 1 else found
 
     def save(self, path: str | Path, *, compact: bool = False) -> None:
         """Write the model to one file, which `mivhead.load` reads.
@@ -696,6 +881,19 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def _reader(self, backbone: Backbone, classifier: Classifier) -> _FeatureReader | _PixelReader:
         return (_PixelReader if _tunes(classifier) else _FeatureReader)(backbone, self)
 
+    def _prepare_decisions(self, classifier: Any, identity: Identity | None) -> None:
+        """Give a classifier that was just fitted the background that its decisions use."""
+        rule: DecisionRule | None = getattr(classifier, "decision_", None)
+        if rule is None:
+            return
+        vectors = None if identity is None else background_vectors(identity)
+        if vectors is not None:
+            rule = rule.with_background(vectors)
+        names = classifier.classes_.tolist()
+        if self.other in names:
+            rule = rule.with_other(names.index(self.other))
+        classifier.decision_ = rule
+
     def _set_fitted(
         self,
         classifier: Classifier,
@@ -703,6 +901,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         shots: Shots | None = None,
         history: Sequence[Change] = (),
     ) -> Self:
+        self._prepare_decisions(classifier, identity)
         self.classifier_, self.classes_, self.identity_ = classifier, classifier.classes_, identity
         self.shots_, self.history_ = shots, list(history)
         return self
@@ -731,6 +930,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 DEFAULT_BACKBONE if given is None else given,
                 weights=self.weights,
                 preset=preset,
+                image_size=self.image_size if preset is None else None,
                 device=self.device,
             )
             self._loaded = loaded
@@ -755,8 +955,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         count = len(self.classes_)
         return f"<FewShotClassifier: {self.method} on {origin}, {count} classes: {listed}>"
 
+    _repr_html_ = None  # a notebook shows the same text, not scikit-learn's diagram of parameters
+
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        """Show a notebook the same text, rather than scikit-learn's diagram of parameters."""
         return {"text/plain": repr(self)}
 
     def __getstate__(self) -> dict[str, Any]:

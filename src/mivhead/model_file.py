@@ -11,7 +11,6 @@ document, which ends in its version, such as `shots.v1`, and tensors under a pre
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
 import sys
@@ -24,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
-from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -38,46 +36,11 @@ from mivhead.errors import InputError, ModelFileError, NotAvailableError
 from mivhead.features import FeatureTable
 from mivhead.fewshot import FewShotClassifier
 from mivhead.images.augmentation import ViewRule
-from mivhead.images.imageset import check_names
 from mivhead.methods.registry import Classifier, make_method, method_name
+from mivhead.model_info import ModelInfo, plain_classes, read_classes
 from mivhead.shots import Change, Shots
 
 FORMAT = 1
-MAX_CLASSES = 100_000
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What a model file says about itself: its JSON document.
-
-    Parameters
-    ----------
-    format : int
-        Version of the file format.
-    method : str
-        Name of the method, such as `miv`.
-    recipe : dict or None
-        How the head was trained and combined; None for a method that has no recipe.
-    config : dict
-        What else the method needs to be rebuilt: blocks, shots per class.
-    classes : list
-        The labels: all strings, all integers, all other numbers, or all booleans.
-    backbone : dict or None
-        Identity of the backbone; None if the model was trained on features of unknown origin.
-    seed : int
-        Random seed of the initial weights.
-    library : str
-        Version of mivhead that wrote the file.
-    """
-
-    format: int
-    method: str
-    recipe: dict[str, Any] | None
-    config: dict[str, Any]
-    classes: list[Any]
-    backbone: dict[str, Any] | None
-    seed: int
-    library: str
 
 
 @dataclass(frozen=True)
@@ -122,7 +85,13 @@ def _write_decision(
 
 def _read_decision(model: FewShotClassifier, document: Any, tensors: Mapping[str, Tensor]) -> None:
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    model.classifier_.decision_ = DecisionRule.from_state(document, arrays)
+    rule = DecisionRule.from_state(document, arrays, len(model.classes_))
+    model.classifier_.decision_ = rule
+    names = model.classes_.tolist()
+    if rule.other is not None:
+        model.other = names[rule.other]
+    elif model.other in names:  # a class like all others
+        model.other = None
 
 
 def _write_shots(model: Any) -> tuple[Any, Mapping[str, Tensor]] | None:
@@ -194,6 +163,23 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
     ...     mivhead.load(f"{folder}/model.miv").predict(X).tolist()
     ['a', 'a', 'b', 'b']
     """
+    document, tensors = _contents(model)
+    for section in SECTIONS:
+        if (part := section.write(model)) is not None:
+            document[section.name], own = part
+            tensors |= {f"{section.prefix}.{name}": tensor for name, tensor in own.items()}
+    _files.write(path, tensors, document)
+
+
+def info_of(model: FewShotClassifier | Classifier) -> ModelInfo:
+    """Return what a file of a fitted model would say about it."""
+    return ModelInfo(**_contents(model)[0])
+
+
+def _contents(
+    model: FewShotClassifier | Classifier,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Make the document and the tensors of a model, without optional sections."""
     identity, trained = None, model
     check_is_fitted(model, "classes_")
     if isinstance(model, FewShotClassifier):
@@ -206,16 +192,12 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
         "method": method_name(trained),
         "recipe": config.pop("recipe", None),
         "config": config,
-        "classes": _plain_classes(trained.classes_),
+        "classes": plain_classes(trained.classes_),
         "backbone": None if identity is None else identity.as_json(),
         "seed": trained.seed_,
         "library": __version__,
     }
-    for section in SECTIONS:
-        if (part := section.write(model)) is not None:
-            document[section.name], own = part
-            tensors |= {f"{section.prefix}.{name}": tensor for name, tensor in own.items()}
-    _files.write(path, tensors, document)
+    return document, tensors
 
 
 def load(
@@ -252,7 +234,7 @@ def load(
     try:
         info = from_json(ModelInfo, document, "the description")
         classifier = _unfitted(info.method, device)
-        classifier.classes_ = _read_classes(info.classes)
+        classifier.classes_ = read_classes(info.classes)
         classifier.seed_ = info.seed
         config = {**info.config, "recipe": info.recipe}
         if _SCALE in config:
@@ -461,30 +443,3 @@ def _check_scale(classifier: Classifier) -> None:
     blocks = {name.partition(".")[0] for name in getattr(classifier, "layout_", ())}
     if scale and len(scale) != len(blocks):
         raise InputError(f"config.{_SCALE} has {len(scale)} entries for {len(blocks)} blocks.")
-
-
-def _plain_classes(classes: NDArray[Any]) -> list[Any]:
-    values: list[Any] = classes.tolist()
-    kinds = {type(value) for value in values}
-    if len(kinds) != 1 or not kinds <= {str, int, float, bool}:
-        raise InputError(
-            "Only classes that are all strings, all numbers or all booleans can be saved, "
-            f"got {values[0]!r}: convert the labels to strings before fitting."
-        )
-    if kinds == {float} and not all(map(math.isfinite, values)):
-        raise InputError("classes must be finite numbers.")
-    check_names(value for value in values if isinstance(value, str))
-    return values
-
-
-def _read_classes(values: list[Any]) -> NDArray[Any]:
-    if not 2 <= len(values) <= MAX_CLASSES:
-        raise InputError(f"it has {len(values)} classes; 2 to {MAX_CLASSES:,} are allowed.")
-    if not all(
-        type(value) is str or abs(value) < 2**63 for value in values if type(value) in (str, int)
-    ):
-        raise InputError("its classes are integers of more than 64 bits.")
-    classes = np.asarray(_plain_classes(np.asarray(values, dtype=object)))
-    if not np.array_equal(np.unique(classes), classes):
-        raise InputError("its classes are not distinct and sorted.")
-    return classes

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mivhead._optional import need
-from mivhead.decision import Thresholds
+from mivhead.decision import NONE, Thresholds
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -37,7 +37,7 @@ class Prediction:
     id : str
         Name of the image, such as its path.
     label : object
-        The most probable class.
+        The most probable class; never the class that stands for everything else.
     probability : float
         Its probability.
     probabilities : dict
@@ -228,19 +228,15 @@ def predictions(
     found = []
     names = classes.tolist()
     thresholds = thresholds or Thresholds()
+    other = None if thresholds.other is None else names[thresholds.other]
     for i, (id_, row) in enumerate(zip(ids, probabilities, strict=True)):
         ranked = {names[c]: float(row[c]) for c in np.argsort(-row, kind="stable")}
-        best, probability = next(iter(ranked.items()))
+        named = {name: p for name, p in ranked.items() if name != other}
+        best, probability = next(iter(named.items()))
         score = None if unknown is None else float(unknown[i])
-        found.append(
-            Prediction(
-                id_,
-                best,
-                probability,
-                ranked,
-                thresholds.decide(best, probability, score),
-                score,
-                thresholds.select(ranked),
-            )
-        )
+        decision = thresholds.decide(best, probability, score)
+        if next(iter(ranked)) == other:
+            decision = NONE
+        chosen = thresholds.select(named)
+        found.append(Prediction(id_, best, probability, ranked, decision, score, chosen))
     return found

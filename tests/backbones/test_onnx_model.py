@@ -231,7 +231,7 @@ def test_foreign_descriptions_are_refused(tmp_path: Path, text: str) -> None:
         onnx.helper.set_model_props(model, {"mivhead": text})
 
     path = changed(network(tmp_path / "model.onnx"), forge)
-    with pytest.raises(InputError, match="invalid mivhead metadata"):
+    with pytest.raises(InputError, match="cannot be used as a backbone"):
         load_backbone(path)
 
 

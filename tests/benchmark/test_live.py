@@ -67,3 +67,22 @@ def test_a_bar_on_a_terminal_and_silence_on_request():
     view.start("birds", ["miv"])
     view.show(result(accuracy=None, error="memory: x"))
     assert quiet.getvalue() == ""
+
+
+def test_a_failing_method_shows_its_traceback_once():
+    stream = io.StringIO()
+    view = LiveView(stream=stream)
+    view.start("birds", ["mine"] * 50)
+    for task in range(25):
+        view.show(result(method="mine", task=task, accuracy=None, error="E: x"), "Traceback: here")
+    for task in range(25, 50):  # the text of this error is different on every task
+        failed = result(method="mine", task=task, accuracy=None, error=f"E: {task}")
+        view.show(failed, "Traceback: there")
+    text = stream.getvalue()
+    assert text.startswith(
+        "dots, task 0, mine failed: E: x\n    Traceback: here\ndots, task 1, mine"
+    )
+    assert text.count("Traceback: here") == 1
+    assert text.count("Traceback: there") == 1
+    assert len(text.splitlines()) < 10
+    assert "50 failed" in text

@@ -105,6 +105,23 @@ def test_each_picture_passes_the_backbone_once(place):
     assert backbone.seen - seen <= 2  # counting flops, once a set
 
 
+def test_flipped_bits_in_the_features_change_no_accuracy(place):
+    first = bench(place)
+    rng = np.random.default_rng(0)
+    entries = [path for path in (place.folder / "features").glob("??/*") if path.is_file()]
+    for path in entries:
+        content = bytearray(path.read_bytes())
+        content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+        path.write_bytes(content)
+    shutil.rmtree(place.folder / "tasks")
+    (place.folder / RESULTS).unlink()
+    # Damaged features count as missing. This backbone cannot be loaded by name, so that they are
+    # extracted by the next command.
+    damaged = bench(place)
+    assert all("disappeared from the cache" in (each.error or "") for each in damaged)
+    assert [each.accuracy for each in bench(place)] == [each.accuracy for each in first]
+
+
 def test_a_finished_run_computes_nothing_and_more_methods_only_themselves(place, monkeypatch):
     first = bench(place)
     written = (place.folder / RESULTS).read_bytes()
@@ -350,3 +367,15 @@ def test_a_run_of_version_0_1_0_resumes_and_reports(data, tmp_path, capsys):
     assert (folder / RESULTS).read_bytes().startswith((old / RESULTS).read_bytes())
     paths = write_report(read_results(folder), tmp_path / "report", "Old")
     assert all(path.stat().st_size for path in paths)
+
+
+def test_a_method_runs_only_on_its_backbones(place):
+    own = {name: TinyBackbone() for name in ("first", "second")}
+    methods = ["ncc", {"name": "knn", "backbones": ["second"]}]
+    chosen = config(backbones=["first", "second"], methods=methods, sets=["dots"], tasks=1)
+    results = run(chosen, place, backbones=own)
+    assert [(r.backbone, r.method) for r in results] == [
+        ("first", "ncc"),
+        ("second", "ncc"),
+        ("second", "knn"),
+    ]

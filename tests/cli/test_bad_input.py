@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import struct
 import zipfile
 import zlib
@@ -13,6 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import mivhead
+from mivhead.cli.main import main
 from mivhead.features import FeatureTable
 
 
@@ -202,3 +204,26 @@ def test_litter_and_odd_class_names(miv, copy, tmp_path):
     answer = miv("fit", copy, "-o", tmp_path / "m.miv", "--method", "ncc")
     assert answer.code == 0
     assert re.search(r"^Ringe & Kreise ☉ +3$", answer.out, re.M)
+
+
+def test_a_file_whose_name_starts_with_a_hyphen(capsys, model, new, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(new / "rings" / "5.png", "-109.png")
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", str(model), "-109.png"])
+    assert stop.value.code == 2
+    assert "write ./-109.png, or ./* instead of *" in capsys.readouterr().err
+    assert main(["predict", str(model), "./-109.png"]) == 0
+
+
+def test_a_csv_file_with_another_label_column_in_another_encoding(miv, fails, new, tmp_path):
+    files = sorted(new.rglob("*.png"))
+    rows = "".join(f"{file};{'Möwe' if 'rings' in file.parts else 'Häher'}\n" for file in files)
+    path = tmp_path / "birds.csv"
+    path.write_text(f"path;Vogel\n{rows}", encoding="cp1252")
+    assert "--encoding cp1252" in fails("fit", path, "-o", tmp_path / "m.miv")
+    how = ("--label", "Vogel", "--encoding", "cp1252")
+    answer = miv("fit", path, "-o", tmp_path / "m.miv", *how, "--method", "ncc", "--no-check")
+    assert "Möwe" in answer.out
+    assert miv("extract", path, "-o", tmp_path / "f.safetensors", *how).code == 0
+    assert miv("evaluate", tmp_path / "m.miv", path, *how).code == 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mivhead
-from tests.cli.conftest import write_images
+from tests.helpers.patterns import write_images
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The entry point: help, imports, exit codes, Ctrl-C, pipes, errors, settings of the process."""
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -9,8 +10,10 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mivhead
@@ -200,6 +203,53 @@ def test_ctrl_c_stops_cleanly(shots, tmp_path):
     assert done.stderr == "miv: stopped\n"
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def interrupt(seconds: float, *arguments: str) -> tuple[int, str]:
+    """Start `miv`, interrupt it after a while, and return its exit code and what it said."""
+    code = "import sys; from mivhead.__main__ import command; print(flush=True); command()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        process.stdout.readline()  # Python itself has started
+        time.sleep(0.02 + seconds)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        return process.returncode, errors
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are for Unix")
+@pytest.mark.parametrize("seconds", np.linspace(0, 1.5, 8))
+def test_ctrl_c_while_importing(seconds, model, features):
+    code, errors = interrupt(seconds, "predict", str(model), str(features))
+    assert (code, errors) in [(130, "miv: stopped\n"), (0, "")]  # or it was finished
+
+
+def test_an_interrupt_that_got_lost_still_counts(capfd, monkeypatch):
+    """Python discards an exception in a callback from C, such as a finaliser."""
+    from mivhead import __main__ as entry
+
+    before = signal.getsignal(signal.SIGINT)
+
+    def lose(*_):
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        return 0
+
+    monkeypatch.setattr(main, "main", lose)
+    monkeypatch.setattr(main, "exit_process", sys.exit)
+    monkeypatch.setattr(main, "configure_process", lambda: None)
+    try:
+        with pytest.raises(SystemExit) as exit_:
+            entry.command()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert exit_.value.code == 130
+    assert capfd.readouterr().err == "miv: stopped\n"
 
 
 def test_ctrl_c_while_saving_leaves_the_old_model(miv, features, model, tmp_path, monkeypatch):

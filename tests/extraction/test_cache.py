@@ -131,6 +131,16 @@ def test_a_corrupted_entry_is_a_miss_and_removed(cache: FeatureCache, damage: by
     assert cache.get(key(1)) is not None
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name are for Unix")
+def test_a_pipe_in_place_of_an_entry_is_a_miss_and_removed(cache: FeatureCache) -> None:
+    cache.put(KEY, {"block0.token": np.ones(3)})
+    path = cache.folder / KEY[:2] / KEY[2:]
+    path.unlink()
+    os.mkfifo(path)
+    assert cache.get(KEY) is None
+    assert not path.exists()
+
+
 def test_an_entry_under_a_wrong_name_is_a_miss(cache: FeatureCache) -> None:
     cache.put(key(1), entry(1))
     cache.put(key(2), entry(2))

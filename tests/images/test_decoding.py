@@ -1,7 +1,9 @@
 """Decoding: every kind of file a person may hand over, good or bad."""
 
 import io
+import re
 import struct
+import sys
 import time
 import tracemalloc
 import warnings
@@ -14,9 +16,11 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngImageFile
 
-from mivhead.errors import ImageError
+from mivhead.errors import ImageError, InputError
 from mivhead.images import decoding as images
 from mivhead.images.decoding import load_image
+from mivhead.images.sources import as_image_set, open_labelled, open_unlabelled
+from tests.helpers.extras import needs
 
 FORMATS = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"]
 
@@ -285,3 +289,38 @@ def test_lazily_opened_damaged_pil_image():
     data = encode(Image.fromarray(picture(200, 200)), "JPEG")
     with pytest.raises(ImageError, match="image 0 is corrupted"):
         load_image(Image.open(io.BytesIO(data[: len(data) // 2])), name="image 0")
+
+
+@needs("pillow_heif", "heic")
+def test_photos_of_an_iphone():
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+    wide = Image.new("RGB", (64, 48), "red")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # as an iPhone writes a photo in portrait format
+    data = encode(wide, "HEIF", exif=exif.tobytes())
+    decoded = load_image(data, name="photo.heic")
+    assert decoded.mode == "RGB"
+    assert decoded.size == (48, 64)
+    red, green, blue = np.asarray(decoded).reshape(-1, 3).mean(axis=0)
+    assert red > 200
+    assert max(green, blue) < 60
+    with pytest.raises(ImageError, match=r"photo\.heic is corrupted"):
+        load_image(data[: len(data) // 2], name="photo.heic")
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    data = b"\x00\x00\x00\x1cftypheic\x00\x00\x00\x00mif1heic" + bytes(40)
+    with pytest.raises(ImageError, match=r"photo\.heic is a HEIC image.*mivhead\[heic\]"):
+        load_image(data, name="photo.heic")
+
+
+@pytest.mark.parametrize("address", ["https://example.org/cat.jpg", "s3://bucket/cat.jpg"])
+def test_an_address_is_not_a_file(address):
+    with pytest.raises(ImageError, match=r"is an address.*download the image first"):
+        load_image(address)
+    for opened in (open_unlabelled, open_labelled, as_image_set):
+        with pytest.raises(InputError, match=re.escape(f"{address} is an address")):
+            opened(address)

@@ -126,14 +126,14 @@ def test_wrong_kind_of_file(tmp_path):
 
 def test_unreadable_folder(tmp_path, monkeypatch):
     make_folder(tmp_path, TWO)
-    original = Path.iterdir
+    original = os.scandir
 
-    def refuse(self):
-        if self.name == "dog":
+    def refuse(folder):
+        if Path(folder).name == "dog":
             raise PermissionError(13, "Permission denied")
-        return original(self)
+        return original(folder)
 
-    monkeypatch.setattr(Path, "iterdir", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(InputError, match="dog cannot be read: Permission denied"):
         open_labelled(tmp_path)
 
@@ -423,3 +423,94 @@ def test_names_that_are_not_utf_8_are_refused_before_any_work(name: bytes, tmp_p
         Image.new("RGB", (8, 8)).save(path)
     with pytest.raises(InputError, match=r"caf\\udce9.* is not valid UTF-8: rename"):
         open_labelled(tmp_path)
+
+
+def write_table(folder, text, encoding="utf-8", name="labels.csv"):
+    for file in ("a", "b"):
+        Image.new("RGB", (4, 4)).save(folder / f"{file}.png")
+    (folder / name).write_bytes(text.encode(encoding))
+    return folder / name
+
+
+def test_another_column_may_hold_the_labels(tmp_path):
+    path = write_table(tmp_path, "file,site,Species\na.png,1,wren\nb.png,2,owl\n")
+    assert open_labelled(path, label="species").labels == ("wren", "owl")
+    assert open_labelled(path, label="site").labels == ("1", "2")
+    with pytest.raises(InputError, match=r"label, class; name another one with --label"):
+        open_labelled(path)
+    with pytest.raises(InputError, match=r"label column \(genus\); got file, site, Species"):
+        open_labelled(path, label="genus")
+    with pytest.raises(InputError, match="are for CSV files"):
+        open_labelled(tmp_path, label="species")
+
+
+def test_tables_in_other_encodings(tmp_path):
+    text = "file;label\na.png;Möwe\nb.png;Häher\n"
+    for encoding, how in (("utf-8", {}), ("utf-16", {}), ("cp1252", {"encoding": "cp1252"})):
+        path = write_table(tmp_path, text, encoding, f"{encoding}.csv")
+        assert open_labelled(path, **how).labels == ("Möwe", "Häher")
+    with pytest.raises(InputError, match="--encoding cp1252"):
+        open_labelled(path)
+    with pytest.raises(InputError, match="'cp125' is not known"):
+        open_labelled(path, encoding="cp125")
+
+
+def test_files_of_arrays_say_what_is_possible(tmp_path):
+    np.savez(tmp_path / "train.npz", X=np.eye(2))
+    with pytest.raises(InputError, match=r"MIVClassifier\(\)\.fit\(X, y\).*FeatureTable"):
+        open_labelled(tmp_path / "train.npz")
+
+
+def linked_folders(root: Path, count: int) -> None:
+    """Folders that all link to each other, with one image each."""
+    for number in range(count):
+        (root / f"c{number}").mkdir(parents=True)
+        (root / f"c{number}" / "1.png").write_bytes(png())
+        for other in range(count):
+            if other != number:
+                (root / f"c{number}" / f"to{other}").symlink_to(root / f"c{other}")
+
+
+def test_folders_that_link_to_each_other_are_listed_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    linked_folders(tmp_path, 12)
+    assert open_labelled(tmp_path).ids == tuple(f"c{n}/1.png" for n in range(12))
+    assert "Ignored 132 links to folders that were already listed" in caplog.text
+    assert len(open_unlabelled(tmp_path)) == 12
+    assert len(open_unlabelled(f"{tmp_path}/**/*.png")) == 12
+    assert len(open_unlabelled(f"{tmp_path}/**")) == 12
+
+
+def test_a_link_out_of_the_folder_is_followed_once(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "deep" / "1.png").write_bytes(png())
+    (tmp_path / "shots" / "dog").mkdir(parents=True)
+    (tmp_path / "shots" / "dog" / "1.png").write_bytes(png())
+    (tmp_path / "shots" / "cat").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path)
+    ids = open_labelled(tmp_path / "shots").ids
+    assert ids == ("cat/deep/1.png", "dog/1.png")
+
+
+def test_the_depth_of_folders_is_limited(tmp_path: Path) -> None:
+    deep = tmp_path / "cat" / "/".join(["d"] * 70)
+    deep.mkdir(parents=True)
+    (deep / "1.png").write_bytes(png())
+    with pytest.raises(InputError, match="nested deeper than 64 folders"):
+        open_unlabelled(tmp_path)
+
+
+def test_the_depth_of_paths_in_a_zip_is_limited(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "deep.zip", "w") as archive:
+        for number in range(3):
+            archive.writestr("d/" * 15_000 + f"{number}.png", png())
+    with pytest.raises(InputError, match="nested deeper than 64 folders"):
+        open_unlabelled(tmp_path / "deep.zip")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name are for Unix")
+def test_a_pipe_in_place_of_a_table_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "images.csv")
+    with pytest.raises(InputError, match="not a regular file"):
+        open_labelled(tmp_path / "images.csv")

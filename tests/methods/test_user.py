@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,11 @@ class WithViews(MyHead):
 class Mute:
     def fit(self, X, y):
         return self
+
+
+class Faulty(MyHead):
+    def fit(self, X, y):
+        return self.no_such_helper(X)
 
 
 class TooNarrow(MyHead):
@@ -170,7 +176,7 @@ def test_an_entry_point_is_a_method_by_name(installed: Path, shots: Path, querie
 
 def test_commands_take_it(my_module: Path, shots: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "my_module:MyHead", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["hyperparameters"] == {"scale": 1.0}
+    assert json.loads(capsys.readouterr().out)["methods"][0]["hyperparameters"] == {"scale": 1.0}
     command = ["fit", str(shots), "-o", "m.miv", "--method", "my_module:MyHead", "--quiet"]
     assert main([*command, "--param", "scale=9.0"]) == 0
     assert mivhead.load("m.miv").method == "my_module:MyHead"
@@ -192,3 +198,41 @@ def test_a_benchmark_with_it(my_module: Path, capsys: pytest.CaptureFixture[str]
     assert line["gflops"] is None
     assert main(["bench", "report", "run"]) == 0
     assert "unknown" in Path("run/report/report.md").read_text()
+
+
+def test_a_faulty_method_shows_where_it_failed(
+    my_module: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_sets(tmp_path / "data", names=("dots",))
+    command = ["bench", "run", "--data", str(data), "--methods", "ncc,my_module:Faulty"]
+    command += ["--protocol", "2-way 1-shot, max_queries 2", "--tasks", "4", "--workers", "0"]
+    assert main([*command, "-o", str(tmp_path / "run")]) == 0
+    text = capsys.readouterr().err
+    assert "dots, task 0, my_module:Faulty failed: AttributeError" in text
+    assert text.count("return self.no_such_helper(X)") == 1
+    results = read_results(tmp_path / "run")
+    assert [r.error is None for r in results if r.method == "ncc"] == [True] * 4
+    assert sum("no_such_helper" in str(r.error) for r in results) == 4
+
+
+def test_a_class_is_registered_by_a_decorator(
+    my_module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(my_module)
+    module = import_module("my_module")
+    try:
+        registry.register_method("mine")(module.MyHead)
+        assert get_method("mine").summary == "Softmax of distances to the class means"
+        assert "mine" in METHODS
+        X, y = clusters([3, 2, 3], 8)
+        assert method_name(make_method("mine").fit(X, y)) == "mine"
+        registry.register_method("mine")(module.MyHead)  # a cell of a notebook that runs again
+        with pytest.raises(InputError, match="already a method 'mine'"):
+            registry.register_method("mine")(module.WithViews)
+        with pytest.raises(InputError, match="already a method 'ncc'"):
+            registry.register_method("ncc")(module.MyHead)
+        with pytest.raises(InputError, match="it has no predict_proba"):
+            registry.register_method("mute")(module.Mute)
+    finally:
+        registry._REGISTERED.clear()
+        registry._rows.cache_clear()

@@ -107,5 +107,5 @@ def test_options_of_tables_need_a_table(
     shots: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(tmp_path / "m.miv")
-    assert main(["fit", str(shots), "-o", model, "--label", "species"]) == 2
-    assert "are for database tables" in capsys.readouterr().err
+    assert main(["fit", str(shots), "-o", model, "--where", "species"]) == 2
+    assert "is for database tables" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from mivhead.backbones.checkpoints import state_hash
 from mivhead.backbones.preprocessing import DecodedImage, preprocess
 from mivhead.backbones.taps import Parts, Taps, check_taps, join, read_output
 from mivhead.features import Features
-from mivhead.head.recipe import derive_presets
+from mivhead.head.blocks import derive_presets
 from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 _CHUNK = 4  # images per forward pass on a CPU: keeps activations in the processor's cache
@@ -89,6 +89,20 @@ class ModuleBackbone:
             return self._tapped(x)
         return [{"map": parts["map"].flip(2, 3)} for parts in self._tapped(x.flip(2, 3))]
 
+    def in_float32(self) -> ModuleBackbone:
+        """Return the same backbone on the CPU, with features in float32."""
+        return ModuleBackbone(
+            self.identity.name,
+            self.model if self._device.type == "cpu" else deepcopy(self.model),
+            self.identity.weights,
+            self.preset,
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            mirrored=self._mirrored,
+            tapping=self._tapping,
+            rebuild=self._rebuild,
+        )
+
     def copy_to_tune(self) -> tuple[nn.Module, Tapped]:
         """Return a copy of the module as it was trained, for tuning, and its deepest tap.
 
@@ -126,7 +140,7 @@ def from_module(
         Size, mean and standard deviation; by default 224 px and ImageNet's.
     blocks : sequence of BlockPreset, optional
         How the head treats each tap; by default derived from the shapes
-        (`mivhead.head.recipe.derive_presets`).
+        (`mivhead.head.blocks.derive_presets`).
     threshold : int, default=15
         T: a class with at most T shots gets augmented views.
     device, dtype : optional

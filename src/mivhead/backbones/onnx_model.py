@@ -26,7 +26,7 @@ from mivhead.backbones.preprocessing import DecodedImage, preprocess
 from mivhead.backbones.taps import Parts, join, read_output
 from mivhead.errors import InputError
 from mivhead.features import Features
-from mivhead.head.recipe import derive_presets
+from mivhead.head.blocks import derive_presets
 from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 EXTRA = "onnx"
@@ -53,6 +53,8 @@ class OnnxBackbone:
         The outputs of each block: one tensor, or `block{i}.map` and `block{i}.token`.
     dtype : torch.dtype
         The type that features are rounded to.
+    path : Path
+        The file, from which `mivhead.export` takes the graph.
     """
 
     def __init__(
@@ -63,13 +65,15 @@ class OnnxBackbone:
         source: ImageInput,
         names: Sequence[tuple[str, ...]],
         dtype: torch.dtype,
+        path: Path,
     ) -> None:
         self.identity = identity
         self.preset = preset
         self.dtype = dtype
+        self.path = path
+        self.names = names
         self._source = source
         self._session = session
-        self._names = names
 
     def extract(self, images: Sequence[DecodedImage]) -> Features:
         """Return the features of one batch of decoded images, on the CPU, in the same order."""
@@ -78,20 +82,24 @@ class OnnxBackbone:
         return join([self._run(chunk) for chunk in chunks], self.dtype)
 
     def _run(self, x: Tensor) -> list[Parts]:
+        tensors = self.run(x)
+        return [
+            read_output(tensors[block[0]], tap)
+            if block == (tap,)
+            else {name.partition(".")[2]: tensors[name] for name in block}
+            for block, tap in zip(self.names, self.preset.taps, strict=True)
+        ]
+
+    def run(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the tapped tensors, by name, for a normalised batch `(n, 3, R, R)`."""
         count = len(x)
         if self._source.batch:  # the last chunk may be smaller than the graph's fixed batch
             x = torch.cat([x, x.new_zeros(self._source.batch - count, *x.shape[1:])])
         x = x.permute(0, 2, 3, 1) if self._source.channels_last else x
         x = (x.half() if self._source.half else x).contiguous()
-        names = [name for block in self._names for name in block]
+        names = [name for block in self.names for name in block]
         arrays = _run(self._session, names, {self._source.name: x.numpy()}, self.identity.name)
-        tensors = {k: torch.from_numpy(v)[:count] for k, v in zip(names, arrays, strict=True)}
-        return [
-            read_output(tensors[block[0]], tap)
-            if block == (tap,)
-            else {name.partition(".")[2]: tensors[name] for name in block}
-            for block, tap in zip(self._names, self.preset.taps, strict=True)
-        ]
+        return {k: torch.from_numpy(v)[:count] for k, v in zip(names, arrays, strict=True)}
 
 
 def load(
@@ -159,7 +167,8 @@ def load(
         add_outputs(model, chosen.taps, spec)
     name = Path(spec).name
     identity = Identity(name, sha256, chosen.preprocessing, chosen.taps)
-    backbone = OnnxBackbone(identity, chosen, _session(model, device, name), source, names, dtype)
+    session = _session(model, device, name)
+    backbone = OnnxBackbone(identity, chosen, session, source, names, dtype, Path(spec))
     if derive:
         black = [np.zeros((8, 8, 3), np.uint8)]
         backbone.preset = replace(chosen, blocks=derive_presets(backbone.extract(black)))
@@ -366,11 +375,13 @@ def read_metadata(model: Any, path: str | Path) -> Preset | None:
         return None
     try:
         document = parse_json(properties[METADATA_KEY])
+        if isinstance(document, dict) and "model" in document:
+            raise InputError("it is an exported classifier, not a backbone.")
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise InputError("its format is unknown; a newer mivhead may be able to read it.")
         return from_json(Preset, document.get("preset"), "preset")
     except ValueError as error:
-        raise InputError(f"{path} has invalid mivhead metadata: {error}") from error
+        raise InputError(f"{path} cannot be used as a backbone: {error}") from error
 
 
 def write_metadata(model: Any, preset: Preset, name: str, weights: str) -> None:

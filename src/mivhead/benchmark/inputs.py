@@ -87,7 +87,7 @@ class Inputs:
                 "the same command again to extract them."
             )
         if isinstance(self.backbone, BackboneConfig):
-            return _load(self.backbone, self.device)
+            return load_once(self.backbone, self.device)
         return self.backbone
 
     def open_images(self) -> ImageSet:
@@ -96,8 +96,11 @@ class Inputs:
 
 
 @lru_cache(maxsize=1)
-def _load(config: BackboneConfig, device: str | None) -> Backbone:
-    return load_backbone(config.source, weights=config.weights, device=device)
+def load_once(config: BackboneConfig, device: str | None) -> Backbone:
+    """Load a backbone, or return the one that this process loaded last."""
+    return load_backbone(
+        config.source, weights=config.weights, image_size=config.image_size, device=device
+    )
 
 
 @lru_cache(maxsize=1)
@@ -226,10 +229,11 @@ class TaskFeatures:
         self._starts = np.cumsum([0, *counts])  # of the views of each support image
 
     def _read(self, cache: FeatureCache, keys: TaskKeys) -> None:
-        self.support = read_features(cache, keys.support)
-        self.queries = read_features(cache, keys.queries)
         views = [key for own in keys.views for key in own]
-        self.views = read_features(cache, views) if views else None
+        features = read_features(cache, [*keys.support, *keys.queries, *views])
+        shots, images = len(keys.support), len(keys.support) + len(keys.queries)
+        self.support, self.queries = features[:shots], features[shots:images]
+        self.views = features[images:] if views else None
 
     def take_views(self, counts: Sequence[int]) -> dict[str, Any]:
         """Return the first views of each support image as the arguments `views` and `view_of`."""

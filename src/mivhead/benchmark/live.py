@@ -7,6 +7,7 @@ then.
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,8 @@ from mivhead.benchmark.results import Result
 
 EVERY = 15.0  # seconds between two lines
 MOST = 4  # methods shown in the bar
+MOST_FAILURES = 3  # different errors of a method, including the note about further ones
+MORE = ""  # stands for all others
 
 
 class LiveView:
@@ -36,6 +39,7 @@ class LiveView:
         self._bar: Any = None
         self._title = ""
         self._left: Counter[str] = Counter()
+        self._failures: dict[tuple[str, str], set[str]] = defaultdict(set)
         self._clear()
 
     def _clear(self) -> None:
@@ -71,13 +75,13 @@ class LiveView:
         if not self._quiet and self._is_terminal():
             self._bar = self._make_bar(title, self._total, "result")
 
-    def show(self, result: Result) -> None:
-        """Count a result; a failure is printed at once."""
+    def show(self, result: Result, traceback: str | None = None) -> None:
+        """Count a result; the first failures of a method are printed, with their traceback."""
         self._done += 1
         self._left[result.method] -= 1
         if result.accuracy is None:
             self._errors += 1
-            self.note(f"{result.set}, task {result.task}, {result.method} failed: {result.error}")
+            self._show_failure(result, traceback)
         else:
             self._accuracies[result.method].append(result.accuracy)
             self._seconds[result.method].append(result.adapt_seconds + result.infer_seconds)
@@ -91,6 +95,21 @@ class LiveView:
             print(self.line(), file=self._stream, flush=True)
         if self._done == self._total:
             self._close_bar()
+
+    def _show_failure(self, result: Result, traceback: str | None) -> None:
+        """Print a failure, unless the method failed in the same way before, or too often."""
+        name, shown = f"{result.method} failed", self._failures[result.backbone, result.method]
+        where = f"{result.set}, task {result.task}"
+        if result.error in shown or len(shown) == MOST_FAILURES:
+            if MORE not in shown:
+                shown.add(MORE)
+                self.note(f"{where}, {name} again; further failures are counted, but not shown")
+            return
+        shown.add(str(result.error))
+        text = f"{where}, {name}: {result.error}"
+        if traceback is not None:
+            text += f"\n{textwrap.indent(traceback.rstrip(), '    ')}"
+        self.note(text)
 
     def line(self) -> str:
         """Summarise the progress in one line."""

@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from traceback import format_exc
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from mivhead.benchmark.cost import count
 from mivhead.benchmark.inputs import Inputs, TaskFeatures, TaskKeys, ViewRule, plain_features
 from mivhead.benchmark.results import Result
 from mivhead.benchmark.tasks import Task
+from mivhead.errors import MivError
 from mivhead.features import Features
 from mivhead.fewshot import load_pixels, network_of
 from mivhead.images.augmentation import number_views
@@ -35,6 +37,13 @@ MEMORY = "memory"
 NUMERICAL = "numerical"
 
 _warm: set[tuple[str, str]] = set()  # backbones and methods that this process has run before
+
+
+class Outcome(NamedTuple):
+    """A result and, if the method failed for an unknown reason, the traceback."""
+
+    result: Result
+    traceback: str | None = None
 
 
 @dataclass(frozen=True)
@@ -74,10 +83,10 @@ class TaskRun:
     flops: BackboneWork | None
     seconds: Seconds
 
-    def __call__(self) -> list[Result]:
+    def __call__(self) -> list[Outcome]:
         """Run all methods, one after the other."""
         features: TaskFeatures | None = None
-        results = []
+        outcomes = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as "did not converge": the accuracy shows it
             for method, rule in zip(self.methods, self.rules, strict=True):
@@ -93,11 +102,13 @@ class TaskRun:
                         blank = replace(
                             blank, backbone_seconds=passed.spent, backbone_wall=passed.wall
                         )
-                    results.append(self._measure(prepared, method, views, blank))
+                    outcomes.append(Outcome(self._measure(prepared, method, views, blank)))
                 # A failed task must not end a run of a week: it is recorded and shown.
                 except Exception as error:
-                    results.append(replace(blank, error=describe_failure(error)))
-        return results
+                    failed = replace(blank, error=describe_failure(error))
+                    known = isinstance(error, MivError)  # its message says what to do
+                    outcomes.append(Outcome(failed, None if known else format_exc()))
+        return outcomes
 
     def split(self) -> list[TaskRun]:
         """Return one call per method, to find the method that kills the worker."""

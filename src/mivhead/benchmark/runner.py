@@ -7,6 +7,7 @@ in the cache are reused. Only this process writes results; workers return them.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,17 +28,20 @@ from mivhead.benchmark.inputs import (
     ViewRule,
     count_views,
     find_missing,
+    load_once,
     measure_seconds,
 )
 from mivhead.benchmark.live import LiveView
-from mivhead.benchmark.measuring import MEMORY, TaskRun
-from mivhead.benchmark.results import FEATURES, TASKS, Journal, Result, ResultKey
+from mivhead.benchmark.measuring import MEMORY, Outcome, TaskRun
+from mivhead.benchmark.results import FEATURES, RESULTS, TASKS, Journal, Result, ResultKey
 from mivhead.benchmark.samplers import LeftOut, find_tasks
 from mivhead.benchmark.tasks import Task, TaskSet
-from mivhead.errors import InputError, NotAvailableError
+from mivhead.errors import InputError, MivError, NotAvailableError
 from mivhead.extraction.cache import DEFAULT_LIMIT, open_cache
+from mivhead.fewshot import network_of
 from mivhead.images.imageset import ImageSet
 from mivhead.methods.cost import BackboneWork
+from mivhead.methods.registry import make_method
 from mivhead.preset import Preset
 
 
@@ -108,6 +112,53 @@ def run(
     executor = executor or InlineExecutor()
     view = view or LiveView(quiet=True)
     own = backbones or {}
+    check_methods(config, place, own)
+    is_new = not place.folder.exists()
+    try:
+        return _run(config, place, executor, own, view)
+    except MivError:
+        if is_new and not _has_content(place.folder):
+            shutil.rmtree(place.folder, ignore_errors=True)
+        raise
+
+
+def check_methods(config: RunConfig, place: Place, own: Mapping[str, Backbone]) -> None:
+    """Raise an error for a method that cannot run on one of the backbones, before the run."""
+    for entry in config.backbones:
+        for method in config.methods_on(entry.name):
+            last_blocks = method.last_blocks
+            if not method.needs_images and last_blocks is None:
+                continue  # it takes features of any backbone
+            backbone = own.get(entry.name) or load_once(entry, place.device)
+            blocks = sum(not block.pooled for block in backbone.preset.blocks)
+            try:
+                if method.needs_images:
+                    classifier = make_method(method.kind, device=place.device, **method.params)
+                    classifier.check(network_of(backbone, method.kind))
+                elif last_blocks is not None and last_blocks > blocks:
+                    raise InputError(
+                        f"it uses the last {last_blocks} blocks, and the backbone has only "
+                        f"{blocks}."
+                    )
+            except InputError as error:
+                raise InputError(
+                    f"The method {method.name!r} cannot run on the backbone {entry.name!r}: {error}"
+                ) from error
+
+
+def _has_content(folder: Path) -> bool:
+    """Tell whether a run folder holds results or features."""
+    results = folder / RESULTS
+    return (folder / FEATURES).exists() or (results.exists() and results.stat().st_size > 0)
+
+
+def _run(
+    config: RunConfig,
+    place: Place,
+    executor: Executor,
+    own: Mapping[str, Backbone],
+    view: LiveView,
+) -> list[Result]:
     features, limit = place.find_cache()
     with Journal(place.folder, config) as journal:
         if journal.results and journal.version is None:
@@ -127,7 +178,7 @@ def run(
             for b in config.backbones
             for s in config.sets
             for p in config.protocols
-            for m in config.methods
+            for m in config.methods_on(b.name)
         }
         found = journal.results.values()
         return [r for r in found if (r.backbone, r.set, r.protocol, r.method) in wanted]
@@ -182,7 +233,11 @@ class _SetRun:
     def _rules(self) -> dict[str, ViewRule]:
         """How many views each method gets."""
         preset, views = self._backbone.preset, self.config.views
-        return {method.name: view_rule(method, preset, views) for method in self.config.methods}
+        return {method.name: view_rule(method, preset, views) for method in self._methods}
+
+    @property
+    def _methods(self) -> tuple[MethodConfig, ...]:
+        return self.config.methods_on(self.entry.name)
 
     def _task_set(self, protocol: str, images: ImageSet) -> TaskSet | None:
         config, name = self.config, self.inputs.set
@@ -199,7 +254,7 @@ class _SetRun:
     def _missing_methods(self, tasks: TaskSet, number: int) -> list[MethodConfig]:
         return [
             method
-            for method in self.config.methods
+            for method in self._methods
             if not self.journal.is_done(
                 ResultKey(self.entry.name, tasks.set, tasks.protocol, number, method.name)
             )
@@ -210,7 +265,7 @@ class _SetRun:
     def _extract(self, images: ImageSet, tasks: list[Task]) -> FeatureKeys:
         """Extract the features that tasks need and the cache lacks; return the keys of all."""
         inputs = self.inputs
-        rules = [self._rules[m.name] for m in self.config.methods if not m.needs_images]
+        rules = [self._rules[m.name] for m in self._methods if not m.needs_images]
         views = count_views(tasks, rules)
         keys = FeatureKeys(self._backbone, images, views, inputs.set, inputs.seed)
         missing = find_missing(inputs, keys, views)
@@ -298,10 +353,10 @@ class _SetRun:
             if isinstance(outcome, Died):
                 views = task_run.rules[0].count(task_run.task)
                 reason = f"{MEMORY}: {outcome.reason}"
-                outcome = [task_run.failure(task_run.methods[0], views, reason)]
+                outcome = [Outcome(task_run.failure(task_run.methods[0], views, reason))]
             self._record(outcome)
 
-    def _execute(self, runs: list[TaskRun]) -> Iterable[tuple[TaskRun, list[Result] | Died]]:
+    def _execute(self, runs: list[TaskRun]) -> Iterable[tuple[TaskRun, list[Outcome] | Died]]:
         """Run every task where it can run."""
         for executor, needs_images in (
             (self.executor, False),
@@ -314,10 +369,10 @@ class _SetRun:
         """Return the executor of calls that need the backbone itself."""
         return InlineExecutor() if self._is_own else self.executor
 
-    def _record(self, results: list[Result]) -> None:
-        self.journal.add(results)
-        for result in results:
-            self.view.show(result)
+    def _record(self, outcomes: list[Outcome]) -> None:
+        self.journal.add([each.result for each in outcomes])
+        for each in outcomes:
+            self.view.show(each.result, each.traceback)
 
 
 def view_rule(method: MethodConfig, preset: Preset, views: int | None) -> ViewRule:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_model
+from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_any_model
 from mivhead.cli.output import (
     check_output,
     interval,
@@ -24,6 +25,7 @@ from mivhead.errors import InputError
 
 if TYPE_CHECKING:
     from mivhead.diagnostics.evaluation import Evaluation, Score
+    from mivhead.exported import ExportedClassifier
     from mivhead.fewshot import FewShotClassifier
 
 MAX_MATRIX = 15  # classes of a matrix that is readable as text
@@ -34,6 +36,7 @@ MAX_NAME = 24
 EXAMPLES = """
 miv evaluate birds.miv test/                          # test/robin/7.jpg, ...
 miv evaluate birds.miv test.zip --picture confusion.png --mistakes wrong.png
+miv evaluate birds.miv test/ --foreign garden/ --tradeoff curves.png
 miv evaluate birds.miv test/ --json > result.json     # lists every misclassified image
 """
 
@@ -64,7 +67,23 @@ def add_parser(subparsers: Any) -> None:
         metavar="FILE",
         help="draw the misclassified images to a .png, .svg or .pdf file",
     )
+    parser.add_argument(
+        "--tradeoff",
+        metavar="FILE",
+        help="draw how many names are wrong if fewer are given, and with --foreign the ROC curve",
+    )
+    parser.add_argument(
+        "--foreign",
+        metavar="IMAGES",
+        help="a folder or zip archive of images of other things, to see how many are rejected",
+    )
+    parser.add_argument(
+        "--include-shots",
+        action="store_true",
+        help="measure images that the model was trained on as well; by default they are left out",
+    )
     options.add_skip_bad(parser)
+    options.add_csv(parser)
     options.add_model_backbone(parser)
     options.add_device(parser)
     options.add_json(parser)
@@ -73,7 +92,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `miv evaluate`."""
-    drawings = {"plot": args.picture, "plot_mistakes": args.mistakes}
+    drawings = {
+        "plot": args.picture,
+        "plot_mistakes": args.mistakes,
+        "plot_tradeoff": args.tradeoff,
+    }
     drawings = {draw: path for draw, path in drawings.items() if path}
     if drawings:
         from mivhead.diagnostics.pictures import check_format
@@ -83,9 +106,14 @@ def run(args: argparse.Namespace) -> int:
             check_output(path)
     if args.mistakes and is_features(args.images):
         raise InputError("--mistakes draws images, so it cannot be used with features.")
-    options.prepare(args)
-    result = _evaluate(load_model(args.model, args), args)
+    result = _evaluate(load_any_model(args.model, args), args)
     report_skipped(result.skipped)
+    if result.shots:
+        print(
+            f"Left out {plural(len(result.shots), 'image')} that the model was trained on "
+            "(--include-shots measures them as well).",
+            file=sys.stderr,
+        )
     for draw, path in drawings.items():
         getattr(result, draw)(path)
     if args.json:
@@ -97,19 +125,27 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _evaluate(model: FewShotClassifier, args: argparse.Namespace) -> Evaluation:
-    from mivhead import stores
+def _evaluate(
+    model: FewShotClassifier | ExportedClassifier, args: argparse.Namespace
+) -> Evaluation:
     from mivhead.diagnostics.evaluation import evaluate
+    from mivhead.images.sources import open_labelled, open_unlabelled
 
+    shots = {"include_shots": args.include_shots}
     if not is_features(args.images):
         check_takes_images(model, args.model)
-        return evaluate(model, args.images, skip_bad=args.skip_bad)
-    with stores.open(args.images) as store:
+        how = {"label": args.label, "encoding": args.encoding}
+        images = open_labelled(args.images, min_classes=1, **how)
+        foreign = None if args.foreign is None else open_unlabelled([args.foreign])
+        return evaluate(model, images, skip_bad=args.skip_bad, foreign=foreign, **shots)
+    from mivhead import stores
+
+    with stores.open(args.images, label=args.label) as store:
         features = store.read()
     if features.labels is None:
         raise InputError(f"{args.images} has no labels to compare the predictions with.")
     check_takes_features(model, args.model, features)
-    return evaluate(model, features)
+    return evaluate(model, features, **shots)
 
 
 def _describe(result: Evaluation) -> str:
@@ -181,6 +217,7 @@ def _as_json(result: Evaluation) -> dict[str, Any]:
             for m in result.mistakes
         ],
         "skipped": [asdict(each) for each in result.skipped],
+        "shots": list(result.shots),
     }
 
 

@@ -42,6 +42,7 @@ def add_parser(subparsers: Any) -> None:
         "--unlabelled", action="store_true", help="extract images without labels, not augmented"
     )
     options.add_skip_bad(parser)
+    options.add_csv(parser)
     options.add_extraction(parser)
     options.add_device(parser)
     options.add_json(parser)
@@ -65,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     if args.unlabelled:
         images = open_unlabelled(args.images)
     else:
-        images = open_labelled(args.images[0], min_classes=1)
+        how = {"label": args.label, "encoding": args.encoding}
+        images = open_labelled(args.images[0], min_classes=1, **how)
     model = options.classifier_from(args)
     features = model.extract(images, skip_bad=args.skip_bad)
     with stores.open(args.output) as store:

@@ -38,6 +38,7 @@ EXAMPLES = """
 miv fit shots/ -o birds.miv              # shots/robin/1.jpg, shots/wren/1.jpg, ...
 miv fit shots.zip -o birds.miv --skip-bad
 miv fit labels.csv -o birds.miv          # a path and a label per row
+miv fit labels.csv -o birds.miv --label species --encoding cp1252
 miv fit digits/ -o digits.miv --no-flip  # a mirrored digit is not the same digit
 miv fit features.safetensors -o birds.miv
 miv fit lancedb://data/birds -o birds.miv --label species --where "split = 'train'"
@@ -69,8 +70,8 @@ def add_parser(subparsers: Any) -> None:
         "-o", "--output", required=True, metavar="MODEL", help="model file to write"
     )
     options.add_skip_bad(parser)
-    group = options.add_table(parser)
-    group.add_argument("--label", metavar="COLUMN", help="column of the labels (default: label)")
+    options.add_csv(parser)
+    options.add_table(parser)
     options.add_extraction(parser)
     options.add_training(parser)
     options.add_device(parser)
@@ -79,6 +80,11 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="write a smaller file, without pictures of the shots and features of their views; "
         "later changes (`miv add`, ...) are then less exact",
+    )
+    parser.add_argument(
+        "--html",
+        metavar="PAGE",
+        help="write a page of the shots that look mislabelled, next to shots of both classes",
     )
     parser.add_argument("--no-check", action="store_true", help="skip the cross-validation")
     parser.add_argument(
@@ -117,11 +123,18 @@ def run(args: argparse.Namespace) -> int:
         estimate = cross_validate(
             model.classifier_, fitted.table, folds=args.folds, verbose=not args.quiet
         )
+    if args.html and estimate is not None and model.shots_ is not None:
+        from mivhead.diagnostics.pages import write_suspects
+
+        name = f"{Path(args.output).name}: suspicious shots"
+        write_suspects(estimate, model.shots_, args.html, title=name)
     if args.json:
         document = _as_json(fitted, estimate, args.output)
         print_json({**document, "skipped": [asdict(each) for each in skipped]})
     elif for_people and estimate is not None:
         print(_describe_estimate(estimate))
+        if args.html:
+            print(f"\nSaved {args.html}.")
     elif for_people and fitted.table is None:
         print(
             f"\nNo cross-validation: {args.method} would have to be trained {args.folds} more "
@@ -133,10 +146,18 @@ def run(args: argparse.Namespace) -> int:
 def _check_arguments(args: argparse.Namespace) -> None:
     """Refuse what cannot work before any image is read."""
     check_output(args.output, replaces="model")
+    if args.html:
+        if args.no_check:
+            raise InputError("--html shows what cross-validation finds: omit --no-check.")
+        if Path(args.html).suffix.lower() not in (".html", ".htm"):
+            raise InputError(f"The page must be a .html file, got {args.html}.")
+        check_output(args.html)
     if args.folds < 2:
         raise InputError(f"--folds must be at least 2, got {args.folds}.")
-    if (args.label or args.where) and not is_features(args.shots):
-        raise InputError("--label and --where are for database tables.")
+    if args.where and not is_features(args.shots):
+        raise InputError("--where is for database tables.")
+    if args.encoding and is_features(args.shots):
+        raise InputError("--encoding is for CSV files.")
     options.prepare(args)
 
 
@@ -147,7 +168,8 @@ def _fit_backbone(model: FewShotClassifier, args: argparse.Namespace, started: f
             f"{args.method} tunes the backbone, so it needs images; {args.shots} holds features of "
             "a frozen one."
         )
-    model.fit_folder(args.shots, skip_bad=args.skip_bad)
+    how = {"label": args.label, "encoding": args.encoding}
+    model.fit_folder(args.shots, skip_bad=args.skip_bad, **how)
     model.save(args.output)
     tuner = model.classifier_
     shots = dict(zip(tuner.classes_.tolist(), tuner.shots_, strict=True))
@@ -161,7 +183,8 @@ def _fit_head(model: FewShotClassifier, args: argparse.Namespace, started: float
     if is_features(args.shots):
         shots = _read_features(args)
     else:
-        shots = model.extract(open_labelled(args.shots), skip_bad=args.skip_bad)
+        images = open_labelled(args.shots, label=args.label, encoding=args.encoding)
+        shots = model.extract(images, skip_bad=args.skip_bad)
     extracted = time.perf_counter()
     model.fit_table(shots)
     model.save(args.output, compact=args.compact)

@@ -5,17 +5,23 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mivhead._files import is_exported
 from mivhead.cli import options
 from mivhead.cli.inputs import kind_of
 from mivhead.cli.output import plural, print_json, size, table
 from mivhead.errors import InputError
 
+if TYPE_CHECKING:
+    from mivhead.model_info import ModelInfo
+
 EXAMPLES = """
 miv info birds.miv
 miv info birds.miv --shots               # names and classes of the shots, and all changes
+miv info birds.onnx                  # of `miv export`
 miv info features.safetensors --json
 """
 
@@ -25,8 +31,9 @@ def add_parser(subparsers: Any) -> None:
     parser = options.new_command(
         subparsers,
         "info",
-        "show the contents of a model or features file",
-        "Show the contents of a model file or a features file. Nothing in the file is executed.",
+        "show the contents of a model, an exported model or a features file",
+        "Show the contents of a model file, an exported model or a features file. No code in the "
+        "file is run.",
         EXAMPLES,
     )
     parser.add_argument("file", metavar="FILE", help="model or features file")
@@ -39,8 +46,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `miv info`."""
-    kind = kind_of(args.file)
-    facts = _features_facts(args.file) if kind == "features" else _model_facts(args.file)
+    if is_exported(args.file):
+        facts = _exported_facts(args.file)
+    elif kind_of(args.file) == "features":
+        facts = _features_facts(args.file)
+    else:
+        facts = _model_facts(args.file)
     facts["bytes"] = Path(args.file).stat().st_size
     if args.shots and facts.get("shots") is None:
         raise InputError(f"{args.file} does not list its shots.")
@@ -68,17 +79,30 @@ def _model_facts(path: str) -> dict[str, Any]:
             key=lambda row: (row[1], natural_key(row[0])),
         )
         listed = [{"name": name, "class": label, "sha256": sha} for name, label, sha in rows]
+    facts = _facts(path, description, counts)
+    facts["shots"] = listed
+    facts["views"] = 0 if kept is None else len(kept.view_of)
+    facts["pictures"] = kept is not None and None not in kept.pictures
+    facts["history"] = [
+        {"when": each.when, "action": each.action, "text": each.text} for each in model.history_
+    ]
+    return facts
+
+
+def _exported_facts(path: str) -> dict[str, Any]:
+    from mivhead.exported import ExportedClassifier
+
+    model = ExportedClassifier(path)
+    facts = _facts(path, model.info, dict(zip(model.classes_.tolist(), model.shots, strict=False)))
+    return {**facts, "kind": "exported", **model.export_facts}
+
+
+def _facts(path: str, description: ModelInfo, counts: Mapping[Any, int]) -> dict[str, Any]:
     return {
         "kind": "model",
         "file": path,
         "method": description.method,
         "classes": {str(label): counts.get(label) for label in description.classes},
-        "shots": listed,
-        "views": 0 if kept is None else len(kept.view_of),
-        "pictures": kept is not None and None not in kept.pictures,
-        "history": [
-            {"when": each.when, "action": each.action, "text": each.text} for each in model.history_
-        ],
         "recipe": description.recipe,
         "config": description.config,
         "backbone": description.backbone,
@@ -107,10 +131,12 @@ def _features_facts(path: str) -> dict[str, Any]:
 def _describe(facts: dict[str, Any]) -> str:
     backbone = facts["backbone"]
     lines = [("file", f"{facts['file']} ({size(facts['bytes'])})"), ("contents", _contents(facts))]
-    if facts["kind"] == "model":
+    if facts["kind"] == "exported":
+        lines.append(("exported", f"from {facts['input']}, weights in {facts['storage']}"))
+    if facts["kind"] in ("model", "exported"):
         lines.append(("method", facts["method"]))
         lines.append(("random seed", facts["seed"]))
-        if facts["history"]:
+        if facts.get("history"):
             last = facts["history"][-1]
             changes = plural(len(facts["history"]), "change")
             lines.append(("history", f"{changes}, the last on {last['when'][:10]}: {last['text']}"))
@@ -147,6 +173,8 @@ def _contents(facts: dict[str, Any]) -> str:
             + (f", {plural(len(classes), 'class')}" if classes else ", no labels")
         )
     shots = [count for count in classes.values() if count is not None]
+    if facts["kind"] == "exported":
+        return f"an exported model of {plural(len(classes), 'class')}"
     of_images = f" and the features of their {plural(sum(shots), 'image')}" if shots else ""
     text = f"a model of {plural(len(classes), 'class')}{of_images}"
     if facts["views"]:

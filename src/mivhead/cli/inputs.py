@@ -4,42 +4,58 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from mivhead._files import METADATA_KEY, is_exported
+from mivhead._schema import parse_json
+from mivhead.cli import options
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
+    from mivhead.exported import ExportedClassifier
     from mivhead.features import FeatureTable
     from mivhead.fewshot import FewShotClassifier
 
 
+MAX_HEADER = 100_000_000  # bytes; the limit of safetensors
+
+
 def kind_of(path: str | Path) -> str | None:
-    """Return `"model"` or `"features"` for a file that mivhead wrote, else None.
+    """Return `"model"`, `"features"` or `"exported"` for a file that mivhead wrote, else None.
 
     Only the header is read; the file is checked completely when it is loaded.
     """
-    from safetensors import SafetensorError, safe_open
-
-    from mivhead._files import METADATA_KEY
-    from mivhead._schema import parse_json
-
     if not Path(path).is_file():
         return None
-    try:
-        with safe_open(path, framework="pt") as file:
-            document = parse_json((file.metadata() or {}).get(METADATA_KEY, "null"))
-    except (OSError, SafetensorError, ValueError):
-        return None
-    if not isinstance(document, dict):
+    if is_exported(path):
+        from mivhead.exported import ExportedClassifier
+
+        try:
+            ExportedClassifier(path)
+        except InputError:
+            return None
+        return "exported"
+    document = _safetensors_document(Path(path))
+    if document is None:
         return None
     return "features" if document.get("kind") == "features" else "model"
 
 
+def _safetensors_document(path: Path) -> dict[str, Any] | None:
+    """Read mivhead's JSON document from a safetensors file; without the library, which is large."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = parse_json(file.read(length)) if length <= MAX_HEADER else None
+        document = parse_json(header["__metadata__"][METADATA_KEY]) if header else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
 def is_features(path: str | Path) -> bool:
     """Return whether a path names a features file, corrupted or not, or a database table."""
-    from mivhead.stores import is_store
-
-    named = is_store(path) or Path(path).suffix.lower() == ".safetensors"
+    named = "://" in str(path) or Path(path).suffix.lower() == ".safetensors"
     return named or kind_of(path) == "features"
 
 
@@ -52,8 +68,28 @@ def load_model(path: str, args: argparse.Namespace) -> FewShotClassifier:
     return loaded
 
 
-def check_takes_images(model: FewShotClassifier, path: str) -> None:
+def load_any_model(path: str, args: argparse.Namespace) -> FewShotClassifier | ExportedClassifier:
+    """Read a model file, or an exported model, which needs no PyTorch."""
+    if not is_exported(path):
+        options.prepare(args)
+        return load_model(path, args)
+    for name in ("backbone", "weights"):
+        if getattr(args, name) is not None:
+            raise InputError(f"{path} contains its backbone: omit --{name}.")
+    if args.device not in (None, "cpu"):
+        raise InputError(f"{path} is an exported model, which runs on the CPU: omit --device.")
+    from mivhead.exported import ExportedClassifier
+
+    return ExportedClassifier(path, threads=args.threads, verbose=not args.quiet)
+
+
+def check_takes_images(model: FewShotClassifier | ExportedClassifier, path: str) -> None:
     """Raise an error if a model does not know its backbone."""
+    if is_exported(path) and not model.needs_images:
+        raise InputError(
+            f"{path} was exported without its backbone: give it features, or export the model "
+            "again without --features."
+        )
     if model.identity_ is None:
         raise InputError(
             f"The model {path} was trained on features of unknown origin, not on images: "
@@ -61,10 +97,14 @@ def check_takes_images(model: FewShotClassifier, path: str) -> None:
         )
 
 
-def check_takes_features(model: FewShotClassifier, path: str, table: FeatureTable) -> None:
+def check_takes_features(
+    model: FewShotClassifier | ExportedClassifier, path: str, table: FeatureTable
+) -> None:
     """Raise an error if features come from another backbone than the model's."""
     from mivhead.backbones.base import Identity
 
+    if is_exported(path) and model.needs_images:
+        raise InputError(f"{path} contains its backbone: give it images, not features.")
     # A tuned model takes no features at all; its own error says so.
     expected = None if model.needs_images else model.identity_
     if expected and table.backbone and Identity.from_json(table.backbone) != expected:

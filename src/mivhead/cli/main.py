@@ -1,4 +1,4 @@
-"""Entry point of `miv`: parse the arguments, run one command, turn errors into one sentence."""
+"""`miv`: parse the arguments, run one command, turn errors into one sentence."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ctypes
 import gc
 import logging
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from mivhead._optional import explain_missing
 from mivhead._version import __version__
 from mivhead.cli import (
     app,
@@ -25,6 +27,8 @@ from mivhead.cli import (
     data,
     demo,
     evaluate,
+    explain,
+    export,
     extract,
     fit,
     info,
@@ -41,7 +45,9 @@ COMMANDS = (
     fit,
     predict,
     change,
+    explain,
     evaluate,
+    export,
     extract,
     info,
     app,
@@ -65,9 +71,13 @@ MALLOC_OPTIONS = ((-1, 2**28), (-3, 2**25))
 
 
 def command() -> NoReturn:
-    """Run `miv` as a console script."""
+    """Run `miv` as a process of its own."""
     configure_process()
-    exit_process(main())
+    code = main()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the work is done
+    if code == 0 and getattr(handler, "received", False):  # an exception that a callback lost
+        code = _fail("stopped", INTERRUPTED)
+    exit_process(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -143,6 +153,8 @@ def _discard_output() -> None:
 
 
 def _describe(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        error = explain_missing(error) or error
     if isinstance(error, MivError):
         return str(error)
     if isinstance(error, OSError):

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mivhead.backbones import DEFAULT_BACKBONE
@@ -14,6 +15,7 @@ from mivhead.errors import InputError
 from mivhead.methods import METHODS
 
 if TYPE_CHECKING:
+    from mivhead.exported import ExportedClassifier
     from mivhead.fewshot import FewShotClassifier
 
 LINE = 79  # characters; argparse does not wrap descriptions, for the sake of the examples
@@ -37,6 +39,11 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown arguments where the options of the command are known."""
+        for each in sys.argv[1:] if args is None else args:
+            if each.startswith("-") and Path(each).is_file():
+                self.error(
+                    f"the file {each} looks like an option; write ./{each}, or ./* instead of *"
+                )
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
             names = [each.partition("=")[0] for each in unknown if each.startswith("-")]
@@ -163,7 +170,9 @@ def add_decision(parser: Parser) -> None:
     )
 
 
-def decision(args: argparse.Namespace, model: FewShotClassifier) -> dict[str, Any]:
+def decision(
+    args: argparse.Namespace, model: FewShotClassifier | ExportedClassifier
+) -> dict[str, Any]:
     """Return the arguments of `FewShotClassifier.classify` that these options set."""
     names = ("reject", "max_errors", "coverage")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
@@ -188,6 +197,19 @@ def add_table(parser: Parser) -> argparse._ArgumentGroup:
     return group
 
 
+def add_csv(parser: Parser) -> None:
+    """Add the options that say how to read a CSV file of paths and labels."""
+    group = parser.add_argument_group("CSV files and database tables")
+    group.add_argument(
+        "--label",
+        metavar="COLUMN",
+        help="column of the labels (default: label; in a CSV file also class)",
+    )
+    group.add_argument(
+        "--encoding", metavar="NAME", help="encoding of a CSV file, such as cp1252 (default: utf-8)"
+    )
+
+
 def add_extraction(parser: Parser) -> None:
     """Add the options that determine the features of labelled images."""
     parser.add_argument(
@@ -197,6 +219,7 @@ def add_extraction(parser: Parser) -> None:
         f"(default: {DEFAULT_BACKBONE})",
     )
     _add_weights(parser)
+    add_image_size(parser)
     parser.add_argument("--seed", type=not_negative, default=0, metavar="N", help="random seed")
     parser.add_argument(
         "--threshold",
@@ -211,6 +234,16 @@ def add_extraction(parser: Parser) -> None:
         "--no-flip",
         action="store_true",
         help="do not mirror augmented views: for digits, letters or traffic signs",
+    )
+
+
+def add_image_size(parser: argparse._ActionsContainer) -> None:
+    """Add `--image-size`."""
+    parser.add_argument(
+        "--image-size",
+        type=positive,
+        metavar="R",
+        help="input of R x R pixels, for timm:NAME (default: as in its training)",
     )
 
 
@@ -251,6 +284,7 @@ def classifier_from(args: argparse.Namespace) -> FewShotClassifier:
     return FewShotClassifier(
         args.backbone,
         weights=args.weights,
+        image_size=args.image_size,
         threshold=0 if args.no_augmentation else args.threshold,
         augmentation=Augmentation(flip=0.0) if args.no_flip else None,
         random_state=args.seed,

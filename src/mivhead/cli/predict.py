@@ -6,14 +6,14 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_model
+from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_any_model
 from mivhead.cli.output import (
     as_json,
     check_folder,
@@ -22,13 +22,16 @@ from mivhead.cli.output import (
     plural,
     report_skipped,
     shorten,
+    size,
     table,
 )
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
+    from mivhead.diagnostics.explanation import Explanation
+    from mivhead.exported import ExportedClassifier
     from mivhead.fewshot import FewShotClassifier
-    from mivhead.images.imageset import Skipped
+    from mivhead.images.imageset import ImageSet, Skipped
     from mivhead.prediction import Prediction
 
 MAX_NAME = 24  # characters of a runner-up's name
@@ -42,6 +45,7 @@ miv predict birds.miv new/ --reject 20%          # more "none of these"
 miv predict birds.miv new/ --coverage 90%        # sets that hold the right class
 miv predict birds.miv new.zip -o names.csv       # or names.json
 miv predict birds.miv new/ -o names.csv --excel  # opens in Excel with the right characters
+miv predict birds.miv new/ --html results.html   # a page with reasons, to look through and correct
 miv predict birds.miv new/ --sort-into sorted/   # copies the images
 miv predict birds.miv new.safetensors --json     # from `miv extract`
 miv predict birds.miv lancedb://data/birds --where "split = 'new'" --write species
@@ -94,6 +98,12 @@ def add_parser(subparsers: Any) -> None:
         "made harmless",
     )
     parser.add_argument(
+        "--html",
+        metavar="PAGE",
+        help="write a page with all images, where the model looked, the closest shots, and a way "
+        "to mark corrections for `miv add`",
+    )
+    parser.add_argument(
         "--sort-into",
         metavar="DIR",
         help="copy each image into the folder of its class in DIR, or into 'unsure' or 'none of "
@@ -115,11 +125,12 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `miv predict`."""
     _check_form(args)
-    options.prepare(args)
-    model = load_model(args.model, args)
+    model = load_any_model(args.model, args)
     if len(args.images) == 1 and is_features(args.images[0]):
         if args.sort_into:
             raise InputError("--sort-into copies images, so it cannot be used with features.")
+        if args.html:
+            raise InputError("--html shows images, so it cannot be used with features.")
         predictions = _predict_features(model, args)
         if not args.write or args.form != "table" or args.output:
             _show(predictions, [], args)
@@ -132,7 +143,11 @@ def run(args: argparse.Namespace) -> int:
     from mivhead.images.sources import open_unlabelled
 
     images = open_unlabelled(args.images)
-    predictions = model.classify(images, skip_bad=args.skip_bad, **options.decision(args, model))
+    if args.html:
+        predictions = _predict_to_page(model, images, args)
+    else:
+        decision = options.decision(args, model)
+        predictions = model.classify(images, skip_bad=args.skip_bad, **decision)
     report_skipped(model.skipped_)
     _show(predictions, model.skipped_, args)
     if args.sort_into:
@@ -150,12 +165,42 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _predict_to_page(
+    model: FewShotClassifier | ExportedClassifier, images: ImageSet, args: argparse.Namespace
+) -> list[Prediction]:
+    """Predict and explain in one pass, and write the page."""
+    from mivhead.exported import ExportedClassifier
+
+    if isinstance(model, ExportedClassifier):
+        raise InputError("An exported model gives no reasons: --html needs a model of `miv fit`.")
+    from mivhead.diagnostics.explanation import explain_images
+    from mivhead.diagnostics.pages import write_results
+
+    images = model._readable(images, args.skip_bad)
+    found: dict[str, Prediction] = {}
+
+    def explanations() -> Iterator[Explanation]:
+        for each in explain_images(model, images, **options.decision(args, model)):
+            found[each.prediction.id] = each.prediction
+            yield each
+
+    title = f"{Path(args.model).name}: {plural(len(images), 'image')}"
+    write_results(explanations(), args.html, title=title, classes=model.classes_.tolist())
+    size_of = size(Path(args.html).stat().st_size)
+    _tell(args, f"Wrote the page {args.html} ({size_of}).")
+    return [found[each] for each in images.ids]
+
+
 def _check_form(args: argparse.Namespace) -> None:
     """Decide on the form of the output, and refuse what cannot be written before any work."""
     suffix = Path(args.output).suffix.lower() if args.output else ""
     args.form = "json" if args.json else "csv" if args.csv or args.excel else "table"
     if args.json and args.excel:
         raise InputError("--excel is for CSV: omit --json.")
+    if args.html:
+        if Path(args.html).suffix.lower() not in (".html", ".htm"):
+            raise InputError(f"The page must be a .html file, got {args.html}.")
+        check_output(args.html)
     if not args.output:
         return
     if args.form == "table":
@@ -173,7 +218,9 @@ def _tell(args: argparse.Namespace, text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def _predict_features(model: FewShotClassifier, args: argparse.Namespace) -> list[Prediction]:
+def _predict_features(
+    model: FewShotClassifier | ExportedClassifier, args: argparse.Namespace
+) -> list[Prediction]:
     from mivhead import stores
 
     predictions: list[Prediction] = []

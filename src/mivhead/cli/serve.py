@@ -48,6 +48,21 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="also serve the backbone of the first model, as `miv backbones serve` does",
     )
+    parser.add_argument(
+        "--allow-changes",
+        action="store_true",
+        help="let clients add, remove and relabel shots, and rename classes; needs a key",
+    )
+    parser.add_argument(
+        "--label-studio",
+        metavar="URL",
+        help="fetch the images of tasks from this Label Studio server",
+    )
+    parser.add_argument(
+        "--label-studio-key",
+        metavar="VARIABLE",
+        help="environment variable that holds an access token of Label Studio",
+    )
     options.add_model_backbone(parser)
     options.add_device(parser)
     options.add_json(parser)
@@ -57,15 +72,20 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `miv serve`."""
     serving.check_options(args)
+    from mivhead._files import is_exported
+    from mivhead.service.label_studio import LabelStudio
     from mivhead.service.models import ModelLoader, name_files
 
     files = name_files(args.models)
-    if any(path.suffix != ".onnx" for path in files.values()):  # exported models need no PyTorch
+    if not all(is_exported(path) for path in files.values()):  # those need no PyTorch
         options.prepare(args)
     load = ModelLoader(backbone=args.backbone, weights=args.weights, device=args.device)
     backbone = None
     if args.share_backbone:
         backbone = load.backbone(next(iter(files.values())))
+    source = None
+    if args.label_studio:
+        source = LabelStudio(args.label_studio, args.label_studio_key)
     names = list(files)
     title = names[0] if len(names) == 1 else f"{plural(len(names), 'model')} ({', '.join(names)})"
     return serving.serve(
@@ -76,4 +96,6 @@ def run(args: argparse.Namespace) -> int:
         load=load,
         backbone=backbone,
         reload_seconds=args.reload_every or None,
+        label_studio=source,
+        allow_changes=args.allow_changes,
     )

@@ -2,8 +2,11 @@
 
 - `evaluation`: accuracy on labelled images that the model has not seen.
 - `estimate`: accuracy estimated by cross-validation on the shots, and shots that look mislabelled.
+- `explanation`: the reasons for a prediction, as an object; `reasons_picture` draws it.
+- `pages`: pages of results and of suspicious shots, each one self-contained HTML file.
 - `attention`: which patches of an image and which shots the head attends to.
 - `tsne`: the vectors that the head compares, projected onto a plane.
+- `plots`: drawings of how a model classifies one image.
 - `pictures`: the confusion matrix, and helpers for all drawings.
 - `demo_picture`: the picture that `miv demo` draws.
 """
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from mivhead.diagnostics.estimate import cross_validate as cross_validate
     from mivhead.diagnostics.evaluation import Evaluation as Evaluation
     from mivhead.diagnostics.evaluation import evaluate as evaluate
+    from mivhead.diagnostics.explanation import Explanation as Explanation
+    from mivhead.diagnostics.explanation import explain_images as explain_images
     from mivhead.diagnostics.pictures import draw_confusion as draw_confusion
     from mivhead.diagnostics.tsne import Embeddings as Embeddings
     from mivhead.diagnostics.tsne import centroid_embeddings as centroid_embeddings
@@ -32,6 +37,7 @@ __getattr__, __dir__ = lazy(
         "attention": "BlockAttention draw_attention explain",
         "estimate": "CrossValidation cross_validate",
         "evaluation": "Evaluation evaluate",
+        "explanation": "Explanation explain_images",
         "pictures": "draw_confusion",
         "tsne": "Embeddings centroid_embeddings draw_tsne miv_embeddings",
     },

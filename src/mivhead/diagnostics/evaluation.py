@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead.errors import InputError
-from mivhead.features import FeatureTable
+from mivhead.decision import NONE, Thresholds
+from mivhead.errors import ImageError, InputError
 from mivhead.images.imageset import ImageSet, Skipped
 from mivhead.images.sources import open_labelled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from mivhead.exported import ExportedClassifier
+    from mivhead.features import FeatureTable
     from mivhead.fewshot import FewShotClassifier
     from mivhead.prediction import Prediction
 
 MAX_NAMED = 5  # classes that an error lists
+MAX_ROWS = 50  # of a table in a notebook
 SURE = 0.5  # probability above which a mistake is confident
 
 
@@ -81,6 +86,76 @@ class Mistake:
 
 
 @dataclass(frozen=True, eq=False)
+class Tradeoff:
+    """What thresholds of decisions trade for each other.
+
+    Parameters
+    ----------
+    probabilities : array of shape (image,)
+        Probability of the predicted class of every image of a known class.
+    right : array of bool of shape (image,)
+        Whether it is the true class.
+    unknown : array of shape (image,) or None
+        How unlike the shots these images are; None if the model cannot tell.
+    foreign : array of shape (foreign image,)
+        How unlike the shots images of other things are; empty if there were none.
+    thresholds : Thresholds
+        The default thresholds of the model.
+    """
+
+    probabilities: NDArray[np.floating[Any]]
+    right: NDArray[np.bool_]
+    unknown: NDArray[np.floating[Any]] | None
+    foreign: NDArray[np.floating[Any]]
+    thresholds: Thresholds
+
+    def risk_coverage(self) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]:
+        """Return coverage and risk: of the surest images, their share, and how many are wrong.
+
+        >>> p, right = np.array([0.9, 0.6, 0.8]), np.array([True, False, True])
+        >>> coverage, risk = Tradeoff(p, right, None, p[:0], Thresholds()).risk_coverage()
+        >>> coverage.round(2).tolist(), risk.round(2).tolist()
+        ([0.33, 0.67, 1.0], [0.0, 0.0, 0.33])
+        """
+        wrong = ~self.right[np.argsort(-self.probabilities, kind="stable")]
+        count = np.arange(1, len(wrong) + 1)
+        return count / len(wrong), np.cumsum(wrong) / count
+
+    def roc(self) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]:
+        """Return the shares of known and of foreign images that are rejected, per threshold."""
+        if self.unknown is None or not len(self.foreign):
+            raise InputError("A ROC curve needs images of other things, and a model that can tell.")
+        cuts = np.concatenate([[np.inf], -np.sort(-np.unique([*self.unknown, *self.foreign]))])
+        below = np.nextafter(cuts, -np.inf)  # a score at the cut is rejected
+        known = (self.unknown[None] > below[:, None]).mean(axis=1)
+        foreign = (self.foreign[None] > below[:, None]).mean(axis=1)
+        return known, foreign
+
+    @property
+    def auroc(self) -> float:
+        """Probability that a foreign image has the larger score than a known one."""
+        known, foreign = self.roc()
+        return float((np.diff(known) * (foreign[1:] + foreign[:-1]) / 2).sum())
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Draw the risk-coverage curve and, if there are foreign images, the ROC curve.
+
+        Parameters
+        ----------
+        path : str, Path or None, default=None
+            A .png, .svg or .pdf file to write. None writes nothing.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            A notebook shows it.
+        """
+        from mivhead.diagnostics.pictures import draw_tradeoff
+
+        return draw_tradeoff(self, path)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
     """Predictions of a model compared with the labels of some images.
 
@@ -96,6 +171,15 @@ class Evaluation:
         Unreadable images that were left out.
     images : ImageSet or None
         The images, to show the misclassified ones; None if features were evaluated.
+    shots : sequence of str
+        Images that the model was trained on, and that were therefore left out.
+    tradeoff : Tradeoff or None
+        How many images get a name, and how many of the names are wrong, for all thresholds.
+
+    Examples
+    --------
+    >>> Evaluation(("cat", "dog"), np.array([[19, 1], [1, 19]]))
+    <Evaluation: 38 of 40 images right, 95.0 % (95 % interval 83.5 % to 98.6 %)>
     """
 
     classes: tuple[str, ...]
@@ -103,6 +187,24 @@ class Evaluation:
     mistakes: tuple[Mistake, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     images: ImageSet | None = None
+    shots: tuple[str, ...] = ()
+    tradeoff: Tradeoff | None = None
+
+    def __repr__(self) -> str:
+        """Summarise the accuracy in one line."""
+        return f"<Evaluation: {summarise(self.score, 'images')}>"
+
+    def _repr_html_(self) -> str:
+        """Make tables for a notebook: the accuracy per class, and the misclassified images."""
+        text = f"<p><b>Accuracy</b>: {summarise(self.score, 'images')}</p>"
+        if self.shots:
+            text += f"<p>{len(self.shots)} images were left out: the model was trained on them.</p>"
+        rows = [
+            (name, each.images, each.right, f"{100 * each.accuracy:.1f} %")
+            for name, each in self.per_class.items()
+        ]
+        text += html_table(("class", "images", "right", "accuracy"), rows)
+        return text + mistakes_table("Misclassified images", self.mistakes)
 
     @property
     def score(self) -> Score:
@@ -156,6 +258,11 @@ class Evaluation:
 
         return draw_confusion(self.confusion, self.classes, path)
 
+    def plot_tradeoff(self, path: str | Path | None = None) -> Figure:
+        """Draw what the thresholds of decisions trade; see `Tradeoff.plot`."""
+        assert self.tradeoff is not None, "`evaluate` sets it"
+        return self.tradeoff.plot(path)
+
     def plot_mistakes(self, path: str | Path | None = None, *, count: int = 24) -> Figure:
         """Draw the misclassified images, the most confident mistakes first.
 
@@ -181,23 +288,67 @@ class Evaluation:
         return draw_mistakes(drawn, pictures, path, total=len(self.mistakes))
 
 
+def summarise(score: Score, noun: str) -> str:
+    """Write a score and its interval in words."""
+    if not score.images:
+        return f"no {noun}"
+    low, high = (f"{100 * bound:.1f} %" for bound in score.interval)
+    return (
+        f"{score.right} of {score.images} {noun} right, {100 * score.accuracy:.1f} % "
+        f"(95 % interval {low} to {high})"
+    )
+
+
+def html_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Make an HTML table; everything is escaped."""
+    style = ' style="text-align:left"'
+    head = "".join(f"<th{style}>{escape(name)}</th>" for name in header)
+    body = "".join(
+        "<tr>" + "".join(f"<td{style}>{escape(str(cell))}</td>" for cell in row) + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def mistakes_table(title: str, mistakes: Sequence[Mistake]) -> str:
+    """Make an HTML table of mistakes; nothing if there are none."""
+    if not mistakes:
+        return ""
+    rows = [
+        (m.id, m.label, m.predicted, f"{100 * m.probability:.0f} %") for m in mistakes[:MAX_ROWS]
+    ]
+    more = len(mistakes) - len(rows)
+    note = f"<p>... and {more:,} more</p>" if more else ""
+    header = ("file", "label", "predicted", "probability")
+    return f"<p><b>{escape(title)}</b></p>{html_table(header, rows)}{note}"
+
+
 def evaluate(
-    model: FewShotClassifier,
+    model: FewShotClassifier | ExportedClassifier,
     source: str | Path | ImageSet | FeatureTable,
     *,
     skip_bad: bool = False,
+    include_shots: bool = False,
+    foreign: Any = None,
 ) -> Evaluation:
     """Measure a model on labelled images that it was not trained on.
 
+    Images that are among the shots of the model, by their content, are left out.
+
     Parameters
     ----------
-    model : FewShotClassifier
+    model : FewShotClassifier or ExportedClassifier
         A fitted model.
     source : path, ImageSet or FeatureTable
         A folder with one folder per class, a zip archive of one, a CSV file of paths and labels;
         or images or features that carry labels.
     skip_bad : bool, default=False
         Leave out unreadable images instead of raising an error.
+    include_shots : bool, default=False
+        Measure images that the model was trained on as well, although that says little about new
+        images.
+    foreign : images, features or None, default=None
+        Images of other things, without labels, to measure how many of them the model rejects.
 
     Returns
     -------
@@ -211,26 +362,111 @@ def evaluate(
     >>> from mivhead.images.imageset import from_images, label_images
     >>> dark, light = np.zeros((32, 32, 3), np.uint8), np.full((32, 32, 3), 255, np.uint8)
     >>> model = FewShotClassifier(threshold=0).fit([dark, light], ["night", "day"])
-    >>> labels = ["day", "night", "night"]
-    >>> test = label_images(from_images([light, dark, light]), labels)
+    >>> grey, pale = light // 4, light - 20
+    >>> test = label_images(from_images([dark, grey, pale]), ["night", "night", "day"])
     >>> result = evaluate(model, test)
-    >>> result.score
-    Score(images=3, right=2)
-    >>> result.confusions
-    [(1, 'night', 'day')]
+    >>> result.score, result.shots
+    (Score(images=2, right=2), ('image 0',))
     """
-    if isinstance(source, FeatureTable):
-        labels, skipped = _check_labels(model, source.labels, "The table"), []
-        predictions, images = model.classify(source), None
+    if not isinstance(source, str | Path | ImageSet):
+        _check_labels(model, source.labels, "The table")
+        seen = set() if include_shots else _shots_in_table(model, source)
+        chosen = [row for row in range(len(source)) if row not in seen]
+        left_out = tuple(source.ids[row] for row in sorted(seen))
+        _check_left(chosen, left_out)
+        table = source if not seen else _take(source, chosen)
+        labels, skipped, images = table.labels or (), [], None
+        predictions = model.classify(table)
     else:
         images = source if isinstance(source, ImageSet) else open_labelled(source, min_classes=1)
         name = "The image set" if isinstance(source, ImageSet) else str(source)
         _check_labels(model, images.labels, name)
+        seen = set() if include_shots else _shots_in_images(model, images)
+        left_out = tuple(images.ids[row] for row in sorted(seen))
+        images = images.take(row for row in range(len(images)) if row not in seen)
+        _check_left(images.sources, left_out)
         predictions = model.classify(images, skip_bad=skip_bad)
         skipped = model.skipped_
         labels = images.without(skipped).labels or ()
-    compared = compare_predictions(labels, predictions, model.classes_.tolist(), skipped)
-    return replace(compared, images=images)
+    compared = compare_predictions(
+        labels, predictions, model.classes_.tolist(), skipped, other=model.thresholds().other
+    )
+    tradeoff = _tradeoff(model, labels, predictions, foreign, skip_bad)
+    return replace(compared, images=images, shots=left_out, tradeoff=tradeoff)
+
+
+def _tradeoff(
+    model: FewShotClassifier | ExportedClassifier,
+    labels: Sequence[Any],
+    predictions: Sequence[Prediction],
+    foreign: Any,
+    skip_bad: bool,
+) -> Tradeoff:
+    """Collect scores; images of the class that stands for everything else are foreign."""
+    thresholds = model.thresholds()
+    other = None if thresholds.other is None else str(model.classes_.tolist()[thresholds.other])
+    pairs = list(zip(map(str, labels), predictions, strict=True))
+    known = [(label, each) for label, each in pairs if label != other]
+    strange = [each for label, each in pairs if label == other]
+    if foreign is not None:
+        strange += model.classify(foreign, skip_bad=skip_bad)
+    scores = [each.unknown for _, each in known]
+    return Tradeoff(
+        np.asarray([each.probability for _, each in known]),
+        np.asarray([str(each.label) == label for label, each in known], bool),
+        None if None in scores else np.asarray(scores, float),
+        np.asarray([each.unknown for each in strange if each.unknown is not None], float),
+        thresholds,
+    )
+
+
+def _shots_in_images(model: FewShotClassifier | ExportedClassifier, images: ImageSet) -> set[int]:
+    """Return the rows of the images that the model was trained on."""
+    shots = getattr(model, "shots_", None)
+    if shots is None:  # an exported model, or one that tunes its backbone
+        return set()
+    from mivhead.extraction.pipeline import LoadedImage
+
+    known, found = set(shots.hashes), set()
+    for row, image in enumerate(images.sources):
+        with suppress(ImageError):  # reported where the image is decoded
+            if LoadedImage(image).hash in known:
+                found.add(row)
+    return found
+
+
+def _shots_in_table(model: FewShotClassifier | ExportedClassifier, table: FeatureTable) -> set[int]:
+    """Return the rows of the features that the model was trained on."""
+    shots = getattr(model, "shots_", None)
+    if shots is None:
+        return set()
+    from mivhead.shots import digests
+
+    known = {*shots.hashes, *digests(shots.features)}
+    hashes = getattr(table, "hashes", None) or digests(table.features)
+    return {row for row, each in enumerate(hashes) if each in known}
+
+
+def _take(table: FeatureTable, rows: list[int]) -> FeatureTable:
+    return replace(
+        table,
+        features=table.features[np.array(rows)],
+        ids=tuple(table.ids[row] for row in rows),
+        labels=tuple((table.labels or ())[row] for row in rows),
+        views=None,
+        view_of=None,
+        hashes=None,
+        pictures=None,
+    )
+
+
+def _check_left(chosen: Sequence[Any], shots: Sequence[str]) -> None:
+    if not len(chosen) and shots:
+        raise InputError(
+            f"The model was trained on all of the {len(shots)} images, so its accuracy on them "
+            "says nothing about new images: give other images, or measure these with "
+            "--include-shots (include_shots=True)."
+        )
 
 
 def compare_predictions(
@@ -238,14 +474,20 @@ def compare_predictions(
     predictions: Sequence[Prediction],
     classes: Sequence[Any],
     skipped: Sequence[Skipped] = (),
+    *,
+    other: int | None = None,
 ) -> Evaluation:
-    """Count predictions by label and predicted class."""
+    """Count predictions by label and predicted class.
+
+    "None of these" counts as a prediction of class number `other`, if there is one.
+    """
     names = tuple(map(str, classes))
     row_of = {name: row for row, name in enumerate(names)}
     confusion = np.zeros((len(names), len(names)), np.int64)
     mistakes = []
     for label, each in zip(map(str, labels), predictions, strict=True):
-        predicted = str(each.label)
+        foreign = other is not None and each.decision == NONE
+        predicted = names[other] if foreign else str(each.label)  # type: ignore[index]  # not None
         confusion[row_of[label], row_of[predicted]] += 1
         if predicted != label:
             mistakes.append(Mistake(each.id, label, predicted, each.probability))
@@ -279,7 +521,7 @@ def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float
 
 
 def _check_labels(
-    model: FewShotClassifier, labels: Sequence[str] | None, name: str
+    model: FewShotClassifier | ExportedClassifier, labels: Sequence[str] | None, name: str
 ) -> Sequence[str]:
     """Raise an error if there are no labels, or if the model does not know one of them."""
     if labels is None:

@@ -92,7 +92,7 @@ def compute_descriptors(
     patches = None  # (image, component, H, W)
     for kind in kinds:
         if kind == "mean":
-            yield kind, _mean(block)
+            yield kind, mean_vectors(block)
             continue
         if patches is None:
             assert block.map is not None
@@ -101,7 +101,7 @@ def compute_descriptors(
         yield kind, _layout(patches) if kind == "layout" else _second_order(patches)
 
 
-def _mean(block: Block) -> Tensor:
+def mean_vectors(block: Block) -> Tensor:
     """Return the token, or the mean patch, with mean 0 and length 1."""
     if block.token is not None:
         vectors = block.token.float()

@@ -17,11 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.ensemble.ridge import Experts, expected_shapes, prior_weights
 from mivhead.features import Block, Features, SupportSet
+from mivhead.head.blocks import BlockConfig
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
-from mivhead.head.recipe import BlockConfig, Recipe
+from mivhead.head.recipe import Recipe
 from mivhead.head.training import fit_head
 
 FOLDS = 2
@@ -29,6 +31,7 @@ BATCH = 64  # query images pooled at once
 PRIOR_STRENGTH = 0.1  # of the prior weights, in images that they are worth
 SMALLEST = 0.001  # part of its prior weight that a member keeps, even if all members seem to harm
 BLOCK, DEEPEST_BLOCK = 0.5, 1.0  # prior weights of the head's blocks
+ONE_SHOT_SCALE, ONE_SHOT_POWER = 1.34, 0.41  # of all prior weights, if every class has one shot
 WEIGHTS = "weights"  # their name in a model file
 
 
@@ -168,6 +171,28 @@ class OutOfFold(NamedTuple):
     rows: NDArray[np.int64]  # (image,): which support images
 
 
+def one_shot_scale(features: Features, labels: Tensor) -> float:
+    """Return the factor of the prior weights that calibrates one-shot tasks; 1 for other tasks.
+
+    With one shot per class there is nothing to fit it on. The more alike the shots of different
+    classes are, the less their differences say about new images: the factor falls with the mean
+    similarity of a shot to the nearest other one. Both constants minimise the cross-entropy on
+    one-shot tasks of the tuning sets (docs/results/open-set.md).
+
+    >>> apart = Features(torch.tensor([[1.0, 0, 0, 0], [0, 1.0, 0, 0]]))
+    >>> alike = Features(torch.tensor([[1.0, 0.9, 0, 0], [0.9, 1.0, 0, 0]]))
+    >>> labels = torch.tensor([0, 1])
+    >>> one_shot_scale(apart, labels) > 1 > one_shot_scale(alike, labels)
+    True
+    """
+    if int(torch.bincount(labels).max()) > 1:
+        return 1.0
+    vectors = mean_vectors(features.blocks[-1]).double()
+    similarity = (vectors @ vectors.T).fill_diagonal_(-1)
+    distance = 1 - float(similarity.max(dim=1).values.mean())
+    return float(ONE_SHOT_SCALE * max(distance, 0.01) ** ONE_SHOT_POWER)
+
+
 @dataclass(frozen=True, eq=False)
 class Ensemble:
     """The ridge experts, and the weights of all members: the head's blocks, then the experts."""
@@ -200,7 +225,7 @@ class Ensemble:
         of_blocks[-1] = DEEPEST_BLOCK
         prior = torch.cat([of_blocks, prior_weights(list(experts.ridges))]).to(predictions)
         if out_of_fold is None:
-            return cls(experts, prior)
+            return cls(experts, prior * one_shot_scale(features, labels))
         cosines, predicted = out_of_fold
         rows = torch.as_tensor(np.flatnonzero(predicted), device=labels.device)
         members = torch.cat([cosines, predictions])[:, rows]  # (member, image, class)

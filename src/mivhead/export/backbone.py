@@ -6,6 +6,7 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,20 +56,32 @@ def export_onnx(
         backbone = backbone.loaded()
     if not isinstance(backbone, ModuleBackbone):
         raise InputError(f"{spec} is not a PyTorch model: only PyTorch models can be exported.")
+    model = module_graph(backbone)
+    write_metadata(model, backbone.preset, backbone.identity.name, backbone.identity.weights)
+    write_graph(model, path)
+    return _difference(backbone, load_backbone(path, device="cpu", dtype="float32"))
+
+
+def module_graph(backbone: ModuleBackbone) -> Any:
+    """Return the ONNX model of a PyTorch backbone, whose outputs are named `block{i}.map|token`."""
     size = backbone.preset.preprocessing.size
-    x = torch.zeros(2, 3, size, size)
-    network = _Flat(backbone)
     with torch.no_grad():
-        names = [f"block{i}.{part}" for i, parts in enumerate(backbone.run(x)) for part in parts]
+        blocks = backbone.run(torch.zeros(1, 3, size, size))
+    names = [f"block{i}.{part}" for i, parts in enumerate(blocks) for part in parts]
+    return trace(_Flat(backbone), size, names)
+
+
+def trace(module: nn.Module, size: int, outputs: Sequence[str]) -> Any:
+    """Export a module that takes a normalised batch (n, 3, R, R) of any number of images."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
         file = Path(folder, "model.onnx")
         torch.onnx.export(
-            network,
-            (x,),
+            module,
+            (torch.zeros(2, 3, size, size),),
             file,
             input_names=["images"],
-            output_names=names,
+            output_names=list(outputs),
             opset_version=OPSET,
             dynamo=True,
             dynamic_shapes=({0: torch.export.Dim("n", min=1, max=2**16)},),
@@ -76,9 +89,7 @@ def export_onnx(
             verbose=False,
         )
         model, _ = read_graph(file)
-    write_metadata(model, backbone.preset, backbone.identity.name, backbone.identity.weights)
-    write_graph(model, path)
-    return _difference(backbone, load_backbone(path, device="cpu", dtype="float32"))
+    return model
 
 
 def tap_onnx(

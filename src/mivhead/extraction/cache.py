@@ -24,6 +24,7 @@ import math
 import mmap
 import os
 import re
+import stat
 import struct
 import sys
 import time
@@ -69,6 +70,8 @@ _READ_ONLY: dict[str, int] = (
     if hasattr(mmap, "MAP_POPULATE")
     else {"access": mmap.ACCESS_READ}
 )
+# Do not block on a pipe that somebody put in place of an entry.
+_OPEN = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 _log = logging.getLogger(__name__)
 _reported: set[Path] = set()  # folders whose problems were reported
 
@@ -164,7 +167,7 @@ class FeatureCache:
             parts = decode(key, _mapped(path))
         except FileNotFoundError:
             return None
-        except ValueError:  # an empty file cannot be mapped
+        except ValueError:  # an empty file, or a pipe, cannot be mapped
             parts = None
         except OSError as error:
             self._report("read", error)
@@ -306,9 +309,12 @@ class _File(NamedTuple):
 
 def _mapped(path: str) -> mmap.mmap:
     """Map a file into memory and record that it was used."""
-    file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    file = os.open(path, _OPEN)
     try:
-        if time.time() - os.fstat(file).st_mtime > FRESH:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("not a regular file")
+        if time.time() - found.st_mtime > FRESH:
             with suppress(OSError):  # a read-only folder can still be read
                 os.utime(path)
         return mmap.mmap(file, 0, **_READ_ONLY)

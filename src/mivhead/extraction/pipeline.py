@@ -157,14 +157,18 @@ def read_features(cache: FeatureCache, keys: Sequence[str]) -> Features:
         If the cache lacks one of them.
     """
     rows = _Rows(len(keys))
+    complete = True
     for place, key in enumerate(keys):
         parts = cache.get(key)
         if parts is None:
-            raise NotAvailableError(
-                f"The feature cache {cache.folder} no longer holds all features of this task: run "
-                "the same command again to extract them."
-            )
-        rows.put(place, parts)
+            complete = False  # read on, so that every corrupted entry is found now
+        else:
+            rows.put(place, parts)
+    if not complete:
+        raise NotAvailableError(
+            f"The feature cache {cache.folder} no longer holds all features of this task: run "
+            "the same command again to extract them."
+        )
     return rows.features
 
 

@@ -8,6 +8,7 @@ file.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -28,6 +29,10 @@ ImageLike: TypeAlias = (
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 MAX_PIXELS = 64 * 2**20  # 8192 x 8192; Pillow's own limit is not changed
 MAX_FILE_BYTES = 256 * 2**20
+
+_ADDRESS = re.compile("(https?|ftp|s3|gs)://", re.IGNORECASE)
+# HEIC, as iPhones write it: "ftyp" and a brand, after four bytes.
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
 
 # By EXIF orientation; `ImageOps.exif_transpose` would also rewrite the (untrusted) metadata.
 _UPRIGHT = {
@@ -52,8 +57,9 @@ _decoding = 0  # threads
 def load_image(source: ImageLike, *, name: str | None = None) -> Image.Image:
     """Decode one image to a new, upright RGB picture.
 
-    The first frame of an animation is used, transparency becomes white, 16-bit grey is scaled to
-    8 bits, CMYK is converted, and the EXIF orientation is applied.
+    HEIC, which iPhones write, needs the extra `heic`. The first frame of an animation is used,
+    transparency becomes white, 16-bit grey is scaled to 8 bits, CMYK is converted, and the EXIF
+    orientation is applied.
 
     Parameters
     ----------
@@ -87,6 +93,7 @@ def load_image(source: ImageLike, *, name: str | None = None) -> Image.Image:
     if isinstance(source, np.ndarray):
         return _decode(_from_array(source, name or "The array"), name or "The array")
     if isinstance(source, str | os.PathLike):
+        check_local(source)
         name = name or os.fspath(source)
         source = read_file(Path(source), name)
     name = name or "The image"
@@ -94,6 +101,21 @@ def load_image(source: ImageLike, *, name: str | None = None) -> Image.Image:
     if not data:
         raise ImageError(f"{name} is empty (0 bytes).")
     return _decode(data, name)
+
+
+def check_local(path: str | os.PathLike[str]) -> None:
+    """Raise an error for the address of a web page, which is not fetched.
+
+    >>> check_local("https://example.org/cat.jpg")
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.ImageError: https://example.org/cat.jpg is an address; only files on this \
+computer are read: download the image first.
+    """
+    if _ADDRESS.match(os.fspath(path)):
+        raise ImageError(
+            f"{path} is an address; only files on this computer are read: download the image first."
+        )
 
 
 def count_pixels(data: bytes, *, name: str) -> int:
@@ -104,7 +126,7 @@ def count_pixels(data: bytes, *, name: str) -> int:
     ImageError
         If it is not an image, or has more pixels than `MAX_PIXELS`.
     """
-    with _errors(name), Image.open(BytesIO(data), formats=FORMATS) as image:
+    with _errors(name), _open(data, name) as image:
         if image.width * image.height > MAX_PIXELS:
             raise _too_large(name)
         return image.width * image.height
@@ -180,8 +202,26 @@ def _decode(source: bytes | Image.Image, name: str) -> Image.Image:
     with _errors(name):
         if isinstance(source, Image.Image):
             return _to_rgb(source, name)
-        with Image.open(BytesIO(source), formats=FORMATS) as image:
+        with _open(source, name) as image:
             return _to_rgb(image, name)
+
+
+def _open(data: bytes, name: str) -> Image.Image:
+    """Read the header of an image file; HEIC, as iPhones write it, needs an extra."""
+    if data[4:8] != b"ftyp" or data[8:12] not in _HEIC_BRANDS:
+        return Image.open(BytesIO(data), formats=FORMATS)
+    try:
+        import pillow_heif
+    except ImportError:
+        raise ImageError(
+            f'{name} is a HEIC image; to read these, run `pip install "mivhead[heic]"`, or save '
+            "it as JPEG."
+        ) from None
+    pillow_heif.register_heif_opener()
+    try:
+        return Image.open(BytesIO(data), formats=("HEIF",))
+    except UnidentifiedImageError:
+        raise ImageError(f"{name} is corrupted: it is not a complete HEIC image.") from None
 
 
 @contextmanager

@@ -6,13 +6,16 @@ Nothing is decoded until an image is loaded.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import glob
 import io
+import logging
 import os
 import stat
 import zipfile
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -23,7 +26,7 @@ from typing import Any
 from PIL import Image
 
 from mivhead.errors import ImageError, InputError
-from mivhead.images.decoding import read_capped
+from mivhead.images.decoding import check_local, read_capped
 from mivhead.images.imageset import (
     ImageSet,
     ImageSource,
@@ -36,11 +39,16 @@ from mivhead.images.imageset import (
     normal,
 )
 
+MAX_DEPTH = 64  # folders around an image, in a folder or a zip
+
 # Tables: suffixes, names of the columns in a header, and the largest size.
 _TABLES = (".csv", ".tsv")
 PATH_NAMES = ("path", "file", "image", "filename")
 LABEL_NAMES = ("label", "class")
 MAX_TABLE_BYTES = 64 * 2**20
+
+# Files of arrays and data frames, which hold no images.
+_ARRAYS = (".npz", ".npy", ".pt", ".pth", ".pkl", ".parquet", ".feather", ".h5", ".hdf5", ".mat")
 
 # Zips.
 MAX_MEMBERS = 100_000
@@ -55,7 +63,16 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _FORMATS = {"dataset_spec.json": "mivhead.datasets.records:open_records"}
 
 
-def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> ImageSet:
+_log = logging.getLogger(__name__)
+
+
+def open_labelled(
+    path: str | os.PathLike[str],
+    *,
+    min_classes: int = 2,
+    label: str | None = None,
+    encoding: str | None = None,
+) -> ImageSet:
     """Open labelled images without decoding them.
 
     Parameters
@@ -67,6 +84,10 @@ def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> Imag
         Meta-Dataset's records is accepted as well; its test split is used.
     min_classes : int, default=2
         The minimum number of classes: two for training, one for evaluation.
+    label : str or None, default=None
+        The column of the labels in a CSV; None: `label` or `class`.
+    encoding : str or None, default=None
+        The encoding of a CSV, such as `"cp1252"`; None: UTF-8, or UTF-16 with a byte-order mark.
 
     Returns
     -------
@@ -74,7 +95,11 @@ def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> Imag
         Folders and zips are sorted by name in natural order, a CSV keeps the order of its rows. A
         folder and a zip of it have the same ids.
     """
+    check_local(path)
     path = Path(path)
+    is_table = path.suffix.lower() in _TABLES and not path.is_dir()
+    if (label or encoding) and not is_table:
+        raise InputError(f"A label column and an encoding are for CSV files, and {path} is none.")
     opener = next((name for file, name in _FORMATS.items() if (path / file).is_file()), None)
     if opener is not None:
         images: ImageSet = resolve_name(opener)(path)
@@ -82,10 +107,17 @@ def open_labelled(path: str | os.PathLike[str], *, min_classes: int = 2) -> Imag
         images = _label_by_folder(path, *_unwrap(*_list_folder(path)))
     elif not path.exists():
         raise InputError(f"{path} does not exist.")
-    elif path.suffix.lower() in _TABLES:
-        images = open_table(path)
+    elif is_table:
+        images = open_table(path, label, encoding)
     elif path.suffix.lower() == ".zip":
         images = _label_by_folder(path, *_unwrap(*list_zip(path)))
+    elif path.suffix.lower() in _ARRAYS:
+        raise InputError(
+            f"{path} is not a folder of class folders, a .zip or a .csv. If it holds features, fit "
+            "them in Python, mivhead.MIVClassifier().fit(X, y), or write them to a features file, "
+            "mivhead.FeatureTable(mivhead.Features(X), ids, labels).save('features.safetensors'), "
+            "which miv fit takes."
+        )
     else:
         raise InputError(f"{path} is not a folder of class folders, a .zip or a .csv.")
     check_names(images.classes)
@@ -116,6 +148,9 @@ def open_unlabelled(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[s
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
+    paths = list(paths)
+    for path in paths:
+        check_local(path)
     sources = [source for path in paths for source in _find(Path(path))]
     if not sources:
         raise InputError("There are no images: give at least one.")
@@ -152,39 +187,103 @@ def _find(path: Path) -> Iterator[ImageSource]:
         if is_image_name(path.name) or not is_litter(path.name):  # `new/*` may name a Thumbs.db
             yield ImageSource(path.as_posix(), given(path), str(path))
     else:
-        # Some shells, and Python, do not expand patterns.
-        matches = glob.glob(str(path), recursive=True)  # noqa: PTH207  # Path.glob is for relative patterns only
+        matches = _expand(path)
         if not matches:
             raise InputError(f"{path} does not exist.")
-        for match in sorted(matches, key=natural_key):
-            yield from _find(Path(match))
+        for match in matches:
+            yield from _find(match)
+
+
+def _expand(pattern: Path) -> list[Path]:
+    """Return what matches a pattern: some shells do not expand it, and Python never does."""
+    matches: Iterable[Path]
+    if "**" not in pattern.parts:
+        matches = map(Path, glob.glob(str(pattern)))  # noqa: PTH207  # Path.glob takes relative patterns only
+    else:  # unlike `glob.glob`, this follows no links
+        base = Path(pattern.anchor)
+        found = base.glob(str(pattern.relative_to(base)))
+        matches = (path for path in found if not is_litter(path.name))
+    kept: set[Path] = set()
+    for path in sorted(matches, key=lambda path: natural_key(str(path))):
+        if kept.isdisjoint(path.parents):  # else it is listed with the folder that it is in
+            kept.add(path)
+    return sorted(kept, key=lambda path: natural_key(str(path)))
 
 
 def _list_folder(root: Path) -> tuple[set[str], list[ImageSource]]:
     """Return the folders below `root` and its images, whose ids are their paths inside `root`."""
     folders, sources = set(), []
-    for entry in _walk(root, ()):
+    for entry, is_folder in _walk(root):
         inside = normal(entry.relative_to(root).as_posix())
-        if entry.is_dir():
+        if is_folder:
             folders.add(inside)
         elif is_image_name(entry.name):
             sources.append(ImageSource(inside, given(entry), str(entry)))
     return folders, sources
 
 
-def _walk(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
-    """Yield everything below a folder; links are followed, but not in cycles."""
-    here = folder.resolve()
-    if here in above:
-        return
+def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield everything below a folder, and whether it is a folder itself.
+
+    Links are followed after everything else, and every real folder is visited once, however many
+    links lead to it: folders that link to each other would otherwise never end.
+    """
+    visited: set[tuple[int, int]] = set()
+    links, repeated = deque([root]), []
+    while links:
+        start = links.popleft()
+        if _identity(start) in visited:
+            repeated.append(start)
+            continue
+        stack = [start]
+        while stack:
+            folder = stack.pop()
+            if _identity(folder) in visited:
+                continue
+            visited.add(_identity(folder))
+            if folder != root:
+                yield folder, True
+            _check_depth(folder, len(folder.relative_to(root).parts))
+            for path, is_folder, is_link in _entries(folder):
+                if not is_folder:
+                    yield path, False
+                else:
+                    (links if is_link else stack).append(path)
+    if repeated:
+        _log.warning(
+            "Ignored %d links to folders that were already listed, such as %s.",
+            len(repeated),
+            repeated[0],
+        )
+
+
+def _entries(folder: Path) -> list[tuple[Path, bool, bool]]:
+    """Return what is in a folder: paths, whether they are folders, and whether they are links."""
     try:
-        entries = [entry for entry in folder.iterdir() if not is_litter(entry.name)]
+        with os.scandir(folder) as entries:
+            named = sorted(
+                (each.name, each.is_dir(), each.is_symlink())
+                for each in entries
+                if not is_litter(each.name)
+            )
+        return [(folder / name, is_folder, is_link) for name, is_folder, is_link in named]
     except OSError as error:
         raise InputError(f"The folder {folder} cannot be read: {error.strerror}.") from error
-    for entry in entries:
-        yield entry
-        if entry.is_dir():
-            yield from _walk(entry, (*above, here))
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    try:
+        found = folder.stat()
+    except OSError as error:
+        raise InputError(f"The folder {folder} cannot be read: {error.strerror}.") from error
+    return found.st_dev, found.st_ino
+
+
+def _check_depth(path: Path | str, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise InputError(
+            f"{path!s:.200} is nested deeper than {MAX_DEPTH} folders, the limit for images."
+        )
 
 
 def _unwrap(folders: set[str], sources: list[ImageSource]) -> tuple[set[str], list[ImageSource]]:
@@ -245,6 +344,7 @@ def list_zip(path: Path) -> tuple[set[str], list[ImageSource]]:
         member = normal(info.filename.replace("\\", "/"))
         _check_member(path, member, info)
         parts = [part for part in member.split("/") if part not in ("", ".")]
+        _check_depth(f"{path}/{member}", len(parts))
         if any(map(is_litter, parts)):
             continue
         is_folder = member.endswith("/")
@@ -293,17 +393,18 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> 
 # Tables of image paths and labels.
 
 
-def open_table(path: Path) -> ImageSet:
+def open_table(path: Path, label: str | None = None, encoding: str | None = None) -> ImageSet:
     """Open a table with one row per image: its path and its label.
 
-    A header names the columns (`path`, `file`, `image` or `filename`; `label` or `class`); without
-    a header they are the first two. The separator is a comma, semicolon or tab. Paths are relative
-    to the folder of the table, to the current folder, or absolute. Rows keep their order.
+    A header names the columns (`path`, `file`, `image` or `filename`; `label`, `class`, or the
+    given one); without a header they are the first two. The separator is a comma, semicolon or tab.
+    Paths are relative to the folder of the table, to the current folder, or absolute. Rows keep
+    their order.
     """
-    rows = _read_rows(path)
+    rows = _read_rows(path, encoding)
     if not rows:
         raise InputError(f"{path} is empty; expected a row with a path and a label per image.")
-    path_at, label_at, rows = _find_columns(path, rows)
+    path_at, label_at, rows = _find_columns(path, rows, label)
     sources, labels, seen = [], [], set()
     for line, row in rows:
         if len(row) <= max(path_at, label_at) or not row[path_at] or not row[label_at]:
@@ -323,33 +424,47 @@ def open_table(path: Path) -> ImageSet:
     return ImageSet(tuple(sources), tuple(labels))
 
 
-def _read_rows(path: Path) -> list[tuple[int, list[str]]]:
+def _read_rows(path: Path, encoding: str | None) -> list[tuple[int, list[str]]]:
     """Return the non-blank rows with their line numbers."""
+    chosen = encoding
     try:
+        if not path.is_file():
+            raise InputError(f"{path} is not a regular file.")  # reading a pipe could block
         if path.stat().st_size > MAX_TABLE_BYTES:
             raise InputError(f"{path} is larger than {MAX_TABLE_BYTES // 2**20} MiB.")
-        text = path.read_text(encoding="utf-8-sig")
+        data = path.read_bytes()
+        if chosen is None:
+            marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            chosen = "utf-16" if marked else "utf-8-sig"
+        text = data.decode(chosen)
         delimiter = max(",;\t", key=text.partition("\n")[0].count)
         reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
         rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+    except LookupError:
+        raise InputError(f"The encoding {encoding!r} is not known; try utf-8 or cp1252.") from None
     except UnicodeDecodeError:
-        raise InputError(f"{path} is not encoded in UTF-8; save it as CSV in UTF-8.") from None
+        raise InputError(
+            f"{path} is not encoded in {encoding or 'UTF-8'}: save it as CSV in UTF-8, or give its "
+            "encoding, often cp1252 (--encoding cp1252)."
+        ) from None
     except (OSError, csv.Error) as error:
         raise InputError(f"{path} cannot be read: {error}.") from error
     return [(line, row) for line, row in rows if any(row)]
 
 
 def _find_columns(
-    path: Path, rows: list[tuple[int, list[str]]]
+    path: Path, rows: list[tuple[int, list[str]]], label: str | None
 ) -> tuple[int, int, list[tuple[int, list[str]]]]:
     first = [cell.casefold() for cell in rows[0][1]]
+    label_names = LABEL_NAMES if label is None else (label.casefold(),)
     path_at = next((i for i, cell in enumerate(first) if cell in PATH_NAMES), None)
-    label_at = next((i for i, cell in enumerate(first) if cell in LABEL_NAMES), None)
+    label_at = next((i for i, cell in enumerate(first) if cell in label_names), None)
     if path_at is not None and label_at is not None:
         return path_at, label_at, rows[1:]
-    if is_image_name(first[0]):
+    if label is None and is_image_name(first[0]):
         return 0, 1, rows
+    other = "; name another one with --label" if label is None else ""
     raise InputError(
         f"{path} needs a header with a path column ({', '.join(PATH_NAMES)}) and a label column "
-        f"({', '.join(LABEL_NAMES)}); got {', '.join(rows[0][1])}."
+        f"({', '.join(label_names)}{other}); got {', '.join(rows[0][1])}."
     )

@@ -10,6 +10,15 @@ from mivhead.methods.registry import (
     list_methods,
     make_method,
     method_name,
+    register_method,
 )
 
-__all__ = ["METHODS", "Method", "get_method", "list_methods", "make_method", "method_name"]
+__all__ = [
+    "METHODS",
+    "Method",
+    "get_method",
+    "list_methods",
+    "make_method",
+    "method_name",
+    "register_method",
+]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module, invalidate_caches
@@ -22,7 +22,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 from mivhead.errors import InputError, check_one_of
 
@@ -249,11 +249,63 @@ _ROWS: dict[str, str | Method] = {
 }
 
 
+_REGISTERED: dict[str, str] = {}  # by `register_method`
+
+T = TypeVar("T", bound=type[Any])
+
+
+def register_method(name: str) -> Callable[[T], T]:
+    """Give a class of your own a name, for this process: a decorator.
+
+    Parameters
+    ----------
+    name : str
+        The name, such as `"my-head"`; it must not be that of another method.
+
+    Returns
+    -------
+    callable
+        Takes a class with `fit` and `predict_proba` and returns it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> @register_method("coin")
+    ... class Coin:
+    ...     def fit(self, X, y):
+    ...         self.classes = len(set(y))
+    ...         return self
+    ...
+    ...     def predict_proba(self, X):
+    ...         return np.full((len(X), self.classes), 1 / self.classes)
+    >>> make_method("coin").fit(np.eye(2), ["a", "b"]).predict_proba(np.eye(2)).tolist()
+    [[0.5, 0.5], [0.5, 0.5]]
+    """
+
+    def register(kind: T) -> T:
+        home = f"{kind.__module__}:{kind.__qualname__}"
+        if name in METHODS and _REGISTERED.get(name) != home:
+            raise InputError(f"There is already a method {name!r}; choose another name.")
+        if "<locals>" in home or ":" in name:
+            raise InputError(
+                f"{kind.__qualname__} cannot be registered as {name!r}: define the class at the "
+                "top level of a module or notebook, and choose a name without a colon."
+            )
+        setattr(sys.modules[kind.__module__], kind.__qualname__, kind)  # found there from now on
+        Method.from_class(name, home)  # refuses a class that lacks a method
+        _REGISTERED[name] = home
+        _rows.cache_clear()
+        return kind
+
+    return register
+
+
 @cache
 def _rows() -> Mapping[str, str | Method]:
     """Name every method: mivhead's own, then those of installed packages."""
     installed = {each.name: each.value for each in entry_points(group=GROUP)}
-    return _ROWS | {name: home for name, home in installed.items() if name not in _ROWS}
+    own = {**installed, **_REGISTERED}
+    return _ROWS | {name: home for name, home in own.items() if name not in _ROWS}
 
 
 class _Methods(Mapping[str, Method]):

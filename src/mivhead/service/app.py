@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,12 @@ from starlette.routing import BaseRoute, Match, Route, Router
 from starlette.types import ASGIApp, Scope
 
 from mivhead.errors import InputError
+from mivhead.service.changes import change_routes
 from mivhead.service.engine import Engine, Unreadable, as_json
+from mivhead.service.inference_protocol import protocol_routes
 from mivhead.service.inputs import read_request
-from mivhead.service.models import Loader, Models, Reloader
+from mivhead.service.label_studio import LabelStudio, label_studio_routes
+from mivhead.service.models import ModelLoader, Models, Reloader
 from mivhead.service.observation import Metrics, Observer, note
 from mivhead.service.openapi import openapi
 from mivhead.service.protection import BodyLimits, ErrorAnswers, Guard, Keys, Limits
@@ -44,6 +48,10 @@ class Service:
         What `/metrics` shows.
     backbone : Backbone, optional
         Served at `/v1/backbone` and `/v1/features`.
+    label_studio : LabelStudio, optional
+        The server that images of its tasks are fetched from.
+    allow_changes : bool, default=False
+        Whether models can be changed.
     """
 
     def __init__(
@@ -52,10 +60,14 @@ class Service:
         limits: Limits,
         metrics: Metrics,
         backbone: Backbone | None = None,
+        *,
+        label_studio: LabelStudio | None = None,
+        allow_changes: bool = False,
     ) -> None:
         self.engine = Engine(models, limits, metrics)
         self.models, self.limits, self.metrics = models, limits, metrics
         self.backbone = backbone
+        self._label_studio, self._allow_changes = label_studio, allow_changes
 
     @property
     def routes(self) -> list[BaseRoute]:
@@ -71,7 +83,12 @@ class Service:
                 Route("/v1/models", self.list_models),
                 Route("/v1/models/{name}", self.show_model),
                 Route("/v1/predict", self.predict, methods=["POST"]),
+                Route("/v1/explain", self.explain, methods=["POST"]),
+                *protocol_routes(self.engine),
+                *label_studio_routes(self.engine, self._label_studio),
             ]
+        if self._allow_changes:
+            routes += change_routes(self.engine)
         if self.backbone is not None:
             from mivhead.service.backbone import backbone_routes
 
@@ -98,7 +115,7 @@ class Service:
     async def list_models(self, _: Request) -> Response:
         """List the models."""
         found = [self.models.describe(name) for name in self.models.names]
-        return JSONResponse({"models": found})
+        return JSONResponse({"models": found, "limits": asdict(self.limits)})
 
     async def show_model(self, request: Request) -> Response:
         """Describe one model."""
@@ -113,30 +130,53 @@ class Service:
         document: dict[str, Any] = {"model": served.name, "version": served.version}
         if sent.features is not None:
             predictions = await self.engine.predict_features(served, sent.features)
-            found = [as_json(each, each.id, top) for each in predictions]
-            return JSONResponse({**document, "predictions": found})
+            document["predictions"] = [as_json(each, each.id, top) for each in predictions]
+            return JSONResponse(document)
         results = await self.engine.predict(served, sent.images)
-        document["predictions"] = [
-            {"file": each.name, "error": each.reason}
-            if isinstance(each, Unreadable)
-            else as_json(each, image.name, top)
+        found = [
+            each if isinstance(each, Unreadable) else as_json(each, image.name, top)
             for image, each in zip(sent.images, results, strict=True)
         ]
-        unreadable = [each for each in results if isinstance(each, Unreadable)]
-        if len(unreadable) == len(results):  # nothing to answer with
-            return JSONResponse({"error": unreadable[0].reason, **document}, 400)
-        return JSONResponse(document)
+        return _answer(document, "predictions", found)
+
+    async def explain(self, request: Request) -> Response:
+        """Say why images get their names."""
+        sent = await read_request(request, self.limits, ("model",))
+        served = self.models.get(sent.option("model"))
+        note(request.scope, model=served.name, images=len(sent.images))
+        if sent.features is not None:
+            raise InputError("Only images can be explained here.")
+        results = await self.engine.explain(served, sent.images)
+        found = [
+            each if isinstance(each, Unreadable) else {**each, "file": image.name}
+            for image, each in zip(sent.images, results, strict=True)
+        ]
+        return _answer({"model": served.name, "version": served.version}, "explanations", found)
+
+
+def _answer(document: dict[str, Any], key: str, results: list[Any]) -> Response:
+    """Answer with one result per image; an image that cannot be used has an error instead."""
+    unreadable = [each for each in results if isinstance(each, Unreadable)]
+    document[key] = [
+        {"file": each.name, "error": each.reason} if isinstance(each, Unreadable) else each
+        for each in results
+    ]
+    if len(unreadable) == len(results):  # nothing to answer with
+        return JSONResponse({"error": unreadable[0].reason, **document}, 400)
+    return JSONResponse(document)
 
 
 def create_app(
     models: Iterable[str | Path] = (),
     *,
     backbone: Backbone | None = None,
-    load: Loader | None = None,
+    load: ModelLoader | None = None,
     limits: Limits | None = None,
     keys: Keys | None = None,
     hosts: Collection[str] | None = None,
     reload_seconds: float | None = RELOAD_SECONDS,
+    label_studio: LabelStudio | None = None,
+    allow_changes: bool = False,
 ) -> ASGIApp:
     """Make the ASGI application that serves models, a backbone, or both.
 
@@ -146,8 +186,8 @@ def create_app(
         Model files, or `NAME=FILE`.
     backbone : Backbone, optional
         Served at `/v1/backbone` and `/v1/features`.
-    load : callable, optional
-        Reads a model file; by default `mivhead.load`.
+    load : ModelLoader, optional
+        Reads the files: with another backbone, on another device.
     limits : Limits, optional
         How much the service takes on.
     keys : Keys, optional
@@ -156,11 +196,17 @@ def create_app(
         Host names by which the service may be addressed; by default any.
     reload_seconds : float or None, default=2.0
         Time between two looks for changed model files; None: never.
+    label_studio : LabelStudio, optional
+        The Label Studio server that images of its tasks are fetched from.
+    allow_changes : bool, default=False
+        Whether models can be changed over HTTP; needs `keys`.
 
     Returns
     -------
     ASGI application
     """
+    if allow_changes and keys is None:
+        raise InputError("Changes of models need a key: give one with --key or --key-file.")
     limits = limits or Limits()
     metrics = Metrics()
     found = Models(
@@ -168,7 +214,14 @@ def create_app(
     )
     if not found.names and backbone is None:
         raise InputError("There is nothing to serve: give a model file.")
-    service = Service(found, limits, metrics, backbone)
+    service = Service(
+        found,
+        limits,
+        metrics,
+        backbone,
+        label_studio=label_studio,
+        allow_changes=allow_changes,
+    )
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from PIL import Image
@@ -22,6 +24,8 @@ from mivhead.service.protection import Limits
 
 if TYPE_CHECKING:
     from mivhead.prediction import Prediction
+
+T = TypeVar("T")
 
 DECODERS = max(2, os.cpu_count() or 2)  # threads
 
@@ -59,9 +63,26 @@ class Engine:
         self.batcher.close()
 
     async def predict(
-        self, served: ServedModel, images: Sequence[Upload]
+        self, served: ServedModel, images: Sequence[Upload | Image.Image]
     ) -> list[Prediction | Unreadable]:
         """Predict images of one request; an unreadable one does not affect the others."""
+        results: list[Prediction | Unreadable] = await self._run(served, served.classify, images)
+        self._count(served, results)
+        return results
+
+    async def explain(
+        self, served: ServedModel, images: Sequence[Upload]
+    ) -> list[dict[str, Any] | Unreadable]:
+        """Explain the predictions for images of one request."""
+        return await self._run(served, served.explain, images)
+
+    async def _run(
+        self,
+        served: ServedModel,
+        compute: Callable[[list[Any]], Sequence[Any]],
+        images: Sequence[Upload | Image.Image],
+    ) -> list[Any]:
+        """Decode images and pass those that can be read to a method of the model."""
         if served.size is None:
             raise InputError(
                 f"The model {served.name} was trained on features of unknown origin, not on "
@@ -70,10 +91,8 @@ class Engine:
         with self.batcher.admit(len(images)):
             decoded = await self.decode(images, served.size)
             pictures = [each for each in decoded if isinstance(each, Image.Image)]
-            found = iter(await self.batcher.run(served.classify, pictures) if pictures else [])
-        results = [next(found) if isinstance(each, Image.Image) else each for each in decoded]
-        self._count(served, results)
-        return results
+            found = iter(await self.batcher.run(compute, pictures) if pictures else [])
+        return [next(found) if isinstance(each, Image.Image) else each for each in decoded]
 
     async def predict_features(self, served: ServedModel, features: Any) -> list[Prediction]:
         """Predict features of one request."""
@@ -87,45 +106,59 @@ class Engine:
         self._count(served, results)
         return results
 
-    async def decode(self, images: Sequence[Upload], size: int) -> list[Image.Image | Unreadable]:
+    async def decode(
+        self, images: Sequence[Upload | Image.Image], size: int
+    ) -> list[Image.Image | Unreadable]:
         """Decode images and resize each at once, so that few large ones are in memory."""
         return await asyncio.gather(*(self._decode(each, size) for each in images))
 
-    async def _decode(self, image: Upload, size: int) -> Image.Image | Unreadable:
+    @asynccontextmanager
+    async def checked(self, images: Sequence[Upload]) -> AsyncIterator[None]:
+        """Hold the pixels of images that are decoded elsewhere, one after the other."""
+        counts = [await self._count_pixels(each) for each in images]
+        async with self._pixels.take(max(counts)):
+            yield
+
+    async def _decode(self, image: Upload | Image.Image, size: int) -> Image.Image | Unreadable:
+        if isinstance(image, Image.Image):
+            return await self._in_thread(_resize, image, size)
         try:
-            pixels = await self._in_thread(count_pixels_of, image)
-            if pixels > self.limits.max_pixels:
-                raise ImageError(
-                    f"{image.name} has {pixels:,} pixels; at most {self.limits.max_pixels:,} are "
-                    "allowed here: shrink it first."
-                )
-            async with self._pixels.take(pixels):
-                picture: Image.Image = await self._in_thread(decode_upload, image, size)
-                return picture
+            async with self._pixels.take(await self._count_pixels(image)):
+                return await self._in_thread(_decode_file, image, size)
         except ImageError as error:
             return Unreadable(image.name, str(error))
 
-    async def _in_thread(self, function: Any, *args: Any) -> Any:
+    async def _count_pixels(self, image: Upload) -> int:
+        if not image.data:
+            raise ImageError(f"{image.name} is empty (0 bytes).")
+        pixels = await self._in_thread(partial(count_pixels, name=image.name), image.data)
+        if pixels > self.limits.max_pixels:
+            raise ImageError(
+                f"{image.name} has {pixels:,} pixels; at most {self.limits.max_pixels:,} are "
+                "allowed here: shrink it first."
+            )
+        return pixels
+
+    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
         return await to_thread.run_sync(function, *args, limiter=self._threads)
 
     def _count(self, served: ServedModel, results: Sequence[Prediction | Unreadable]) -> None:
-        for each in results:
-            if not isinstance(each, Unreadable):
-                self.metrics.predictions.labels(served.name, str(each.decision)).inc()
+        found = [each for each in results if not isinstance(each, Unreadable)]
+        for each in found:
+            self.metrics.predictions.labels(served.name, str(each.decision)).inc()
+        scores = [each.unknown for each in found if each.unknown is not None]
+        self.metrics.watch_drift(served.name, served.version, served.scores, scores)
 
 
-def count_pixels_of(image: Upload) -> int:
-    """Return the pixels that the header of an image announces."""
-    if not image.data:
-        raise ImageError(f"{image.name} is empty (0 bytes).")
-    return count_pixels(image.data, name=image.name)
+def _decode_file(image: Upload, size: int) -> Image.Image:
+    return _resize(load_image(image.data, name=image.name), size)
 
 
-def decode_upload(image: Upload, size: int) -> Image.Image:
-    """Decode an image and resize it as its backbone would."""
+def _resize(picture: Image.Image, size: int) -> Image.Image:
+    """Resize an image as its backbone would."""
     from mivhead.backbones.preprocessing import to_picture
 
-    return to_picture(load_image(image.data, name=image.name), 0, size)
+    return to_picture(picture, 0, size)
 
 
 def as_json(prediction: Prediction, name: str, top: int | None) -> dict[str, Any]:

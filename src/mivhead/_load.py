@@ -1,0 +1,53 @@
+"""`mivhead.load`: a fitted model or an exported one, from its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mivhead._files import is_exported
+from mivhead.errors import InputError
+from mivhead.exported import ExportedClassifier
+
+if TYPE_CHECKING:
+    from mivhead.backbones.base import Backbone
+    from mivhead.fewshot import FewShotClassifier
+
+
+def load(
+    path: str | Path,
+    *,
+    backbone: str | Backbone | None = None,
+    weights: str | Path | None = None,
+    device: str | None = None,
+) -> FewShotClassifier | ExportedClassifier:
+    """Read a model file, or an exported model.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file of `miv fit` or `FewShotClassifier.save`; or an `.onnx` file of `miv export`, for
+        which PyTorch is not needed.
+    backbone : str, Backbone or None, default=None
+        The backbone of a model that was trained on one of your own. A backbone that mivhead knows
+        by name is loaded with the first image. The address of a service is never taken from the
+        file: give it here. An exported model contains its backbone.
+    weights : str, Path or None, default=None
+        The checkpoint of a model that was trained with a checkpoint of your own.
+    device : str or None, default=None
+        Where to predict; an exported model predicts on the CPU.
+
+    Returns
+    -------
+    FewShotClassifier or ExportedClassifier
+        Both predict with `classify`, `predict` and `predict_proba`.
+    """
+    if is_exported(path):
+        if backbone is not None or weights is not None:
+            raise InputError(f"{path} contains its backbone: omit backbone and weights.")
+        if device not in (None, "cpu"):
+            raise InputError(f"{path} is an exported model, which runs on the CPU: omit device.")
+        return ExportedClassifier(path)
+    from mivhead.model_file import load as load_model_file
+
+    return load_model_file(path, backbone=backbone, weights=weights, device=device)

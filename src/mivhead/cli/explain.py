@@ -1,0 +1,128 @@
+"""`miv explain`: why a model gives images their names."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mivhead.cli import options
+from mivhead.cli.inputs import check_takes_images, load_model
+from mivhead.cli.output import check_output, percent, plural, print_json, table
+from mivhead.errors import InputError
+
+if TYPE_CHECKING:
+    from mivhead.diagnostics.explanation import Explanation
+
+PICTURES = (".png", ".svg", ".pdf")
+EXAMPLES = """
+miv explain birds.miv new.jpg
+miv explain birds.miv new.jpg -o why.png     # where it looked, the closest shots, the votes
+miv explain birds.miv new/ -o why.html       # a page of all images
+miv explain birds.miv new.jpg --json
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = options.new_command(
+        subparsers,
+        "explain",
+        "show why a model gives images their names",
+        "Show why a model gives images their names: the runner-up and what separates the two, the "
+        "closest shots and their weights, the votes of the members, and, as a picture or a page, "
+        "where the model looked.",
+        EXAMPLES,
+    )
+    parser.add_argument("model", metavar="MODEL", help="model file")
+    parser.add_argument(
+        "images", nargs="+", metavar="IMAGE", help="images, folders, zip archives or patterns"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="draw one image to a .png, .svg or .pdf file, or all to a .html page",
+    )
+    options.add_decision(parser)
+    options.add_model_backbone(parser)
+    options.add_device(parser)
+    options.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `miv explain`."""
+    suffix = Path(args.output).suffix.lower() if args.output else ""
+    if args.output:
+        if suffix not in (*PICTURES, ".html"):
+            raise InputError(
+                f"The output must be a {', '.join(PICTURES)} or .html file, got {args.output}."
+            )
+        check_output(args.output)
+    if suffix in PICTURES:
+        from mivhead.diagnostics.pictures import check_format
+
+        check_format(args.output)
+    options.prepare(args)
+    model = load_model(args.model, args)
+    check_takes_images(model, args.model)
+    from mivhead.diagnostics.explanation import explain_images
+    from mivhead.images.sources import open_unlabelled
+
+    images = open_unlabelled(args.images)
+    if suffix in PICTURES and len(images) != 1:
+        raise InputError(
+            f"A picture explains one image, and {plural(len(images), 'image')} were given: write "
+            "a .html page instead."
+        )
+    decision = options.decision(args, model)
+    found = list(explain_images(model, images, pictures=bool(args.output), **decision))
+    if suffix == ".html":
+        from mivhead.diagnostics.pages import write_results
+
+        title = f"{Path(args.model).name}: {plural(len(found), 'image')}"
+        write_results(found, args.output, title=title, classes=model.classes_.tolist())
+    elif args.output:
+        found[0].plot(args.output)
+    if args.json:
+        print_json({"model": args.model, "explanations": [each.as_json() for each in found]})
+        return 0
+    if not args.quiet:
+        print("\n\n".join(map(_describe, found)))
+        if args.output:
+            print(f"\nSaved {args.output}.")
+    return 0
+
+
+def _describe(reasons: Explanation) -> str:
+    best = reasons.prediction
+    second = best.probabilities[reasons.runner_up]
+    decided = "" if best.decision == best.label else f" ({best.decision})"
+    text = (
+        f"{best.id}\n  {best.label} {percent(best.probability)}{decided}, "
+        f"then {reasons.runner_up} {percent(second)}"
+    )
+    if reasons.shots:
+        rows = [
+            (shot.name, shot.label, "-" if shot.weight is None else percent(shot.weight),
+             f"{shot.similarity:.2f}")
+            for shot in reasons.shots
+        ]  # fmt: skip
+        header = ["closest shots", "class", "attention", "similarity"]
+        text += "\n\n" + _indent(table(header, rows, right="attention similarity"))
+    if reasons.votes:
+        heading = f"{best.label} - {reasons.runner_up}"
+        votes = [
+            (vote.member, vote.label, "-" if vote.separates is None else f"{vote.separates:+.2f}")
+            for vote in reasons.votes
+        ]
+        text += "\n\n" + _indent(table(["member", "votes for", "log-odds"], votes, "log-odds"))
+        total = sum(vote.separates or 0.0 for vote in reasons.votes)
+        if any(vote.separates is not None for vote in reasons.votes):
+            text += f"\n  log-odds of {heading}: {total:+.2f}"
+    return text
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

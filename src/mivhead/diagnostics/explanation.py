@@ -1,0 +1,338 @@
+"""Why a model gives an image its name: where it looked, which shots are close, who voted how.
+
+`Explanation` holds plain values and no presentation. `mivhead.diagnostics.reasons_picture` draws
+it, `mivhead.diagnostics.pages` makes HTML of it, and `as_json` is for services and programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from mivhead.classifier import MIVClassifier
+from mivhead.diagnostics.attention import explain as attention_of
+from mivhead.ensemble.descriptors import mean_vectors
+from mivhead.errors import InputError
+from mivhead.features import Features, FeatureTable
+from mivhead.fewshot import FewShotClassifier
+from mivhead.images.imageset import ImageSet
+from mivhead.images.sources import as_image_set
+from mivhead.prediction import Prediction
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHOTS = 3  # per class that an explanation names
+# What the members of the ensemble look at, in a reader's words.
+MEMBERS = {
+    "head": "details, by attention",
+    "second_order": "texture",
+    "layout": "layout",
+    "mean": "overall look",
+}
+
+
+@dataclass(frozen=True)
+class Vote:
+    """The vote of one member of the ensemble.
+
+    Parameters
+    ----------
+    member : str
+        What it looks at, and in which block of the backbone.
+    weight : float
+        Its weight in the ensemble.
+    label : object
+        The class that it prefers.
+    separates : float or None
+        How much it adds to the log-odds of the predicted class against the runner-up; negative if
+        it speaks for the runner-up. The sum over all members is the log-odds. None if there is only
+        one class to name, or the method does not add up votes.
+    """
+
+    member: str
+    weight: float
+    label: Any
+    separates: float | None
+
+
+@dataclass(frozen=True)
+class CloseShot:
+    """A shot that an image was compared with.
+
+    Parameters
+    ----------
+    name, label : str, object
+        The shot and its class.
+    weight : float or None
+        Its share of the attention to its class; None for methods without attention.
+    similarity : float
+        Cosine of the mean vectors of the two images in the deepest block.
+    picture : bytes or None
+        A small picture of it, if the model has one.
+    """
+
+    name: str
+    label: Any
+    weight: float | None
+    similarity: float
+    picture: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """The reasons for one prediction.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        What is explained.
+    runner_up : object
+        The second most probable class.
+    heat : array of shape (H, W) or None
+        Where the model looked: weights of the patches that sum to 1. None for a method without
+        attention to patches.
+    blocks : dict of int to array of shape (H, W)
+        The same for each block of the features that has patches, by its number.
+    shots : tuple of CloseShot
+        The closest shots of the predicted class, then of the runner-up.
+    votes : tuple of Vote
+        The members of the ensemble, those that separate the two classes most first.
+    image : PIL.Image.Image or None
+        The image itself; None if only its features were given.
+
+    Examples
+    --------
+    >>> from mivhead import FewShotClassifier
+    >>> dark, light = np.zeros((32, 32, 3), np.uint8), np.full((32, 32, 3), 255, np.uint8)
+    >>> classifier = FewShotClassifier(threshold=0).fit([dark, light], ["night", "day"])
+    >>> reasons = classifier.explain(light - 20)
+    >>> reasons.prediction.label, reasons.runner_up, reasons.shots[0].label
+    ('day', 'night', 'day')
+    >>> reasons.heat.shape
+    (14, 14)
+    """
+
+    prediction: Prediction
+    runner_up: Any
+    heat: NDArray[np.floating[Any]] | None
+    blocks: dict[int, NDArray[np.floating[Any]]]
+    shots: tuple[CloseShot, ...]
+    votes: tuple[Vote, ...]
+    image: Image.Image | None = field(default=None, repr=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for a JSON document, without pictures."""
+        best = self.prediction
+        return {
+            "file": best.id,
+            "label": best.label,
+            "probability": best.probability,
+            "decision": best.decision,
+            "unknown": best.unknown,
+            "runner_up": {
+                "label": self.runner_up,
+                "probability": best.probabilities[self.runner_up],
+            },
+            "votes": [vars(vote) for vote in self.votes],
+            "shots": [
+                {k: v for k, v in vars(shot).items() if k != "picture"} for shot in self.shots
+            ],
+            "heat": None if self.heat is None else _rounded(self.heat),
+            "blocks": {str(i): _rounded(heat) for i, heat in self.blocks.items()},
+        }
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Draw the reasons; with a path, also write the drawing to a .png, .svg or .pdf file."""
+        from mivhead.diagnostics.pictures import save_figure
+        from mivhead.diagnostics.reasons_picture import draw_reasons
+
+        figure = draw_reasons(self)
+        if path is not None:
+            save_figure(figure, path)
+        return figure
+
+    def _repr_html_(self) -> str:
+        """Show the reasons in a notebook."""
+        from mivhead.diagnostics.pages import explanation_html
+
+        return explanation_html(self)
+
+
+def explain_images(
+    model: FewShotClassifier, images: Any, *, pictures: bool = True, **decision: Any
+) -> Iterator[Explanation]:
+    """Explain the predictions for any number of images, in bounded memory.
+
+    Parameters
+    ----------
+    model : FewShotClassifier
+        A fitted model of a method on features.
+    images : images or FeatureTable
+        What `FewShotClassifier.predict` takes.
+    pictures : bool, default=True
+        Whether explanations hold the images.
+    **decision
+        Thresholds, as for `FewShotClassifier.classify`.
+
+    Yields
+    ------
+    Explanation
+        One per image, in their order.
+    """
+    if model.needs_images:
+        raise InputError(
+            f"{model.method} tunes the backbone; only methods on features can be explained."
+        )
+    if isinstance(images, FeatureTable):
+        yield from _explain(model, images, None, decision)
+        return
+    image_set = as_image_set(images)
+    start = 0
+    for features in model._parts(image_set):
+        rows = range(start, start + len(features))
+        part = image_set.take(rows)
+        table = FeatureTable(features, part.ids)
+        yield from _explain(model, table, part if pictures else None, decision)
+        start += len(features)
+
+
+def _explain(
+    model: FewShotClassifier, table: FeatureTable, images: ImageSet | None, decision: Any
+) -> Iterator[Explanation]:
+    predictions = model.classify(table, **decision)
+    members = _Members(model, table.features)
+    near = _Near(model, table.features)
+    for row, prediction in enumerate(predictions):
+        labels = list(islice(prediction.probabilities, 2))
+        runner_up = labels[1] if len(labels) > 1 else labels[0]
+        blocks = {i: heat[row] for i, heat in members.heats.items()}
+        yield Explanation(
+            prediction,
+            runner_up,
+            members.combine(blocks),
+            blocks,
+            tuple(shot for label in labels for shot in near.shots(row, label, members.attention)),
+            members.votes(row, labels),
+            None if images is None else images.load(row),
+        )
+
+
+class _Members:
+    """What the members of a fitted MIV-head do with some images; nothing for other methods."""
+
+    def __init__(self, model: FewShotClassifier, X: Features) -> None:
+        self.classes = model.classes_.tolist()
+        self.heats: dict[int, NDArray[np.floating[Any]]] = {}  # (image, H, W) by block
+        self.attention: NDArray[np.floating[Any]] | None = None  # (image, shot)
+        self._names: list[str] = []
+        self._weights: NDArray[np.floating[Any]] = np.empty(0)
+        self._block_weights: dict[int, float] = {}
+        self._predictions: NDArray[np.floating[Any]] = np.empty((0, len(X), len(self.classes)))
+        self._additive = False
+        classifier = model.classifier_
+        if isinstance(classifier, MIVClassifier):
+            self._read(classifier, X)
+
+    def _read(self, classifier: MIVClassifier, X: Features) -> None:
+        head, ensemble = classifier.head_, classifier.ensemble_
+        found = attention_of(classifier, X)
+        self.heats = {
+            i: block.patches
+            for i, block in zip(head.taken, found, strict=True)
+            if block.patches is not None
+        }
+        weights = [block.shots for block in found if block.shots is not None]
+        self.attention = np.mean(weights, axis=0) if weights else None
+        self._names = [f"{MEMBERS['head']} (block {i + 1})" for i in head.taken]
+        with torch.inference_mode():
+            features = classifier._as_features(X, reset=False)
+            queries = head.embed(head.prepare(features))
+            predictions = head.compare(queries, classifier.embedded_, classifier.bags_)
+            member_weights = torch.ones(len(predictions))
+            if ensemble is not None:
+                experts = ensemble.experts.ridges
+                self._names += [f"{MEMBERS[e.kind]} (block {e.block + 1})" for e in experts]
+                predictions = torch.cat([predictions, ensemble.experts(features)])
+                member_weights = ensemble.weights
+                self._additive = True
+        self._predictions = predictions.numpy(force=True)  # (member, image, class)
+        self._weights = member_weights.numpy(force=True)
+        self._block_weights = dict(zip(head.taken, self._weights.tolist(), strict=False))
+
+    def combine(
+        self, blocks: dict[int, NDArray[np.floating[Any]]]
+    ) -> NDArray[np.floating[Any]] | None:
+        """Average the heat maps of the blocks by their weights, on the finest grid."""
+        if not blocks:
+            return None
+        shape = max((heat.shape for heat in blocks.values()), key=lambda s: s[0] * s[1])
+        total = np.zeros(shape)
+        for i, heat in blocks.items():
+            picture = Image.fromarray(heat.astype(np.float32))
+            enlarged = np.asarray(picture.resize(shape[::-1], Image.Resampling.BILINEAR))
+            total += self._block_weights[i] * enlarged / max(float(enlarged.sum()), 1e-12)
+        combined: NDArray[np.floating[Any]] = total / max(float(total.sum()), 1e-12)
+        return combined
+
+    def votes(self, row: int, labels: Sequence[Any]) -> tuple[Vote, ...]:
+        """Return how the members vote, the most decisive first."""
+        places = [self.classes.index(label) for label in labels]
+        found = []
+        for name, weight, all_rows in zip(
+            self._names, self._weights.tolist(), self._predictions, strict=True
+        ):
+            scores = all_rows[row]
+            separates = None
+            if self._additive and len(places) > 1:
+                separates = float(weight * (scores[places[0]] - scores[places[1]]))
+            found.append(Vote(name, weight, self.classes[int(scores.argmax())], separates))
+        return tuple(sorted(found, key=lambda vote: -abs(vote.separates or 0.0)))
+
+
+class _Near:
+    """Which shots are close to some images."""
+
+    def __init__(self, model: FewShotClassifier, X: Features) -> None:
+        self._shots = model.shots_
+        if self._shots is not None:
+            mine, theirs = (
+                mean_vectors(each.blocks[-1]).double().numpy(force=True)
+                for each in (X, self._shots.features)
+            )
+            self._similarity = mine @ theirs.T  # (image, shot)
+
+    def shots(
+        self, row: int, label: Any, attention: NDArray[np.floating[Any]] | None
+    ) -> list[CloseShot]:
+        """Return the closest shots of a class."""
+        shots = self._shots
+        if shots is None:
+            return []
+        members = shots.rows_of(label)
+        similarity = self._similarity[row, members]
+        weights = None if attention is None else attention[row, members]
+        order = np.argsort(-(similarity if weights is None else weights), kind="stable")[:SHOTS]
+        return [
+            CloseShot(
+                shots.names[members[i]],
+                label,
+                None if weights is None else float(weights[i]),
+                float(similarity[i]),
+                shots.pictures[members[i]],
+            )
+            for i in order
+        ]
+
+
+def _rounded(heat: NDArray[np.floating[Any]]) -> list[list[float]]:
+    values: list[list[float]] = np.round(heat.astype(np.float64), 5).tolist()
+    return values

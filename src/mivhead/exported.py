@@ -1,0 +1,416 @@
+"""Exported models: ONNX files of `miv export`, run by onnxruntime.
+
+Nothing here imports PyTorch, scikit-learn or SciPy, so that a model predicts where they are not
+installed, and starts in a fraction of the time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from mivhead._optional import need
+from mivhead._progress import progress_bar
+from mivhead._schema import from_json
+from mivhead._threads import available_cores
+from mivhead.backbones.base import Identity
+from mivhead.backbones.preprocessing import normalise
+from mivhead.decision import MAX_ERRORS, REJECT, Calibration, Thresholds
+from mivhead.errors import InputError, ModelFileError
+from mivhead.images.imageset import ImageSet, Skipped, check_images
+from mivhead.images.sources import as_image_set
+from mivhead.model_info import ModelInfo, read_classes
+from mivhead.prediction import Prediction, predictions
+
+EXTRA = "onnx"
+METADATA_KEY = "mivhead"
+KIND = "classifier"  # in the metadata; an exported backbone has none
+FORMAT = 1  # of the metadata
+PROBABILITIES, UNKNOWN = "probabilities", "unknown"  # outputs
+BATCH = 8  # images per run: a compromise between speed and memory
+MAX_BYTES = 2 * 2**30  # the limit of one ONNX file
+
+Input: TypeAlias = Literal["images", "pixels", "features"]
+Floats: TypeAlias = NDArray[np.floating[Any]]
+
+
+class Scores(NamedTuple):
+    """What the graph returns for a batch."""
+
+    probabilities: Floats  # (image, class)
+    unknown: Floats | None  # (image,): how unlike the shots it is; None if the model cannot tell
+
+
+class ExportedClassifier:
+    """A model that `miv export` wrote; it predicts like a `FewShotClassifier`, without PyTorch.
+
+    `mivhead.load` makes it from a file.
+
+    Parameters
+    ----------
+    path : str or Path
+        The ONNX file.
+    threads : int or None, default=None
+        Number of CPU threads; None: `OMP_NUM_THREADS`, or all cores.
+    verbose : bool, default=True
+        Show a progress bar for what takes more than two seconds, in a terminal.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        The labels, sorted.
+    identity_ : Identity or None
+        The backbone; None if the model was trained on features of unknown origin.
+    info : ModelInfo
+        What the file says about the model.
+    skipped_ : list of Skipped
+        Images that the last call with `skip_bad` left out.
+    """
+
+    def __init__(
+        self, path: str | Path, *, threads: int | None = None, verbose: bool = True
+    ) -> None:
+        self.verbose = verbose
+        self.path = Path(path)
+        self.threads = threads
+        self._header = read_header(self.session.metadata, path)
+        self.info = self._header.model
+        try:
+            self.classes_ = read_classes(self.info.classes)
+            backbone = self.info.backbone
+            self.identity_ = None if backbone is None else Identity.from_json(backbone)
+            if self._header.input != "features" and self.identity_ is None:
+                raise InputError("it takes images, but names no backbone.")
+        except InputError as error:
+            raise ModelFileError(f"{path} cannot be used: {error}") from error
+        self.skipped_: list[Skipped] = []
+
+    @cached_property
+    def session(self) -> Session:
+        """The model in onnxruntime; loaded on first use."""
+        return Session(_read(self.path), str(self.path), self.threads)
+
+    @property
+    def export_facts(self) -> dict[str, str]:
+        """What the file says about the export: its input, its storage, and who wrote it."""
+        header = self._header
+        return {"input": header.input, "storage": header.storage, "exporter": header.exporter}
+
+    @property
+    def shots(self) -> tuple[int, ...]:
+        """Number of shots per class; empty if it is not known."""
+        return self._header.shots or ()
+
+    @property
+    def needs_images(self) -> bool:
+        """Whether the file contains the backbone, so that it takes images and not features."""
+        return self._header.input != "features"
+
+    def classify(
+        self,
+        images: Any,
+        *,
+        skip_bad: bool = False,
+        reject: float | None = REJECT,
+        max_errors: float | None = MAX_ERRORS,
+        coverage: float | None = None,
+    ) -> list[Prediction]:
+        """Predict names and probabilities, and decide whether a name can be given.
+
+        Parameters
+        ----------
+        images : images or features
+            Images, a folder, a zip or a single image; or, for a model that was exported without
+            its backbone, features.
+        skip_bad : bool, default=False
+            Leave out images that cannot be read, and list them in `skipped_`.
+        reject, max_errors, coverage : float or None
+            As for `FewShotClassifier.classify`.
+
+        Returns
+        -------
+        list of Prediction
+            One per image, in their order.
+        """
+        thresholds = self.thresholds(reject, max_errors, coverage)
+        if not self.needs_images:
+            scores = self.session.run(self._features(images))
+            ids = getattr(images, "ids", None) or map(str, range(len(scores.probabilities)))
+            return predictions(list(ids), self.classes_, *scores, thresholds)
+        image_set = as_image_set(images)
+        self.skipped_ = check_images(image_set) if skip_bad else []
+        parts = self.classify_parts(image_set.without(self.skipped_), thresholds)
+        return [each for part in parts for each in part]
+
+    def classify_parts(
+        self, images: Any, thresholds: Thresholds | None = None
+    ) -> Iterator[list[Prediction]]:
+        """Predict any number of images in bounded memory, one list of predictions after another.
+
+        Parameters
+        ----------
+        images : images
+            As for `classify`.
+        thresholds : Thresholds or None, default=None
+            When not to give a name; None: as `thresholds()` returns them.
+        """
+        thresholds = thresholds or self.thresholds()
+        image_set = as_image_set(images)
+        ids = iter(image_set.ids)
+        for scores in self._scores(image_set):
+            own = list(islice(ids, len(scores.probabilities)))
+            yield predictions(own, self.classes_, *scores, thresholds)
+
+    def thresholds(
+        self,
+        reject: float | None = REJECT,
+        max_errors: float | None = MAX_ERRORS,
+        coverage: float | None = None,
+    ) -> Thresholds:
+        """Return the thresholds of decisions, with the parameters of `classify`."""
+        if self._header.decision is not None:
+            return self._header.decision.thresholds(reject, max_errors, coverage)
+        if coverage is not None:
+            raise InputError(f"There are no prediction sets: {self.no_decision}")
+        return Thresholds()
+
+    @property
+    def no_decision(self) -> str | None:
+        """Why the model always gives a name; None if it can be unsure or say "none of these"."""
+        if self._header.decision is not None:
+            return None
+        return "the model that was exported has no out-of-fold scores of its shots."
+
+    def predict_proba(self, images: Any) -> Floats:
+        """Predict probabilities.
+
+        Parameters
+        ----------
+        images : images or features
+            Images, a folder, a zip or a single image. For a model that was exported without its
+            backbone: `Features`, a `FeatureTable`, a mapping of names such as `block0.map` to
+            arrays, or a two-dimensional array.
+
+        Returns
+        -------
+        ndarray of shape (n_images, n_classes)
+            In the order of `classes_`.
+        """
+        if not self.needs_images:
+            return self.session.run(self._features(images)).probabilities
+        parts = self._scores(as_image_set(images))
+        return np.concatenate([part.probabilities for part in parts])
+
+    @overload
+    def predict(self, images: Any, *, coverage: None = None) -> NDArray[Any]: ...
+
+    @overload
+    def predict(self, images: Any, *, coverage: float) -> list[tuple[Any, ...]]: ...
+
+    def predict(
+        self, images: Any, *, coverage: float | None = None
+    ) -> NDArray[Any] | list[tuple[Any, ...]]:
+        """Predict the most probable class of each image, or a set of classes.
+
+        Parameters
+        ----------
+        images : images or features
+            As for `predict_proba`.
+        coverage : float or None, default=None
+            Predict sets, as small as possible, of which this share holds the true class.
+
+        Returns
+        -------
+        ndarray of shape (n_images,), or list of tuple
+            Class labels; or per image a set of them, the most probable first.
+        """
+        if coverage is not None:
+            return [each.prediction_set or () for each in self.classify(images, coverage=coverage)]
+        chosen: NDArray[Any] = self.classes_[self.predict_proba(images).argmax(axis=1)]
+        return chosen
+
+    def _scores(self, images: ImageSet) -> Iterator[Scores]:
+        if not self.needs_images:
+            raise InputError(
+                f"{self.path} was exported without its backbone: give it features, or export the "
+                "model again without --features."
+            )
+        if not len(images):
+            raise InputError("There are no images: give at least one.")
+        with progress_bar("predicting", len(images), show=self.verbose) as advance:
+            for start in range(0, len(images), BATCH):
+                part = [images.load(row) for row in range(start, min(start + BATCH, len(images)))]
+                yield self.score(part)
+                advance(len(part))
+
+    def score(self, pictures: Sequence[Image.Image]) -> Scores:
+        """Return probabilities and unknown scores of one batch of decoded images."""
+        assert self.identity_ is not None
+        (name,) = self.session.inputs
+        if self._header.input == "images":
+            x = normalise(pictures, self.identity_.preprocessing)  # (n, R, R, 3)
+            return self.session.run({name: np.ascontiguousarray(x.transpose(0, 3, 1, 2))})
+        # One by one, because they may have different sizes.
+        found = [self.session.run({name: np.asarray(picture)[None]}) for picture in pictures]
+        unknown = [each.unknown for each in found if each.unknown is not None]
+        return Scores(
+            np.concatenate([each.probabilities for each in found]),
+            np.concatenate(unknown) if unknown else None,
+        )
+
+    def _features(self, given: Any) -> dict[str, NDArray[np.float32]]:
+        """Read features of any kind as the inputs of the graph."""
+        features = getattr(given, "features", given)  # of a FeatureTable
+        tensors = getattr(features, "tensors", features)
+        if not isinstance(tensors, Mapping):
+            array = np.asarray(tensors)
+            if array.ndim != 2 or array.dtype.kind != "f":
+                raise InputError(
+                    f"{self.path} takes features: Features, a mapping of names such as block0.map "
+                    f"to arrays, or a two-dimensional array of floats; got {type(given).__name__}."
+                )
+            tensors = {"block0.token": array}
+        missing = [name for name in self.session.inputs if name not in tensors]
+        if missing:
+            raise InputError(f"The features lack {missing[0]!r}, which {self.path} takes.")
+        return {name: np.asarray(tensors[name], np.float32) for name in self.session.inputs}
+
+
+@dataclass(frozen=True)
+class Header:
+    """The metadata of an exported model.
+
+    Parameters
+    ----------
+    format : int
+        Version of the metadata.
+    kind : str
+        `"classifier"`.
+    input : {"images", "pixels", "features"}
+        What the graph takes; see `mivhead.export.model.export_model`.
+    storage : str
+        How weights are stored.
+    exporter : str
+        Version of mivhead that exported the model.
+    model : ModelInfo
+        What the model says about itself.
+    decision : Calibration or None, default=None
+        Out-of-fold scores of the shots, from which the thresholds of decisions follow.
+    shots : tuple of int or None, default=None
+        Number of shots per class; None if it is not known.
+    """
+
+    format: int
+    kind: str
+    input: Input
+    storage: str
+    exporter: str
+    model: ModelInfo
+    decision: Calibration | None = None
+    shots: tuple[int, ...] | None = None
+
+
+def read_header(metadata: Mapping[str, str], path: str | Path) -> Header:
+    """Read and check the metadata of an exported model."""
+    if METADATA_KEY not in metadata:
+        raise ModelFileError(
+            f"{path} is an ONNX file, but not a model that `miv export` wrote: to use it as a "
+            "backbone, give it to `miv fit --backbone`."
+        )
+    try:
+        document = json.loads(metadata[METADATA_KEY])
+        if not isinstance(document, dict) or document.get("kind") != KIND:
+            raise InputError(
+                "it is a backbone, not a classifier: train one with `miv fit --backbone`."
+            )
+        if document.get("format") != FORMAT:
+            raise InputError(
+                f"its format is {document.get('format')!r}, but this mivhead reads format "
+                f"{FORMAT}: update it with `pip install -U mivhead`."
+            )
+        return from_json(Header, document, "the description")
+    except ValueError as error:  # also of JSON
+        raise ModelFileError(f"{path} cannot be used: {error}") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if not path.is_file():
+            raise ModelFileError(f"{path} is not a file.")
+        if size > MAX_BYTES:
+            raise ModelFileError(f"{path} is {size:,} bytes; at most {MAX_BYTES:,} are read.")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ModelFileError(f"{path} does not exist.") from None
+    except OSError as error:
+        if isinstance(error, ModelFileError):
+            raise
+        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+class Session:
+    """A graph in onnxruntime.
+
+    Parameters
+    ----------
+    content : bytes
+        The ONNX file.
+    name : str
+        Its name in errors.
+    threads : int or None, default=None
+        Number of CPU threads; None: `OMP_NUM_THREADS`, or all cores.
+    """
+
+    def __init__(self, content: bytes, name: str, threads: int | None = None) -> None:
+        runtime = need("onnxruntime", EXTRA)
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = threads or _default_threads()
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # see `_threads`
+        options.log_severity_level = 4  # errors are raised, not printed
+        # An untrusted file could name any other file as its weights: there are none here.
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", os.devnull
+        )
+        self._name = name
+        try:
+            self._session = runtime.InferenceSession(
+                content, options, providers=["CPUExecutionProvider"]
+            )
+        # Exceptions of onnxruntime have no common base class.
+        except Exception as error:
+            raise ModelFileError(
+                f"{name} is not an ONNX file, or is corrupted ({_reason(error)})."
+            ) from error
+        self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
+        self.inputs: list[str] = [each.name for each in self._session.get_inputs()]
+        outputs = [each.name for each in self._session.get_outputs()]
+        self._outputs = [name for name in (PROBABILITIES, UNKNOWN) if name in outputs]
+
+    def run(self, feed: Mapping[str, NDArray[Any]]) -> Scores:
+        """Return the scores of a batch."""
+        try:
+            found = self._session.run(self._outputs, dict(feed))
+        except Exception as error:
+            raise InputError(f"onnxruntime cannot run {self._name}: {_reason(error)}.") from error
+        return Scores(*found, *[None] * (2 - len(found)))
+
+
+def _reason(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
+
+
+def _default_threads() -> int:
+    """Return the number that `OMP_NUM_THREADS` sets, or else the cores this process may use."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdigit() and int(given) else available_cores()

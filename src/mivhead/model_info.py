@@ -1,0 +1,85 @@
+"""`ModelInfo`: what a model file or an exported model says about itself.
+
+Reading it needs neither PyTorch nor a backbone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mivhead.errors import InputError
+from mivhead.images.imageset import check_names
+
+MAX_CLASSES = 100_000
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model says about itself: the JSON document of its file.
+
+    Parameters
+    ----------
+    format : int
+        Version of the file format.
+    method : str
+        Name of the method, such as `miv`.
+    recipe : dict or None
+        How the head was trained and combined; None for a method that has no recipe.
+    config : dict
+        What else the method needs to be rebuilt: blocks, shots per class.
+    classes : list
+        The labels: all strings, all integers, all other numbers, or all booleans.
+    backbone : dict or None
+        Identity of the backbone; None if the model was trained on features of unknown origin.
+    seed : int
+        Random seed of the initial weights.
+    library : str
+        Version of mivhead that wrote the file.
+    """
+
+    format: int
+    method: str
+    recipe: dict[str, Any] | None
+    config: dict[str, Any]
+    classes: list[Any]
+    backbone: dict[str, Any] | None
+    seed: int
+    library: str
+
+
+def plain_classes(classes: NDArray[Any]) -> list[Any]:
+    """Return labels as plain values that a file can hold."""
+    values: list[Any] = classes.tolist()
+    kinds = {type(value) for value in values}
+    if len(kinds) != 1 or not kinds <= {str, int, float, bool}:
+        raise InputError(
+            "Only classes that are all strings, all numbers or all booleans can be saved, "
+            f"got {values[0]!r}: convert the labels to strings before fitting."
+        )
+    if kinds == {float} and not all(map(math.isfinite, values)):
+        raise InputError("classes must be finite numbers.")
+    check_names(value for value in values if isinstance(value, str))
+    return values
+
+
+def read_classes(values: list[Any]) -> NDArray[Any]:
+    """Check the labels of a file: distinct, sorted, all of one type.
+
+    >>> read_classes(["robin", "wren"])
+    array(['robin', 'wren'], dtype='<U5')
+    """
+    if not 2 <= len(values) <= MAX_CLASSES:
+        raise InputError(f"it has {len(values)} classes; 2 to {MAX_CLASSES:,} are allowed.")
+    if not all(
+        type(value) is str or abs(value) < 2**63 for value in values if type(value) in (str, int)
+    ):
+        raise InputError("its classes are integers of more than 64 bits.")
+    classes = np.asarray(plain_classes(np.asarray(values, dtype=object)))
+    if not np.array_equal(np.unique(classes), classes):
+        raise InputError("its classes are not distinct and sorted.")
+    return classes

@@ -1,0 +1,93 @@
+"""Pages are programs: their Python and bash blocks run, in order.
+
+A how-to page starts in an empty folder, any other page in one with images in `shots/`, `labelled/`
+and `new/`. Blocks marked `sh` are not run: they install packages, or need what only a user has. The
+comment `<!-- needs: PACKAGE -->` before a block leaves it out where the package is not installed. A
+block with `file="NAME"` is written to that file instead of being run.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from contextlib import redirect_stdout
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from mivhead.cli.main import main
+from tests.helpers.patterns import write_images
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted(
+    path
+    for path in DOCS.rglob("*.md")
+    if path.relative_to(DOCS).parts[0] not in ("_build", "results", "changelog.md")
+)
+BLOCK = re.compile(
+    r"^(?:<!-- needs: (\w+) -->\n)?```(python|bash)(?: file=\"([^\"]+)\")?\n(.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+NEEDS = {  # pages that use optional packages
+    "backbones-http": ["tenacity", "starlette"],
+    "backbones-onnx": ["onnxscript", "timm"],
+    "backbones-timm": ["timm"],
+    "backbones-transformers": ["transformers"],
+    "databases": ["lancedb"],
+    "export": ["onnxscript"],
+    "own-method": ["matplotlib"],
+    "photos": ["matplotlib"],
+    "predictions": ["pandas"],
+    "reports": ["matplotlib"],
+    "rivals": ["torchvision"],
+    "serve": ["starlette", "httpx"],
+    "without-pytorch": ["onnxscript"],
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in NEEDS.get(page.stem, ()):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    if page.parent.name != "howto":
+        write_images(tmp_path / "shots")
+        write_images(tmp_path / "labelled", numbers=(3, 4))
+        write_images(tmp_path / "new", numbers=(5, 6))
+    text = page.read_text()
+    names: dict[str, object] = {"__name__": "__main__"}
+    for match in BLOCK.finditer(text):
+        package, kind, file, code = match.groups()
+        if package and find_spec(package) is None:
+            continue
+        line = text[: match.start(4)].count("\n")
+        if file is not None:
+            Path(file).write_text(code)
+        elif kind == "python":
+            # The empty lines make the line numbers of a traceback those of the page.
+            exec(compile("\n" * line + code, page, "exec"), names)
+        else:
+            run_commands(code)
+
+
+def run_commands(code: str) -> None:
+    for line in code.replace("\\\n", " ").splitlines():
+        command = shlex.split(line, comments=True)
+        if not command:
+            continue
+        assert command[0] == "miv", f"only miv is run here, got {line!r}"
+        if ">" in command:
+            *command, _, output = command
+            with Path(output).open("w") as file, redirect_stdout(file):
+                assert run(command[1:]) == 0, line
+        else:
+            assert run(command[1:]) == 0, line
+
+
+def run(arguments: list[str]) -> int:
+    try:
+        return main(arguments)
+    except SystemExit as exit_:  # of --help
+        return int(exit_.code or 0)
