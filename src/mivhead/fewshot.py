@@ -67,10 +67,14 @@ from mivhead.prediction import Prediction, Predictions, predictions
 from mivhead.preset import Preset
 from mivhead.shots import Change, Shots
 
-MAX_SHOWN = 8  # classes that the short form of a model names
-
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from mivhead.diagnostics.estimate import CrossValidation
+    from mivhead.diagnostics.evaluation import Evaluation
     from mivhead.diagnostics.explanation import Explanation
+
+MAX_SHOWN = 8  # classes that the short form of a model names
 
 __all__ = ["FewShotClassifier", "Prediction", "Predictions"]
 
@@ -90,6 +94,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         default backbone, for a table of features the backbone that the table names.
     weights : str, Path or None, default=None
         A checkpoint for a backbone given by name.
+    image_size : int or None, default=None
+        Side of the input of a backbone `timm:NAME`, in pixels. None: that of its training.
     method : str, default="miv"
         The name of a method (`mivhead.methods.list_methods()`), or a class of your own as
         `module:Class`.
@@ -161,6 +167,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         backbone: str | Backbone | None = DEFAULT_BACKBONE,
         *,
         weights: str | Path | None = None,
+        image_size: int | None = None,
         method: str = "miv",
         method_params: Mapping[str, Any] | None = None,
         recipe: str | Recipe | None = None,
@@ -174,6 +181,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     ) -> None:
         self.backbone = backbone
         self.weights = weights
+        self.image_size = image_size
         self.method = method
         self.method_params = method_params
         self.recipe = recipe
@@ -544,6 +552,122 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             parts.append(f"{name} from {old} to {target}")
         return self._change("relabel", f"moved {', '.join(parts)}", shots)
 
+    # How good the model is, and why it decides as it does: short cuts to `mivhead.diagnostics`.
+
+    def evaluate(
+        self,
+        images: Any,
+        labels: Sequence[Any] | None = None,
+        *,
+        skip_bad: bool = False,
+        include_shots: bool = False,
+    ) -> Evaluation:
+        """Measure the model on labelled images that it was not trained on.
+
+        Parameters
+        ----------
+        images : path, ImageSet, iterable of images, or FeatureTable
+            A folder of class folders, a zip of one, or a CSV of paths and labels; images, with
+            `labels`; or features with labels.
+        labels : sequence or None, default=None
+            A label per image, if the images do not come with labels.
+        skip_bad : bool, default=False
+            Leave out images that cannot be read.
+        include_shots : bool, default=False
+            Measure images that the model was trained on as well; by default they are left out.
+
+        Returns
+        -------
+        Evaluation
+            Accuracy with its interval, per class too, confusion matrix and misclassified images;
+            `plot()` and `plot_mistakes()` draw them.
+        """
+        from mivhead.diagnostics.evaluation import evaluate
+
+        check_is_fitted(self, "classifier_")
+        if labels is not None:
+            images = label_images(as_image_set(images), labels, min_classes=1)
+        return evaluate(self, images, skip_bad=skip_bad, include_shots=include_shots)
+
+    def check(self, *, folds: int = 5) -> CrossValidation:
+        """Estimate the accuracy by cross-validation on the shots, and find suspicious ones.
+
+        Parameters
+        ----------
+        folds : int, default=5
+            Number of folds, and therefore of models to train.
+
+        Returns
+        -------
+        CrossValidation
+            Its `accuracy`, `interval` and `suspects`: the shots that were predicted as another
+            class.
+        """
+        from mivhead.diagnostics.estimate import cross_validate
+
+        shots = self._own_shots()
+        training = shots.training()
+        labels = tuple(map(str, training.y.tolist()))
+        table = FeatureTable(training.X, shots.names, labels, training.views, training.view_of)
+        unfitted = self.classifier_._unfitted()  # a loaded one, too, has its settings
+        return cross_validate(unfitted, table, folds=folds, verbose=self.verbose)
+
+    def plot_attention(
+        self, image: Any, path: str | Path | None = None, *, shots: str | Path | None = None
+    ) -> Figure:
+        """Draw which patches of an image, and which shots, a MIV-head attends to.
+
+        Parameters
+        ----------
+        image : path, PIL image, array or binary file
+            One image.
+        path : str, Path or None, default=None
+            A .png, .svg or .pdf file to write. None writes nothing.
+        shots : str, Path or None, default=None
+            The folder of the shots, to draw them in full; None draws the small pictures that the
+            model keeps, or bars if it keeps none.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            A notebook shows it.
+        """
+        from mivhead.diagnostics.plots import Case
+
+        check_is_fitted(self, "classifier_")
+        return Case(self, image).plot_attention(path, shots=shots)
+
+    def plot_tsne(
+        self,
+        image: Any,
+        path: str | Path | None = None,
+        *,
+        truth: str | None = None,
+        seed: int = 0,
+    ) -> Figure:
+        """Draw the vectors that a MIV-head compares for an image, projected by t-SNE.
+
+        Parameters
+        ----------
+        image : path, PIL image, array or binary file
+            One image.
+        path : str, Path or None, default=None
+            A .png, .svg or .pdf file to write. None writes nothing.
+        truth : str or None, default=None
+            The true class of the image, which gives it its colour.
+        seed : int, default=0
+            Random seed of t-SNE.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            A notebook shows it.
+        """
+        from mivhead.diagnostics.plots import Case
+
+        check_is_fitted(self, "classifier_")
+        return Case(self, image).plot_tsne(path, truth=truth, seed=seed)
+
     def explain(self, images: Any, **decision: Any) -> Explanation | list[Explanation]:
         """Say why the model gives images their names.
 
@@ -806,6 +930,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 DEFAULT_BACKBONE if given is None else given,
                 weights=self.weights,
                 preset=preset,
+                image_size=self.image_size if preset is None else None,
                 device=self.device,
             )
             self._loaded = loaded

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import mivhead
-from mivhead import MIVClassifier, Recipe
+from mivhead import FewShotClassifier, MIVClassifier, Recipe
 from mivhead.backbones import load_backbone
 from mivhead.backbones.checkpoints import load_exactly, state_hash
 from mivhead.backbones.timm_models import Intermediates, build, to_timm
@@ -335,3 +335,23 @@ def test_weights_in_the_cache_are_used(tmp_path: Path) -> None:
     found = offline("print(load_backbone('timm:test_resnet').identity.weights)", tmp_path)
     full.reset_classifier(0)
     assert found == state_hash(full)
+
+
+def test_another_input_size(tmp_path: Path) -> None:
+    """Position embeddings of a checkpoint are resampled, and a model file remembers the size."""
+    spec, path = "timm:test_vit", tmp_path / "vit.safetensors"
+    save_file(build(spec, "random").state_dict(), path)
+    usual = load_backbone(spec, weights=path)
+    small = load_backbone(spec, weights=path, image_size=96)
+    assert small.preset.preprocessing.size == 96
+    side = small.extract(photos(1)).blocks[0].map.shape[2]  # type: ignore[union-attr]
+    assert side == 6
+    assert usual.extract(photos(1)).blocks[0].map.shape[2] == 10  # type: ignore[union-attr]
+    with pytest.raises(InputError, match=r"image_size=96 works with timm:NAME only"):
+        load_backbone("efficientnet_lite0", image_size=96)
+    model = FewShotClassifier(spec, weights=path, image_size=96, threshold=0, cache=False)
+    images = photos(4)
+    expected = model.fit(images, ["a", "a", "b", "b"]).predict_proba(images)
+    model.save(tmp_path / "m.miv")
+    again = mivhead.load(tmp_path / "m.miv", weights=path)
+    np.testing.assert_allclose(again.predict_proba(images), expected, atol=1e-6)

@@ -210,7 +210,7 @@ def test_md_and_md_plus_are_means_of_set_means():
         for name in BENCHMARKS["MD"]
     ]
     assert md.means["miv"] == pytest.approx(sum(means) / 9)
-    assert comparison.sets[:2] == ("omniglot", "cu_birds")  # the paper's order
+    assert comparison.sets[:2] == ("omniglot", "aircraft")  # the order of the paper's tables
     assert comparison.ranks()["miv"] < comparison.ranks()["ncc"]
 
 
@@ -292,3 +292,14 @@ def test_a_method_must_be_named_if_there_are_several():
     with pytest.raises(InputError, match="no method 'tsa'; it has miv, ncc"):
         choose(results, "tsa", "run")
     assert choose(results[:2], None, "run").name == "run:miv"
+
+
+def test_a_method_on_one_of_several_backbones():
+    small = random_run(["birds"], {"miv": 0.8, "ett": 0.7})
+    large = [replace(r, backbone="large") for r in random_run(["birds"], {"miv": 0.9}, seed=1)]
+    results = small + large
+    (row,) = pair(choose(results, "miv@large", "run"), choose(results, "ett@resnet50", "run"))
+    assert row.backbone == "large / resnet50"
+    assert row.paired.difference.mean > 0
+    with pytest.raises(InputError, match="backbone of ett in run must be one of resnet50"):
+        choose(results, "ett@large", "run")

@@ -121,3 +121,20 @@ def test_the_rule_for_views_is_a_setting():
     chosen = read_config({"methods": [{"name": "miv", "params": {"views_rule": "floor"}}]})
     rule = view_rule(chosen.methods[0], PAPER["resnet50"].preset, None)
     assert rule.count(Task(("a",), ("1", "2"), (0, 0), (), ())) == [7, 7]
+
+
+def test_a_method_may_name_its_backbones():
+    config = read_config(
+        {
+            "backbones": ["resnet50", "dino_vits16"],
+            "methods": ["ncc", {"name": "tsa", "backbones": ["resnet50"]}],
+            "comparisons": [{"title": "both", "columns": ["tsa@resnet50", "ncc@dino_vits16"]}],
+        }
+    )
+    assert [m.name for m in config.methods_on("resnet50")] == ["ncc", "tsa"]
+    assert [m.name for m in config.methods_on("dino_vits16")] == ["ncc"]
+    assert read_config(config.as_json()) == config
+    with pytest.raises(InputError, match="backbone of tsa must be one of"):
+        read_config({"methods": [{"name": "tsa", "backbones": ["resnet50"]}]})
+    with pytest.raises(InputError, match="must be written as METHOD@BACKBONE"):
+        read_config({"comparisons": [{"title": "x", "columns": ["tsa"]}]})

@@ -7,7 +7,7 @@ import pytest
 
 from mivhead.backbones import list_backbones
 from mivhead.benchmark.compare import BENCHMARKS
-from mivhead.benchmark.published import _all, published
+from mivhead.benchmark.published import LITERATURE, _all, literature, published
 
 AVERAGES = [  # backbone, protocol, method, MD, MD+: the paper's rows "Average"
     ("resnet50", "varying", "ncc", 62.7, 63.5),
@@ -68,5 +68,16 @@ def test_other_names_of_the_papers_head():
 
 def test_names_are_ours():
     backbones = set(list_backbones())
-    assert {key[0] for key in _all()} <= backbones
+    assert {key[0] for key in _all() if key[1] != LITERATURE} <= backbones
     assert {key[3] for key in _all()} == set(BENCHMARKS["MD+"])
+
+
+def test_the_literature():
+    averages = {"TSA": 76.2, "eTT": 78.7, "CTX": 75.6, "ALFA": 62.4, "ProtoNet": 61.1, "BOHB": 60.0}
+    found = {method: each for (method, _), each in literature().items()}
+    assert list(found) == list(averages)
+    for method, expected in averages.items():
+        assert set(found[method]) == set(BENCHMARKS["MD"])
+        mean = np.mean([each.accuracy for each in found[method].values()])
+        assert mean == pytest.approx(expected, abs=0.11)
+    assert published("resnet34", "varying", "tsa", "omniglot") is None  # another backbone

@@ -367,3 +367,15 @@ def test_a_run_of_version_0_1_0_resumes_and_reports(data, tmp_path, capsys):
     assert (folder / RESULTS).read_bytes().startswith((old / RESULTS).read_bytes())
     paths = write_report(read_results(folder), tmp_path / "report", "Old")
     assert all(path.stat().st_size for path in paths)
+
+
+def test_a_method_runs_only_on_its_backbones(place):
+    own = {name: TinyBackbone() for name in ("first", "second")}
+    methods = ["ncc", {"name": "knn", "backbones": ["second"]}]
+    chosen = config(backbones=["first", "second"], methods=methods, sets=["dots"], tasks=1)
+    results = run(chosen, place, backbones=own)
+    assert [(r.backbone, r.method) for r in results] == [
+        ("first", "ncc"),
+        ("second", "ncc"),
+        ("second", "knn"),
+    ]

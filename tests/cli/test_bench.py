@@ -85,7 +85,7 @@ def join(*arguments):
 def test_weights_belong_to_one_backbone():
     (backbone,) = join("main", "--backbone", "dino_resnet50", "--weights", "my.pth").backbones
     assert (backbone.name, backbone.weights) == ("dino_resnet50", "my.pth")
-    with pytest.raises(InputError, match="any of resnet50, dino_resnet50: choose one"):
+    with pytest.raises(InputError, match=r"any of resnet50, deit_small, .*: choose one"):
         join("main", "--weights", "my.pth")
 
 
@@ -178,6 +178,57 @@ def test_lists_have_commas_and_may_be_repeated():
     assert [m.name for m in config.methods] == ["ncc", "knn"]
     options = ["--protocol", "varying, max_ways 20,5-way 1-shot", "--protocol", "5-way 5-shot"]
     assert join(*options).protocols == ("varying, max_ways 20", "5-way 1-shot", "5-way 5-shot")
+
+
+def test_the_list_of_tables(capsys):
+    assert main(["bench", "list"]) == 0
+    shown = capsys.readouterr().out
+    assert "tab:miv_acc" in shown
+    assert main(["bench", "list", "--json"]) == 0
+    tables = {each["name"]: each for each in json.loads(capsys.readouterr().out)["tables"]}
+    assert tables["latency"]["backbones"] == ["dino_vits16", "dino_vits8"]
+    assert tables["latency"]["columns"] == 3
+
+
+def test_a_dry_run_runs_nothing(what, data, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*what, "--dry-run", "--workers", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "efficientnet_lite0" in shown
+    assert "with 2 workers on this machine" in shown
+    assert main([*what, "--dry-run", "--json", "--workers", "4"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["tasks"] == 6
+    assert plan["hours"] == pytest.approx(plan["core_hours"] / 4)
+    assert list(tmp_path.iterdir()) == []
+    assert main(what) == 2
+    assert "-o RUN" in capsys.readouterr().err
+
+
+def test_a_backbone_that_the_table_does_not_know_gets_all_methods():
+    def methods(*backbones):
+        arguments = ["bench", "run", "main", "--backbone", ",".join(backbones), "-o", "x"]
+        config = _join(build_parser().parse_args(arguments))
+        return {b.name: [m.name for m in config.methods_on(b.name)] for b in config.backbones}
+
+    assert methods("dino_vits8") == {"dino_vits8": ["miv"]}
+    assert methods("resnet50") == {"resnet50": ["ncc", "tsa", "miv"]}
+    assert methods("resnet50", "timm:mine") == {
+        "resnet50": ["ncc", "tsa", "miv"],
+        "timm:mine": ["ncc", "tsa", "ett", "miv"],
+    }
+
+
+def test_random_weights_and_the_input_size():
+    def backbones(*arguments):
+        parsed = build_parser().parse_args(["bench", "run", *arguments, "-o", "x"])
+        return _join(parsed).backbones
+
+    assert {b.weights for b in backbones("main", "--weights", "random")} == {"random"}
+    (one,) = backbones("--backbone", "timm:vit", "--image-size", "112")
+    assert one.image_size == 112
+    with pytest.raises(InputError, match="--image-size may belong to any of"):
+        backbones("main", "--image-size", "112")
 
 
 @pytest.mark.parametrize(

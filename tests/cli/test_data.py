@@ -47,8 +47,10 @@ def test_one_set_in_full(capsys):
     assert code == 0
     for text in ("CUB_200_2011.tgz", "non-commercial", "30 test", "miv data prepare cu_birds"):
         assert text in output.out
-    code, output = run(capsys, "data", "list", "fungi")
-    assert "convert it with Meta-Dataset's scripts" in output.out
+    code, output = run(capsys, "data", "list", "mnist")
+    assert "miv data prepare mnist RAW_DIR -o DATA/mnist (for the paper's tables: --size 84)" in (
+        output.out
+    )
 
 
 def test_the_list_as_json(capsys, tmp_path):

@@ -48,9 +48,29 @@ def test_one_class_and_features_will_do(miv, model, shots, features, new, tmp_pa
     (tmp_path / "one").mkdir()
     shutil.copytree(new / "rings", tmp_path / "one" / "rings")
     assert json.loads(miv("evaluate", model, tmp_path / "one", "--json").out)["images"] == 2
-    document = json.loads(miv("evaluate", model, features, "--json").out)
+    document = json.loads(miv("evaluate", model, features, "--include-shots", "--json").out)
     assert document["images"] == 9
     assert document["accuracy"] == 1.0  # the shots it was trained on
+
+
+def test_images_that_the_model_was_trained_on_are_left_out(
+    miv, fails, model, shots, features, new, tmp_path
+):
+    """Otherwise the accuracy is 100 %, whatever the model."""
+    for source in (shots, features):
+        error = fails("evaluate", model, source)
+        assert "trained on all of the 9 images" in error
+        assert "--include-shots" in error
+    mixed = shutil.copytree(new, tmp_path / "mixed")
+    shutil.copy(shots / "rings" / "0.png", mixed / "rings" / "renamed.png")
+    answer = miv("evaluate", model, mixed)
+    assert "Left out 1 image that the model was trained on" in answer.err
+    assert "of 6 images right" in answer.out
+    document = json.loads(miv("evaluate", model, mixed, "--json").out)
+    assert (document["images"], document["shots"]) == (6, ["rings/renamed.png"])
+    answer = miv("evaluate", model, mixed, "--include-shots")
+    assert answer.err == ""
+    assert "of 7 images right" in answer.out
 
 
 def test_a_label_that_the_model_does_not_know(fails, model, copy, new, tmp_path):

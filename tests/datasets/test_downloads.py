@@ -16,12 +16,14 @@ from mivhead.datasets.downloads import (
     BIRDS,
     DRAWINGS,
     FLOWERS,
+    FUNGI,
     PREPARATIONS,
     TEXTURES,
     THINGS,
     enlarge,
 )
 from mivhead.datasets.prepare import prepare_set
+from mivhead.errors import InputError
 from mivhead.images.sources import open_labelled
 from tests.helpers.sample_files import make_folder, png
 
@@ -179,7 +181,7 @@ def test_flowers_by_their_labels(tmp_path):
 
 
 def test_drawings(tmp_path, monkeypatch):
-    monkeypatch.setattr(downloads, "DRAWINGS_PER_CLASS", 2)
+    monkeypatch.setitem(downloads.SAMPLED, "quickdraw", 2)
     drawings = np.random.default_rng(0).integers(0, 256, (3, 784), dtype=np.uint8)
     (tmp_path / "raw").mkdir()
     for name in DRAWINGS:
@@ -188,6 +190,55 @@ def test_drawings(tmp_path, monkeypatch):
     assert counts == dict.fromkeys(DRAWINGS, 2)
     second = np.asarray(open_labelled(tmp_path / "out").load(1))[:, :, 0]
     assert (second.ravel() == drawings[1]).all()
+    full = prepare_set("quickdraw", tmp_path / "raw", tmp_path / "full", per_class=0)
+    assert full == dict.fromkeys(DRAWINGS, 3)
+    one = prepare_set("quickdraw", tmp_path / "raw", tmp_path / "one", per_class=1)
+    assert one == dict.fromkeys(DRAWINGS, 1)
+    with pytest.raises(InputError, match="mnist is prepared completely; only quickdraw"):
+        prepare_set("mnist", tmp_path / "raw", tmp_path / "no", per_class=1)
+
+
+def annotations(images, names):
+    """An annotation file in the form of FGVCx Fungi."""
+    return json.dumps(
+        {
+            "images": [{"id": i, "file_name": file} for i, (file, _) in enumerate(images)],
+            "annotations": [
+                {"id": 9 * i, "image_id": i, "category_id": label}
+                for i, (_, label) in enumerate(images)
+            ],
+            "categories": [{"id": number, "name": name} for number, name in names.items()],
+        }
+    ).encode()
+
+
+def test_fungi(tmp_path):
+    names = {1: "Agaricus altipes", 8: "Agaricus campestris", 482: "Hygrophorus hypothejus "}
+    train = [("images/1_A/a.jpg", 1), ("images/8_A/b.jpg", 8), ("images/8_A/c.jpg", 8)]
+    val = [("images/482_H/d.jpg", 482)]
+    files = {f"unpacked/{file}": png(i) for i, (file, _) in enumerate(train + val)}
+    files |= {"train.json": annotations(train, names), "val.json": annotations(val, names)}
+    make_folder(tmp_path / "raw", files)
+    assert prepare_set("fungi", tmp_path / "raw", tmp_path / "out") == {
+        "0008.Agaricus campestris": 2,
+        "0482.Hygrophorus hypothejus": 1,
+    }
+    copied = tmp_path / "out" / "0008.Agaricus campestris" / "c.jpg"
+    assert copied.read_bytes() == png(2)
+    (tmp_path / "raw/unpacked/images/8_A/c.jpg").unlink()
+    with pytest.raises(InputError, match="is missing: unpack all images"):
+        prepare_set("fungi", tmp_path / "raw", tmp_path / "again")
+
+
+def test_the_papers_size_is_an_option(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (2, 28, 28), dtype=np.uint8)
+    write_idx(tmp_path / "raw" / "t10k-images-idx3-ubyte", images)
+    write_idx(tmp_path / "raw" / "t10k-labels-idx1-ubyte", np.array([3, 1], np.uint8))
+    prepare_set("mnist", tmp_path / "raw", tmp_path / "out", size=84)
+    resized = open_labelled(tmp_path / "out").load(1)
+    expected = Image.fromarray(images[0]).resize((84, 84), Image.Resampling.LANCZOS)
+    assert (np.asarray(resized)[:, :, 0] == np.asarray(expected)).all()
+    assert {each.name for each in SETS if each.paper_size == 84} == {"mnist", "cifar10", "cifar100"}
 
 
 @pytest.mark.parametrize(
@@ -222,12 +273,11 @@ def test_the_splits_have_meta_datasets_sizes():
     sizes = {each.name: each.classes for each in SETS}
     for name, classes in (
         ("aircraft", AIRCRAFT), ("cu_birds", BIRDS), ("dtd", TEXTURES), ("mscoco", THINGS),
-        ("vgg_flower", FLOWERS), ("quickdraw", DRAWINGS),
+        ("vgg_flower", FLOWERS), ("quickdraw", DRAWINGS), ("fungi", FUNGI),
     ):  # fmt: skip
         assert len(set(classes)) == len(classes) == sizes[name]
 
 
 def test_what_can_be_prepared_is_declared():
     names = {each.name for each in SETS}
-    assert set(PREPARATIONS) < names
-    assert names - set(PREPARATIONS) == {"fungi"}  # by Meta-Dataset's records only
+    assert set(PREPARATIONS) == names

@@ -85,7 +85,6 @@ def test_a_missing_photograph(tmp_path):
     ("name", "message"),
     [
         ("my_photos", "not one of the paper's sets; `miv data list` shows them"),
-        ("fungi", "whose records are read directly: put its folder fungi"),
     ],
 )
 def test_sets_without_a_preparation(name, message, tmp_path):

@@ -74,3 +74,21 @@ def test_a_head_without_attention_shows_the_image(tmp_path):
     classes = [("cat", 1.0, np.array([0]))]
     draw_attention(image, [BlockAttention(None, None)], classes, tmp_path / "a.png", title="cat")
     assert (tmp_path / "a.png").stat().st_size
+
+
+def test_what_is_not_drawn_is_said(tmp_path):
+    image = Image.new("RGB", (8, 8))
+    classes = [
+        (f"a rather long name, number {i}", 0.02, np.arange(10 * i, 10 * i + 10)) for i in range(50)
+    ]
+    shares = np.full((1, 500), 0.1)
+    shares[0, :10] = [0.55, *[0.05] * 9]
+    blocks = [BlockAttention(None, shares)]
+    words = [t.get_text() for t in draw_attention(image, blocks, classes, title="t").texts]
+    assert any("the 12 most probable of 50 classes" in text for text in words)
+    assert any("at most 5.5 times that" in text for text in words)
+    pictures = [image] * 500
+    figure = draw_attention(image, blocks, classes, title="t", pictures=pictures)
+    assert any("the 8 shots of each class with the most" in t.get_text() for t in figure.texts)
+    names = {text.get_text().replace("\n", " ") for axes in figure.axes for text in axes.texts}
+    assert "a rather long name, number 11 2 %" in names  # not cut

@@ -149,3 +149,25 @@ def test_tsne_is_drawn(classes, tmp_path):
     truth = names[1] if classes > 2 else None
     draw_tsne(panels, names, tmp_path / "t.png", title="a $", truth=truth)
     assert ink(tmp_path / "t.png") > 5
+
+
+def test_many_classes_are_named_or_counted() -> None:
+    """50 hues are indistinguishable: the most probable classes are coloured, the rest is grey."""
+    rng = np.random.default_rng(0)
+    names = [f"a class with a long name, number {i}" for i in range(50)]
+    labels = np.arange(50).repeat(2)
+    panel = Embeddings("b", rng.normal(size=(100, 4)), labels, rng.normal(size=(50, 4)), np.ones(4))
+    figure = draw_tsne([panel], names, title="t", truth=names[40], ranked=names)
+    legend = figure.legends[0]
+    entries = [text.get_text() for text in legend.get_texts()]
+    assert entries[3:-1] == [*names[:11], names[40]]
+    assert entries[-1] == "38 other classes"
+    figure.canvas.draw()
+    box = legend.get_window_extent()
+    assert box.x1 <= figure.bbox.x1 + 1
+    assert box.y0 >= figure.bbox.y0
+    assert box.y1 <= figure.bbox.y1
+    colours = {c.get_markerfacecolor() for c in legend.legend_handles[3:-1]}
+    assert len(colours) == 12
+    few = draw_tsne([panel], names, title="t")  # without a ranking, the first ones
+    assert few.legends[0].get_texts()[3].get_text() == names[0]

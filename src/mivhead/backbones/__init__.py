@@ -95,6 +95,7 @@ def load_backbone(
     *,
     weights: str | Path | None = None,
     preset: Preset | None = None,
+    image_size: int | None = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype = "float16",
     **options: Any,
@@ -115,6 +116,9 @@ def load_backbone(
         backbone is an architecture. `"random"` gives untrained weights, for testing shapes only.
     preset : Preset, optional
         Overrides the suggested taps, pool sizes and preprocessing.
+    image_size : int, optional
+        Side of the input in pixels, for `timm:NAME`; by default the one that the model was trained
+        with. A ViT's position embeddings are resampled.
     device : str or torch.device, optional
         Where the backbone runs, such as "cpu" or "cuda"; by default a GPU if there is one.
     dtype : str or torch.dtype, default="float16"
@@ -140,6 +144,12 @@ def load_backbone(
     module = _find_module(spec)
     if module is None:
         return _without_weights(_load_own(spec), weights)
+    if image_size is not None:
+        if not spec.startswith("timm:"):
+            raise InputError(
+                f"{spec} has a fixed input size: image_size={image_size} works with timm:NAME only."
+            )
+        options["image_size"] = image_size
     from mivhead.backbones.base import default_device, storage_type
 
     backbone: Backbone = import_module(module).load(

@@ -47,19 +47,20 @@ def load(
     preset: Preset | None,
     device: torch.device,
     dtype: torch.dtype,
+    image_size: int | None = None,
 ) -> ModuleBackbone:
     """Load a model of timm or of the paper; see `mivhead.backbones.load_backbone`."""
     need("timm", "timm")
     known = PAPER.get(spec)
     if known is not None:
         preset = preset or known.preset
-    model = build(spec, weights, preset.preprocessing.size if preset else None)
+    model = build(spec, weights, preset.preprocessing.size if preset else image_size)
     sha256 = state_hash(model)
     folded = _fold(model.eval())
     freeze(model, device)
     normed = known is None or known.normed
     if preset is None:
-        preset = _suggest(spec, model, device, dtype)
+        preset = _suggest(spec, model, device, dtype, image_size)
     check_taps(spec, preset.taps, [*(name for name, _ in model.named_modules() if name), POOLED])
     return ModuleBackbone(
         f"{spec} (random weights)" if weights == RANDOM else spec,
@@ -194,11 +195,13 @@ def _is_swin(model: nn.Module) -> bool:
     return isinstance(model, SwinTransformer | SwinTransformerV2)
 
 
-def _suggest(spec: str, model: nn.Module, device: torch.device, dtype: torch.dtype) -> Preset:
+def _suggest(
+    spec: str, model: nn.Module, device: torch.device, dtype: torch.dtype, size: int | None
+) -> Preset:
     """Derive a preset for a model that is not in the paper."""
     config: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]  # timm's own
     preprocessing = Preprocessing(
-        int(config["input_size"][1]), tuple(config["mean"]), tuple(config["std"])
+        size or int(config["input_size"][1]), tuple(config["mean"]), tuple(config["std"])
     )
     taps = default_taps(model, spec)
     tapped = _tapped(model, taps, dtype, normed=True)
@@ -359,7 +362,10 @@ def to_timm(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor
     if f"{_CLIP}embeddings.class_embedding" in tensors:
         return _clip(tensors)
     renamed = _without_classifier(tensors, model)
-    if renamed.keys() != model.state_dict().keys():
+    expected = model.state_dict()
+    same = renamed.keys() == expected.keys()
+    # Position embeddings of another input size are resampled.
+    if not same or any(renamed[name].shape != expected[name].shape for name in expected):
         convert: Any = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
         if convert is not None:
             renamed = _without_classifier(convert(dict(renamed), model), model)

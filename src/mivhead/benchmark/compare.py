@@ -24,6 +24,11 @@ from mivhead.errors import InputError, check_one_of
 
 LEVEL = 0.01  # significance level of the paper's tests
 NORMAL_95 = 1.96
+PRINTED = (  # the order of the paper's tables
+    *("omniglot", "aircraft", "cu_birds", "dtd", "quickdraw", "fungi", "vgg_flower"),
+    *("traffic_sign", "mscoco", "mnist", "cifar10", "cifar100", "CropDisease", "EuroSAT"),
+    *("ISIC", "ChestX", "Food101"),
+)
 BENCHMARKS = {
     "MD": tuple(each.name for each in SETS if each.benchmark == "MD"),
     "MD+": tuple(each.name for each in SETS if each.benchmark is not None),
@@ -301,6 +306,8 @@ class Comparison:
     results : sequence of Result
         From one run. Methods keep the order in which they first occur; sets are in the paper's
         order, followed by all others.
+    rival : str or None, default=None
+        The method whose cost is the basis of percentages; None is the costliest.
 
     Attributes
     ----------
@@ -309,8 +316,11 @@ class Comparison:
         The results that are failures.
     """
 
-    def __init__(self, backbone: str, protocol: str, results: Sequence[Result]) -> None:
+    def __init__(
+        self, backbone: str, protocol: str, results: Sequence[Result], rival: str | None = None
+    ) -> None:
         self.backbone, self.protocol = backbone, protocol
+        self.rival = rival
         self.sets = _in_paper_order(r.set for r in results)
         self.methods = tuple(dict.fromkeys(r.method for r in results))
         self.errors = [r for r in results if r.error is not None]
@@ -366,11 +376,11 @@ class Comparison:
         """Average over MD, MD+ and all sets of the run, without repeating the same sets."""
         here = {info.name: name for name in self.sets if (info := find_declared(name)) is not None}
         wanted = {title: {m: here.get(m) for m in names} for title, names in BENCHMARKS.items()}
-        found: dict[tuple[str, ...], Average] = {}
+        found: dict[frozenset[str], Average] = {}
         for title, members in (wanted | {"all sets": {s: s for s in self.sets}}).items():
             average = self._average(title, members)
             if average.sets:
-                found.setdefault(average.sets, average)
+                found.setdefault(frozenset(average.sets), average)
         return list(found.values())
 
     def _average(self, title: str, members: dict[str, str | None]) -> Average:
@@ -416,6 +426,40 @@ def compare(results: Iterable[Result]) -> list[Comparison]:
     return [Comparison(backbone, protocol, group) for (backbone, protocol), group in groups.items()]
 
 
+def compare_columns(
+    results: Iterable[Result], title: str, columns: Sequence[str], rival: str | None = None
+) -> list[Comparison]:
+    """Compare methods on different backbones: one comparison per protocol.
+
+    Parameters
+    ----------
+    results : iterable of Result
+        From one run.
+    title : str
+        Takes the place of the backbone.
+    columns : sequence of str
+        As `METHOD@BACKBONE`, in order; those without results are left out.
+    rival : str or None, default=None
+        The column whose cost is the basis of percentages.
+
+    Returns
+    -------
+    list of Comparison
+        Whose methods are columns.
+    """
+    places = {column: place for place, column in enumerate(columns)}
+    renamed = [replace(r, method=f"{r.method}@{r.backbone}") for r in results]
+    groups: dict[str, list[Result]] = {}
+    for result in sorted(
+        (r for r in renamed if r.method in places), key=lambda r: places[r.method]
+    ):
+        groups.setdefault(result.protocol, []).append(result)
+    return [
+        Comparison(title, protocol, group, rival if rival in {r.method for r in group} else None)
+        for protocol, group in groups.items()
+    ]
+
+
 def check_same_tasks(results: Iterable[Result]) -> None:
     """Raise an error if the results of one set come from different task files."""
     hashes = {(r.set, r.protocol, r.tasks) for r in results}
@@ -454,8 +498,8 @@ def _state(results: Sequence[Result]) -> State:
 
 
 def _in_paper_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Put the paper's sets first, in its order, and keep the order of the others."""
-    order = {each.name: place for place, each in enumerate(SETS)}
+    """Put the paper's sets first, in the order of its tables; keep the order of the others."""
+    order = {name: place for place, name in enumerate(PRINTED)}
 
     def place(name: str) -> int:
         info = find_declared(name)
@@ -496,7 +540,8 @@ def choose(results: Sequence[Result], method: str | None, run: str) -> Side:
     results : sequence of Result
         Of the run.
     method : str or None
-        None if the run has only one method.
+        `METHOD`, or `METHOD@BACKBONE` for one of several backbones; None if the run has only one
+        method.
     run : str
         Name of the run, for messages.
 
@@ -512,6 +557,12 @@ def choose(results: Sequence[Result], method: str | None, run: str) -> Side:
                 f"name one, for example {run}:{methods[0]}."
             )
         method = methods[0]
+    name, _, backbone = method.partition("@")
+    if method not in methods and name in methods and backbone:
+        backbones = sorted({r.backbone for r in results if r.method == name})
+        check_one_of(f"backbone of {name} in {run}", backbone, backbones)
+        chosen = tuple(r for r in results if (r.method, r.backbone) == (name, backbone))
+        return Side(f"{run}:{method}", chosen)
     if method not in methods:
         raise InputError(f"{run} has no method {method!r}; it has {', '.join(methods)}.")
     return Side(f"{run}:{method}", tuple(r for r in results if r.method == method))

@@ -1,11 +1,15 @@
 """What a run compares: backbones x data sets x protocols x methods, read from TOML.
 
+A method runs on all backbones, or on those that it names. A column of a table is a method on a
+backbone, written `METHOD@BACKBONE`; comparisons put columns of several backbones side by side.
+
 How it runs (where the data is, how many workers) is not part of the configuration, so that two
 machines can share a configuration and a results folder.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +24,7 @@ from mivhead.head.recipe import resolve_recipe
 from mivhead.methods.registry import get_method, make_method
 from mivhead.preset import ViewsRule
 
+ABOUT = "about"  # a table of a TOML file that describes it (`describe_table`)
 PRESET_VIEWS = "preset"  # instead of a maximum number of views
 TABLES = Path(__file__).parent / "tables"  # ready-made configurations, one TOML file each
 
@@ -43,11 +48,14 @@ class BackboneConfig:
         What to load, as in `mivhead.backbones.load_backbone`.
     weights : str, optional
         A checkpoint, as in `mivhead.backbones.load_backbone`.
+    image_size : int, optional
+        Side of its input, as in `mivhead.backbones.load_backbone`.
     """
 
     name: str
     spec: str = ""
     weights: str | None = None
+    image_size: int | None = None
 
     @property
     def source(self) -> str:
@@ -71,6 +79,8 @@ class MethodConfig:
         T: classes with at most T shots get augmented views; by default as in the backbone's preset.
     params : dict, optional
         Hyperparameters by name.
+    backbones : tuple of str, optional
+        Names of the run's backbones that the method runs on; by default all of them.
     """
 
     name: str
@@ -78,6 +88,7 @@ class MethodConfig:
     recipe: str | None = None
     threshold: int | None = None
     params: dict[str, Any] = field(default_factory=dict)
+    backbones: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         method = get_method(self.kind)
@@ -97,6 +108,10 @@ class MethodConfig:
     def kind(self) -> str:
         """The name of the method in `mivhead.methods.METHODS`."""
         return self.method or self.name
+
+    def runs_on(self, backbone: str) -> bool:
+        """Tell whether the method runs on a backbone of the run."""
+        return not self.backbones or backbone in self.backbones
 
     @property
     def needs_images(self) -> bool:
@@ -121,6 +136,30 @@ class MethodConfig:
 
 
 @dataclass(frozen=True)
+class ComparisonConfig:
+    """Columns that a report shows side by side, whatever their backbones.
+
+    Parameters
+    ----------
+    title : str
+        Title of the group of columns.
+    columns : tuple of str
+        As `METHOD@BACKBONE`, in the order of the table.
+    rival : str, optional
+        The column whose cost is the basis of all percentages; by default the costliest.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rival: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The title, by which comparisons of a run are told apart."""
+        return self.title
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """The configuration of a run.
 
@@ -141,6 +180,8 @@ class RunConfig:
     views : int or None, default=4
         Maximum number of augmented views per image. None (`views = "preset"` in TOML): as many as
         the backbone's preset gives, as in the paper.
+    comparisons : tuple of ComparisonConfig, optional
+        What reports compare across backbones.
 
     Examples
     --------
@@ -160,19 +201,32 @@ class RunConfig:
     tasks: int = 600
     seed: int = 0
     views: int | None = 4
+    comparisons: tuple[ComparisonConfig, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("tasks", 1), ("seed", 0), ("views", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name} is {value}; expected at least {least}.")
-        for title in ("backbones", "methods", "sets", "protocols"):
+        for title in ("backbones", "methods", "sets", "protocols", "comparisons"):
             names = [getattr(each, "name", each) for each in getattr(self, title)]
             if twice := [name for name in names if names.count(name) > 1]:
                 raise InputError(f"{title} contains {twice[0]!r} twice; use different names.")
         for text in self.protocols:
             if (name := SamplingProtocol.parse(text).name) != text:
                 raise InputError(f"The protocol {text!r} must be written as {name!r}.")
+        known = [backbone.name for backbone in self.backbones]
+        for method in self.methods:
+            for name in method.backbones:
+                check_one_of(f"backbone of {method.name}", name, known)
+        for comparison in self.comparisons:
+            for column in (*comparison.columns, *filter(None, [comparison.rival])):
+                if not re.fullmatch(r".+@.+", column):
+                    raise InputError(f"The column {column!r} must be written as METHOD@BACKBONE.")
+
+    def methods_on(self, backbone: str) -> tuple[MethodConfig, ...]:
+        """Return the methods that run on a backbone."""
+        return tuple(method for method in self.methods if method.runs_on(backbone))
 
     def as_json(self) -> dict[str, Any]:
         """Return the configuration as plain values for a JSON document."""
@@ -184,7 +238,7 @@ def read_config(document: Mapping[str, Any], where: str = "The configuration") -
 
     A backbone or a method may be a name or a table of its settings.
     """
-    expanded = dict(document)
+    expanded = {key: value for key, value in document.items() if key != ABOUT}
     for key in ("backbones", "methods"):
         if isinstance(entries := expanded.get(key), list):
             expanded[key] = [{"name": e} if isinstance(e, str) else e for e in entries]
@@ -195,18 +249,50 @@ def read_config(document: Mapping[str, Any], where: str = "The configuration") -
 
 def load_config(source: str | Path) -> RunConfig:
     """Read a TOML file, or a ready-made configuration by name (see `list_tables`)."""
+    return read_config(_read_toml(source), str(source))
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """What a ready-made configuration is.
+
+    Parameters
+    ----------
+    title : str
+        In one line.
+    paper : str, default=""
+        Which tables and figures of the paper it reproduces, by their labels there.
+    hours : float, optional
+        Hours of one core for all sets and tasks, estimated by `miv bench run NAME --dry-run`.
+    """
+
+    title: str
+    paper: str = ""
+    hours: float | None = None
+
+
+def describe_table(name: str) -> TableInfo:
+    """Describe a ready-made configuration.
+
+    >>> describe_table("main").paper
+    'tab:miv_acc, tab:miv_ci'
+    """
+    return from_json(TableInfo, _read_toml(name).get(ABOUT), f"{name}.{ABOUT}")
+
+
+def _read_toml(source: str | Path) -> dict[str, Any]:
     path = Path(source)
     # A run folder may have the name of the configuration.
     if path.suffix != ".toml" and not path.is_file():
         check_one_of("A configuration that is not a .toml file", str(source), list_tables())
         path = TABLES / f"{source}.toml"
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a TOML file: {error}.") from error
-    return read_config(document, str(source))
+    return document
 
 
 def list_tables() -> list[str]:
@@ -240,6 +326,7 @@ there and 60 here; choose another folder.
         methods=_merge("method", old.methods, new.methods),
         sets=tuple(dict.fromkeys(old.sets + new.sets)),
         protocols=tuple(dict.fromkeys(old.protocols + new.protocols)),
+        comparisons=_merge("comparison", old.comparisons, new.comparisons),
     )
 
 

@@ -98,7 +98,9 @@ class Inputs:
 @lru_cache(maxsize=1)
 def load_once(config: BackboneConfig, device: str | None) -> Backbone:
     """Load a backbone, or return the one that this process loaded last."""
-    return load_backbone(config.source, weights=config.weights, device=device)
+    return load_backbone(
+        config.source, weights=config.weights, image_size=config.image_size, device=device
+    )
 
 
 @lru_cache(maxsize=1)

@@ -4,6 +4,9 @@ Only the names of backbone, protocol, method and data set correspond: the paper'
 are different, and often more. The column "NCC" of its DINO ViT-small is omitted because it does not
 say which of two backbones it belongs to. Seconds were measured on an A100 GPU. GFLOPs are those of
 the authors' code, whose head does more work than ours (see `docs/howto/reports.md`).
+
+Results that the paper quotes from the literature have the protocol `literature`, and methods and
+backbones as it names them: those backbones were trained specially, each in its own way.
 """
 
 from __future__ import annotations
@@ -77,9 +80,27 @@ def published(backbone: str, protocol: str, method: str, name: str) -> Published
     info = find_declared(name)
     if info is None:
         return None
+    if "@" in method:  # a column across backbones
+        method, _, backbone = method.partition("@")
     if method == "miv-paper" or (backbone, method) == _COMPLETE_HEAD:
         method = "miv"
     return _all().get((backbone, protocol, method, info.name))
+
+
+LITERATURE = "literature"  # instead of a protocol
+
+
+def literature() -> dict[tuple[str, str], dict[str, Published]]:
+    """Return the results that the paper quotes: by method and backbone, then by data set.
+
+    >>> list(literature())[:3]
+    [('TSA', 'ResNet-34'), ('eTT', 'ViT-small/16'), ('CTX', 'ResNet-34')]
+    """
+    found: dict[tuple[str, str], dict[str, Published]] = {}
+    for (backbone, protocol, method, name), each in _all().items():
+        if protocol == LITERATURE:
+            found.setdefault((method, backbone), {})[name] = each
+    return found
 
 
 @cache

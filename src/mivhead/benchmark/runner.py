@@ -124,20 +124,21 @@ def run(
 
 def check_methods(config: RunConfig, place: Place, own: Mapping[str, Backbone]) -> None:
     """Raise an error for a method that cannot run on one of the backbones, before the run."""
-    for method in config.methods:
-        last_blocks = method.last_blocks
-        if not method.needs_images and last_blocks is None:
-            continue  # it takes features of any backbone
-        for entry in config.backbones:
+    for entry in config.backbones:
+        for method in config.methods_on(entry.name):
+            last_blocks = method.last_blocks
+            if not method.needs_images and last_blocks is None:
+                continue  # it takes features of any backbone
             backbone = own.get(entry.name) or load_once(entry, place.device)
+            blocks = sum(not block.pooled for block in backbone.preset.blocks)
             try:
                 if method.needs_images:
                     classifier = make_method(method.kind, device=place.device, **method.params)
                     classifier.check(network_of(backbone, method.kind))
-                elif last_blocks is not None and last_blocks > len(backbone.preset.blocks):
+                elif last_blocks is not None and last_blocks > blocks:
                     raise InputError(
                         f"it uses the last {last_blocks} blocks, and the backbone has only "
-                        f"{len(backbone.preset.blocks)}."
+                        f"{blocks}."
                     )
             except InputError as error:
                 raise InputError(
@@ -177,7 +178,7 @@ def _run(
             for b in config.backbones
             for s in config.sets
             for p in config.protocols
-            for m in config.methods
+            for m in config.methods_on(b.name)
         }
         found = journal.results.values()
         return [r for r in found if (r.backbone, r.set, r.protocol, r.method) in wanted]
@@ -232,7 +233,11 @@ class _SetRun:
     def _rules(self) -> dict[str, ViewRule]:
         """How many views each method gets."""
         preset, views = self._backbone.preset, self.config.views
-        return {method.name: view_rule(method, preset, views) for method in self.config.methods}
+        return {method.name: view_rule(method, preset, views) for method in self._methods}
+
+    @property
+    def _methods(self) -> tuple[MethodConfig, ...]:
+        return self.config.methods_on(self.entry.name)
 
     def _task_set(self, protocol: str, images: ImageSet) -> TaskSet | None:
         config, name = self.config, self.inputs.set
@@ -249,7 +254,7 @@ class _SetRun:
     def _missing_methods(self, tasks: TaskSet, number: int) -> list[MethodConfig]:
         return [
             method
-            for method in self.config.methods
+            for method in self._methods
             if not self.journal.is_done(
                 ResultKey(self.entry.name, tasks.set, tasks.protocol, number, method.name)
             )
@@ -260,7 +265,7 @@ class _SetRun:
     def _extract(self, images: ImageSet, tasks: list[Task]) -> FeatureKeys:
         """Extract the features that tasks need and the cache lacks; return the keys of all."""
         inputs = self.inputs
-        rules = [self._rules[m.name] for m in self.config.methods if not m.needs_images]
+        rules = [self._rules[m.name] for m in self._methods if not m.needs_images]
         views = count_views(tasks, rules)
         keys = FeatureKeys(self._backbone, images, views, inputs.set, inputs.seed)
         missing = find_missing(inputs, keys, views)

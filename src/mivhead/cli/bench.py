@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
@@ -18,6 +19,7 @@ from mivhead.errors import InputError
 if TYPE_CHECKING:
     from mivhead.benchmark.compare import Row, Side
     from mivhead.benchmark.config import RunConfig
+    from mivhead.benchmark.estimate import Plan
     from mivhead.benchmark.results import Result
 
 DATA = "MIV_DATA"
@@ -32,8 +34,72 @@ def add_parser(subparsers: Any) -> None:
         "Compare methods on the same few-shot tasks, with costs and intervals.",
         "miv bench run small -o try",
     )
-    for add in (_add_run, _add_report, _add_compare):
+    for add in (_add_list, _add_run, _add_report, _add_compare):
         add(actions)
+
+
+# miv bench list
+
+
+LIST_EXAMPLES = """
+miv bench list
+miv bench list --json
+"""
+
+
+def _add_list(subparsers: Any) -> None:
+    """Add the action."""
+    parser = options.new_command(
+        subparsers,
+        "list",
+        "list the ready-made configurations",
+        "List every ready-made configuration: what it is, which tables and figures of the paper it "
+        "reproduces (by their labels there), and how many hours of one core it takes on all 17 "
+        "sets. `miv bench run NAME --dry-run` estimates the hours for your machine and your sets.",
+        LIST_EXAMPLES,
+    )
+    options.add_json(parser)
+    parser.set_defaults(run=run_list)
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Run the action."""
+    from mivhead.benchmark.config import describe_table, list_tables, load_config
+
+    rows: list[dict[str, Any]] = []
+    for name in list_tables():
+        about, config = describe_table(name), load_config(name)
+        rows.append(
+            {
+                "name": name,
+                "title": about.title,
+                "paper": about.paper,
+                "backbones": [backbone.name for backbone in config.backbones],
+                "columns": sum(len(config.methods_on(b.name)) for b in config.backbones),
+                "tasks": config.tasks,
+                "core_hours": about.hours,
+            }
+        )
+    if args.json:
+        print_json({"tables": rows})
+        return 0
+    header = ["name", "what", "in the paper", "columns", "core hours"]
+    cells = [
+        (r["name"], r["title"], r["paper"] or "-", r["columns"], _shorten(r["core_hours"]))
+        for r in rows
+    ]
+    print(table(header, cells, right="columns core hours"))
+    print(
+        "\nCore hours: all sets and tasks on one core of an ordinary CPU without a GPU, a rough "
+        "estimate.\n`miv bench run NAME --dry-run` measures your machine, and says what is missing."
+    )
+    return 0
+
+
+def _shorten(hours: float | None) -> str:
+    if hours is None:
+        return "-"
+    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.1f}"
 
 
 # miv bench run
@@ -44,6 +110,7 @@ miv bench run small -o try                          # on images that pip package
 miv bench run --data sets/ --methods miv,ncc --tasks 50 -o run
 miv bench run my.toml --data sets/ -o run           # run it again to resume
 miv bench run --data sets/ --protocol "5-way 1-shot" --views 15 -o one-shot
+miv bench run main --data sets/ --dry-run           # what it would take, and what is missing
 miv bench run main --data /shared/sets --executor ray --address auto \\
   --cache /shared/features --cache-gb 200 -o /shared/run
 """
@@ -67,7 +134,13 @@ def _add_run(actions: Any) -> None:
         metavar="CONFIG",
         help="a .toml file, or the name of a ready-made configuration",
     )
-    parser.add_argument("-o", "--output", required=True, metavar="RUN", help="folder for results")
+    parser.add_argument("-o", "--output", metavar="RUN", help="folder for results")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="run nothing: list backbones, sets and methods, what is missing, and estimate disk "
+        "space and hours from a few seconds of measurement",
+    )
     _add_what(parser.add_argument_group("what to compare (overrides the configuration)"))
     _add_how(parser.add_argument_group("where and how to run"))
     options.add_device(parser)
@@ -82,7 +155,12 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
     add_list("--sets", "data sets (default: all in the data folder)")
     add_list("--methods", "names from `miv methods`, or from the configuration")
     add_list("--backbone", "backbones, as for --backbone of `miv fit`")
-    group.add_argument("--weights", metavar="FILE", help="checkpoint; only with a single backbone")
+    group.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="checkpoint; only with a single backbone (random: untrained weights for all, to try)",
+    )
+    options.add_image_size(group)
     add_list("--protocol", "'varying', or ways and shots such as '5-way 1-shot'", _protocols)
     group.add_argument(
         "--tasks",
@@ -173,6 +251,10 @@ def _gigabytes(text: str) -> float:
 def run_run(args: argparse.Namespace) -> int:
     """Run the action."""
     options.prepare(args)
+    if args.dry_run:
+        return _dry_run(args)
+    if args.output is None:
+        raise InputError("Give a folder for the results with -o RUN.")
     from mivhead.benchmark import runner
     from mivhead.benchmark.executors import make_executor
     from mivhead.benchmark.live import LiveView
@@ -203,6 +285,68 @@ def run_run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _dry_run(args: argparse.Namespace) -> int:
+    """Show what a run would take."""
+    from dataclasses import asdict
+
+    from mivhead.benchmark.config import describe_table, list_tables
+    from mivhead.benchmark.estimate import estimate
+    from mivhead.benchmark.runner import default_workers
+    from mivhead.datasets.bundled import BUNDLED, write_bundled
+
+    config = _join(args)
+    data = args.data or os.environ.get(DATA)
+    of_paper = args.config in list_tables() and bool(describe_table(args.config).paper)
+    with TemporaryDirectory() as folder:
+        if args.data is None and config.sets and set(config.sets) <= set(BUNDLED):
+            data = str(write_bundled(Path(folder) / "images"))
+        where = None if data is None else Path(data)
+        plan = estimate(config, where, args.device, full=of_paper and not config.sets)
+    workers = default_workers() if args.workers is None else max(1, args.workers)
+    if args.json:
+        totals = {"core_hours": plan.hours, "hours": plan.hours / workers, "workers": workers}
+        print_json({**asdict(plan), **totals})
+    else:
+        print(_show_plan(plan, workers))
+    return 0
+
+
+def _show_plan(plan: Plan, workers: int) -> str:
+    backbones = [
+        (
+            b.name,
+            f"{1000 * b.seconds:.0f}",
+            f"{b.bytes / 1e6:.2f}",
+            "missing" if b.missing else "found",
+        )
+        for b in plan.backbones
+    ]
+    sets = [(s.name, s.classes, s.images if s.found else "-", s.remark) for s in plan.sets]
+    columns = [
+        (c.method, c.backbone, "unknown", "unknown")
+        if c.seconds is None
+        else (c.method, c.backbone, f"{c.seconds:.3g}", _shorten(c.hours))
+        for c in plan.columns
+    ]
+    missing = sum(not each.found for each in plan.sets)
+    reasons = [b.missing for b in plan.backbones if b.missing]
+    parts = [
+        table(
+            ["backbone", "ms/image", "MB/image", "weights"], backbones, right="ms/image MB/image"
+        ),
+        "\n".join(reasons),
+        table(["set", "classes", "images", "remark"], sets, right="classes images"),
+        table(["method", "on", "s per task", "core hours"], columns, right="s per task core hours"),
+        f"{plural(plan.tasks, 'task')}; {plan.passes:,} images and views pass a backbone "
+        f"({_shorten(plan.extraction_hours)} core hours), and their features take "
+        f"{plan.bytes / 1e9:.1f} GB.\n"
+        f"In total about {_shorten(plan.hours)} core hours: {_shorten(plan.hours / workers)} hours "
+        f"with {plural(workers, 'worker')} on this machine, if it is otherwise idle."
+        + (f" Missing sets are counted as if they were there ({missing})." if missing else ""),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
 def _what(args: argparse.Namespace) -> tuple[RunConfig, Path]:
     """Return what to compare, and where the data is."""
     from mivhead.benchmark.results import IMAGES, check_run_folder
@@ -230,6 +374,7 @@ def _join(args: argparse.Namespace) -> RunConfig:
     from mivhead.benchmark.samplers import Protocol
 
     document = (RunConfig() if args.config is None else load_config(args.config)).as_json()
+    known = {entry["name"] for entry in document["backbones"]}
     given = {
         "sets": args.sets,
         "methods": _pick(args.methods, document["methods"]),
@@ -238,21 +383,36 @@ def _join(args: argparse.Namespace) -> RunConfig:
     given |= {name: getattr(args, name) for name in ("tasks", "seed", "views")}
     given["protocols"] = args.protocol and [Protocol.parse(each).name for each in args.protocol]
     changes = {key: value for key, value in given.items() if value is not None}
-    config = read_config(document | changes)
-    if args.weights is None:
-        return config
-    if len(config.backbones) > 1:
+    document |= changes
+    document["methods"] = _on_given(document["methods"], known, args.backbone)
+    config = read_config(document)
+    given = {"weights": args.weights, "image_size": args.image_size}
+    changed = {key: value for key, value in given.items() if value is not None}
+    if len(config.backbones) > 1 and changed and changed != {"weights": "random"}:
         names = ", ".join(backbone.name for backbone in config.backbones)
-        raise InputError(
-            f"--weights {args.weights} may belong to any of {names}: choose one with --backbone."
-        )
-    return replace(config, backbones=(replace(config.backbones[0], weights=args.weights),))
+        option = "--image-size" if args.weights is None else f"--weights {args.weights}"
+        raise InputError(f"{option} may belong to any of {names}: choose one with --backbone.")
+    return replace(config, backbones=tuple(replace(b, **changed) for b in config.backbones))
 
 
 def _pick(names: list[str] | None, entries: list[dict[str, Any]]) -> list[Any] | None:
     """Keep the configuration's settings for names that it contains."""
     known = {entry["name"]: entry for entry in entries}
     return names and [known.get(name, name) for name in names]
+
+
+def _on_given(methods: list[Any], known: set[str], backbones: list[str] | None) -> list[Any]:
+    """Restrict methods to the backbones that the options name; one that is new gets all methods."""
+    if backbones is None:
+        return methods
+    chosen: list[Any] = []
+    for method in methods:
+        own = method.get("backbones") if isinstance(method, dict) else None
+        if not own:
+            chosen.append(method)
+        elif kept := [b for b in backbones if b in own or b not in known]:
+            chosen.append({**method, "backbones": kept})
+    return chosen
 
 
 def _report(args: argparse.Namespace, config: RunConfig, results: list[Result]) -> None:
@@ -282,7 +442,7 @@ def _summary(config: RunConfig, results: list[Result]) -> list[tuple[Any, ...]]:
     for backbone in config.backbones:
         for name in config.sets:
             for protocol in config.protocols:
-                for method in config.methods:
+                for method in config.methods_on(backbone.name):
                     key = (backbone.name, name, protocol, method.name)
                     found = groups.get(key, [])
                     right = [r.accuracy for r in found if r.accuracy is not None]
@@ -323,11 +483,13 @@ def _add_report(actions: Any) -> None:
 def run_report(args: argparse.Namespace) -> int:
     """Run the action."""
     from mivhead.benchmark.report import write_report
-    from mivhead.benchmark.results import read_results
+    from mivhead.benchmark.results import read_results, read_run_config
 
     folder = Path(args.folder)
     title = args.title or f"Benchmark: {folder.resolve().name}"
-    paths = write_report(read_results(folder), args.output or folder / "report", title)
+    results = read_results(folder)
+    comparisons = read_run_config(folder).comparisons
+    paths = write_report(results, args.output or folder / "report", title, comparisons)
     if args.json:
         print_json({"files": [str(path) for path in paths]})
     elif not args.quiet:
@@ -342,6 +504,7 @@ COMPARE_EXAMPLES = """
 miv bench compare run:miv run:ncc        # two methods of a run
 miv bench compare before after           # all methods that both runs share
 miv bench compare before:miv after:miv
+miv bench compare run:miv@dino_vits8 run:ett@dino_vits16     # across backbones
 """
 
 
@@ -356,8 +519,8 @@ def _add_compare(actions: Any) -> None:
         "signed-rank test. Results of different tasks cannot be compared.",
         COMPARE_EXAMPLES,
     )
-    parser.add_argument("first", metavar="A", help="a run, or RUN:METHOD")
-    parser.add_argument("second", metavar="B", help="a run, or RUN:METHOD")
+    parser.add_argument("first", metavar="A", help="a run, RUN:METHOD, or RUN:METHOD@BACKBONE")
+    parser.add_argument("second", metavar="B", help="the same for the other side")
     options.add_json(parser)
     parser.set_defaults(run=run_compare)
 

@@ -194,12 +194,9 @@ def _facts(each: DataSet) -> dict[str, Any]:
 
 
 def _describe_set(each: DataSet, found: list[str]) -> str:
-    facts = _facts(each)
-    how = (
-        f"unpack it, then run: miv data prepare {each.name} RAW_DIR -o DATA/{each.name}"
-        if facts["prepared_by_miv"]
-        else f"convert it with Meta-Dataset's scripts and put the records into DATA/{each.name}"
-    )
+    how = f"unpack it, then run: miv data prepare {each.name} RAW_DIR -o DATA/{each.name}"
+    if each.paper_size is not None:
+        how += f" (for the paper's tables: --size {each.paper_size})"
     rows = {
         "get": each.source,
         "licence": each.licence,
@@ -220,6 +217,8 @@ def _describe_set(each: DataSet, found: list[str]) -> str:
 PREPARE_EXAMPLES = """
 miv data prepare aircraft fgvc-aircraft-2013b/ -o ~/sets/aircraft
 miv data prepare mnist downloads/ -o ~/sets/mnist
+miv data prepare mnist downloads/ --size 84 -o paper-sets/mnist     # as in the paper's tables
+miv data prepare quickdraw numpy_bitmap/ --per-class 0 -o ~/sets/quickdraw    # all drawings
 """
 
 
@@ -235,6 +234,19 @@ def _add_prepare(actions: Any) -> None:
     parser.add_argument("name", metavar="NAME", help="name of the set, as in `miv data list`")
     parser.add_argument("raw", metavar="RAW_DIR", help="folder of the unpacked download")
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to create")
+    parser.add_argument(
+        "--size",
+        type=options.positive,
+        metavar="R",
+        help="resize images to R x R pixels (Lanczos); the paper's MNIST and CIFAR have 84 "
+        "(default: keep their sizes, which is more accurate)",
+    )
+    parser.add_argument(
+        "--per-class",
+        type=options.not_negative,
+        metavar="N",
+        help="maximum number of images per class, for quickdraw; 0: all (default: 1000)",
+    )
     options.add_json(parser)
     parser.set_defaults(run=run_prepare)
 
@@ -246,7 +258,9 @@ def run_prepare(args: argparse.Namespace) -> int:
 
     check_folder(Path(args.output).parent)
     with progress_bar("preparing", None, show=not args.quiet) as advance:
-        counts = prepare_set(args.name, args.raw, args.output, advance)
+        counts = prepare_set(
+            args.name, args.raw, args.output, advance, size=args.size, per_class=args.per_class
+        )
     if args.json:
         print_json({"folder": args.output, "classes": counts})
     elif not args.quiet:

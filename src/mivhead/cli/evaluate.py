@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,11 @@ def add_parser(subparsers: Any) -> None:
         metavar="FILE",
         help="draw the misclassified images to a .png, .svg or .pdf file",
     )
+    parser.add_argument(
+        "--include-shots",
+        action="store_true",
+        help="measure images that the model was trained on as well; by default they are left out",
+    )
     options.add_skip_bad(parser)
     options.add_csv(parser)
     options.add_model_backbone(parser)
@@ -87,6 +93,12 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--mistakes draws images, so it cannot be used with features.")
     result = _evaluate(load_any_model(args.model, args), args)
     report_skipped(result.skipped)
+    if result.shots:
+        print(
+            f"Left out {plural(len(result.shots), 'image')} that the model was trained on "
+            "(--include-shots measures them as well).",
+            file=sys.stderr,
+        )
     for draw, path in drawings.items():
         getattr(result, draw)(path)
     if args.json:
@@ -104,11 +116,12 @@ def _evaluate(
     from mivhead.diagnostics.evaluation import evaluate
     from mivhead.images.sources import open_labelled
 
+    shots = {"include_shots": args.include_shots}
     if not is_features(args.images):
         check_takes_images(model, args.model)
         how = {"label": args.label, "encoding": args.encoding}
         images = open_labelled(args.images, min_classes=1, **how)
-        return evaluate(model, images, skip_bad=args.skip_bad)
+        return evaluate(model, images, skip_bad=args.skip_bad, **shots)
     from mivhead import stores
 
     with stores.open(args.images, label=args.label) as store:
@@ -116,7 +129,7 @@ def _evaluate(
     if features.labels is None:
         raise InputError(f"{args.images} has no labels to compare the predictions with.")
     check_takes_features(model, args.model, features)
-    return evaluate(model, features)
+    return evaluate(model, features, **shots)
 
 
 def _describe(result: Evaluation) -> str:
@@ -188,6 +201,7 @@ def _as_json(result: Evaluation) -> dict[str, Any]:
             for m in result.mistakes
         ],
         "skipped": [asdict(each) for each in result.skipped],
+        "shots": list(result.shots),
     }
 
 

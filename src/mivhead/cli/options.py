@@ -219,6 +219,7 @@ def add_extraction(parser: Parser) -> None:
         f"(default: {DEFAULT_BACKBONE})",
     )
     _add_weights(parser)
+    add_image_size(parser)
     parser.add_argument("--seed", type=not_negative, default=0, metavar="N", help="random seed")
     parser.add_argument(
         "--threshold",
@@ -233,6 +234,16 @@ def add_extraction(parser: Parser) -> None:
         "--no-flip",
         action="store_true",
         help="do not mirror augmented views: for digits, letters or traffic signs",
+    )
+
+
+def add_image_size(parser: argparse._ActionsContainer) -> None:
+    """Add `--image-size`."""
+    parser.add_argument(
+        "--image-size",
+        type=positive,
+        metavar="R",
+        help="input of R x R pixels, for timm:NAME (default: as in its training)",
     )
 
 
@@ -273,6 +284,7 @@ def classifier_from(args: argparse.Namespace) -> FewShotClassifier:
     return FewShotClassifier(
         args.backbone,
         weights=args.weights,
+        image_size=args.image_size,
         threshold=0 if args.no_augmentation else args.threshold,
         augmentation=Augmentation(flip=0.0) if args.no_flip else None,
         random_state=args.seed,

@@ -37,6 +37,8 @@ class DataSet:
         Other names in use, including those of reduced copies.
     grouped : bool, default=False
         Whether a task stays within one group of classes (in Omniglot, an alphabet).
+    paper_size : int, optional
+        Side to which the paper's authors resized its images before everything else.
     """
 
     name: str
@@ -49,6 +51,7 @@ class DataSet:
     preparation: str
     aliases: tuple[str, ...] = ()
     grouped: bool = False
+    paper_size: int | None = None
 
 
 SETS = (
@@ -93,7 +96,7 @@ SETS = (
         "Meta-Dataset's 200 test classes",
         "FGVCx Fungi 2018 (fungi_train_val.tgz, train_val_annotations.tgz), GBIF labs",
         "research and education, non-commercial (Danish Svampe Atlas)",
-        "Meta-Dataset's records",
+        "none",
         ("fgvcx_fungi",),
     ),
     DataSet(
@@ -148,7 +151,7 @@ SETS = (
         "Meta-Dataset's 52 test classes",
         "the numpy_bitmap files of the Quick, Draw! Dataset, Google",
         "CC BY 4.0",
-        "28 x 28 bitmaps; `miv data prepare` takes the first 1,000 of each class",
+        "28 x 28 bitmaps; the first 1,000 of each class, or all with --per-class 0",
         ("quickdraw345", "qdraw"),
     ),
     DataSet(
@@ -159,7 +162,8 @@ SETS = (
         "all classes, the 10,000 test images",
         "t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, Yann LeCun's MNIST page",
         "CC BY-SA 3.0, as usually stated",
-        "test images",
+        "test images; the authors resized them to 84 x 84 pixels (Lanczos)",
+        paper_size=84,
     ),
     DataSet(
         "cifar10",
@@ -169,7 +173,8 @@ SETS = (
         "all classes, the 10,000 test images",
         "cifar-10-binary.tar.gz, Alex Krizhevsky's CIFAR page, Toronto",
         "none stated",
-        "test images",
+        "test images; the authors resized them to 84 x 84 pixels (Lanczos)",
+        paper_size=84,
     ),
     DataSet(
         "cifar100",
@@ -179,7 +184,8 @@ SETS = (
         "all fine classes, the 10,000 test images",
         "cifar-100-binary.tar.gz, Alex Krizhevsky's CIFAR page, Toronto",
         "none stated",
-        "test images",
+        "test images; the authors resized them to 84 x 84 pixels (Lanczos)",
+        paper_size=84,
     ),
     DataSet(
         "CropDisease",

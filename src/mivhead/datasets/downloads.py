@@ -15,7 +15,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -48,7 +48,7 @@ class Item:
     photograph: bool = False
 
 
-Preparation: TypeAlias = Callable[[Path], Iterator[Item]]
+Preparation: TypeAlias = Callable[..., Iterator[Item]]  # of a download's folder
 PREPARATIONS: dict[str, Preparation] = {}  # by the name of the set in the catalogue
 
 
@@ -127,6 +127,23 @@ AIRCRAFT = (
 )
 
 TEXTURES = ("banded", "bumpy", "crosshatched", "knitted", "sprinkled", "stratified", "woven")
+
+# fmt: off
+FUNGI = frozenset((  # by their category numbers in the download
+    8, 9, 19, 38, 44, 53, 55, 62, 63, 69, 70, 78, 93, 96, 99, 103, 105, 118, 129, 132, 141, 151,
+    153, 156, 165, 175, 176, 179, 184, 190, 205, 220, 223, 232, 234, 247, 277, 279, 289, 291, 316,
+    321, 326, 356, 359, 381, 382, 390, 393, 395, 397, 408, 413, 431, 433, 444, 453, 457, 460, 462,
+    472, 479, 482, 484, 491, 492, 498, 501, 502, 505, 517, 535, 536, 539, 541, 574, 580, 584, 587,
+    596, 600, 604, 609, 616, 618, 620, 627, 637, 651, 661, 674, 677, 680, 688, 695, 703, 713, 722,
+    724, 726, 727, 729, 742, 760, 764, 765, 784, 787, 790, 792, 799, 803, 805, 807, 812, 817, 820,
+    826, 834, 838, 849, 853, 857, 871, 885, 893, 904, 907, 909, 914, 915, 917, 935, 937, 938, 940,
+    947, 955, 960, 963, 966, 971, 976, 987, 989, 997, 999, 1012, 1018, 1024, 1030, 1031, 1032,
+    1033, 1034, 1062, 1076, 1077, 1084, 1086, 1094, 1096, 1098, 1104, 1105, 1107, 1111, 1115,
+    1117, 1120, 1129, 1133, 1157, 1165, 1169, 1194, 1231, 1234, 1238, 1249, 1250, 1253, 1262,
+    1264, 1265, 1273, 1280, 1299, 1305, 1314, 1318, 1344, 1348, 1352, 1362, 1366, 1373, 1376,
+    1382, 1388,
+))
+# fmt: on
 
 FLOWERS = {  # by their label numbers in the download
     5: "english marigold",
@@ -251,7 +268,7 @@ def _copy(root: Path, classes: Iterable[str] | None = None) -> Iterator[Item]:
 
 Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
-DRAWINGS_PER_CLASS = 1000  # of more than 100,000; a task rarely needs more than 100
+SAMPLED = {"quickdraw": 1000}  # images per class that are prepared, of more than 100,000
 
 _CIFAR_SIDE = 32  # pixels
 _UNSIGNED_BYTES = 8  # type code in the header of an IDX file
@@ -281,8 +298,8 @@ def _cifar100(raw: Path) -> Iterator[Item]:
 
 
 @_prepares("quickdraw")
-def _quickdraw(raw: Path) -> Iterator[Item]:
-    """Quick, Draw!: the first bitmaps of every test class, white on black."""
+def _quickdraw(raw: Path, per_class: int | None) -> Iterator[Item]:
+    """Quick, Draw!: the first bitmaps of every test class, or all, white on black."""
     for label in DRAWINGS:
         path = _find_file(raw, f"{label}.npy")
         try:
@@ -294,7 +311,7 @@ def _quickdraw(raw: Path) -> Iterator[Item]:
                 f"{path} holds {drawings.dtype} of shape {drawings.shape}; expected uint8 of shape "
                 "(n, 784)."
             )
-        for number, pixels in enumerate(drawings[:DRAWINGS_PER_CLASS]):
+        for number, pixels in enumerate(drawings[:per_class]):
             yield Item(label, f"{number:05}", Image.fromarray(np.array(pixels).reshape(28, 28)))
 
 
@@ -357,6 +374,38 @@ def _aircraft(raw: Path) -> Iterator[Item]:
                 photograph = load_image(boxes_file.with_name("images") / f"{name}.jpg")
                 picture = photograph.crop((left, top, right, bottom))
                 yield Item(variant, name, picture, photograph=True)
+
+
+@_prepares("fungi")
+def _fungi(raw: Path) -> Iterator[Item]:
+    """FGVCx Fungi 2018: training and validation photographs of the test classes."""
+    for name in ("train.json", "val.json"):
+        path = _find_file(raw, name)
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            names = {each["id"]: str(each["name"]).strip() for each in document["categories"]}
+            files = {each["id"]: PurePosixPath(each["file_name"]) for each in document["images"]}
+            chosen = [
+                (files[each["image_id"]], each["category_id"])
+                for each in document["annotations"]
+                if each["category_id"] in FUNGI
+            ]
+            labels = {number: f"{number:04}.{names[number]}" for _, number in chosen}
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{path} is not an annotation file of FGVCx Fungi: {error!r}."
+            ) from error
+        if chosen:
+            first = chosen[0][0]  # such as images/0008_Agaricus/1.jpg
+            root = _find_file(raw, first.name).parents[len(first.parts) - 1]
+            for file, number in chosen:
+                yield Item(labels[number], file.stem, _existing(root / file, path))
+
+
+def _existing(file: Path, table: Path) -> Path:
+    if not file.is_file():
+        raise InputError(f"The image {file}, listed in {table}, is missing: unpack all images.")
+    return file
 
 
 @_prepares("mscoco")

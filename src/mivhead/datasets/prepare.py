@@ -5,12 +5,16 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from mivhead.datasets.catalogue import find_declared
-from mivhead.datasets.downloads import PREPARATIONS, Item, Preparation
+from mivhead.datasets.downloads import PREPARATIONS, SAMPLED, Item, Preparation
 from mivhead.errors import InputError, NotAvailableError
+from mivhead.images.decoding import load_image
 
 JPEG_QUALITY = 95
 
@@ -20,6 +24,9 @@ def prepare_set(
     raw: str | Path,
     output: str | Path,
     advance: Callable[[int], Any] = lambda _: None,
+    *,
+    size: int | None = None,
+    per_class: int | None = None,
 ) -> dict[str, int]:
     """Make class folders from the unpacked download of one of the paper's sets.
 
@@ -33,13 +40,19 @@ def prepare_set(
         Folder to create; it must not exist yet.
     advance : callable, optional
         Called with 1 after every image.
+    size : int, optional
+        Resize every image to `size` x `size` pixels (Lanczos), as the paper's authors did with
+        MNIST and CIFAR (84). By default images keep their sizes, which is more accurate.
+    per_class : int, optional
+        For Quick Draw, the maximum number of images per class, 0 for all of them; by default 1,000.
 
     Returns
     -------
     dict of str to int
         Number of images per class.
     """
-    preparation = _find_preparation(name)
+    declared, preparation = _find_preparation(name)
+    settings = _sampling(declared, per_class)
     raw, output = Path(raw), Path(output)
     if not raw.is_dir():
         raise InputError(f"{raw} is not a folder: unpack the download and give its folder.")
@@ -50,8 +63,8 @@ def prepare_set(
         shutil.rmtree(part, ignore_errors=True)  # left by a process that was killed
         part.mkdir(parents=True)
         counts: Counter[str] = Counter()
-        for item in preparation(raw):
-            _write(item, part / _safe(item.label))
+        for item in preparation(raw, **settings):
+            _write(item if size is None else _resized(item, size), part / _safe(item.label))
             counts[item.label] += 1
             advance(1)
         if not counts:
@@ -67,19 +80,31 @@ def prepare_set(
     return dict(sorted(counts.items()))
 
 
-def _find_preparation(name: str) -> Preparation:
+def _sampling(declared: str, per_class: int | None) -> dict[str, int | None]:
+    """Return the arguments that limit the number of images of a set with very many."""
+    if declared in SAMPLED:
+        wanted = SAMPLED[declared] if per_class is None else per_class
+        return {"per_class": wanted or None}
+    if per_class is not None:
+        raise InputError(
+            f"{declared} is prepared completely; only {', '.join(SAMPLED)} can be limited."
+        )
+    return {}
+
+
+def _resized(item: Item, size: int) -> Item:
+    content = load_image(item.content) if isinstance(item.content, Path) else item.content
+    return replace(item, content=content.resize((size, size), Image.Resampling.LANCZOS))
+
+
+def _find_preparation(name: str) -> tuple[str, Preparation]:
     info = find_declared(name)
     if info is None:
         raise InputError(
             f"{name!r} is not one of the paper's sets; `miv data list` shows them. Other sets need "
             "no preparation: put the images of each class into a folder named after the class."
         )
-    if info.name not in PREPARATIONS:
-        raise InputError(
-            f"{info.name} is prepared by Meta-Dataset's own converter, whose records are read "
-            f"directly: put its folder {info.name}, with dataset_spec.json, into the data folder."
-        )
-    return PREPARATIONS[info.name]
+    return info.name, PREPARATIONS[info.name]
 
 
 def _write(item: Item, folder: Path) -> None:

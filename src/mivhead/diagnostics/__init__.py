@@ -7,6 +7,7 @@
 - `pages`: pages of results and of suspicious shots, each one self-contained HTML file.
 - `attention`: which patches of an image and which shots the head attends to.
 - `tsne`: the vectors that the head compares, projected onto a plane.
+- `plots`: drawings of how a model classifies one image.
 - `pictures`: the confusion matrix, and helpers for all drawings.
 - `demo_picture`: the picture that `miv demo` draws.
 """

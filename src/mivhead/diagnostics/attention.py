@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from mivhead._optional import need
 from mivhead.classifier import MIVClassifier
-from mivhead.diagnostics.pictures import INK, PALE, overlay, save_figure, square
+from mivhead.diagnostics.pictures import INK, PALE, new_figure, overlay, save_figure, square
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.head.cap import CrossAttentionPooling
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TRACK, BAR, FRAME = "#e9edf1", "#1f7a5c", "#cfd6dc"
 MAX_CLASSES = 12  # classes drawn: the most probable ones
 MAX_SHOTS = 8  # shots drawn per class: those with the most attention
 CELL = 1.5  # inches
+LETTERS = 19  # of a line of a class name, in a cell
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +108,11 @@ def draw_attention(
     image: Image.Image,
     attention: Sequence[BlockAttention],
     classes: Sequence[tuple[str, float, NDArray[np.integer[Any]]]],
-    path: str | Path,
+    path: str | Path | None = None,
     *,
     title: str,
     pictures: Sequence[Image.Image] | None = None,
-) -> None:
+) -> Figure:
     """Draw the attention over an image, block by block, and the weight of every shot.
 
     Parameters
@@ -119,30 +123,34 @@ def draw_attention(
         The attention for this image, from `explain`.
     classes : sequence of (str, float, array)
         Name, probability and support rows of every class, the most probable first.
-    path : str or Path
-        The file to write: .png, .svg or .pdf.
+    path : str, Path or None, default=None
+        The file to write: .png, .svg or .pdf. None writes nothing.
     title : str
         Title of the drawing.
     pictures : sequence of PIL.Image.Image, default=None
         The shots, in the order of the support; None draws bars instead.
-    """
-    need("matplotlib", "plot")
-    from matplotlib.figure import Figure
 
+    Returns
+    -------
+    matplotlib.figure.Figure
+        A notebook shows it.
+    """
     shown = classes[:MAX_CLASSES]
     weights = shot_weights(attention)
     maps = [(i, block.patches[0]) for i, block in enumerate(attention) if block.patches is not None]
     columns = max(len(maps) + 1, min(MAX_SHOTS, max(len(rows) for _, _, rows in shown)) + 1, 4)
     rows = 0 if weights is None else len(shown)
     height = CELL if pictures else 0.55
-    figure = Figure(figsize=(CELL * columns, 0.6 + 1.25 * CELL + height * rows))
+    figure = new_figure(CELL * columns, 0.8 + 1.25 * CELL + height * rows)
     figure.suptitle(title, color=INK, fontsize=12, parse_math=False)
+    notes = _notes(classes, columns - 1, weights, pictures is not None)
+    figure.text(0.02, 0.08 / figure.get_figheight(), notes, fontsize=8, color=INK)
     grid = figure.add_gridspec(
         1 + rows,
         columns,
         height_ratios=[1.25 * CELL] + [height] * rows,
         top=1 - 0.55 / figure.get_figheight(),
-        bottom=0.3 / figure.get_figheight(),
+        bottom=0.5 / figure.get_figheight(),
         left=0.02,
         right=0.98,
         hspace=0.35,
@@ -153,17 +161,41 @@ def draw_attention(
         _image(figure.add_subplot(grid[0, column]), overlay(image, [heat]), label)
     limit = 0.0 if weights is None else max(_excess(weights[m]).max() for _, _, m in shown)
     for row, (name, probability, members) in enumerate(shown if weights is not None else (), 1):
-        _label(figure.add_subplot(grid[row, 0]), name, probability)
+        _label(figure.add_subplot(grid[row, 0]), name, probability, 4 if pictures else 2)
         own = np.asarray(weights)[members]
         if pictures is None:
             axes = figure.add_subplot(grid[row, 1:])
-            _bars(axes, own, limit, caption=row == len(shown))
+            _bars(axes, own, limit)
             continue
         best = np.argsort(-own, kind="stable")[: columns - 1]
         for column, place in enumerate(best, start=1):
             picture = square(pictures[members[place]])
             _image(figure.add_subplot(grid[row, column]), picture, f"{100 * own[place]:.1f} %")
-    save_figure(figure, path)
+    return save_figure(figure, path)
+
+
+def _notes(
+    classes: Sequence[tuple[str, float, NDArray[np.integer[Any]]]],
+    places: int,
+    weights: NDArray[np.floating[Any]] | None,
+    drawn: bool,
+) -> str:
+    """Explain the rows below the image, and say what is not drawn."""
+    if weights is None:
+        return ""
+    shown = classes[:MAX_CLASSES]
+    shots = "the shots and their shares of the attention within their class"
+    if not drawn:
+        largest = max(float(weights[rows].max()) * len(rows) for _, _, rows in shown)
+        shots = (
+            "a bar per shot: its attention, above or below an equal share (the line); "
+            f"at most {largest:.1f} times that"
+        )
+    elif max(len(rows) for _, _, rows in shown) > places:
+        shots = f"the {places} shots of each class with the most attention, and their shares"
+    if len(classes) > len(shown):
+        shots = f"the {len(shown)} most probable of {len(classes)} classes; {shots}"
+    return f"Below the image: {shots}."
 
 
 def shot_weights(attention: Sequence[BlockAttention]) -> NDArray[np.floating[Any]] | None:
@@ -182,10 +214,10 @@ def _image(axes: Any, picture: Any, caption: str) -> None:
     axes.set_xlabel(caption, fontsize=8, color=PALE, labelpad=3)
 
 
-def _label(axes: Any, name: str, probability: float) -> None:
+def _label(axes: Any, name: str, probability: float, most: int) -> None:
     axes.axis("off")
-    short = name if len(name) <= 18 else f"{name[:11]}...{name[-4:]}"
-    text = f"{short}\n{100 * probability:.0f} %"
+    lines = textwrap.wrap(name, LETTERS, max_lines=most, placeholder="...") or [name]
+    text = "\n".join([*lines, f"{100 * probability:.0f} %"])
     axes.text(0, 0.5, text, va="center", fontsize=9, color=INK, parse_math=False)
 
 
@@ -195,7 +227,7 @@ def _excess(weights: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
     return excess
 
 
-def _bars(axes: Any, weights: NDArray[np.floating[Any]], limit: float, *, caption: bool) -> None:
+def _bars(axes: Any, weights: NDArray[np.floating[Any]], limit: float) -> None:
     """Draw one bar per shot, up or down from an equal share."""
     bound = 1.1 * max(limit, 0.01)
     axes.bar(range(len(weights)), weights * len(weights) - 1, color=BAR, width=0.7)
@@ -203,8 +235,3 @@ def _bars(axes: Any, weights: NDArray[np.floating[Any]], limit: float, *, captio
     axes.set(xticks=[], yticks=[], xlim=(-0.6, len(weights) - 0.4), ylim=(-bound, bound))
     axes.spines[:].set_visible(False)
     axes.set_facecolor(TRACK)
-    if caption:
-        text = (
-            f"attention to every shot: more or less than an equal share, up to {100 * limit:.0f} %"
-        )
-        axes.set_xlabel(text, fontsize=8, color=PALE)

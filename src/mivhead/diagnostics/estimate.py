@@ -8,6 +8,7 @@ class with a single shot cannot be tested, because nothing would remain to learn
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,12 @@ from sklearn.base import clone
 
 from mivhead._progress import progress_bar
 from mivhead.classifier import FeatureClassifier
-from mivhead.diagnostics.evaluation import Mistake, Score
+from mivhead.diagnostics.evaluation import Mistake, Score, mistakes_table, summarise
 from mivhead.errors import InputError
 from mivhead.features import FeatureTable
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CrossValidation:
     """Out-of-fold predictions of the shots of a support set.
 
@@ -42,6 +43,16 @@ class CrossValidation:
     classes: NDArray[Any]
     probabilities: NDArray[np.floating[Any]]
     folds: int
+
+    def __repr__(self) -> str:
+        """Summarise the accuracy in one line."""
+        name = "leave-one-out" if self.leave_one_out else f"{self.folds}-fold"
+        return f"<CrossValidation: {name}, {summarise(self.score, 'shots')}>"
+
+    def _repr_html_(self) -> str:
+        """Make a table for a notebook: the accuracy, and the shots predicted as another class."""
+        text = f"<p>{escape(repr(self)[1:-1])}</p>"
+        return text + mistakes_table("Shots that were predicted as another class", self.suspects)
 
     @property
     def tested(self) -> NDArray[np.bool_]:

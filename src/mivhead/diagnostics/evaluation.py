@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead.errors import InputError
+from mivhead.errors import ImageError, InputError
 from mivhead.images.imageset import ImageSet, Skipped
 from mivhead.images.sources import open_labelled
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from mivhead.prediction import Prediction
 
 MAX_NAMED = 5  # classes that an error lists
+MAX_ROWS = 50  # of a table in a notebook
 SURE = 0.5  # probability above which a mistake is confident
 
 
@@ -81,7 +84,7 @@ class Mistake:
         return self.probability > SURE
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
     """Predictions of a model compared with the labels of some images.
 
@@ -97,6 +100,13 @@ class Evaluation:
         Unreadable images that were left out.
     images : ImageSet or None
         The images, to show the misclassified ones; None if features were evaluated.
+    shots : sequence of str
+        Images that the model was trained on, and that were therefore left out.
+
+    Examples
+    --------
+    >>> Evaluation(("cat", "dog"), np.array([[19, 1], [1, 19]]))
+    <Evaluation: 38 of 40 images right, 95.0 % (95 % interval 83.5 % to 98.6 %)>
     """
 
     classes: tuple[str, ...]
@@ -104,6 +114,23 @@ class Evaluation:
     mistakes: tuple[Mistake, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     images: ImageSet | None = None
+    shots: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Summarise the accuracy in one line."""
+        return f"<Evaluation: {summarise(self.score, 'images')}>"
+
+    def _repr_html_(self) -> str:
+        """Make tables for a notebook: the accuracy per class, and the misclassified images."""
+        text = f"<p><b>Accuracy</b>: {summarise(self.score, 'images')}</p>"
+        if self.shots:
+            text += f"<p>{len(self.shots)} images were left out: the model was trained on them.</p>"
+        rows = [
+            (name, each.images, each.right, f"{100 * each.accuracy:.1f} %")
+            for name, each in self.per_class.items()
+        ]
+        text += html_table(("class", "images", "right", "accuracy"), rows)
+        return text + mistakes_table("Misclassified images", self.mistakes)
 
     @property
     def score(self) -> Score:
@@ -182,13 +209,51 @@ class Evaluation:
         return draw_mistakes(drawn, pictures, path, total=len(self.mistakes))
 
 
+def summarise(score: Score, noun: str) -> str:
+    """Write a score and its interval in words."""
+    if not score.images:
+        return f"no {noun}"
+    low, high = (f"{100 * bound:.1f} %" for bound in score.interval)
+    return (
+        f"{score.right} of {score.images} {noun} right, {100 * score.accuracy:.1f} % "
+        f"(95 % interval {low} to {high})"
+    )
+
+
+def html_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Make an HTML table; everything is escaped."""
+    style = ' style="text-align:left"'
+    head = "".join(f"<th{style}>{escape(name)}</th>" for name in header)
+    body = "".join(
+        "<tr>" + "".join(f"<td{style}>{escape(str(cell))}</td>" for cell in row) + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def mistakes_table(title: str, mistakes: Sequence[Mistake]) -> str:
+    """Make an HTML table of mistakes; nothing if there are none."""
+    if not mistakes:
+        return ""
+    rows = [
+        (m.id, m.label, m.predicted, f"{100 * m.probability:.0f} %") for m in mistakes[:MAX_ROWS]
+    ]
+    more = len(mistakes) - len(rows)
+    note = f"<p>... and {more:,} more</p>" if more else ""
+    header = ("file", "label", "predicted", "probability")
+    return f"<p><b>{escape(title)}</b></p>{html_table(header, rows)}{note}"
+
+
 def evaluate(
     model: FewShotClassifier | ExportedClassifier,
     source: str | Path | ImageSet | FeatureTable,
     *,
     skip_bad: bool = False,
+    include_shots: bool = False,
 ) -> Evaluation:
     """Measure a model on labelled images that it was not trained on.
+
+    Images that are among the shots of the model, by their content, are left out.
 
     Parameters
     ----------
@@ -199,6 +264,9 @@ def evaluate(
         or images or features that carry labels.
     skip_bad : bool, default=False
         Leave out unreadable images instead of raising an error.
+    include_shots : bool, default=False
+        Measure images that the model was trained on as well, although that says little about new
+        images.
 
     Returns
     -------
@@ -212,26 +280,83 @@ def evaluate(
     >>> from mivhead.images.imageset import from_images, label_images
     >>> dark, light = np.zeros((32, 32, 3), np.uint8), np.full((32, 32, 3), 255, np.uint8)
     >>> model = FewShotClassifier(threshold=0).fit([dark, light], ["night", "day"])
-    >>> labels = ["day", "night", "night"]
-    >>> test = label_images(from_images([light, dark, light]), labels)
+    >>> grey, pale = light // 4, light - 20
+    >>> test = label_images(from_images([dark, grey, pale]), ["night", "night", "day"])
     >>> result = evaluate(model, test)
-    >>> result.score
-    Score(images=3, right=2)
-    >>> result.confusions
-    [(1, 'night', 'day')]
+    >>> result.score, result.shots
+    (Score(images=2, right=2), ('image 0',))
     """
     if not isinstance(source, str | Path | ImageSet):
-        labels, skipped = _check_labels(model, source.labels, "The table"), []
-        predictions, images = model.classify(source), None
+        _check_labels(model, source.labels, "The table")
+        seen = set() if include_shots else _shots_in_table(model, source)
+        chosen = [row for row in range(len(source)) if row not in seen]
+        left_out = tuple(source.ids[row] for row in sorted(seen))
+        _check_left(chosen, left_out)
+        table = source if not seen else _take(source, chosen)
+        labels, skipped, images = table.labels or (), [], None
+        predictions = model.classify(table)
     else:
         images = source if isinstance(source, ImageSet) else open_labelled(source, min_classes=1)
         name = "The image set" if isinstance(source, ImageSet) else str(source)
         _check_labels(model, images.labels, name)
+        seen = set() if include_shots else _shots_in_images(model, images)
+        left_out = tuple(images.ids[row] for row in sorted(seen))
+        images = images.take(row for row in range(len(images)) if row not in seen)
+        _check_left(images.sources, left_out)
         predictions = model.classify(images, skip_bad=skip_bad)
         skipped = model.skipped_
         labels = images.without(skipped).labels or ()
     compared = compare_predictions(labels, predictions, model.classes_.tolist(), skipped)
-    return replace(compared, images=images)
+    return replace(compared, images=images, shots=left_out)
+
+
+def _shots_in_images(model: FewShotClassifier | ExportedClassifier, images: ImageSet) -> set[int]:
+    """Return the rows of the images that the model was trained on."""
+    shots = getattr(model, "shots_", None)
+    if shots is None:  # an exported model, or one that tunes its backbone
+        return set()
+    from mivhead.extraction.pipeline import LoadedImage
+
+    known, found = set(shots.hashes), set()
+    for row, image in enumerate(images.sources):
+        with suppress(ImageError):  # reported where the image is decoded
+            if LoadedImage(image).hash in known:
+                found.add(row)
+    return found
+
+
+def _shots_in_table(model: FewShotClassifier | ExportedClassifier, table: FeatureTable) -> set[int]:
+    """Return the rows of the features that the model was trained on."""
+    shots = getattr(model, "shots_", None)
+    if shots is None:
+        return set()
+    from mivhead.shots import digests
+
+    known = {*shots.hashes, *digests(shots.features)}
+    hashes = getattr(table, "hashes", None) or digests(table.features)
+    return {row for row, each in enumerate(hashes) if each in known}
+
+
+def _take(table: FeatureTable, rows: list[int]) -> FeatureTable:
+    return replace(
+        table,
+        features=table.features[np.array(rows)],
+        ids=tuple(table.ids[row] for row in rows),
+        labels=tuple((table.labels or ())[row] for row in rows),
+        views=None,
+        view_of=None,
+        hashes=None,
+        pictures=None,
+    )
+
+
+def _check_left(chosen: Sequence[Any], shots: Sequence[str]) -> None:
+    if not len(chosen) and shots:
+        raise InputError(
+            f"The model was trained on all of the {len(shots)} images, so its accuracy on them "
+            "says nothing about new images: give other images, or measure these with "
+            "--include-shots (include_shots=True)."
+        )
 
 
 def compare_predictions(

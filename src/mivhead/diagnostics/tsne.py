@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mivhead._optional import need
 from mivhead.classifier import MIVClassifier
-from mivhead.diagnostics.pictures import INK, PALE, save_figure
+from mivhead.diagnostics.pictures import INK, PALE, new_figure, save_figure
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.fewshot import FewShotClassifier, load_pixels
@@ -23,9 +22,20 @@ from mivhead.methods import method_name
 from mivhead.methods.base import class_means, pooled
 from mivhead.methods.tuning.base import PREDICTED, TuningClassifier, embed
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Vectors = NDArray[np.floating[Any]]
 
-MAX_LEGEND = 24  # classes that are named
+MAX_NAMED = 12  # classes with colours of their own, if there are more than colours
+LETTERS = 36  # of a class name
+# Hues that differ, in two lightnesses (matplotlib's tab20 without its greys, and two more).
+COLOURS = (
+    *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22"),
+    *("#17becf", "#003f5c", "#aec7e8", "#ffbb78", "#98df8a", "#ff9896", "#c5b0d5", "#c49c94"),
+    *("#f7b6d2", "#dbdb8d", "#9edae5", "#ffd92f"),
+)
+OTHER = "#d5dbe1"
 PERPLEXITY = 30.0
 
 
@@ -209,13 +219,17 @@ def project(embeddings: Embeddings, seed: int) -> Vectors:
 def draw_tsne(
     panels: Sequence[Embeddings],
     names: Sequence[str],
-    path: str | Path,
+    path: str | Path | None = None,
     *,
     title: str,
     truth: str | None = None,
     seed: int = 0,
-) -> None:
+    ranked: Sequence[str] | None = None,
+) -> Figure:
     """Draw panels side by side: shots are circles, prototypes squares, the query a star.
+
+    Up to 20 classes have colours of their own. Of more classes, only the first of `ranked` do, and
+    the others are grey.
 
     Parameters
     ----------
@@ -223,21 +237,31 @@ def draw_tsne(
         The vectors to draw.
     names : sequence of str
         The classes.
-    path : str or Path
-        The file to write: .png, .svg or .pdf.
+    path : str, Path or None, default=None
+        The file to write: .png, .svg or .pdf. None writes nothing.
     title : str
         Title of the drawing.
     truth : str, default=None
         Class of the query, which gives the star its colour; None draws a black star.
     seed : int, default=0
         Random seed of t-SNE.
-    """
-    need("matplotlib", "plot")
-    from matplotlib.figure import Figure
+    ranked : sequence of str or None, default=None
+        The classes, the most interesting first, such as the most probable; None: as in `names`.
 
-    colours = _colours(len(names))
-    width = 3.9 * len(panels) + 2.2
-    figure = Figure(figsize=(width, 4.6), layout="constrained")
+    Returns
+    -------
+    matplotlib.figure.Figure
+        A notebook shows it.
+    """
+    named = list(names if ranked is None else ranked)
+    if truth is not None:
+        named = sorted(named, key=lambda name: name != truth)  # the true class first
+    if len(names) > len(COLOURS):
+        named = named[:MAX_NAMED]
+    order = {name: place for place, name in enumerate(n for n in names if n in set(named))}
+    colours = [COLOURS[order[name]] if name in order else OTHER for name in names]
+    width = 3.9 * len(panels) + 2.4
+    figure = new_figure(width, max(4.6, 0.6 + 0.2 * (len(order) + 5)), layout="constrained")
     figure.suptitle(title, color=INK, fontsize=12, parse_math=False)
     for column, panel in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), column + 1, xticks=[], yticks=[])
@@ -248,44 +272,58 @@ def draw_tsne(
         shots, rest = np.split(points, [len(panel.shots)])
         for number, (name, colour) in enumerate(zip(names, colours, strict=True)):
             own = shots[panel.labels == number]
+            front = name in order  # grey classes stay behind the others
             axes.scatter(
-                own[:, 0], own[:, 1], s=34, color=colour, alpha=0.75, linewidth=0, label=name
+                own[:, 0],
+                own[:, 1],
+                s=34 if front else 14,
+                color=colour,
+                alpha=0.75,
+                linewidth=0,
+                zorder=2 if front else 1,
             )
             x, y = rest[number]
-            axes.scatter(x, y, s=95, color=colour, marker="s", edgecolor=INK, linewidth=1)
+            axes.scatter(
+                x,
+                y,
+                s=95 if front else 30,
+                color=colour,
+                marker="s",
+                edgecolor=INK if front else PALE,
+                linewidth=1 if front else 0.5,
+                zorder=3 if front else 1,
+            )
         star = "black" if truth is None else colours[list(names).index(truth)]
         x, y = rest[-1]
-        axes.scatter(x, y, s=330, color=star, marker="*", edgecolor="black", linewidth=1.1)
-    _legend(figure, axes, len(names))
-    save_figure(figure, path)
+        axes.scatter(
+            x, y, s=330, color=star, marker="*", edgecolor="black", linewidth=1.1, zorder=4
+        )
+    _legend(figure, {name: COLOURS[place] for name, place in order.items()}, len(names))
+    return save_figure(figure, path)
 
 
-def _legend(figure: Any, axes: Any, classes: int) -> None:
-    """Explain the three shapes and name the classes, as many as fit."""
+def _legend(figure: Any, colours: Mapping[str, str], classes: int) -> None:
+    """Explain the three shapes, name the coloured classes, and say how many others are grey."""
     from matplotlib.lines import Line2D
 
-    handles, labels = axes.get_legend_handles_labels()
-    style: dict[str, Any] = {"color": PALE, "linestyle": "", "markeredgecolor": INK}
+    style: dict[str, Any] = {"linestyle": "", "markeredgecolor": INK}
     shapes = {"shot": ("o", 6), "prototype": ("s", 8), "query": ("*", 13)}
-    marks = [Line2D([], [], marker=m, markersize=size, **style) for m, size in shapes.values()]
-    shown = min(classes, MAX_LEGEND)
-    more = [] if shown == classes else [f"and {classes - shown} more"]
-    blank = [Line2D([], [], linestyle="")] * len(more)
+    marks = {
+        name: Line2D([], [], marker=mark, markersize=size, color=PALE, **style)
+        for name, (mark, size) in shapes.items()
+    }
+    style["markeredgecolor"] = "none"
+    for name, colour in colours.items():
+        marks[_short(name)] = Line2D([], [], marker="o", markersize=6, color=colour, **style)
+    if others := classes - len(colours):
+        label = f"{others} other classes"
+        marks[label] = Line2D([], [], marker="o", markersize=4, color=OTHER, **style)
     legend = figure.legend(
-        marks + handles[:shown] + blank,
-        [*shapes, *labels[:shown], *more],
-        loc="outside right center",
-        fontsize=8,
-        frameon=False,
+        marks.values(), marks.keys(), loc="outside right center", fontsize=8, frameon=False
     )
     for text in legend.get_texts():
         text.set_parse_math(False)  # a $ in a class name is not a formula
 
 
-def _colours(count: int) -> list[Any]:
-    from matplotlib import colormaps
-
-    if count <= 20:
-        palette = colormaps["tab10" if count <= 10 else "tab20"]
-        return [palette(i) for i in range(count)]
-    return [colormaps["hsv"](i / count) for i in range(count)]
+def _short(name: str) -> str:
+    return name if len(name) <= LETTERS else f"{name[: LETTERS - 13]}...{name[-10:]}"

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from mivhead._files import write_text
-from mivhead.benchmark.compare import Comparison, compare
+from mivhead.benchmark.compare import Comparison, compare, compare_columns
+from mivhead.benchmark.config import ComparisonConfig
 from mivhead.benchmark.report import accuracy, charts, costs
 from mivhead.benchmark.report.formats import (
     ReportSection,
@@ -23,7 +24,12 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 
-def write_report(results: Sequence[Result], folder: str | Path, title: str) -> list[Path]:
+def write_report(
+    results: Sequence[Result],
+    folder: str | Path,
+    title: str,
+    comparisons: Sequence[ComparisonConfig] = (),
+) -> list[Path]:
     """Write `report.md`, `tables.tex`, `results.csv` and `report.html`.
 
     Parameters
@@ -34,13 +40,15 @@ def write_report(results: Sequence[Result], folder: str | Path, title: str) -> l
         Created if it does not exist; files of an earlier report are replaced.
     title : str
         Title of the report.
+    comparisons : sequence of ComparisonConfig, optional
+        What to compare across backbones; by default everything, if there are several backbones.
 
     Returns
     -------
     list of Path
         The files that were written.
     """
-    sections = make_sections(results)
+    sections = make_sections(results, comparisons)
     contents = {
         "report.md": render_markdown(title, sections),
         "tables.tex": render_latex(sections),
@@ -54,14 +62,18 @@ def write_report(results: Sequence[Result], folder: str | Path, title: str) -> l
     return paths
 
 
-def make_sections(results: Sequence[Result]) -> list[ReportSection]:
+def make_sections(
+    results: Sequence[Result], comparisons: Sequence[ComparisonConfig] = ()
+) -> list[ReportSection]:
     """Make all tables and charts; sections without content are omitted."""
     found = compare(results)
     by_protocol: dict[str, list[Comparison]] = {}
     for comparison in found:
         by_protocol.setdefault(comparison.protocol, []).append(comparison)
     series = [(c, each) for c in found for each in accuracy.find_series(c)]
+    across = _across_backbones(results, comparisons)
     sections = [
+        *([across] if comparisons else []),  # the table that was asked for comes first
         ReportSection(
             "Accuracy",
             (*map(accuracy.accuracy_table, by_protocol.values()), accuracy.rank_table(found)),
@@ -71,8 +83,15 @@ def make_sections(results: Sequence[Result]) -> list[ReportSection]:
                 *_each(charts.task_scatter, found),
             ),
         ),
+        *([] if comparisons else [across]),
         ReportSection("Paired tests", _each(accuracy.paired_table, found)),
-        ReportSection("The paper's figures", _each(accuracy.published_table, found)),
+        ReportSection(
+            "The paper's figures",
+            (
+                *_each(accuracy.published_table, found),
+                *_each(accuracy.literature_table, [found]),
+            ),
+        ),
         ReportSection(
             "Ablations",
             (
@@ -95,6 +114,30 @@ def make_sections(results: Sequence[Result]) -> list[ReportSection]:
         ReportSection("Failures", _each(costs.error_table, [found])),
     ]
     return [section for section in sections if section.tables or section.charts]
+
+
+def _across_backbones(
+    results: Sequence[Result], comparisons: Sequence[ComparisonConfig]
+) -> ReportSection:
+    """Compare columns of several backbones: the tables of the paper, if the run is one of them."""
+    if not comparisons and len({r.backbone for r in results}) > 1:
+        columns = tuple(dict.fromkeys(f"{r.method}@{r.backbone}" for r in results))
+        comparisons = [ComparisonConfig("all backbones", columns)]
+    by_protocol: dict[str, list[Comparison]] = {}
+    for each in comparisons:
+        for found in compare_columns(results, each.title, each.columns, each.rival):
+            by_protocol.setdefault(found.protocol, []).append(found)
+    together = [comparison for group in by_protocol.values() for comparison in group]
+    return ReportSection(
+        "Across backbones",
+        (
+            *map(accuracy.accuracy_table, by_protocol.values()),
+            *_each(accuracy.paired_table, together),
+            *map(costs.latency_table, together),
+            *map(costs.gflops_table, together),
+        ),
+        _each(charts.cost_bars, together),
+    )
 
 
 def results_csv(results: Sequence[Result], *, raw: bool = False) -> str:

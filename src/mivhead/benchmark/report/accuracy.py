@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mivhead.benchmark.compare import LEVEL, Average, Comparison, calibration_error, holm
-from mivhead.benchmark.published import published
+from mivhead.benchmark.published import literature, published
 from mivhead.benchmark.report.formats import Entry, Table, entries, number, p_value, plain_table
 from mivhead.datasets.catalogue import find_declared
 
@@ -19,8 +19,9 @@ OURS = "miv"
 
 def reference(comparison: Comparison) -> str:
     """Choose the method that others are compared with: the MIV-head, or else the best one."""
-    if OURS in comparison.methods:
-        return OURS
+    for method in comparison.methods:
+        if method.partition("@")[0] == OURS:
+            return method
     ranks = comparison.ranks()
     return min(comparison.methods, key=lambda m: ranks.get(m, 0.0))
 
@@ -191,6 +192,54 @@ def published_table(comparison: Comparison) -> Table | None:
         "The paper's tasks are different, and the images may be: its sets are the test splits of "
         "Meta-Dataset, with 600 tasks each. Only the names correspond: the paper's miv has its own "
         "recipe, ours the one that the run specifies.",
+    )
+
+
+def literature_table(comparisons: Sequence[Comparison]) -> Table | None:
+    """Tabulate the MIV-head here next to results that the paper quotes from the literature.
+
+    None unless a comparison samples tasks as Meta-Dataset does, from one of its sets.
+    """
+    columns = [
+        (comparison, method)
+        for comparison in comparisons
+        if comparison.protocol == "varying"
+        for method in comparison.methods
+        if method in (OURS, f"{OURS}-paper")
+    ]
+    quoted = literature()
+    known = list(next(iter(quoted.values())))
+
+    def ours(comparison: Comparison, method: str, name: str) -> str:
+        for each in comparison.sets:
+            info = find_declared(each)
+            if info is not None and info.name == name:
+                return str(comparison.cell(each, method).summary or "-")
+        return "-"
+
+    here = {name: [ours(c, method, name) for c, method in columns] for name in known}
+    if {text for texts in here.values() for text in texts} <= {"-"}:
+        return None
+    rows: list[tuple[str, ...]] = [
+        (
+            set_title(name),
+            *(f"{each[name].accuracy} ± {each[name].half_width}" for each in quoted.values()),
+            *here[name],
+        )
+        for name in known
+    ]
+    means = [np.mean([p.accuracy for p in each.values()]) for each in quoted.values()]
+    rows.append(("Average (MD)", *(f"{mean:.1f}" for mean in means), *("" for _ in columns)))
+    return plain_table(
+        "Results from the literature, as the paper quotes them, and this run",
+        (
+            "data set",
+            *(f"{method}, {backbone}" for method, backbone in quoted),
+            *(f"{method}, {c.backbone} (here)" for c, method in columns),
+        ),
+        rows,
+        "Every quoted method has its own, specially trained backbone, and its tasks and images "
+        "differ from those of this run: a broader perspective, not a comparison.",
     )
 
 

@@ -59,6 +59,8 @@ def _seconds(result: Result) -> tuple[float, float, float]:
 
 def costliest(comparison: Comparison) -> str | None:
     """Find the rival that takes the most time, whose cost is the basis of all percentages."""
+    if comparison.rival is not None:
+        return comparison.rival
     ours = reference(comparison)
     times = {
         m: float(np.mean([latency(comparison.cell(s, m)).total for s in done]))

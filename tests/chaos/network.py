@@ -1,0 +1,332 @@
+"""Hostile servers for our client, and hostile clients for our service."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import torch
+
+from mivhead.backbones.http import read_vectors
+from mivhead.backbones.transport import MAX_BYTES, Client
+from mivhead.backbones.wire import NPZ, SAFETENSORS, decode_features, encode_features, parse_json
+from mivhead.errors import MivError
+from tests.chaos.campaign import Trial
+from tests.chaos.damage import damage, small_features
+from tests.chaos.kills import fork, wait
+from tests.helpers.services import serving, toy
+from tests.service.conftest import photo, train
+
+TIMEOUT = 0.4  # seconds of one exchange with a hostile server
+
+
+class HostileServer:
+    """Answers every connection with the next response, as it is; some are sent slowly."""
+
+    def __init__(self) -> None:
+        self.response, self.pause = b"", 0.0
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._socket.accept()
+                response, pause = self.response, self.pause
+                if pause:  # do not keep the next client waiting
+                    arguments = (connection, response, pause)
+                    threading.Thread(target=self._answer, args=arguments, daemon=True).start()
+                else:
+                    self._answer(connection, response, pause)
+
+    def _answer(self, connection: socket.socket, response: bytes, pause: float) -> None:
+        with connection, suppress(OSError):
+            connection.settimeout(2)
+            connection.recv(2**16)
+            if not pause:
+                connection.sendall(response)
+                return
+            for start in range(len(response)):
+                connection.sendall(response[start : start + 1])
+                time.sleep(pause)
+
+
+STATUS = (b"200 OK", b"200", b"204 No", b"302 Found", b"404 No", b"429 Slow", b"500 Oh", b"999 X")
+HEADERS = (
+    b"Content-Length: -1",
+    b"Content-Length: " + b"9" * 5000,
+    b"Content-Length: 5\r\nContent-Length: 7",
+    b"Transfer-Encoding: chunked",
+    b"Location: http://[",
+    b"Location: //\xff\xfe",
+    b"Retry-After: " + b"9" * 500,
+    b"Retry-After: Thu, 99 Foo 9999 99:99:99 GMT",
+    b"Content-Type: application/x-npz",
+    b"Content-Type: " + b"a/" * 300,
+    b"Content-Encoding: gzip",
+    b"X: " + b"y" * 70_000,
+    b"\x00\x01: \xff",
+    b"Miv-Backbone: other",
+)
+
+
+def hostile_response(body: bytes, kind: bytes, rng: np.random.Generator) -> bytes:
+    """Put together a response that is wrong in some way, or damage a right one."""
+    head = [b"HTTP/1.1 " + STATUS[rng.integers(len(STATUS))]]
+    if rng.random() < 0.7:
+        head.append(b"Content-Type: " + kind)
+    if rng.random() < 0.5:
+        head.append(b"Content-Length: %d" % (len(body) + rng.integers(-3, 4)))
+    head += [HEADERS[place] for place in rng.integers(0, len(HEADERS), rng.integers(0, 3))]
+    raw = b"\r\n".join(head) + b"\r\n\r\n" + body
+    if rng.random() < 0.1:
+        raw = b"HTTP/1.1 100 Continue\r\n\r\n" * rng.integers(1, 50) + raw
+    return damage(raw, rng) if rng.random() < 0.4 else raw
+
+
+@contextmanager
+def servers(_folder: Path) -> Iterator[Trial]:
+    """Hostile responses to the HTTP client: an answer or a `MivError`, in time."""
+    X, _ = small_features()
+    server = HostileServer()
+    bodies = [
+        (encode_features(X), SAFETENSORS.encode()),
+        (encode_features(X, NPZ), NPZ.encode()),
+        (json.dumps({"data": [{"embedding": [0.5] * 8}]}).encode(), b"application/json"),
+        (b"[" * 100_000, b"application/json"),
+        (b"", b"text/html"),
+    ]
+    client = Client(server.url, attempts=1, timeout=TIMEOUT, backoff=0)
+
+    def trial(rng: np.random.Generator) -> str:
+        body, kind = bodies[rng.integers(len(bodies))]
+        body = damage(body, rng) if body and rng.random() < 0.5 else body
+        server.response = hostile_response(body, kind, rng)
+        server.pause = 0.01 if rng.random() < 0.002 else 0.0
+        began = time.monotonic()
+        try:
+            found = client.send("/v1/features", {"images": []})
+            if found.content_type == "application/json":
+                read_vectors(parse_json(found.body))
+            else:
+                decode_features(found.body, found.content_type, torch.float16, MAX_BYTES)
+        except MivError:
+            outcome = "refused"
+        else:
+            outcome = "answered"
+        assert time.monotonic() - began < TIMEOUT + 5, "the timeout did not hold"
+        return outcome
+
+    try:
+        yield trial
+    finally:
+        server.close()
+
+
+def ask(
+    address: tuple[str, int], request: bytes, seconds: float = 5.0, *, hang_up: bool = False
+) -> bytes:
+    """Send bytes and return what comes back until the connection is closed or silent."""
+    with socket.create_connection(address, timeout=seconds) as connection:
+        data = b""
+        with suppress(OSError):
+            connection.sendall(request)
+            if hang_up:
+                connection.shutdown(socket.SHUT_WR)
+            while chunk := connection.recv(2**16):
+                data += chunk
+        return data
+
+
+def right_request(image: bytes) -> bytes:
+    head = (
+        "POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\n"
+        f"Connection: close\r\nContent-Length: {len(image)}\r\n\r\n"
+    )
+    return head.encode() + image
+
+
+@contextmanager
+def service(folder: Path, **limits: float) -> Iterator[str]:
+    """Serve a small model in a thread."""
+    from mivhead.service.app import create_app
+    from mivhead.service.models import ModelLoader
+    from mivhead.service.protection import Limits
+    from mivhead.service.server import Server
+
+    path = folder / "colours.miv"
+    if not path.exists():
+        train().save(path)
+    allowed = Limits(**{"deadline": 3.0, **limits})  # type: ignore[arg-type]
+    app = create_app([path], load=ModelLoader(backbone=toy()), limits=allowed)
+    with serving(Server(app, port=0, deadline=allowed.deadline)) as url:
+        yield url
+
+
+@contextmanager
+def clients(folder: Path) -> Iterator[Trial]:
+    """Hostile requests to the service: never a 500, and it goes on answering rightly."""
+    with service(folder) as url:
+        parts = urlsplit(url)
+        address = str(parts.hostname), int(parts.port or 0)
+        picture = photo("green")
+        right = right_request(picture)
+        features = json.dumps({"features": [[0.5] * 8]}).encode()
+        other = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\n"
+        bases = [
+            right,
+            other + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(features)
+            + features,
+            b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + right,
+            b"GET http://[ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET /v1/models/../../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            other + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
+            other + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            other + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffffff\r\n",
+            other + b"Content-Type: application/json\r\nContent-Length: 60000\r\n\r\n"
+            + b"[" * 60_000,
+        ]  # fmt: skip
+        count = 0
+
+        def trial(rng: np.random.Generator) -> str:
+            nonlocal count
+            count += 1
+            if count % 100 == 0:
+                answer = ask(address, right)
+                assert b'"label":"green"' in answer, answer[:500]
+                return "right answer"
+            request = bases[rng.integers(len(bases))]
+            if rng.random() < 0.7:
+                request = damage(request, rng, bases[rng.integers(len(bases))])
+            answer = ask(address, request, hang_up=rng.random() < 0.98)
+            assert not answer.startswith(b"HTTP/1.1 500"), (request[:300], answer[:300])
+            return answer[9:12].decode(errors="replace") if answer else "closed"
+
+        yield trial
+
+
+@contextmanager
+def killed_service(folder: Path) -> Iterator[Trial]:
+    """Kills of the service while it answers: clients notice at once, and the next one starts."""
+    train().save(folder / "colours.miv")
+    before = (folder / "colours.miv").read_bytes()
+    request = right_request(photo("red"))
+
+    def trial(rng: np.random.Generator) -> str:
+        read, write = os.pipe()
+
+        def work() -> None:
+            signal.alarm(0)
+            with service(folder) as url:
+                os.write(write, url.encode())
+                time.sleep(30)
+
+        child = fork(work)
+        os.close(write)
+        url = os.read(read, 200).decode()
+        os.close(read)
+        parts = urlsplit(url)
+        answers: list[bytes] = []
+
+        def run() -> None:
+            with suppress(OSError):
+                while True:
+                    answers.append(ask((str(parts.hostname), int(parts.port or 0)), request))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        time.sleep(rng.uniform(0, 0.3))
+        os.kill(child, signal.SIGKILL)
+        wait(child)
+        thread.join(10)
+        assert not thread.is_alive(), "a client hangs"
+        whole = [answer for answer in answers if answer.endswith(b"}")]
+        assert all(b'"label":"red"' in answer for answer in whole)
+        assert (folder / "colours.miv").read_bytes() == before
+        return "killed"
+
+    yield trial
+
+
+@contextmanager
+def overload(folder: Path) -> Iterator[Trial]:
+    """A soak of the service in a process of its own, with more clients than it can serve.
+
+    One trial is one second of load. Memory must stay flat after the first minute.
+    """
+    read, write = os.pipe()
+
+    def work() -> None:
+        signal.alarm(0)
+        with service(folder, max_queue=4.0, deadline=10.0) as url:
+            os.write(write, url.encode())
+            signal.pause()
+
+    child = fork(work)
+    os.close(write)
+    parts = urlsplit(os.read(read, 200).decode())
+    os.close(read)
+    address = str(parts.hostname), int(parts.port or 0)
+    large = io.BytesIO()
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 255, (600, 800, 3), np.uint8)
+    Image.fromarray(pixels).save(large, "JPEG")
+    request = right_request(large.getvalue()).replace(b"image/png", b"image/jpeg")
+    began, first = time.monotonic(), 0.0
+
+    def memory() -> float:
+        status = Path(f"/proc/{child}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+    def trial(_rng: np.random.Generator) -> str:
+        nonlocal first
+        end = time.monotonic() + 1
+        failures: list[object] = []
+        shed = [0, 0]
+
+        def load() -> None:
+            try:
+                while time.monotonic() < end:
+                    answer = ask(address, request, 15)
+                    if answer.startswith(b"HTTP/1.1 200"):
+                        shed[0] += 1
+                    else:
+                        assert answer.startswith(b"HTTP/1.1 503"), answer[:200]
+                        assert b"etry-" in answer
+                        shed[1] += 1
+            except Exception as error:  # reported by the trial
+                failures.append(error)
+
+        threads = [threading.Thread(target=load) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures, failures[0]
+        assert shed[0], "nothing was answered"
+        now = memory()
+        if time.monotonic() - began < 60 or not first:
+            first = max(first, now)
+        assert now < 1.1 * first + 20, f"memory grew from {first:.0f} to {now:.0f} MB"
+        return "some shed" if shed[1] else "all answered"
+
+    try:
+        yield trial
+    finally:
+        os.kill(child, signal.SIGKILL)
+        wait(child)

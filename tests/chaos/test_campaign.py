@@ -1,0 +1,58 @@
+"""The campaign of faults in its short form, and what its program promises itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.chaos.campaign import Case, Trial, run, run_case
+from tests.chaos.damage import damage
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the campaign needs Unix")
+
+
+@contextmanager
+def breaks_sometimes(_folder: Path) -> Iterator[Trial]:
+    def trial(rng: np.random.Generator) -> str:
+        assert rng.random() < 0.5, "broken"
+        return "held"
+
+    yield trial
+
+
+def test_failures_are_counted_and_shown(tmp_path: Path, capsys) -> None:
+    report = tmp_path / "chaos.json"
+    case = Case("breaks sometimes", breaks_sometimes, 1.0, most=100)
+    (tally,) = run([case], 1.0, 0, report)
+    assert tally.tried == 100
+    assert 30 < tally.failed < 70
+    assert tally.outcomes["held"] == 100 - tally.failed
+    assert json.loads(report.read_text())["cases"][0]["failed"] == tally.failed
+    assert "AssertionError: broken" in capsys.readouterr().err
+    assert run_case(case, 60, 0).failed == tally.failed  # the same seed, the same faults
+
+
+def test_damage_always_changes_something() -> None:
+    data = bytes(range(256)) * 3
+    assert all(damage(data, np.random.default_rng(seed)) != data for seed in range(500))
+
+
+@pytest.mark.slow
+def test_two_minutes_of_faults(tmp_path: Path) -> None:
+    pytest.importorskip("starlette")
+    pytest.importorskip("tenacity")
+    command = [sys.executable, "-m", "tests.chaos", "--minutes", "2", "--json", "chaos.json"]
+    root = Path(__file__).parents[2]
+    command[-1] = str(tmp_path / "chaos.json")
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    cases = json.loads((tmp_path / "chaos.json").read_text())["cases"]
+    assert all(case["tried"] for case in cases)
