@@ -36,6 +36,7 @@ from mivhead.cli import (
     plot,
     predict,
     serve,
+    suggest,
 )
 from mivhead.cli.options import Parser
 from mivhead.cli.output import one_line
@@ -46,6 +47,7 @@ COMMANDS = (
     predict,
     change,
     explain,
+    suggest,
     evaluate,
     export,
     extract,
