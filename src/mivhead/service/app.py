@@ -23,7 +23,7 @@ from mivhead.service.engine import Engine, Unreadable, as_json
 from mivhead.service.inference_protocol import protocol_routes
 from mivhead.service.inputs import read_request
 from mivhead.service.label_studio import LabelStudio, label_studio_routes
-from mivhead.service.models import Loader, Models, Reloader
+from mivhead.service.models import ModelLoader, Models, Reloader
 from mivhead.service.observation import Metrics, Observer, note
 from mivhead.service.openapi import openapi
 from mivhead.service.protection import BodyLimits, ErrorAnswers, Guard, Keys, Limits
@@ -170,7 +170,7 @@ def create_app(
     models: Iterable[str | Path] = (),
     *,
     backbone: Backbone | None = None,
-    load: Loader | None = None,
+    load: ModelLoader | None = None,
     limits: Limits | None = None,
     keys: Keys | None = None,
     hosts: Collection[str] | None = None,
@@ -186,8 +186,8 @@ def create_app(
         Model files, or `NAME=FILE`.
     backbone : Backbone, optional
         Served at `/v1/backbone` and `/v1/features`.
-    load : callable, optional
-        Reads a model file; by default `mivhead.load`.
+    load : ModelLoader, optional
+        Reads the files: with another backbone, on another device.
     limits : Limits, optional
         How much the service takes on.
     keys : Keys, optional

@@ -1,6 +1,6 @@
 """Changes of a model over HTTP: shots are added, removed or relabelled, classes removed or renamed.
 
-A change is fitted on a copy of the model, saved to the model's file and only then served: if
+A change is made in the model's file, whose old version stays next to it, and only then served: if
 anything fails, the service continues with the model that it had.
 """
 

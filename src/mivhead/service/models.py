@@ -7,8 +7,8 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from copy import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -26,11 +26,11 @@ from mivhead.service.protection import Refusal
 
 if TYPE_CHECKING:
     from mivhead.backbones.base import Backbone
+    from mivhead.fewshot import FewShotClassifier
     from mivhead.prediction import Prediction
 
 _log = logging.getLogger(__name__)
 
-Loader = Callable[[Path], Any]
 T = TypeVar("T")
 
 
@@ -50,15 +50,25 @@ class ModelLoader:
         weights: str | Path | None = None,
         device: str | None = None,
     ) -> None:
-        self._options = {"backbone": backbone, "weights": weights, "device": device}
+        self._options: dict[str, Any] = {"backbone": backbone, "weights": weights, "device": device}
         self._backbones: dict[str, Any] = {}  # by the key of their identity
 
     def __call__(self, path: Path) -> Any:
         """Read one file."""
-        model = load(path, **self._options)  # type: ignore[arg-type]  # by name
+        model = load(path, **self._options)
         model.verbose = False
-        if isinstance(model, ExportedClassifier):
-            return model
+        return model if isinstance(model, ExportedClassifier) else self._share(model)
+
+    @contextmanager
+    def changing(self, path: Path) -> Iterator[FewShotClassifier]:
+        """Load a model, let it be changed, and save it, as `mivhead.changing` does."""
+        from mivhead.model_file import changing
+
+        with changing(path, **self._options) as model:
+            model.verbose = False
+            yield self._share(model)
+
+    def _share(self, model: FewShotClassifier) -> FewShotClassifier:
         model.cache = False  # images of clients leave no traces
         if model.identity_ is not None:
             key = model.identity_.key
@@ -146,8 +156,8 @@ class Models:
     ----------
     files : iterable of str or Path
         Model files; each is served under its name without the suffix, or as `NAME=FILE`.
-    load : callable, optional
-        Reads a file; by default `mivhead.load`.
+    load : ModelLoader, optional
+        Reads the files.
     on_reload : callable, optional
         Called with the name of a model and `"ok"` or `"failed"`, when its file was read again.
     """
@@ -156,7 +166,7 @@ class Models:
         self,
         files: Iterable[str | Path],
         *,
-        load: Loader | None = None,
+        load: ModelLoader | None = None,
         on_reload: Callable[[str, str], object] | None = None,
     ) -> None:
         self._load = load or ModelLoader()
@@ -200,7 +210,7 @@ class Models:
         return [name for name in self._models if self._reload(name)]
 
     def change(self, name: str, apply: Callable[[Any], T]) -> tuple[T, ServedModel]:
-        """Change a copy of a model, save it to its file, and serve it from now on.
+        """Change a model in its file, and serve it from now on.
 
         Parameters
         ----------
@@ -213,19 +223,17 @@ class Models:
         -------
         what `apply` returned, and the new version of the model
         """
-        self._reload(name)  # never overwrite what somebody else has written
         with self._lock:
             served = self._models[name]
-            if not hasattr(served.model, "add"):
+            if isinstance(served.model, ExportedClassifier):
                 raise InputError(f"The model {name} is exported: it cannot be changed.")
-            model = copy(served.model)
-            made = apply(model)
-            model.save(served.path)
-            self._models[name] = self._serve(name, served.path, model)
+            with self._load.changing(served.path) as model:
+                made = apply(model)
+            changed = self._models[name] = self._read(name, served.path)
             self._problems.pop(name, None)
-            facts = {"model": name, "version": self._models[name].version}
+            facts = {"model": name, "version": changed.version}
             _log.info("model changed", extra={"facts": facts})
-            return made, self._models[name]
+            return made, changed
 
     def _reload(self, name: str) -> bool:
         with self._lock:
@@ -265,13 +273,7 @@ class Models:
             stamp = _stamp(path)
         except OSError as error:
             raise InputError(f"The model {path} cannot be read: {error.strerror}.") from error
-        return self._serve(name, path, self._load(path), stamp)
-
-    def _serve(
-        self, name: str, path: Path, model: Any, stamp: tuple[int, ...] | None = None
-    ) -> ServedModel:
-        """Describe and try a model."""
-        stamp = stamp or _stamp(path)
+        model = self._load(path)
         version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
         facts = {
             "name": name,
