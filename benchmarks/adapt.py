@@ -35,10 +35,11 @@ from _shapes import SHAPES, TASKS, Task
 from mivhead import Features, MIVClassifier
 from mivhead.benchmark.measuring import PeakMemory
 from mivhead.ensemble.stacking import BATCH
+from mivhead.head.blocks import BlockConfig, resolve_blocks
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
 from mivhead.head.pooling import Candidates
-from mivhead.head.recipe import BlockConfig, Recipe, resolve_blocks
+from mivhead.head.recipe import Recipe
 from mivhead.head.training import train
 
 STEPS = 40

@@ -22,7 +22,7 @@ from _bench import arguments, measure, names
 from mivhead import BlockPreset, Preset
 from mivhead.benchmark.compare import Side, pair
 from mivhead.benchmark.report.formats import p_value
-from mivhead.head.recipe import default_pool_sizes
+from mivhead.head.blocks import default_pool_sizes
 
 RESNET50 = "resnet50"
 LITE = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")

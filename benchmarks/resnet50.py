@@ -60,7 +60,11 @@ def main() -> None:
     )
     methods = list(args.methods)
     if args.tables:
-        entries = [m for table in args.tables for m in load_config(table).as_json()["methods"]]
+        entries = [
+            {**method, "backbones": []}  # on ours, whatever backbones the table has
+            for table in args.tables
+            for method in load_config(table).as_json()["methods"]
+        ]
         blocks = len(preset.taps)
         fitting = [m for m in entries if m["params"].get("last_blocks", 0) <= blocks]
         methods = list({m["name"]: m for m in fitting}.values())

@@ -21,9 +21,10 @@ import torch
 
 from mivhead import Features
 from mivhead.benchmark.measuring import PeakMemory
+from mivhead.head.blocks import resolve_blocks
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
-from mivhead.head.recipe import Recipe, resolve_blocks
+from mivhead.head.recipe import Recipe
 from mivhead.head.training import train
 from mivhead.preset import BlockPreset
 

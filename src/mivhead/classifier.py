@@ -38,10 +38,11 @@ from mivhead.features import (
     layout_to_json,
     read_layout,
 )
+from mivhead.head.blocks import BlockConfig, resolve_blocks
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
 from mivhead.head.logits import combine
-from mivhead.head.recipe import DEFAULT_RECIPE, BlockConfig, Recipe, resolve_blocks, resolve_recipe
+from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
 from mivhead.head.training import fit_head
 from mivhead.prediction import predictions
 from mivhead.preset import BlockPreset, Preset

@@ -167,7 +167,7 @@ class Calibration:
             Share of prediction sets that hold the true class.
         """
         check_share("reject", reject, low=True)
-        check_share("max_errors", max_errors, low=True)
+        check_share("max_errors", None if max_errors == 1 else max_errors, low=True)
         check_share("coverage", coverage)
         return Thresholds(
             unknown=self._reject_above(reject or 0.0),

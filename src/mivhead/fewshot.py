@@ -955,8 +955,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         count = len(self.classes_)
         return f"<FewShotClassifier: {self.method} on {origin}, {count} classes: {listed}>"
 
+    _repr_html_ = None  # a notebook shows the same text, not scikit-learn's diagram of parameters
+
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        """Show a notebook the same text, rather than scikit-learn's diagram of parameters."""
         return {"text/plain": repr(self)}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class BlockPreset:
         Scale of the attention score; 0 is average pooling.
     heads : int or None, default=None
         Heads of the cross-attention; None applies the rule
-        `mivhead.head.recipe.default_heads`.
+        `mivhead.head.blocks.default_heads`.
     plain : bool, default=False
         Leave the block to the ridge experts, where the recipe has them. This is for wide maps,
         which take most of the head's time and add little to it.

@@ -14,8 +14,8 @@ from mivhead.backbones import list_backbones, load_backbone
 from mivhead.backbones.preprocessing import preprocess
 from mivhead.backbones.presets import PAPER
 from mivhead.backbones.timm_models import build
+from mivhead.head.blocks import derive_presets, resolve_blocks
 from mivhead.head.head import MIVHead
-from mivhead.head.recipe import derive_presets, resolve_blocks
 from mivhead.methods.base import pooled
 from tests.helpers.conformance import photos, run
 

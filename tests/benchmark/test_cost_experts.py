@@ -7,7 +7,7 @@ from mivhead import Features
 from mivhead.backbones.efficientnet_lite import PRESETS
 from mivhead.benchmark.cost import count
 from mivhead.ensemble.ridge import Experts
-from mivhead.head.recipe import resolve_blocks
+from mivhead.head.blocks import resolve_blocks
 from mivhead.methods.cost import TaskSize
 from mivhead.methods.miv import experts_work
 from tests.benchmark.test_cost import executed

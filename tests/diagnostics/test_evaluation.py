@@ -1,12 +1,22 @@
 """Accuracy on labelled images: scores, confusions, mistakes, what cannot be evaluated."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mivhead import FewShotClassifier
-from mivhead.diagnostics.evaluation import Evaluation, Score, evaluate, wilson_interval
+from mivhead.decision import Thresholds
+from mivhead.diagnostics.evaluation import (
+    Evaluation,
+    Score,
+    Tradeoff,
+    evaluate,
+    wilson_interval,
+)
 from mivhead.errors import InputError
 from mivhead.images.sources import open_unlabelled
 from tests.helpers.tiny_backbone import TinyBackbone
@@ -85,3 +95,46 @@ def test_wilson_interval_solves_its_equation() -> None:
             assert (k / n - bound) ** 2 == pytest.approx(
                 1.96**2 * bound * (1 - bound) / n, abs=1e-9
             )
+
+
+def some_tradeoff() -> Tradeoff:
+    rng = np.random.default_rng(0)
+    return Tradeoff(
+        rng.uniform(size=40),
+        rng.uniform(size=40) < 0.7,
+        rng.normal(size=40),
+        rng.normal(loc=1.0, size=30),
+        Thresholds(unknown=0.8, probability=0.5),
+    )
+
+
+def test_risk_and_coverage_in_plain_loops() -> None:
+    found = some_tradeoff()
+    coverage, risk = found.risk_coverage()
+    for share, wrong in zip(coverage, risk, strict=True):
+        surest = sorted(found.probabilities)[-round(share * 40) :]
+        named = [
+            not r for p, r in zip(found.probabilities, found.right, strict=True) if p in surest
+        ]
+        assert wrong == pytest.approx(np.mean(named))
+
+
+def test_the_area_under_the_roc_curve_counts_pairs() -> None:
+    found = some_tradeoff()
+    assert found.unknown is not None
+    pairs = [(f > k) + 0.5 * (f == k) for k in found.unknown for f in found.foreign]
+    assert found.auroc == pytest.approx(np.mean(pairs))
+    known, foreign = found.roc()
+    assert (known[0], foreign[0], known[-1], foreign[-1]) == (0.0, 0.0, 1.0, 1.0)
+    nothing = replace(found, foreign=found.foreign[:0])
+    with pytest.raises(InputError, match="needs images of other things"):
+        nothing.roc()
+
+
+def test_tradeoffs_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    some_tradeoff().plot(tmp_path / "curves.png")
+    with Image.open(tmp_path / "curves.png") as picture:
+        assert picture.width > 1000
+    figure = replace(some_tradeoff(), unknown=None).plot()
+    assert len(figure.axes) == 1

@@ -8,10 +8,11 @@ import torch
 from safetensors import safe_open
 
 from mivhead.features import Features
+from mivhead.head.blocks import resolve_blocks
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead, rows
 from mivhead.head.logits import combine
-from mivhead.head.recipe import Recipe, resolve_blocks
+from mivhead.head.recipe import Recipe
 from mivhead.head.training import train
 from mivhead.preset import BlockPreset
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from mivhead.features import Features
+from mivhead.head.blocks import resolve_blocks
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
-from mivhead.head.recipe import Recipe, resolve_blocks
+from mivhead.head.recipe import Recipe
 from mivhead.head.training import loss_and_gradients
 from tests.head.test_oracle import CNN, VIT, make_features, make_head
 from tests.helpers import oracle

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from mivhead.features import Features
+from mivhead.head.blocks import resolve_blocks
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
 from mivhead.head.logits import combine
-from mivhead.head.recipe import Recipe, resolve_blocks
+from mivhead.head.recipe import Recipe
 from mivhead.head.training import loss_and_gradients
 from mivhead.preset import BlockPreset
 from tests.helpers import oracle

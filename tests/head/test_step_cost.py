@@ -10,9 +10,10 @@ from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mivhead import Features, FewShotClassifier
+from mivhead.head.blocks import resolve_blocks
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
-from mivhead.head.recipe import Recipe, resolve_blocks
+from mivhead.head.recipe import Recipe
 from mivhead.head.training import loss_and_gradients, train
 from mivhead.preset import BlockPreset
 from tests.helpers.tiny_backbone import TinyBackbone
@@ -116,3 +117,13 @@ def test_each_image_and_view_passes_the_backbone_once():
     assert backbone.seen == 6 + 6  # one view of each image: threshold 3, three shots
     classifier.predict(images[:4])
     assert backbone.seen == 6 + 6 + 4  # the support does not pass again
+
+
+def test_images_that_look_the_same_do_not_end_in_nan():
+    """The gradient of a cosine explodes where centred vectors are almost zero."""
+    colours = np.random.default_rng(0).integers(0, 255, (6, 3), np.uint8)
+    images = [Image.new("RGB", (20, 20), tuple(colour)) for colour in colours.tolist()]
+    classifier = FewShotClassifier(TinyBackbone(threshold=3), cache=False, verbose=False)
+    classifier.fit(images, [0, 0, 0, 1, 1, 1])
+    assert np.isfinite(classifier.classifier_.losses_).all()
+    assert np.isfinite(classifier.predict_proba(images)).all()

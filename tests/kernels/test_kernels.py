@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from mivhead.features import Block, Features
+from mivhead.head.blocks import resolve_blocks
 from mivhead.head.cap import Bags
 from mivhead.head.head import FORMULAS, MIVHead
-from mivhead.head.recipe import Recipe, resolve_blocks
+from mivhead.head.recipe import Recipe
 from mivhead.head.training import loss_and_gradients
 from mivhead.kernels import library
 from mivhead.kernels.backend import COMPILED

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mivhead.features import Block
+from mivhead.head.blocks import BlockConfig
 from mivhead.head.head import FORMULAS
 from mivhead.head.pooling import Candidates, PoolingByAttention
-from mivhead.head.recipe import BlockConfig
 from mivhead.kernels.backend import COMPILED, Operations, choose
 from tests.helpers.kernel_numbers import close, drawn
 

@@ -8,7 +8,7 @@ import torch
 
 from mivhead import BlockPreset, MIVClassifier, Preset, Recipe
 from mivhead.errors import InputError
-from mivhead.head.recipe import BlockConfig
+from mivhead.head.blocks import BlockConfig
 from mivhead.methods import METHODS, make_method
 from tests.helpers.few_shots import clusters, maps
 

@@ -143,6 +143,20 @@ def test_an_unreadable_image_does_not_affect_the_others(url: str) -> None:
     assert response.json()["error"].startswith("text.jpg is not a JPEG")
 
 
+def test_explanations(url: str, colours: FewShotClassifier) -> None:
+    files = [("images", ("a.png", photo("blue", 4))), ("images", ("b.txt", b"text"))]
+    response = web.post(f"{url}/v1/explain", files=files)
+    assert response.status_code == 200, response.text
+    found, bad = response.json()["explanations"]
+    expected = colours.explain(Image.open(io.BytesIO(photo("blue", 4)))).as_json()
+    assert (found["file"], found["label"]) == ("a.png", "blue")
+    assert found["runner_up"]["label"] == expected["runner_up"]["label"]
+    assert [each["name"] for each in found["shots"]] == [s["name"] for s in expected["shots"]]
+    assert bad["error"].startswith("b.txt is not a JPEG")
+    response = web.post(f"{url}/v1/explain", json={"features": [[1.0]]})
+    assert response.status_code == 400
+
+
 def test_the_most_probable_classes_only(url: str) -> None:
     for request in (
         {"url": f"{url}{PATH}?top=2", "files": {"images": photo()}},

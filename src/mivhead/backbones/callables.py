@@ -14,7 +14,7 @@ from mivhead.backbones.base import Identity, storage_type
 from mivhead.backbones.preprocessing import DecodedImage, to_picture
 from mivhead.errors import InputError
 from mivhead.features import Features
-from mivhead.head.recipe import derive_presets
+from mivhead.head.blocks import derive_presets
 from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 
@@ -69,7 +69,7 @@ def from_callable(
         Side of the images that the function receives.
     blocks : sequence of BlockPreset, optional
         How the head treats each block; by default derived from the shapes
-        (`mivhead.head.recipe.derive_presets`), for which the function is called once with a black
+        (`mivhead.head.blocks.derive_presets`), for which the function is called once with a black
         image.
     threshold : int, default=15
         T: a class with at most T shots gets augmented views.

@@ -14,7 +14,7 @@ from mivhead.backbones.checkpoints import state_hash
 from mivhead.backbones.preprocessing import DecodedImage, preprocess
 from mivhead.backbones.taps import Parts, Taps, check_taps, join, read_output
 from mivhead.features import Features
-from mivhead.head.recipe import derive_presets
+from mivhead.head.blocks import derive_presets
 from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 _CHUNK = 4  # images per forward pass on a CPU: keeps activations in the processor's cache
@@ -140,7 +140,7 @@ def from_module(
         Size, mean and standard deviation; by default 224 px and ImageNet's.
     blocks : sequence of BlockPreset, optional
         How the head treats each tap; by default derived from the shapes
-        (`mivhead.head.recipe.derive_presets`).
+        (`mivhead.head.blocks.derive_presets`).
     threshold : int, default=15
         T: a class with at most T shots gets augmented views.
     device, dtype : optional

@@ -26,7 +26,7 @@ from mivhead.backbones.preprocessing import DecodedImage, preprocess
 from mivhead.backbones.taps import Parts, join, read_output
 from mivhead.errors import InputError
 from mivhead.features import Features
-from mivhead.head.recipe import derive_presets
+from mivhead.head.blocks import derive_presets
 from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 EXTRA = "onnx"

@@ -168,7 +168,7 @@ def _backbone_facts(args: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
 
     from mivhead.backbones import load_backbone
-    from mivhead.head.recipe import resolve_blocks
+    from mivhead.head.blocks import resolve_blocks
 
     backbone = load_backbone(args.name, weights=args.weights)
     features = backbone.extract([np.zeros((8, 8, 3), np.uint8)])

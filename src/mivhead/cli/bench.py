@@ -34,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
         "Compare methods on the same few-shot tasks, with costs and intervals.",
         "miv bench run small -o try",
     )
-    for add in (_add_list, _add_run, _add_report, _add_compare):
+    for add in (_add_list, _add_run, _add_open_set, _add_report, _add_compare):
         add(actions)
 
 
@@ -452,6 +452,113 @@ def _summary(config: RunConfig, results: list[Result]) -> list[tuple[Any, ...]]:
     return rows
 
 
+# miv bench open-set
+
+
+OPEN_SET_EXAMPLES = """
+miv bench open-set --data sets/ --tasks 20 -o open
+miv bench open-set --data sets/ --sets birds,signs,leaves --methods miv,ncc -o open
+miv bench open-set --data sets/ --protocol "5-way 1-shot" -o open   # run it again to resume
+"""
+
+
+def _add_open_set(actions: Any) -> None:
+    """Add the action."""
+    parser = options.new_command(
+        actions,
+        "open-set",
+        "can methods tell unknown images from their classes?",
+        "Run the open-set protocol: tasks with queries of known classes, of unknown classes of the "
+        "same set, and of other sets. The table shows, as means over the sets, AUROC and the share "
+        "of unknown images that are accepted with 95 %% of the known ones, for each method and "
+        "score; for miv also its decisions and 90 %% prediction sets.".replace("%%", "%"),
+        OPEN_SET_EXAMPLES,
+    )
+    parser.add_argument("-o", "--output", required=True, metavar="RUN", help="folder for results")
+    parser.add_argument(
+        "--data", metavar="DIR", help=f"folder of data sets (default: the variable {DATA})"
+    )
+    parser.add_argument(
+        "--sets", type=options.names, metavar="A,B", help="data sets (default: all; at least 2)"
+    )
+    parser.add_argument(
+        "--methods",
+        type=options.names,
+        metavar="A,B",
+        help="methods on features (default: miv,miv-paper,ncc,logistic,ridge,knn)",
+    )
+    parser.add_argument(
+        "--protocol",
+        type=_protocols,
+        default=["10-way 5-shot", "5-way 1-shot"],
+        metavar="A,B",
+        help="ways and shots (default: 10-way 5-shot,5-way 1-shot)",
+    )
+    parser.add_argument(
+        "--tasks", type=options.positive, default=20, metavar="N", help="tasks per data set"
+    )
+    parser.add_argument(
+        "--views",
+        type=options.not_negative,
+        default=4,
+        metavar="V",
+        help="maximum number of augmented views per image",
+    )
+    parser.add_argument(
+        "--seed", type=options.not_negative, default=0, metavar="N", help="random seed"
+    )
+    options.add_json(parser)
+    parser.set_defaults(run=run_open_set)
+
+
+def run_open_set(args: argparse.Namespace) -> int:
+    """Run the action."""
+    options.prepare(args)
+    from mivhead.benchmark import open_set
+    from mivhead.benchmark.samplers import Protocol
+    from mivhead.datasets.sets import find_sets
+
+    data = args.data or os.environ.get(DATA)
+    if data is None:
+        raise InputError(
+            f"Give the folder of your data sets with --data or in the variable {DATA}."
+        )
+    chosen = [Protocol.parse(each) for each in args.protocol]
+    fixed = [(each.ways, each.shots) for each in chosen if each.ways and each.shots]
+    if len(fixed) < len(chosen):
+        raise InputError("The open-set protocol needs ways and shots, such as '5-way 1-shot'.")
+    results = open_set.run_open_set(
+        args.sets or find_sets(data),
+        data,
+        args.output,
+        protocols=fixed,
+        methods=args.methods or open_set.METHODS,
+        tasks=args.tasks,
+        views=args.views,
+        seed=args.seed,
+        verbose=not args.quiet,
+    )
+    rows = open_set.summarise(results)
+    if args.json:
+        print_json({"run": args.output, "results": [vars(row) for row in rows]})
+        return 0
+    names = [
+        *("auroc_same", "auroc_other", "fpr_same", "fpr_other", "accuracy", "accuracy_80"),
+        *("calibration_error", "coverage", "size"),
+    ]
+    cells = [
+        (row.protocol, row.method, row.score, row.tasks, *(_number(row.means[n]) for n in names))
+        for row in rows
+    ]
+    header = ["protocol", "method", "score", "tasks", *names]
+    print(table(header, cells, right=" ".join(("tasks", *names))))
+    return 0
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
 # miv bench report
 
 
@@ -468,7 +575,8 @@ def _add_report(actions: Any) -> None:
         "report",
         "tables and charts of a run",
         "Write report.html (a single page that works offline), report.md, tables.tex (the paper's "
-        "layout) and results.csv. The run may still be in progress.",
+        "layout), results.csv, and the charts as PDF and PNG files for a paper. The run may still "
+        "be in progress.",
         REPORT_EXAMPLES,
     )
     parser.add_argument("folder", metavar="RUN", help="folder of `miv bench run`")
@@ -476,6 +584,12 @@ def _add_report(actions: Any) -> None:
         "-o", "--output", metavar="DIR", help="folder for the report (default: RUN/report)"
     )
     parser.add_argument("--title", help="title of the report (default: the name of the run)")
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="write names to results.csv unchanged; by default formulas and control characters in "
+        "them are made harmless",
+    )
     options.add_json(parser)
     parser.set_defaults(run=run_report)
 
@@ -483,17 +597,29 @@ def _add_report(actions: Any) -> None:
 def run_report(args: argparse.Namespace) -> int:
     """Run the action."""
     from mivhead.benchmark.report import write_report
-    from mivhead.benchmark.results import read_results, read_run_config
+    from mivhead.benchmark.results import (
+        CONFIG,
+        describe_process,
+        read_origin,
+        read_results,
+        read_run_config,
+    )
 
     folder = Path(args.folder)
+    origin = {**read_origin(folder), "report": describe_process()["time"]}
     title = args.title or f"Benchmark: {folder.resolve().name}"
     results = read_results(folder)
-    comparisons = read_run_config(folder).comparisons
-    paths = write_report(results, args.output or folder / "report", title, comparisons)
+    known = (folder / CONFIG).exists()  # results may have been copied without it
+    comparisons = read_run_config(folder).comparisons if known else ()
+    target = args.output or folder / "report"
+    paths = write_report(results, target, title, comparisons, origin=origin, raw=args.raw)
     if args.json:
         print_json({"files": [str(path) for path in paths]})
     elif not args.quiet:
-        print("Wrote " + ", ".join(str(path) for path in paths))
+        figures = [path for path in paths if path.parent.name == "figures"]
+        shown = ", ".join(str(path) for path in paths if path not in figures)
+        more = f", and the charts as PDF and PNG in {figures[0].parent}" if figures else ""
+        print(f"Wrote {shown}{more}")
     return 0
 
 

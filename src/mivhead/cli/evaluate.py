@@ -36,6 +36,7 @@ MAX_NAME = 24
 EXAMPLES = """
 miv evaluate birds.miv test/                          # test/robin/7.jpg, ...
 miv evaluate birds.miv test.zip --picture confusion.png --mistakes wrong.png
+miv evaluate birds.miv test/ --foreign garden/ --tradeoff curves.png
 miv evaluate birds.miv test/ --json > result.json     # lists every misclassified image
 """
 
@@ -67,6 +68,16 @@ def add_parser(subparsers: Any) -> None:
         help="draw the misclassified images to a .png, .svg or .pdf file",
     )
     parser.add_argument(
+        "--tradeoff",
+        metavar="FILE",
+        help="draw how many names are wrong if fewer are given, and with --foreign the ROC curve",
+    )
+    parser.add_argument(
+        "--foreign",
+        metavar="IMAGES",
+        help="a folder or zip archive of images of other things, to see how many are rejected",
+    )
+    parser.add_argument(
         "--include-shots",
         action="store_true",
         help="measure images that the model was trained on as well; by default they are left out",
@@ -81,7 +92,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `miv evaluate`."""
-    drawings = {"plot": args.picture, "plot_mistakes": args.mistakes}
+    drawings = {
+        "plot": args.picture,
+        "plot_mistakes": args.mistakes,
+        "plot_tradeoff": args.tradeoff,
+    }
     drawings = {draw: path for draw, path in drawings.items() if path}
     if drawings:
         from mivhead.diagnostics.pictures import check_format
@@ -114,14 +129,15 @@ def _evaluate(
     model: FewShotClassifier | ExportedClassifier, args: argparse.Namespace
 ) -> Evaluation:
     from mivhead.diagnostics.evaluation import evaluate
-    from mivhead.images.sources import open_labelled
+    from mivhead.images.sources import open_labelled, open_unlabelled
 
     shots = {"include_shots": args.include_shots}
     if not is_features(args.images):
         check_takes_images(model, args.model)
         how = {"label": args.label, "encoding": args.encoding}
         images = open_labelled(args.images, min_classes=1, **how)
-        return evaluate(model, images, skip_bad=args.skip_bad, **shots)
+        foreign = None if args.foreign is None else open_unlabelled([args.foreign])
+        return evaluate(model, images, skip_bad=args.skip_bad, foreign=foreign, **shots)
     from mivhead import stores
 
     with stores.open(args.images, label=args.label) as store:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mivhead.decision import NONE, Thresholds
 from mivhead.errors import ImageError, InputError
 from mivhead.images.imageset import ImageSet, Skipped
 from mivhead.images.sources import open_labelled
@@ -84,6 +85,76 @@ class Mistake:
         return self.probability > SURE
 
 
+@dataclass(frozen=True, eq=False)
+class Tradeoff:
+    """What thresholds of decisions trade for each other.
+
+    Parameters
+    ----------
+    probabilities : array of shape (image,)
+        Probability of the predicted class of every image of a known class.
+    right : array of bool of shape (image,)
+        Whether it is the true class.
+    unknown : array of shape (image,) or None
+        How unlike the shots these images are; None if the model cannot tell.
+    foreign : array of shape (foreign image,)
+        How unlike the shots images of other things are; empty if there were none.
+    thresholds : Thresholds
+        The default thresholds of the model.
+    """
+
+    probabilities: NDArray[np.floating[Any]]
+    right: NDArray[np.bool_]
+    unknown: NDArray[np.floating[Any]] | None
+    foreign: NDArray[np.floating[Any]]
+    thresholds: Thresholds
+
+    def risk_coverage(self) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]:
+        """Return coverage and risk: of the surest images, their share, and how many are wrong.
+
+        >>> p, right = np.array([0.9, 0.6, 0.8]), np.array([True, False, True])
+        >>> coverage, risk = Tradeoff(p, right, None, p[:0], Thresholds()).risk_coverage()
+        >>> coverage.round(2).tolist(), risk.round(2).tolist()
+        ([0.33, 0.67, 1.0], [0.0, 0.0, 0.33])
+        """
+        wrong = ~self.right[np.argsort(-self.probabilities, kind="stable")]
+        count = np.arange(1, len(wrong) + 1)
+        return count / len(wrong), np.cumsum(wrong) / count
+
+    def roc(self) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]:
+        """Return the shares of known and of foreign images that are rejected, per threshold."""
+        if self.unknown is None or not len(self.foreign):
+            raise InputError("A ROC curve needs images of other things, and a model that can tell.")
+        cuts = np.concatenate([[np.inf], -np.sort(-np.unique([*self.unknown, *self.foreign]))])
+        below = np.nextafter(cuts, -np.inf)  # a score at the cut is rejected
+        known = (self.unknown[None] > below[:, None]).mean(axis=1)
+        foreign = (self.foreign[None] > below[:, None]).mean(axis=1)
+        return known, foreign
+
+    @property
+    def auroc(self) -> float:
+        """Probability that a foreign image has the larger score than a known one."""
+        known, foreign = self.roc()
+        return float((np.diff(known) * (foreign[1:] + foreign[:-1]) / 2).sum())
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Draw the risk-coverage curve and, if there are foreign images, the ROC curve.
+
+        Parameters
+        ----------
+        path : str, Path or None, default=None
+            A .png, .svg or .pdf file to write. None writes nothing.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            A notebook shows it.
+        """
+        from mivhead.diagnostics.pictures import draw_tradeoff
+
+        return draw_tradeoff(self, path)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
     """Predictions of a model compared with the labels of some images.
@@ -102,6 +173,8 @@ class Evaluation:
         The images, to show the misclassified ones; None if features were evaluated.
     shots : sequence of str
         Images that the model was trained on, and that were therefore left out.
+    tradeoff : Tradeoff or None
+        How many images get a name, and how many of the names are wrong, for all thresholds.
 
     Examples
     --------
@@ -115,6 +188,7 @@ class Evaluation:
     skipped: tuple[Skipped, ...] = ()
     images: ImageSet | None = None
     shots: tuple[str, ...] = ()
+    tradeoff: Tradeoff | None = None
 
     def __repr__(self) -> str:
         """Summarise the accuracy in one line."""
@@ -184,6 +258,11 @@ class Evaluation:
 
         return draw_confusion(self.confusion, self.classes, path)
 
+    def plot_tradeoff(self, path: str | Path | None = None) -> Figure:
+        """Draw what the thresholds of decisions trade; see `Tradeoff.plot`."""
+        assert self.tradeoff is not None, "`evaluate` sets it"
+        return self.tradeoff.plot(path)
+
     def plot_mistakes(self, path: str | Path | None = None, *, count: int = 24) -> Figure:
         """Draw the misclassified images, the most confident mistakes first.
 
@@ -250,6 +329,7 @@ def evaluate(
     *,
     skip_bad: bool = False,
     include_shots: bool = False,
+    foreign: Any = None,
 ) -> Evaluation:
     """Measure a model on labelled images that it was not trained on.
 
@@ -267,6 +347,8 @@ def evaluate(
     include_shots : bool, default=False
         Measure images that the model was trained on as well, although that says little about new
         images.
+    foreign : images, features or None, default=None
+        Images of other things, without labels, to measure how many of them the model rejects.
 
     Returns
     -------
@@ -306,8 +388,36 @@ def evaluate(
         predictions = model.classify(images, skip_bad=skip_bad)
         skipped = model.skipped_
         labels = images.without(skipped).labels or ()
-    compared = compare_predictions(labels, predictions, model.classes_.tolist(), skipped)
-    return replace(compared, images=images, shots=left_out)
+    compared = compare_predictions(
+        labels, predictions, model.classes_.tolist(), skipped, other=model.thresholds().other
+    )
+    tradeoff = _tradeoff(model, labels, predictions, foreign, skip_bad)
+    return replace(compared, images=images, shots=left_out, tradeoff=tradeoff)
+
+
+def _tradeoff(
+    model: FewShotClassifier | ExportedClassifier,
+    labels: Sequence[Any],
+    predictions: Sequence[Prediction],
+    foreign: Any,
+    skip_bad: bool,
+) -> Tradeoff:
+    """Collect scores; images of the class that stands for everything else are foreign."""
+    thresholds = model.thresholds()
+    other = None if thresholds.other is None else str(model.classes_.tolist()[thresholds.other])
+    pairs = list(zip(map(str, labels), predictions, strict=True))
+    known = [(label, each) for label, each in pairs if label != other]
+    strange = [each for label, each in pairs if label == other]
+    if foreign is not None:
+        strange += model.classify(foreign, skip_bad=skip_bad)
+    scores = [each.unknown for _, each in known]
+    return Tradeoff(
+        np.asarray([each.probability for _, each in known]),
+        np.asarray([str(each.label) == label for label, each in known], bool),
+        None if None in scores else np.asarray(scores, float),
+        np.asarray([each.unknown for each in strange if each.unknown is not None], float),
+        thresholds,
+    )
 
 
 def _shots_in_images(model: FewShotClassifier | ExportedClassifier, images: ImageSet) -> set[int]:
@@ -364,14 +474,20 @@ def compare_predictions(
     predictions: Sequence[Prediction],
     classes: Sequence[Any],
     skipped: Sequence[Skipped] = (),
+    *,
+    other: int | None = None,
 ) -> Evaluation:
-    """Count predictions by label and predicted class."""
+    """Count predictions by label and predicted class.
+
+    "None of these" counts as a prediction of class number `other`, if there is one.
+    """
     names = tuple(map(str, classes))
     row_of = {name: row for row, name in enumerate(names)}
     confusion = np.zeros((len(names), len(names)), np.int64)
     mistakes = []
     for label, each in zip(map(str, labels), predictions, strict=True):
-        predicted = str(each.label)
+        foreign = other is not None and each.decision == NONE
+        predicted = names[other] if foreign else str(each.label)  # type: ignore[index]  # not None
         confusion[row_of[label], row_of[predicted]] += 1
         if predicted != label:
             mistakes.append(Mistake(each.id, label, predicted, each.probability))

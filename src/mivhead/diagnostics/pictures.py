@@ -23,10 +23,11 @@ from mivhead.errors import InputError, NotAvailableError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mivhead.diagnostics.evaluation import Mistake
+    from mivhead.diagnostics.evaluation import Mistake, Tradeoff
 
 FORMATS = (".png", ".svg", ".pdf")
 DOTS_PER_INCH = 150
+NOTEBOOK_DPI = 72
 SIDE = 224  # pixels of a drawn image
 INK, PALE, HEAT = "#22303c", "#8a97a3", "#e8590c"
 MAX_COUNTS = 40  # classes up to which the counts are written into the cells
@@ -58,16 +59,16 @@ def new_figure(width: float, height: float, **options: Any) -> Figure:
         """A figure that shows itself in a notebook, without pyplot."""
 
         def _repr_png_(self) -> bytes:
-            return _render(self, "png")
+            return _render(self, "png", NOTEBOOK_DPI)
 
     return Picture(figsize=(width, height), **options)
 
 
-def _render(figure: Figure, kind: str) -> bytes:
+def _render(figure: Figure, kind: str, dpi: int = DOTS_PER_INCH) -> bytes:
     buffer = BytesIO()
     with warnings.catch_warnings():  # characters missing from the font become boxes
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-        figure.savefig(buffer, format=kind, dpi=DOTS_PER_INCH)
+        figure.savefig(buffer, format=kind, dpi=dpi)
     return buffer.getvalue()
 
 
@@ -252,3 +253,65 @@ def draw_mistakes(
 
 def _short(name: str, letters: int = MAX_LETTERS) -> str:
     return name if len(name) <= letters else f"{name[: letters - 11]}...{name[-8:]}"
+
+
+def draw_tradeoff(tradeoff: Tradeoff, path: str | Path | None = None) -> Figure:
+    """Draw what thresholds trade: errors for names, and unknown images for known ones.
+
+    Parameters
+    ----------
+    tradeoff : Tradeoff
+        Scores of an evaluation.
+    path : str, Path or None, default=None
+        The file to write: .png, .svg or .pdf. None writes nothing.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        With the risk-coverage curve and, if there are images of other things, the ROC curve. Dots
+        mark the default thresholds.
+    """
+    both = tradeoff.unknown is not None and len(tradeoff.foreign) > 0
+    figure = new_figure(10.0 if both else 5.2, 4.6, layout="constrained")
+    panels = figure.subplots(1, 2, squeeze=False)[0] if both else [figure.add_subplot()]
+    coverage, risk = tradeoff.risk_coverage()
+    named = tradeoff.probabilities >= tradeoff.thresholds.probability
+    _curve(
+        panels[0],
+        "Wrong names among the names given",
+        ("share of known images that get a name", "share of these names that are wrong"),
+        (coverage, risk),
+        (named.mean(), (~tradeoff.right[named]).mean() if named.any() else 0.0),
+    )
+    panels[0].set_ylim(-0.02, max(0.1, 1.15 * float(risk.max())))
+    if both:
+        assert tradeoff.unknown is not None
+        cut = tradeoff.thresholds.unknown
+        _curve(
+            panels[1],
+            f"Images of other things: AUROC {tradeoff.auroc:.2f}",
+            ("share of known images rejected", "share of other images rejected"),
+            tradeoff.roc(),
+            ((tradeoff.unknown > cut).mean(), (tradeoff.foreign > cut).mean()),
+        )
+        panels[1].plot([0, 1], [0, 1], color=PALE, linewidth=1, linestyle=":")
+        panels[1].set_ylim(-0.02, 1.02)
+    return save_figure(figure, path)
+
+
+def _curve(
+    axes: Any,
+    title: str,
+    names: tuple[str, str],
+    curve: tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]],
+    point: tuple[float, float],
+) -> None:
+    """Draw a curve and the point of the default threshold."""
+    axes.plot(*curve, color=INK, linewidth=1.8)
+    axes.plot(*point, "o", color=HEAT, markersize=8, label="default threshold")
+    axes.set_title(title, color=INK, fontsize=12, loc="left", pad=10)
+    axes.set_xlabel(names[0], color=INK)
+    axes.set_ylabel(names[1], color=INK)
+    axes.set_xlim(-0.02, 1.02)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="best")

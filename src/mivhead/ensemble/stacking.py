@@ -20,9 +20,10 @@ from torch import Tensor
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.ensemble.ridge import Experts, expected_shapes, prior_weights
 from mivhead.features import Block, Features, SupportSet
+from mivhead.head.blocks import BlockConfig
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
-from mivhead.head.recipe import BlockConfig, Recipe
+from mivhead.head.recipe import Recipe
 from mivhead.head.training import fit_head
 
 FOLDS = 2

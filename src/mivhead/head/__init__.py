@@ -1,1 +1,1 @@
-"""The MIV-head, to be read along with the paper: recipe, pooling, cap, logits, head, training."""
+"""The MIV-head, to be read with the paper: recipe, blocks, pooling, cap, logits, head, training."""

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mivhead.head.blocks import BlockConfig
 from mivhead.head.pooling import LN_EPS
-from mivhead.head.recipe import BlockConfig, Recipe
+from mivhead.head.recipe import Recipe
 from mivhead.kernels.backend import Operations, sigmoid, softmax
 
 SPREAD = math.sqrt(0.72676)  # of |x - y| for standard normal x and y, so s = SPREAD * sqrt(d)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mivhead.features import Block, Features
+from mivhead.head.blocks import BlockConfig
 from mivhead.head.cap import Bags, CrossAttentionPooling, MeanPooling, Projected, project
 from mivhead.head.logits import centred_cosines
 from mivhead.head.pooling import (
@@ -18,7 +19,7 @@ from mivhead.head.pooling import (
     pool_candidates,
     pool_patches,
 )
-from mivhead.head.recipe import BlockConfig, Recipe
+from mivhead.head.recipe import Recipe
 from mivhead.kernels.backend import Operations, choose, chunks
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mivhead.features import Block
-from mivhead.head.recipe import BlockConfig
+from mivhead.head.blocks import BlockConfig
 from mivhead.kernels.backend import Operations
 
 NORM_EPS = 1e-12  # of L2 norms

@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from mivhead.features import SupportSet
+from mivhead.head.blocks import BlockConfig
 from mivhead.head.cap import Bags, Projected
 from mivhead.head.head import MIVHead, rows
 from mivhead.head.logits import loss
 from mivhead.head.pooling import Candidates
-from mivhead.head.recipe import BlockConfig, Recipe
+from mivhead.head.recipe import Recipe
 from mivhead.kernels.gradients import backward_in_chunks
+
+LARGEST_VELOCITY = 1e3  # norm per parameter; below 20 on five real image sets
 
 
 def fit_head(
@@ -104,12 +107,29 @@ def train(
         if velocity := [p.grad for p in parameters if p.grad is not None]:
             torch._foreach_mul_(velocity, recipe.momentum)
         losses.append(loss_and_gradients(head, candidates, labels, bags, sources))
+        _limit([p.grad for p in parameters if p.grad is not None])
         for part, rate in rates.items():
             _descend([p for layer in head.layers for p in getattr(layer, part).parameters()], rate)
         if on_step is not None:
             on_step(step + 1)
     head.zero_grad()
     return losses
+
+
+@torch.no_grad()
+def _limit(velocity: list[Tensor]) -> None:
+    """Scale down what is far too long, in place: images that look the same to the backbone.
+
+    Their centred vectors are almost zero, and the gradient of a cosine explodes there.
+    """
+    norms: tuple[Tensor, ...] = torch._foreach_norm(velocity)
+    if bool(torch.stack(norms).max() < LARGEST_VELOCITY):  # False for NaN
+        return
+    for tensor, norm in zip(velocity, norms, strict=True):
+        if norm.isfinite():
+            tensor.mul_(torch.clamp(LARGEST_VELOCITY / norm, max=1.0))
+        else:
+            tensor.zero_()
 
 
 @torch.no_grad()

@@ -19,13 +19,8 @@ from mivhead.ensemble.ridge import expected_shapes
 from mivhead.ensemble.stacking import FOLDS
 from mivhead.errors import check_one_of
 from mivhead.features import Block, Features
-from mivhead.head.recipe import (
-    DEFAULT_RECIPE,
-    BlockConfig,
-    Recipe,
-    resolve_blocks,
-    resolve_recipe,
-)
+from mivhead.head.blocks import BlockConfig, resolve_blocks
+from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
 from mivhead.methods.cost import BACKWARD, BackboneWork, TaskSize, Work
 from mivhead.methods.registry import get_method
 from mivhead.preset import BlockPreset, Preset, ViewsRule, replace_in_blocks

@@ -23,7 +23,7 @@ from mivhead.service.engine import Engine, Unreadable, as_json
 from mivhead.service.inference_protocol import protocol_routes
 from mivhead.service.inputs import read_request
 from mivhead.service.label_studio import LabelStudio, label_studio_routes
-from mivhead.service.models import Loader, Models, Reloader
+from mivhead.service.models import ModelLoader, Models, Reloader
 from mivhead.service.observation import Metrics, Observer, note
 from mivhead.service.openapi import openapi
 from mivhead.service.protection import BodyLimits, ErrorAnswers, Guard, Keys, Limits
@@ -83,6 +83,7 @@ class Service:
                 Route("/v1/models", self.list_models),
                 Route("/v1/models/{name}", self.show_model),
                 Route("/v1/predict", self.predict, methods=["POST"]),
+                Route("/v1/explain", self.explain, methods=["POST"]),
                 *protocol_routes(self.engine),
                 *label_studio_routes(self.engine, self._label_studio),
             ]
@@ -129,26 +130,47 @@ class Service:
         document: dict[str, Any] = {"model": served.name, "version": served.version}
         if sent.features is not None:
             predictions = await self.engine.predict_features(served, sent.features)
-            found = [as_json(each, each.id, top) for each in predictions]
-            return JSONResponse({**document, "predictions": found})
+            document["predictions"] = [as_json(each, each.id, top) for each in predictions]
+            return JSONResponse(document)
         results = await self.engine.predict(served, sent.images)
-        document["predictions"] = [
-            {"file": each.name, "error": each.reason}
-            if isinstance(each, Unreadable)
-            else as_json(each, image.name, top)
+        found = [
+            each if isinstance(each, Unreadable) else as_json(each, image.name, top)
             for image, each in zip(sent.images, results, strict=True)
         ]
-        unreadable = [each for each in results if isinstance(each, Unreadable)]
-        if len(unreadable) == len(results):  # nothing to answer with
-            return JSONResponse({"error": unreadable[0].reason, **document}, 400)
-        return JSONResponse(document)
+        return _answer(document, "predictions", found)
+
+    async def explain(self, request: Request) -> Response:
+        """Say why images get their names."""
+        sent = await read_request(request, self.limits, ("model",))
+        served = self.models.get(sent.option("model"))
+        note(request.scope, model=served.name, images=len(sent.images))
+        if sent.features is not None:
+            raise InputError("Only images can be explained here.")
+        results = await self.engine.explain(served, sent.images)
+        found = [
+            each if isinstance(each, Unreadable) else {**each, "file": image.name}
+            for image, each in zip(sent.images, results, strict=True)
+        ]
+        return _answer({"model": served.name, "version": served.version}, "explanations", found)
+
+
+def _answer(document: dict[str, Any], key: str, results: list[Any]) -> Response:
+    """Answer with one result per image; an image that cannot be used has an error instead."""
+    unreadable = [each for each in results if isinstance(each, Unreadable)]
+    document[key] = [
+        {"file": each.name, "error": each.reason} if isinstance(each, Unreadable) else each
+        for each in results
+    ]
+    if len(unreadable) == len(results):  # nothing to answer with
+        return JSONResponse({"error": unreadable[0].reason, **document}, 400)
+    return JSONResponse(document)
 
 
 def create_app(
     models: Iterable[str | Path] = (),
     *,
     backbone: Backbone | None = None,
-    load: Loader | None = None,
+    load: ModelLoader | None = None,
     limits: Limits | None = None,
     keys: Keys | None = None,
     hosts: Collection[str] | None = None,
@@ -164,8 +186,8 @@ def create_app(
         Model files, or `NAME=FILE`.
     backbone : Backbone, optional
         Served at `/v1/backbone` and `/v1/features`.
-    load : callable, optional
-        Reads a model file; by default `mivhead.load`.
+    load : ModelLoader, optional
+        Reads the files: with another backbone, on another device.
     limits : Limits, optional
         How much the service takes on.
     keys : Keys, optional

@@ -1,12 +1,12 @@
 """Changes of a model over HTTP: shots are added, removed or relabelled, classes removed or renamed.
 
-A change is fitted on a copy of the model, saved to the model's file and only then served: if
+A change is made in the model's file, whose old version stays next to it, and only then served: if
 anything fails, the service continues with the model that it had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from anyio import to_thread
@@ -96,13 +96,19 @@ def change_routes(engine: Engine) -> list[BaseRoute]:
 
     prefix = "/v1/models/{name}"
     return [
-        Route(f"{prefix}/shots", show),
-        Route(f"{prefix}/shots", add, methods=["POST"]),
-        Route(f"{prefix}/shots/{{shot:path}}", remove_shot, methods=["DELETE"]),
-        Route(f"{prefix}/shots/{{shot:path}}", move_shot, methods=["PATCH"]),
-        Route(f"{prefix}/classes/{{label:path}}", remove_class, methods=["DELETE"]),
-        Route(f"{prefix}/classes/{{label:path}}", rename_class, methods=["PATCH"]),
+        _route(f"{prefix}/shots", GET=show, POST=add),
+        _route(f"{prefix}/shots/{{shot:path}}", DELETE=remove_shot, PATCH=move_shot),
+        _route(f"{prefix}/classes/{{label:path}}", DELETE=remove_class, PATCH=rename_class),
     ]
+
+
+def _route(path: str, **handlers: Callable[[Request], Awaitable[Response]]) -> BaseRoute:
+    """Return one route for all methods of a path, so that 405 lists all of them in `Allow`."""
+
+    async def dispatch(request: Request) -> Response:
+        return await handlers["GET" if request.method == "HEAD" else request.method](request)
+
+    return Route(path, dispatch, methods=list(handlers))
 
 
 def _read_options(body: bytes, *allowed: str) -> dict[str, Any]:

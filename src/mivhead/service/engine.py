@@ -66,6 +66,23 @@ class Engine:
         self, served: ServedModel, images: Sequence[Upload | Image.Image]
     ) -> list[Prediction | Unreadable]:
         """Predict images of one request; an unreadable one does not affect the others."""
+        results: list[Prediction | Unreadable] = await self._run(served, served.classify, images)
+        self._count(served, results)
+        return results
+
+    async def explain(
+        self, served: ServedModel, images: Sequence[Upload]
+    ) -> list[dict[str, Any] | Unreadable]:
+        """Explain the predictions for images of one request."""
+        return await self._run(served, served.explain, images)
+
+    async def _run(
+        self,
+        served: ServedModel,
+        compute: Callable[[list[Any]], Sequence[Any]],
+        images: Sequence[Upload | Image.Image],
+    ) -> list[Any]:
+        """Decode images and pass those that can be read to a method of the model."""
         if served.size is None:
             raise InputError(
                 f"The model {served.name} was trained on features of unknown origin, not on "
@@ -74,10 +91,8 @@ class Engine:
         with self.batcher.admit(len(images)):
             decoded = await self.decode(images, served.size)
             pictures = [each for each in decoded if isinstance(each, Image.Image)]
-            found = iter(await self.batcher.run(served.classify, pictures) if pictures else [])
-        results = [next(found) if isinstance(each, Image.Image) else each for each in decoded]
-        self._count(served, results)
-        return results
+            found = iter(await self.batcher.run(compute, pictures) if pictures else [])
+        return [next(found) if isinstance(each, Image.Image) else each for each in decoded]
 
     async def predict_features(self, served: ServedModel, features: Any) -> list[Prediction]:
         """Predict features of one request."""
@@ -128,9 +143,11 @@ class Engine:
         return await to_thread.run_sync(function, *args, limiter=self._threads)
 
     def _count(self, served: ServedModel, results: Sequence[Prediction | Unreadable]) -> None:
-        for each in results:
-            if not isinstance(each, Unreadable):
-                self.metrics.predictions.labels(served.name, str(each.decision)).inc()
+        found = [each for each in results if not isinstance(each, Unreadable)]
+        for each in found:
+            self.metrics.predictions.labels(served.name, str(each.decision)).inc()
+        scores = [each.unknown for each in found if each.unknown is not None]
+        self.metrics.watch_drift(served.name, served.version, served.scores, scores)
 
 
 def _decode_file(image: Upload, size: int) -> Image.Image:

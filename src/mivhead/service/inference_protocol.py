@@ -193,10 +193,9 @@ def _answer(document: dict[str, Any], served: ServedModel, found: list[Any]) -> 
             [each.probabilities[label] for each in found for label in classes],
         ),
     ]
-    asked = document.get("outputs")
-    if asked is not None:
+    if "outputs" in document:
         known = {each["name"]: each for each in outputs}
-        given = asked if isinstance(asked, list) else [None]
+        given = document["outputs"] if isinstance(document["outputs"], list) else [None]
         names = [str(each.get("name")) if isinstance(each, dict) else "" for each in given]
         if any(name not in known for name in names):
             raise InputError(f"The outputs are {', '.join(known)}.")

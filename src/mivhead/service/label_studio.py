@@ -89,7 +89,7 @@ def label_studio_routes(engine: Engine, source: LabelStudio | None) -> list[Base
         """Accept a project whose labelling interface can be predicted."""
         served = engine.models.get(request.path_params.get("name"))
         document = read_json(await request.body())
-        if document.get("schema"):
+        if document.get("schema", "") != "":  # empty until the project has an interface
             read_config(document["schema"])
         return JSONResponse({"model_version": served.version})
 

@@ -7,27 +7,30 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from copy import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
 from mivhead._load import load
+from mivhead.decision import Calibration
+from mivhead.diagnostics.evaluation import Score
 from mivhead.errors import InputError, MivError
 from mivhead.exported import ExportedClassifier
 from mivhead.service.protection import Refusal
 
 if TYPE_CHECKING:
     from mivhead.backbones.base import Backbone
+    from mivhead.fewshot import FewShotClassifier
     from mivhead.prediction import Prediction
 
 _log = logging.getLogger(__name__)
 
-Loader = Callable[[Path], Any]
 T = TypeVar("T")
 
 
@@ -47,15 +50,25 @@ class ModelLoader:
         weights: str | Path | None = None,
         device: str | None = None,
     ) -> None:
-        self._options = {"backbone": backbone, "weights": weights, "device": device}
+        self._options: dict[str, Any] = {"backbone": backbone, "weights": weights, "device": device}
         self._backbones: dict[str, Any] = {}  # by the key of their identity
 
     def __call__(self, path: Path) -> Any:
         """Read one file."""
-        model = load(path, **self._options)  # type: ignore[arg-type]  # by name
+        model = load(path, **self._options)
         model.verbose = False
-        if isinstance(model, ExportedClassifier):
-            return model
+        return model if isinstance(model, ExportedClassifier) else self._share(model)
+
+    @contextmanager
+    def changing(self, path: Path) -> Iterator[FewShotClassifier]:
+        """Load a model, let it be changed, and save it, as `mivhead.changing` does."""
+        from mivhead.model_file import changing
+
+        with changing(path, **self._options) as model:
+            model.verbose = False
+            yield self._share(model)
+
+    def _share(self, model: FewShotClassifier) -> FewShotClassifier:
         model.cache = False  # images of clients leave no traces
         if model.identity_ is not None:
             key = model.identity_.key
@@ -107,10 +120,22 @@ class ServedModel:
         size: int | None = self.facts["image_size"]
         return size
 
+    @cached_property
+    def scores(self) -> tuple[float, ...]:
+        """How unlike each other its shots are: the unknown score of each, computed without it."""
+        calibration = _calibration(self.model)
+        return () if calibration is None else calibration.scores
+
     def classify(self, pictures: Sequence[Image.Image]) -> list[Prediction]:
         """Predict a batch of decoded images."""
         found: list[Prediction] = self.model.classify(list(pictures))
         return found
+
+    def explain(self, pictures: Sequence[Image.Image]) -> list[dict[str, Any]]:
+        """Say why a batch of decoded images get their names."""
+        if isinstance(self.model, ExportedClassifier):
+            raise InputError(f"{self.name} is an exported model, which cannot explain itself.")
+        return [each.as_json() for each in self.model.explain(list(pictures))]
 
     def classify_features(self, features: Any) -> list[Prediction]:
         """Predict features: tensors by name, or vectors of shape (image, channel)."""
@@ -131,8 +156,8 @@ class Models:
     ----------
     files : iterable of str or Path
         Model files; each is served under its name without the suffix, or as `NAME=FILE`.
-    load : callable, optional
-        Reads a file; by default `mivhead.load`.
+    load : ModelLoader, optional
+        Reads the files.
     on_reload : callable, optional
         Called with the name of a model and `"ok"` or `"failed"`, when its file was read again.
     """
@@ -141,7 +166,7 @@ class Models:
         self,
         files: Iterable[str | Path],
         *,
-        load: Loader | None = None,
+        load: ModelLoader | None = None,
         on_reload: Callable[[str, str], object] | None = None,
     ) -> None:
         self._load = load or ModelLoader()
@@ -185,7 +210,7 @@ class Models:
         return [name for name in self._models if self._reload(name)]
 
     def change(self, name: str, apply: Callable[[Any], T]) -> tuple[T, ServedModel]:
-        """Change a copy of a model, save it to its file, and serve it from now on.
+        """Change a model in its file, and serve it from now on.
 
         Parameters
         ----------
@@ -198,19 +223,17 @@ class Models:
         -------
         what `apply` returned, and the new version of the model
         """
-        self._reload(name)  # never overwrite what somebody else has written
         with self._lock:
             served = self._models[name]
-            if not hasattr(served.model, "add"):
+            if isinstance(served.model, ExportedClassifier):
                 raise InputError(f"The model {name} is exported: it cannot be changed.")
-            model = copy(served.model)
-            made = apply(model)
-            model.save(served.path)
-            self._models[name] = self._serve(name, served.path, model)
+            with self._load.changing(served.path) as model:
+                made = apply(model)
+            changed = self._models[name] = self._read(name, served.path)
             self._problems.pop(name, None)
-            facts = {"model": name, "version": self._models[name].version}
+            facts = {"model": name, "version": changed.version}
             _log.info("model changed", extra={"facts": facts})
-            return made, self._models[name]
+            return made, changed
 
     def _reload(self, name: str) -> bool:
         with self._lock:
@@ -250,13 +273,7 @@ class Models:
             stamp = _stamp(path)
         except OSError as error:
             raise InputError(f"The model {path} cannot be read: {error.strerror}.") from error
-        return self._serve(name, path, self._load(path), stamp)
-
-    def _serve(
-        self, name: str, path: Path, model: Any, stamp: tuple[int, ...] | None = None
-    ) -> ServedModel:
-        """Describe and try a model."""
-        stamp = stamp or _stamp(path)
+        model = self._load(path)
         version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
         facts = {
             "name": name,
@@ -312,10 +329,29 @@ def _facts(model: Any) -> dict[str, Any]:
     return {
         "classes": classes,
         "shots": dict(zip(classes, shots, strict=True)) if shots else None,
+        "estimate": _estimate(_calibration(model)),
         "method": method,
         "backbone": None if identity is None else identity.name,
         "image_size": identity.preprocessing.size if takes_images else None,
     }
+
+
+def _calibration(model: Any) -> Calibration | None:
+    """Return the out-of-fold scores of a model's shots, if it has them."""
+    if isinstance(model, ExportedClassifier):
+        return model._header.decision
+    rule = getattr(model.classifier_, "decision_", None)
+    return None if rule is None else rule.calibration
+
+
+def _estimate(calibration: Calibration | None) -> dict[str, Any] | None:
+    """Return the accuracy that out-of-fold predictions of the shots suggest."""
+    if calibration is None or not calibration.own:
+        return None
+    pairs = zip(calibration.own, calibration.best, strict=True)
+    score = Score(len(calibration.own), sum(own >= best for own, best in pairs))
+    low, high = score.interval
+    return {"accuracy": score.accuracy, "low": low, "high": high, "shots": score.images}
 
 
 class Reloader:

@@ -10,14 +10,19 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import prometheus_client as prometheus
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
+
+WINDOW = 500  # recent images that are compared with the shots
+FEWEST = 10  # images, and shots, below which they are not
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +58,14 @@ class Metrics:
             ["model", "decision"],
             registry=registry,
         )
+        self.drift = prometheus.Gauge(
+            "miv_drift",
+            "How much recent images differ from the shots in how unlike the shots they are: 0 is "
+            "not at all, 1 is completely.",
+            ["model"],
+            registry=registry,
+        )
+        self._recent: dict[str, tuple[str, deque[float]]] = {}  # version and scores by model
         self.reloads = prometheus.Counter(
             "miv_reloads",
             "Times that a changed model file was read, by result.",
@@ -65,9 +78,42 @@ class Metrics:
         self.batches.observe(images)
         self.batch_seconds.inc(seconds)
 
+    def watch_drift(
+        self, model: str, version: str, reference: Sequence[float], scores: Iterable[float]
+    ) -> None:
+        """Compare the unknown scores of recent images with the out-of-fold scores of the shots.
+
+        Parameters
+        ----------
+        model, version : str
+            The model; another version starts again.
+        reference : sequence of float
+            Scores of the shots, each computed without it.
+        scores : iterable of float
+            Scores of new images.
+        """
+        if self._recent.get(model, ("", None))[0] != version:
+            self._recent[model] = version, deque(maxlen=WINDOW)
+        recent = self._recent[model][1]
+        recent.extend(scores)
+        if len(recent) >= FEWEST and len(reference) >= FEWEST:
+            self.drift.labels(model).set(ks_distance(reference, recent))
+
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return prometheus.generate_latest(self._registry)
+
+
+def ks_distance(first: Iterable[float], second: Iterable[float]) -> float:
+    """Return the largest difference between two empirical distributions (Kolmogorov-Smirnov).
+
+    >>> ks_distance([1, 2, 3, 4], [3, 4, 5, 6])
+    0.5
+    """
+    a, b = np.sort(np.fromiter(first, float)), np.sort(np.fromiter(second, float))
+    values = np.concatenate([a, b])
+    shares = (np.searchsorted(each, values, side="right") / len(each) for each in (a, b))
+    return float(np.abs(np.subtract(*shares)).max())
 
 
 class Observer:

@@ -6,6 +6,7 @@ tests that the two agree.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -24,6 +25,7 @@ def openapi(paths: Collection[str], limits: Limits) -> dict[str, Any]:
     ['/healthz']
     """
     known = _paths(limits)
+    found = {re.sub(":path}", "}", path) for path in paths}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -32,7 +34,7 @@ def openapi(paths: Collection[str], limits: Limits) -> dict[str, Any]:
             "description": "Few-shot image classifiers over HTTP. If the server requires a key, "
             "send it as `Authorization: Bearer KEY`.",
         },
-        "paths": {path: known[path] for path in paths if path in known},
+        "paths": {path: known[path] for path in known if path in found},
         "components": {"schemas": _SCHEMAS, "securitySchemes": _SECURITY},
         "security": [{}, {"key": []}],
     }
@@ -99,6 +101,17 @@ _SCHEMAS: dict[str, Any] = {
             "loaded": {"type": "string", "format": "date-time"},
             "classes": {"type": "array", "items": {"type": "string"}},
             "shots": {"type": ["object", "null"], "description": "Images per class."},
+            "estimate": {
+                "type": ["object", "null"],
+                "description": "Accuracy of out-of-fold predictions of the shots, with a 95 % "
+                "confidence interval.",
+                "properties": {
+                    "accuracy": _NUMBER,
+                    "low": _NUMBER,
+                    "high": _NUMBER,
+                    "shots": {"type": "integer"},
+                },
+            },
             "method": {"type": ["string", "null"]},
             "backbone": {"type": ["string", "null"]},
             "image_size": {"type": ["integer", "null"]},
@@ -257,6 +270,18 @@ def _images_body(limits: Limits) -> dict[str, Any]:
     }
 
 
+def _explain_body(limits: Limits) -> dict[str, Any]:
+    """Return the forms of `/v1/predict` that hold images."""
+    content = dict(_images_body(limits)["content"])
+    del content["application/x-safetensors"]
+    images = content["application/json"]["schema"]["oneOf"][0]
+    form = content["multipart/form-data"]["schema"]
+    for schema in (images, form):
+        schema["properties"] = {k: v for k, v in schema["properties"].items() if k != "top"}
+    content["application/json"] = {"schema": images, "example": {"images": [_PIXEL]}}
+    return {"required": True, "content": content}
+
+
 def _paths(limits: Limits) -> dict[str, Any]:
     predictions = {
         "type": "object",
@@ -304,6 +329,30 @@ def _paths(limits: Limits) -> dict[str, Any]:
                 },
             }
         },
+        "/v1/explain": {
+            "post": {
+                "summary": "Say why images get their names",
+                "description": "Where the model looked (`heat`, rows of shares), the closest "
+                "`shots`, the `runner_up` and the `votes` of the members of the ensemble.",
+                "parameters": _OPTIONS[:1],
+                "requestBody": _explain_body(limits),
+                "responses": {
+                    "200": _json(
+                        _object(
+                            ["model", "version", "explanations"],
+                            model=_STRING,
+                            version=_STRING,
+                            explanations={"type": "array", "items": _ref("Prediction")},
+                        ),
+                        "One result per image, in their order.",
+                    ),
+                    **_errors(400, 404, 415),
+                },
+            }
+        },
+        **_protocol_paths(),
+        **_label_studio_paths(),
+        **_change_paths(limits),
         "/v1/backbone": _get("Describe the backbone", {"type": "object"}),
         "/v1/features": {
             "post": {
@@ -341,5 +390,148 @@ def _paths(limits: Limits) -> dict[str, Any]:
                     **_errors(400, 415),
                 },
             }
+        },
+    }
+
+
+def _operation(
+    summary: str, body: Any, schema: Any, *errors: int, code: int = 200, **more: Any
+) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "responses": {str(code): _json(schema, "Success."), **_errors(*errors)},
+        **more,
+    }
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": body}}
+    return operation
+
+
+def _object(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": required, "properties": properties}
+
+
+_STRING = {"type": "string"}
+_ANY = {"type": "object"}
+
+
+def _protocol_paths() -> dict[str, Any]:
+    """Return the paths of the Open Inference Protocol."""
+    shape = {"type": "array", "items": {"type": "integer"}}
+    tensor = _object(
+        ["name", "shape", "datatype", "data"],
+        name=_STRING,
+        shape=shape,
+        datatype=_STRING,
+        data={"type": "array"},
+    )
+    body = {
+        "schema": _object(
+            ["inputs"],
+            id=_STRING,
+            inputs={"type": "array", "items": tensor, "minItems": 1},
+            outputs={"type": "array", "items": _object(["name"], name=_STRING)},
+        ),
+        "example": {
+            "inputs": [{"name": "images", "datatype": "BYTES", "shape": [1], "data": [_PIXEL]}]
+        },
+    }
+    answer = _object(
+        ["model_name", "model_version", "outputs"],
+        model_name=_STRING,
+        model_version=_STRING,
+        id=_STRING,
+        outputs={"type": "array", "items": tensor},
+    )
+    flag = {"type": "boolean"}
+    server = _object(["name", "version", "extensions"], name=_STRING, version=_STRING)
+    paths = {
+        "/v2": _get("Describe the server", server),
+        "/v2/health/live": _get("Whether the server runs", _object(["live"], live=flag)),
+        "/v2/health/ready": _get("Whether the server serves", _object(["ready"], ready=flag)),
+    }
+    version = {**_NAME, "name": "version", "description": "Version of the model.", "example": "1"}
+    for prefix, names in (
+        ("/v2/models/{name}", [_NAME]),
+        ("/v2/models/{name}/versions/{version}", [_NAME, version]),
+    ):
+        paths[prefix] = _get("Describe a model", _ANY, 404, parameters=names)
+        ready = _object(["name", "ready"], name=_STRING, ready=flag)
+        paths[f"{prefix}/ready"] = _get("Whether a model serves", ready, 404, parameters=names)
+        infer = _operation("Predict", body, answer, 400, 404, parameters=names)
+        paths[f"{prefix}/infer"] = {"post": infer}
+    return paths
+
+
+def _label_studio_paths() -> dict[str, Any]:
+    """Return the paths that Label Studio calls."""
+    tasks = {"type": "array", "items": _object(["data"], data=_ANY)}
+    config = (
+        '<View><Image name="image" value="$image"/><Choices name="class" toName="image"/></View>'
+    )
+    predict = {
+        "schema": _object(["tasks", "label_config"], tasks=tasks, label_config=_STRING),
+        "example": {
+            "tasks": [{"data": {"image": f"data:image/png;base64,{_PIXEL}"}}],
+            "label_config": config,
+        },
+    }
+    setup = {"schema": _object([], schema=_STRING), "example": {"schema": config}}
+    results = {"type": "array", "items": _ANY}
+    paths: dict[str, Any] = {}
+    for prefix, names in (("", list[Any]()), ("/label-studio/{name}", [_NAME])):
+        up = _object(["status"], status=_STRING, model_class=_STRING)
+        paths[f"{prefix}/health"] = _get("Label Studio: health", up, 400, 404, parameters=names)
+        answer = _object(["model_version"], model_version=_STRING)
+        paths[f"{prefix}/setup"] = {
+            "post": _operation("Label Studio: setup", setup, answer, 400, 404, parameters=names)
+        }
+        answer = _object(["results"], results=results, model_version=_STRING)
+        paths[f"{prefix}/predict"] = {
+            "post": _operation(
+                "Label Studio: predict tasks", predict, answer, 400, 404, parameters=names
+            )
+        }
+    return paths
+
+
+def _change_paths(limits: Limits) -> dict[str, Any]:
+    """Return the paths that change models, which exist with `--allow-changes`."""
+    changed = _object(
+        ["change", "notes", "when", "model"],
+        change=_STRING,
+        notes={"type": "array", "items": _STRING},
+        when=_STRING,
+        model=_ref("Model"),
+    )
+    file = {"type": "string", "format": "binary"}
+    files = {"type": "array", "items": file, "minItems": 1, "maxItems": limits.max_images}
+    shots = _object(["shots"], shots=_ANY)
+    prefix = "/v1/models/{name}"
+    show = _get("List the shots by class", shots, 400, 404, parameters=[_NAME])
+    add = _operation("Add shots", None, changed, 400, 404, 415, code=201, parameters=[_NAME])
+    form = {"schema": _object(["images", "label"], images=files, label=_STRING)}
+    add["requestBody"] = {"required": True, "content": {"multipart/form-data": form}}
+    shot = [
+        _NAME,
+        {**_NAME, "name": "shot", "description": "Name of a shot.", "example": "a/1.jpg"},
+    ]
+    label = [
+        _NAME,
+        {**_NAME, "name": "label", "description": "Name of a class.", "example": "wren"},
+    ]
+    flag = {"type": "boolean"}
+    move = {"schema": _object(["label"], label=_STRING, new=flag), "example": {"label": "wren"}}
+    name = {"schema": _object(["name"], name=_STRING, merge=flag), "example": {"name": "wren"}}
+    codes = (400, 404)
+    return {
+        f"{prefix}/shots": {**show, "post": add},
+        f"{prefix}/shots/{{shot}}": {
+            "delete": _operation("Remove a shot", None, changed, *codes, parameters=shot),
+            "patch": _operation("Move a shot", move, changed, *codes, parameters=shot),
+        },
+        f"{prefix}/classes/{{label}}": {
+            "delete": _operation("Remove a class", None, changed, *codes, parameters=label),
+            "patch": _operation("Rename a class", name, changed, *codes, parameters=label),
         },
     }

@@ -1,0 +1,91 @@
+"""The open-set protocol: its measures in plain loops, what its tasks hold, and a small run."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mivhead.benchmark.open_set import (
+    auroc,
+    calibration_error,
+    fpr,
+    read_open_set,
+    run_open_set,
+    sample_open_set,
+    summarise,
+)
+from mivhead.datasets.bundled import write_bundled
+from mivhead.datasets.sets import open_set
+from mivhead.errors import InputError
+from mivhead.extraction.cache import FeatureCache
+from tests.helpers.tiny_backbone import TinyBackbone
+
+
+def test_auroc_and_fpr_in_plain_loops() -> None:
+    rng = np.random.default_rng(0)
+    known, unknown = rng.integers(0, 9, 40).astype(float), rng.integers(3, 12, 30).astype(float)
+    pairs = [(u > k) + 0.5 * (u == k) for k in known for u in unknown]
+    assert auroc(known, unknown) == pytest.approx(np.mean(pairs))
+    threshold = min(t for t in known if np.mean(known <= t) >= 0.95)
+    assert fpr(known, unknown) == np.mean([u <= threshold for u in unknown])
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bundled(tmp_path_factory.mktemp("data"))
+
+
+NAMES = ("digits", "photographs")
+
+
+def test_unknown_images_are_of_other_classes_and_other_sets(data: Path) -> None:
+    sets = {name: open_set(name, data) for name in NAMES}
+    task = sample_open_set("digits", sets, 10, 5, 0, 3)
+    labels = sets["digits"].labels or ()
+    assert len(task.classes) == 8  # two of ten stay unknown
+    assert [task.classes[c] for c in task.support_labels] == [labels[r] for r in task.support]
+    assert [task.classes[c] for c in task.query_labels] == [labels[r] for r in task.queries]
+    assert not {labels[row] for row in task.same} & set(task.classes)
+    assert not set(task.support) & set(task.queries)
+    assert {name for name, _ in task.other} == {"photographs"}
+    assert len(task.other) == len(task.queries)
+    assert task == sample_open_set("digits", sets, 10, 5, 0, 3)
+    assert task != sample_open_set("digits", sets, 10, 5, 0, 4)
+
+
+def test_a_small_run_resumes(data: Path, tmp_path: Path) -> None:
+    def run(methods: tuple[str, ...]) -> list:
+        return run_open_set(
+            NAMES,
+            data,
+            tmp_path / "run",
+            protocols=((4, 3), (3, 1)),
+            methods=methods,
+            tasks=1,
+            views=1,
+            backbone=TinyBackbone(),
+            cache=FeatureCache(tmp_path / "cache"),
+            verbose=False,
+        )
+
+    first = run(("miv",))
+    path = tmp_path / "run" / "open-set.jsonl"
+    with path.open("a") as file:
+        file.write('{"set": "dig')  # a kill
+    path.write_text(path.read_text().rpartition("\n")[0] + "\n")
+    results = run(("miv", "ncc"))
+    assert results[: len(first)] == first
+    assert read_open_set(path) == results
+    rows = {(r.protocol, r.method, r.score): r for r in summarise(results)}
+    with_sets = rows["4-way 3-shot", "miv", "unknown"].means
+    assert 0 <= with_sets["coverage"] <= 1 <= with_sets["size"] <= 4
+    assert rows["3-way 1-shot", "miv", "unknown"].means["coverage"] is None
+    assert 0.5 < with_sets["auroc_other"] <= 1
+    assert {score for _, method, score in rows if method == "features"} == {"knn", "mahalanobis"}
+    assert rows["4-way 3-shot", "ncc", "energy"].sets == 2
+    assert calibration_error([r for r in results if r.method == "ncc"]) is not None
+
+
+def test_one_set_is_not_enough(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="at least two data sets"):
+        run_open_set(["digits"], data, tmp_path)
