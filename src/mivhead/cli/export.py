@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mivhead._files import is_exported
 from mivhead.cli import options
@@ -13,12 +13,17 @@ from mivhead.cli.inputs import kind_of, load_model
 from mivhead.cli.output import check_output, print_json, size
 from mivhead.errors import InputError
 
+if TYPE_CHECKING:
+    from mivhead.export.model import Export
+    from mivhead.export.storage import Storage
+
 EXAMPLES = """
 miv export birds.miv -o birds.onnx
 miv predict birds.onnx new/                        # PyTorch is not needed
 miv export birds.miv -o birds.onnx --half          # half the size
 miv export birds.miv -o head.onnx --features       # from features to probabilities
 miv export birds.miv -o birds.onnx --with-preprocessing   # from 8-bit images of any size
+miv export birds.miv --web site/ --half            # a page that runs it in the browser
 """
 
 
@@ -35,7 +40,13 @@ def add_parser(subparsers: Any) -> None:
         EXAMPLES,
     )
     parser.add_argument("model", metavar="MODEL", help="model file")
-    parser.add_argument("-o", "--output", required=True, metavar="FILE.onnx", help="file to write")
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("-o", "--output", metavar="FILE.onnx", help="file to write")
+    target.add_argument(
+        "--web",
+        metavar="FOLDER",
+        help="write a static page that classifies images in the browser, without a server",
+    )
     takes = parser.add_mutually_exclusive_group()
     takes.add_argument(
         "--with-preprocessing",
@@ -56,6 +67,15 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="store weights in 8 bits: a quarter of the size; probabilities change slightly",
     )
+    page = parser.add_argument_group("options of --web")
+    page.add_argument(
+        "--runtime",
+        metavar="FOLDER",
+        help="folder of the npm package onnxruntime-web (default: found in node_modules)",
+    )
+    page.add_argument(
+        "--title", metavar="TEXT", help="title of the page (default: the model's name)"
+    )
     options.add_model_backbone(parser)
     options.add_json(parser)
     parser.set_defaults(run=run, device="cpu")
@@ -65,6 +85,11 @@ def run(args: argparse.Namespace) -> int:
     """Run `miv export`."""
     if is_exported(args.model):
         raise InputError(f"{args.model} is an exported model already: give a model of `miv fit`.")
+    storage: Storage = "half" if args.half else "int8" if args.int8 else "float32"
+    if args.web:
+        return _export_web(args, storage)
+    if args.runtime or args.title:
+        raise InputError("--runtime and --title belong to --web.")
     if not is_exported(args.output):
         raise InputError(f"The output {args.output} must end in .onnx, by which it is recognised.")
     if Path(args.output).is_file() and kind_of(args.output) != "exported":
@@ -77,19 +102,48 @@ def run(args: argparse.Namespace) -> int:
     from mivhead.export.model import export_model
 
     model = load_model(args.model, args)
-    if not args.quiet and not args.features and sys.stderr.isatty():
-        print("Exporting the backbone (about 20 seconds) ...", file=sys.stderr)
+    if not args.features:
+        _announce(args)
     export = export_model(
         model,
         args.output,
         input="features" if args.features else "pixels" if args.with_preprocessing else None,
-        storage="half" if args.half else "int8" if args.int8 else "float32",
+        storage=storage,
     )
+    return _report(args, args.output, export)
+
+
+def _export_web(args: argparse.Namespace, storage: Storage) -> int:
+    if args.features or args.with_preprocessing:
+        raise InputError("The page takes images and resizes them itself: omit other inputs.")
+    options.prepare(args)
+    from mivhead.export.web import check_folder, export_web, find_runtime
+
+    check_folder(Path(args.web))
+    find_runtime(args.runtime)  # both before the work
+    model = load_model(args.model, args)
+    _announce(args)
+    title = args.title or Path(args.model).stem
+    export = export_web(model, args.web, runtime=args.runtime, title=title, storage=storage)
+    _report(args, args.web, export)
+    if not (args.json or args.quiet):
+        print(
+            f"Try it with `python -m http.server -d {args.web}`, then open http://localhost:8000."
+        )
+    return 0
+
+
+def _announce(args: argparse.Namespace) -> None:
+    if not args.quiet and sys.stderr.isatty():
+        print("Exporting the backbone (about 20 seconds) ...", file=sys.stderr)
+
+
+def _report(args: argparse.Namespace, target: str, export: Export) -> int:
     if args.json:
-        print_json({"file": args.output, **vars(export)})
+        print_json({"file": target, **vars(export)})
     elif not args.quiet:
         print(
-            f"Saved {args.output} ({size(export.bytes)}, opset {export.opset}). Its probabilities "
+            f"Saved {target} ({size(export.bytes)}, opset {export.opset}). Its probabilities "
             f"differ from the model's by at most {export.difference:.1g} on test inputs."
         )
     return 0

@@ -19,6 +19,7 @@ from typing import NoReturn
 from mivhead._optional import explain_missing
 from mivhead._version import __version__
 from mivhead.cli import (
+    app,
     backbones,
     bench,
     cache,
@@ -35,6 +36,7 @@ from mivhead.cli import (
     plot,
     predict,
     serve,
+    suggest,
 )
 from mivhead.cli.options import Parser
 from mivhead.cli.output import one_line
@@ -45,10 +47,12 @@ COMMANDS = (
     predict,
     change,
     explain,
+    suggest,
     evaluate,
     export,
     extract,
     info,
+    app,
     serve,
     methods,
     backbones,

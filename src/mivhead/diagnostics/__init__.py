@@ -3,6 +3,7 @@
 - `evaluation`: accuracy on labelled images that the model has not seen.
 - `estimate`: accuracy estimated by cross-validation on the shots, and shots that look mislabelled.
 - `explanation`: the reasons for a prediction, as an object; `reasons_picture` draws it.
+- `suggestion`: which images to label next.
 - `pages`: pages of results and of suspicious shots, each one self-contained HTML file.
 - `attention`: which patches of an image and which shots the head attends to.
 - `tsne`: the vectors that the head compares, projected onto a plane.
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from mivhead.diagnostics.explanation import Explanation as Explanation
     from mivhead.diagnostics.explanation import explain_images as explain_images
     from mivhead.diagnostics.pictures import draw_confusion as draw_confusion
+    from mivhead.diagnostics.suggestion import Suggestion as Suggestion
+    from mivhead.diagnostics.suggestion import suggest as suggest
     from mivhead.diagnostics.tsne import Embeddings as Embeddings
     from mivhead.diagnostics.tsne import centroid_embeddings as centroid_embeddings
     from mivhead.diagnostics.tsne import draw_tsne as draw_tsne
@@ -39,6 +42,7 @@ __getattr__, __dir__ = lazy(
         "evaluation": "Evaluation evaluate",
         "explanation": "Explanation explain_images",
         "pictures": "draw_confusion",
+        "suggestion": "Suggestion suggest",
         "tsne": "Embeddings centroid_embeddings draw_tsne miv_embeddings",
     },
 )

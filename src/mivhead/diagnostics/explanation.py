@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +53,8 @@ class Vote:
         The class that it prefers.
     separates : float or None
         How much it adds to the log-odds of the predicted class against the runner-up; negative if
-        it speaks for the runner-up. The sum over all members is the log-odds. None if there is only
-        one class to name, or the method does not add up votes.
+        it speaks for the runner-up. The sum over all members is the log-odds. None if the recipe
+        does not add up votes.
     """
 
     member: str
@@ -212,8 +211,9 @@ def _explain(
     members = _Members(model, table.features)
     near = _Near(model, table.features)
     for row, prediction in enumerate(predictions):
-        labels = list(islice(prediction.probabilities, 2))
-        runner_up = labels[1] if len(labels) > 1 else labels[0]
+        rest = (label for label in prediction.probabilities if label != prediction.label)
+        runner_up = next(rest)
+        labels = [prediction.label, runner_up]
         blocks = {i: heat[row] for i, heat in members.heats.items()}
         yield Explanation(
             prediction,
@@ -292,7 +292,7 @@ class _Members:
         ):
             scores = all_rows[row]
             separates = None
-            if self._additive and len(places) > 1:
+            if self._additive:
                 separates = float(weight * (scores[places[0]] - scores[places[1]]))
             found.append(Vote(name, weight, self.classes[int(scores.argmax())], separates))
         return tuple(sorted(found, key=lambda vote: -abs(vote.separates or 0.0)))

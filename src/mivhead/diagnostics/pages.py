@@ -30,7 +30,9 @@ from mivhead.decision import NONE, UNSURE
 from mivhead.diagnostics.estimate import CrossValidation
 from mivhead.diagnostics.explanation import CloseShot, Explanation
 from mivhead.diagnostics.pictures import overlay
+from mivhead.diagnostics.suggestion import Suggestion, labels_for
 from mivhead.images.decoding import load_image
+from mivhead.images.imageset import ImageSet
 from mivhead.shots import Shots
 
 SIDE, SHOT_SIDE = 192, 72  # pixels of the longer side of an image, and of a shot
@@ -172,6 +174,59 @@ def write_suspects(result: CrossValidation, shots: Shots, path: str | Path, *, t
     )
     _write(path, title, text, document)
     return len(items)
+
+
+def write_suggestions(
+    suggestions: Sequence[Suggestion],
+    images: ImageSet,
+    path: str | Path,
+    *,
+    title: str,
+    classes: Sequence[Any],
+) -> None:
+    """Write a page of images to label next, which takes their names.
+
+    Parameters
+    ----------
+    suggestions : sequence of Suggestion
+        From `mivhead.diagnostics.suggestion.suggest`.
+    images : ImageSet
+        The unlabelled images.
+    path : str or Path
+        The file to write.
+    title : str
+        Title of the page.
+    classes : sequence
+        Names to choose from; others can be entered.
+    """
+    rows = dict(zip(images.ids, range(len(images)), strict=True))
+    items: list[dict[str, Any]] = [
+        {
+            "file": each.id,
+            "group": "named" if each.new_class is None else "none",
+            "label": "" if each.label is None else str(each.label),
+            "title": reason,
+            "note": "" if each.label is None else f"looks like {each.label}",
+            "top": [],
+            "src": _jpeg(images.load(rows[each.id]), SIDE),
+            "near": [],
+        }
+        for each, reason in zip(suggestions, labels_for(suggestions), strict=True)
+    ]
+    document = {
+        "groups": [["all", "all"]],
+        "classes": [str(name) for name in classes],
+        "ask": "what is it?",
+        "columns": "path,label",
+        "nothing": "There is nothing to label.",
+        "shots": [],
+        "items": items,
+    }
+    text = (
+        "Labels of these images help most. Enter their names, old or new ones, download them, and "
+        "teach the model with <code>miv add MODEL corrections.csv</code>."
+    )
+    _write(path, title, text, document)
 
 
 def explanation_html(reasons: Explanation) -> str:

@@ -1,0 +1,222 @@
+"""Which images to label next, so that accuracy grows fastest.
+
+Typical images of different kinds first (TypiClust): the images are clustered together with the
+shots, and from each cluster without a shot, the largest first, the image in the densest place is
+taken. With few labels this beats uncertainty by far, because an uncertain image is often an
+untypical one. Once classes have many shots, the image with the smallest margin of a cluster is
+taken instead. Near-duplicates are suggested once. Images that the model calls "none of these" are
+clustered on their own and suggested as possible new classes.
+
+References
+----------
+Hacohen, Dekel and Weinshall, "Active learning on a budget: opposite strategies suit high and low
+budgets", ICML 2022.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mivhead.decision import NONE
+from mivhead.ensemble.descriptors import mean_vectors
+from mivhead.errors import InputError
+from mivhead.features import Features, FeatureTable
+from mivhead.fewshot import FewShotClassifier
+from mivhead.images.sources import as_image_set
+
+NEIGHBOURS = 20  # that typicality is measured on
+DUPLICATE = 0.985  # cosine of mean vectors above which two images are nearly the same
+MANY = 8  # mean shots per class from which on the margin decides within a cluster
+NEW_SHARE = 0.5  # of the suggestions that may go to possible new classes
+MAX_CLUSTERS = 500
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """An image to label next.
+
+    Parameters
+    ----------
+    id : str
+        Name of the image.
+    label : object or None
+        What the model takes it for; None without a model.
+    represents : int
+        Number of images in its cluster.
+    new_class : int or None, default=None
+        Number of the possible new class that it belongs to, from 1; None if the model knows images
+        like it.
+    """
+
+    id: str
+    label: Any
+    represents: int
+    new_class: int | None = None
+
+
+def suggest(
+    images: Any, n: int = 10, *, model: FewShotClassifier | None = None, seed: int = 0
+) -> list[Suggestion]:
+    """Suggest which images to label next.
+
+    Parameters
+    ----------
+    images : images or FeatureTable
+        Unlabelled images: what `FewShotClassifier.predict` takes.
+    n : int, default=10
+        How many suggestions to make; fewer if there are not that many different images.
+    model : FewShotClassifier or None, default=None
+        The model that the labels are for. None: there is none yet, and the default backbone is
+        used.
+    seed : int, default=0
+        Random seed of the clustering.
+
+    Returns
+    -------
+    list of Suggestion
+        The best first.
+
+    Examples
+    --------
+    >>> X = Features(np.repeat(np.eye(3, 8), [5, 3, 2], axis=0) + 0.1 * np.eye(10, 8))
+    >>> table = FeatureTable(X, tuple("abcdefghij"))
+    >>> [each.represents for each in suggest(table, 3)]
+    [5, 3, 2]
+    """
+    if n < 1:
+        raise InputError(f"n must be at least 1, got {n}.")
+    table = images
+    if not isinstance(table, FeatureTable):
+        table = (model or FewShotClassifier()).extract(_unlabelled(images))
+    vectors = _vectors(table.features)
+    if model is None:
+        chosen = choose(vectors, n, seed=seed)
+        return [Suggestion(table.ids[row], None, size) for row, size in chosen]
+    predictions = model.classify(table)
+    unknown = np.array([each.decision == NONE for each in predictions])
+    shots = None if model.shots_ is None else _vectors(model.shots_.features)
+    found: list[Suggestion] = []
+    new_rows = np.flatnonzero(unknown)
+    room = min(int(np.ceil(NEW_SHARE * n)), len(new_rows))
+    if room:
+        picked = choose(vectors[new_rows], room, seed=seed)
+        found = [
+            Suggestion(table.ids[new_rows[row]], None, size, number)
+            for number, (row, size) in enumerate(picked, start=1)
+        ]
+    rows = np.flatnonzero(~unknown)
+    if len(rows) and n > len(found):
+        top = np.sort([list(each.probabilities.values())[:2] for each in predictions], axis=1)
+        margins = top[:, -1] - top[:, 0]
+        many = model.shots_ is not None and len(model.shots_) >= MANY * len(model.classes_)
+        picked = choose(
+            vectors[rows], n - len(found), shots, margins[rows] if many else None, seed=seed
+        )
+        known = [Suggestion(table.ids[rows[r]], predictions[rows[r]].label, s) for r, s in picked]
+        found = known + found
+    return found
+
+
+def choose(
+    vectors: NDArray[np.floating[Any]],
+    n: int,
+    labelled: NDArray[np.floating[Any]] | None = None,
+    margins: NDArray[np.floating[Any]] | None = None,
+    *,
+    seed: int = 0,
+) -> list[tuple[int, int]]:
+    """Choose rows that stand for all others: the core of `suggest`, on vectors of length 1.
+
+    Parameters
+    ----------
+    vectors : array of shape (image, channel)
+        The unlabelled images.
+    n : int
+        How many to choose.
+    labelled : array of shape (shot, channel) or None, default=None
+        What is labelled already.
+    margins : array of shape (image,) or None, default=None
+        If given, the smallest margin of a cluster is chosen instead of the most typical image.
+    seed : int, default=0
+        Random seed of the clustering.
+
+    Returns
+    -------
+    list of (int, int)
+        Rows, and the number of images in their clusters; the most useful first.
+    """
+    from sklearn.cluster import KMeans
+
+    kept = _without_duplicates(vectors)
+    points = vectors[kept].astype(np.float64)
+    old = np.empty((0, points.shape[1])) if labelled is None else labelled.astype(np.float64)
+    everything = np.concatenate([points, old])
+    count = min(len(old) + n, len(everything), MAX_CLUSTERS)
+    with warnings.catch_warnings():  # fewer distinct points than clusters are no problem
+        warnings.simplefilter("ignore")
+        means = KMeans(count, n_init=1, random_state=seed).fit(everything)
+    cluster = means.labels_[: len(points)]
+    covered = np.bincount(means.labels_[len(points) :], minlength=count)
+    sizes = np.bincount(means.predict(vectors.astype(np.float64)), minlength=count)
+    taken: list[tuple[int, int]] = []
+    left = np.ones(len(points), bool)
+    while len(taken) < min(n, len(points)):
+        # The cluster with the fewest labels, then the largest; then again, if there are too few.
+        alive = np.bincount(cluster[left], minlength=count) > 0
+        best = min(np.flatnonzero(alive), key=lambda c: (covered[c], -sizes[c]))
+        members = np.flatnonzero((cluster == best) & left)
+        if margins is None:
+            row = members[_typicality(points[cluster == best], points[members]).argmax()]
+        else:
+            row = members[margins[kept][members].argmin()]
+        taken.append((int(kept[row]), int(sizes[best])))
+        left[row] = False
+        covered[best] += 1
+    return taken
+
+
+def _typicality(
+    cluster: NDArray[np.floating[Any]], members: NDArray[np.floating[Any]]
+) -> NDArray[np.floating[Any]]:
+    """Return the mean similarity of each member to its nearest neighbours in the cluster."""
+    similarity = np.sort(members @ cluster.T, axis=1)[:, ::-1][:, 1 : 1 + NEIGHBOURS]
+    if not similarity.shape[1]:
+        return np.zeros(len(members))
+    mean: NDArray[np.floating[Any]] = similarity.mean(axis=1)
+    return mean
+
+
+def _without_duplicates(vectors: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
+    """Return the rows that are not nearly the same as an earlier row."""
+    kept: list[int] = []
+    for row in range(len(vectors)):
+        if not kept or float((vectors[kept] @ vectors[row]).max()) < DUPLICATE:
+            kept.append(row)
+    return np.array(kept, np.int64)
+
+
+def _vectors(features: Features) -> NDArray[np.floating[Any]]:
+    vectors: NDArray[np.floating[Any]] = mean_vectors(features.blocks[-1]).numpy(force=True)
+    return vectors
+
+
+def _unlabelled(images: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(as_image_set(images), labels=None)
+
+
+def labels_for(suggestions: Sequence[Suggestion]) -> list[str]:
+    """Return why each image is suggested, in words."""
+    return [
+        f"possible new class {each.new_class}, like {each.represents} images"
+        if each.new_class is not None
+        else f"typical of {each.represents} images"
+        for each in suggestions
+    ]

@@ -1,0 +1,20 @@
+"""`miv suggest`."""
+
+import json
+
+
+def test_suggestions_with_and_without_a_model(miv, fails, model, new, tmp_path):
+    answer = miv("suggest", new, "-n", "3")
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("image")
+    assert answer.out.count("typical of") == 3
+    page = tmp_path / "label.html"
+    document = json.loads(miv("suggest", model, new, "-n", "4", "--json", "--html", page).out)
+    assert 1 <= len(document["suggestions"]) <= 4
+    assert "what is it?" in page.read_text()
+    assert "Give a folder of unlabelled images" in fails("suggest", model)
+    assert "does not exist" in fails("suggest", model, "nowhere")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "no images" in fails("suggest", model, empty)
+    assert ".html file" in fails("suggest", new, "--html", "page.txt")

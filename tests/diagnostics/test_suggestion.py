@@ -1,0 +1,79 @@
+"""Which images to label next: typical, different, once each."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mivhead import Features, FewShotClassifier
+from mivhead.diagnostics.suggestion import DUPLICATE, choose, suggest
+from mivhead.errors import InputError
+from mivhead.features import FeatureTable
+from tests.conftest import write_images
+from tests.helpers.tiny_backbone import TinyBackbone
+
+
+def clusters(sizes: list[int], spread: float = 0.12, seed: int = 0) -> np.ndarray:
+    """Unit vectors around as many directions as there are sizes."""
+    rng = np.random.default_rng(seed)
+    centres = np.repeat(np.eye(len(sizes), 16), sizes, axis=0)
+    vectors = centres + spread * rng.normal(size=(sum(sizes), 16))
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def test_one_of_each_cluster_the_largest_first() -> None:
+    vectors = clusters([12, 8, 5])
+    rows = [row for row, _ in choose(vectors, 3)]
+    assert [0 if row < 12 else 1 if row < 20 else 2 for row in rows] == [0, 1, 2]
+    assert [size for _, size in choose(vectors, 3)] == [12, 8, 5]
+
+
+def test_the_typical_image_of_a_cluster() -> None:
+    vectors = clusters([9])
+    ((row, size),) = choose(vectors, 1)
+    similarity = (vectors @ vectors.T).sum(axis=1)  # all nine are neighbours of each other
+    assert (row, size) == (similarity.argmax(), 9)
+
+
+def test_clusters_with_a_label_come_last() -> None:
+    vectors = clusters([12, 8, 5])
+    rows = [row for row, _ in choose(vectors, 2, labelled=np.eye(3, 16)[:1])]
+    assert all(row >= 12 for row in rows)
+
+
+def test_the_margin_decides_if_it_is_given() -> None:
+    vectors = clusters([9])
+    margins = np.ones(9)
+    margins[4] = 0.1
+    assert choose(vectors, 1, margins=margins) == [(4, 9)]
+
+
+def test_near_duplicates_are_suggested_once() -> None:
+    vectors = np.repeat(clusters([3, 3]), 4, axis=0)
+    rows = [row for row, _ in choose(vectors, 24)]
+    assert len(rows) == 6
+    chosen = vectors[rows]
+    assert np.triu(chosen @ chosen.T, 1).max() < DUPLICATE
+
+
+def test_images_like_no_class_are_possible_new_classes(tmp_path: Path) -> None:
+    shots = write_images(tmp_path / "shots", 4)
+    model = FewShotClassifier(TinyBackbone()).fit_folder(shots)
+    table = model.extract(write_images(tmp_path / "new", 5, seed=1))
+    found = suggest(table, 6, model=model)
+    assert 0 < len(found) <= 6
+    assert len({each.id for each in found}) == len(found)
+    decisions = {each.id: each.decision for each in model.classify(table)}
+    for each in found:
+        assert (decisions[each.id] == "none of these") == (each.new_class is not None)
+        assert (each.label is None) == (each.new_class is not None)
+
+
+def test_without_a_model_and_bad_input() -> None:
+    table = FeatureTable(Features(clusters([6, 3])), tuple("abcdefghi"))
+    found = suggest(table, 2)
+    assert [each.represents for each in found] == [6, 3]
+    assert suggest(table, 2) == found
+    assert len(suggest(table, 100)) == 9
+    with pytest.raises(InputError, match="n must be at least 1, got 0"):
+        suggest(table, 0)
