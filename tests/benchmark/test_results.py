@@ -11,7 +11,13 @@ import pytest
 
 from mivhead import __version__
 from mivhead.benchmark.clock import Seconds
-from mivhead.benchmark.results import RESULTS, Journal, read_results, read_run_config
+from mivhead.benchmark.results import (
+    RESULTS,
+    Journal,
+    read_origin,
+    read_results,
+    read_run_config,
+)
 from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.bench_data import config, result
 
@@ -145,3 +151,17 @@ def test_seconds_of_backbones_are_kept_and_a_corrupted_file_is_ignored(tmp_path)
         (tmp_path / "seconds.json").write_text(content)
         with Journal(tmp_path, config()) as journal:
             assert journal.seconds == {}
+
+
+def test_a_run_records_how_it_was_made(tmp_path, monkeypatch):
+    assert read_origin(tmp_path) == {}
+    monkeypatch.setattr("sys.argv", ["/bin/miv", "bench", "run", "http://me:word@host/?key=1"])
+    for _ in range(2):
+        with Journal(tmp_path / "run", config()):
+            pass
+    origin = read_origin(tmp_path / "run")
+    assert origin["command"].startswith("miv bench run ")
+    assert "word" not in origin["command"]
+    assert "key=1" not in origin["command"]
+    assert origin["version"].startswith("mivhead ")
+    assert origin["resumed"].startswith("1 times, last ")

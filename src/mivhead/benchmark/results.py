@@ -10,12 +10,18 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
+import shlex
+import sys
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
+import numpy as np
 from filelock import FileLock, Timeout
 
 from mivhead._files import write_text
@@ -31,6 +37,7 @@ TASKS = "tasks"
 SECONDS = "seconds.json"  # measured duration of a backbone's pass over one image
 FEATURES = "features"  # where they are stored if the feature cache is disabled
 IMAGES = "images"  # images that pip packages contain, if no data folder is given
+COMMANDS = "commands.jsonl"  # when, where and how the run was started or resumed
 LOCK = "lock"
 OWNER = "lock.pid"  # the process that holds the lock
 
@@ -126,6 +133,53 @@ def read_results(run: str | Path) -> list[Result]:
     if not path.is_file():
         raise InputError(f"{run} does not contain results of `miv bench run`.")
     return _latest(_parse(path, path.read_bytes())[0])
+
+
+def describe_process() -> dict[str, str]:
+    """Describe this process for the record: time, version, machine and command."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    system = f"{platform.system()} {platform.machine()}, {cores} cores"
+    return {
+        "time": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "version": f"mivhead {__version__}, Python {platform.python_version()}, "
+        f"PyTorch {torch.__version__}, NumPy {np.__version__}",
+        "machine": system,
+        "command": _without_secrets(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
+    }
+
+
+def _without_secrets(command: str) -> str:
+    """Remove passwords and parameters from addresses.
+
+    >>> _without_secrets("miv bench run --backbone https://me:word@host/v1?key=1 -o run")
+    'miv bench run --backbone https://...@host/v1?... -o run'
+    """
+    command = re.sub(r"(?<=://)[^/@\s]+@", "...@", command)
+    return re.sub(r"(://[^\s?]+)\?[^\s']+", r"\1?...", command)
+
+
+def read_origin(run: str | Path) -> dict[str, str]:
+    """Read how the results of a run were made: its first command, and how often it was resumed.
+
+    Returns
+    -------
+    dict of str to str
+        Empty for a run of an earlier version, which did not record it.
+    """
+    path = Path(run) / COMMANDS
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        entries = [dict(json.loads(line)) for line in lines if line]
+    except (OSError, ValueError, TypeError):
+        return {}
+    if not entries:
+        return {}
+    origin = {str(key): str(value) for key, value in entries[0].items()}
+    if len(entries) > 1:
+        origin["resumed"] = f"{len(entries) - 1} times, last {entries[-1].get('time', 'unknown')}"
+    return origin
 
 
 def read_run_config(run: str | Path) -> RunConfig:
@@ -239,6 +293,8 @@ class Journal:
                 str(name): Seconds(*map(float, each)) for name, each in dict(stored).items()
             }
         self._write_json(CONFIG, {VERSION: __version__} | config.as_json())
+        with (self.folder / COMMANDS).open("a", encoding="utf-8", errors="backslashreplace") as log:
+            log.write(json.dumps(describe_process()) + "\n")
 
     def _write_json(self, name: str, document: dict[str, Any]) -> None:
         write_text(self.folder / name, json.dumps(document, indent=2) + "\n")

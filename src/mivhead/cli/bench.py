@@ -575,7 +575,8 @@ def _add_report(actions: Any) -> None:
         "report",
         "tables and charts of a run",
         "Write report.html (a single page that works offline), report.md, tables.tex (the paper's "
-        "layout) and results.csv. The run may still be in progress.",
+        "layout), results.csv, and the charts as PDF and PNG files for a paper. The run may still "
+        "be in progress.",
         REPORT_EXAMPLES,
     )
     parser.add_argument("folder", metavar="RUN", help="folder of `miv bench run`")
@@ -583,6 +584,12 @@ def _add_report(actions: Any) -> None:
         "-o", "--output", metavar="DIR", help="folder for the report (default: RUN/report)"
     )
     parser.add_argument("--title", help="title of the report (default: the name of the run)")
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="write names to results.csv unchanged; by default formulas and control characters in "
+        "them are made harmless",
+    )
     options.add_json(parser)
     parser.set_defaults(run=run_report)
 
@@ -590,17 +597,29 @@ def _add_report(actions: Any) -> None:
 def run_report(args: argparse.Namespace) -> int:
     """Run the action."""
     from mivhead.benchmark.report import write_report
-    from mivhead.benchmark.results import read_results, read_run_config
+    from mivhead.benchmark.results import (
+        CONFIG,
+        describe_process,
+        read_origin,
+        read_results,
+        read_run_config,
+    )
 
     folder = Path(args.folder)
+    origin = {**read_origin(folder), "report": describe_process()["time"]}
     title = args.title or f"Benchmark: {folder.resolve().name}"
     results = read_results(folder)
-    comparisons = read_run_config(folder).comparisons
-    paths = write_report(results, args.output or folder / "report", title, comparisons)
+    known = (folder / CONFIG).exists()  # results may have been copied without it
+    comparisons = read_run_config(folder).comparisons if known else ()
+    target = args.output or folder / "report"
+    paths = write_report(results, target, title, comparisons, origin=origin, raw=args.raw)
     if args.json:
         print_json({"files": [str(path) for path in paths]})
     elif not args.quiet:
-        print("Wrote " + ", ".join(str(path) for path in paths))
+        figures = [path for path in paths if path.parent.name == "figures"]
+        shown = ", ".join(str(path) for path in paths if path not in figures)
+        more = f", and the charts as PDF and PNG in {figures[0].parent}" if figures else ""
+        print(f"Wrote {shown}{more}")
     return 0
 
 

@@ -19,6 +19,7 @@ from typing import NoReturn
 from mivhead._optional import explain_missing
 from mivhead._version import __version__
 from mivhead.cli import (
+    app,
     backbones,
     bench,
     cache,
@@ -51,6 +52,7 @@ COMMANDS = (
     export,
     extract,
     info,
+    app,
     serve,
     methods,
     backbones,

@@ -5,21 +5,16 @@ from __future__ import annotations
 import filecmp
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
 from mivhead.errors import NotAvailableError
+from mivhead.images.imageset import numbered, safe_name
 
 if TYPE_CHECKING:
     from mivhead.images.imageset import ImageSet, ImageSource
-
-MAX_NAME_BYTES = 200  # file systems allow 255; this leaves room for suffix and number
-MAX_SUFFIX = 10
-_FORBIDDEN = '/\\:*?"<>|'
-# Device names on Windows, in any folder and with any suffix.
-_RESERVED = {"con", "prn", "aux", "nul"} | {f"{p}{n}" for p in ("com", "lpt") for n in range(1, 10)}
 
 
 def sort_images(
@@ -60,50 +55,20 @@ def sort_images(
     return copies
 
 
-def safe_name(name: str) -> str:
-    """Make a file name that every file system accepts and that stays inside its folder.
-
-    >>> safe_name("cat.jpg"), safe_name("../etc"), safe_name("a/b: c?"), safe_name("NUL")
-    ('cat.jpg', '_._etc', 'a_b_ c_', 'NUL_')
-    """
-    text = "".join("_" if c in _FORBIDDEN or not c.isprintable() else c for c in name)
-    stem, suffix = os.path.splitext(text)  # noqa: PTH122  # a name, not a path
-    if len(suffix) > MAX_SUFFIX:
-        stem, suffix = text, ""
-    while len(stem.encode()) > MAX_NAME_BYTES:
-        stem = stem[:-1]
-    text = (stem + suffix).rstrip(". ")
-    if text.startswith("."):
-        text = "_" + text[1:]
-    if not text or text.partition(".")[0].casefold() in _RESERVED:
-        text += "_"
-    return text
-
-
 def _folders(names: Sequence[str]) -> dict[str, str]:
     """Choose a distinct folder name for every class, regardless of upper and lower case."""
     taken: set[str] = set()
     folders = {}
     for name in names:
-        folders[name] = next(c for c in _numbered(safe_name(name)) if c.casefold() not in taken)
+        folders[name] = next(c for c in numbered(safe_name(name)) if c.casefold() not in taken)
         taken.add(folders[name].casefold())
     return folders
-
-
-def _numbered(name: str) -> Iterator[str]:
-    """Yield a name, then the name with numbers before its suffix: a.jpg, a (2).jpg, ..."""
-    yield name
-    stem, suffix = os.path.splitext(name)  # noqa: PTH122  # a name, not a path
-    number = 2
-    while True:
-        yield f"{stem} ({number}){suffix}"
-        number += 1
 
 
 def _copy(source: ImageSource, folder: Path) -> Path | None:
     """Copy an image; None if an identical copy is there."""
     original = source.get()
-    for name in _numbered(safe_name(PurePosixPath(source.id).name)):
+    for name in numbered(safe_name(PurePosixPath(source.id).name)):
         copy = folder / name
         try:
             file = copy.open("xb")  # fails if the file exists

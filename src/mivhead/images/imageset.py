@@ -181,6 +181,11 @@ IMAGE_SUFFIXES = (
     *(".heic", ".heif", ".avif", ".jxl", ".jp2"),
 )
 _LITTER = ("thumbs.db", "desktop.ini", "__macosx")
+MAX_NAME_BYTES = 200  # file systems allow 255; this leaves room for suffix and number
+MAX_SUFFIX = 10
+_FORBIDDEN = '/\\:*?"<>|'
+# Device names on Windows, in any folder and with any suffix.
+_RESERVED = {"con", "prn", "aux", "nul"} | {f"{p}{n}" for p in ("com", "lpt") for n in range(1, 10)}
 
 
 def is_image_name(name: str) -> bool:
@@ -216,6 +221,41 @@ def check_names(names: Iterable[str]) -> None:
             raise InputError(
                 f"The name {name!r} is not valid UTF-8: rename the file or folder."
             ) from None
+
+
+def safe_name(name: str) -> str:
+    """Make a file name that every file system accepts and that stays inside its folder.
+
+    >>> safe_name("cat.jpg"), safe_name("../etc"), safe_name("a/b: c?"), safe_name("NUL")
+    ('cat.jpg', '_._etc', 'a_b_ c_', 'NUL_')
+    """
+    text = "".join("_" if c in _FORBIDDEN or not c.isprintable() else c for c in name)
+    stem, suffix = os.path.splitext(text)  # noqa: PTH122  # a name, not a path
+    if len(suffix) > MAX_SUFFIX:
+        stem, suffix = text, ""
+    while len(stem.encode()) > MAX_NAME_BYTES:
+        stem = stem[:-1]
+    text = (stem + suffix).rstrip(". ")
+    if text.startswith("."):
+        text = "_" + text[1:]
+    if not text or text.partition(".")[0].casefold() in _RESERVED:
+        text += "_"
+    return text
+
+
+def numbered(name: str) -> Iterator[str]:
+    """Yield a name, then the name with numbers before its suffix, without an end.
+
+    >>> from itertools import islice
+    >>> list(islice(numbered("a.jpg"), 3))
+    ['a.jpg', 'a (2).jpg', 'a (3).jpg']
+    """
+    yield name
+    stem, suffix = os.path.splitext(name)  # noqa: PTH122  # a name, not a path
+    number = 2
+    while True:
+        yield f"{stem} ({number}){suffix}"
+        number += 1
 
 
 def normal(name: str) -> str:

@@ -82,6 +82,11 @@ class Server:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the server waits for the requests in progress, and then ends."""
+        return bool(self._uvicorn.should_exit)
+
     def serve_forever(self) -> None:
         """Serve until `stop` is called or, in the main thread, until Ctrl-C or SIGTERM.
 

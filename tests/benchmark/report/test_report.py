@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from mivhead.benchmark.compare import compare
-from mivhead.benchmark.report import make_sections, write_report
+from mivhead.benchmark.report import charts, make_sections, results_csv, write_report
 from mivhead.benchmark.report.accuracy import (
     accuracy_table,
     calibration_table,
@@ -33,6 +33,7 @@ from tests.helpers.synthetic import cell, random_run, result
 
 pytestmark = needs("matplotlib", "plot")
 
+ORIGIN = {"command": "miv bench run <x>", "version": "mivhead 1"}
 NASTY = "a<script>|b_1 & 50%"
 
 
@@ -46,7 +47,8 @@ def run():
 @pytest.fixture(scope="module")
 def files(run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report") / "new"
-    return {path.name: path.read_text() for path in write_report(run, folder, "A <run>")}
+    paths = write_report(run, folder, "A <run>", origin=ORIGIN)
+    return {path.name: path.read_text() for path in paths if path.parent == folder}
 
 
 def texts(table, column: int = 0) -> list[str]:
@@ -98,8 +100,12 @@ def test_csv_has_every_result(files, run):
 
 
 def test_reports_are_the_same_every_time(run, files, tmp_path):
-    again = {p.name: p.read_text() for p in write_report(run, tmp_path, "A <run>")}
+    paths = write_report(run, tmp_path, "A <run>", origin=ORIGIN)
+    again = {p.name: p.read_text() for p in paths if p.parent == tmp_path}
     assert again == files
+    figures = {p: p.read_bytes() for p in paths if p.parent != tmp_path}
+    write_report(run, tmp_path, "A <run>")
+    assert all(path.read_bytes() == data for path, data in figures.items())
 
 
 def test_bold_where_significant_and_oom_where_memory_ended(run):
@@ -259,3 +265,39 @@ def test_names_cannot_break_a_format():
 def test_a_run_of_one_method_and_one_task(tmp_path):
     paths = write_report([result(calibration=())], tmp_path, "One")
     assert all(path.stat().st_size for path in paths)
+
+
+def test_charts_are_files_too(run, tmp_path):
+    paths = write_report(run, tmp_path, "A run")
+    figures = [path for path in paths if path.parent == tmp_path / "figures"]
+    assert len(figures) >= 6
+    assert {path.suffix for path in figures} == {".pdf", ".png"}
+    for path in figures:
+        assert path.read_bytes().startswith(b"%PDF" if path.suffix == ".pdf" else b"\x89PNG")
+
+
+def test_the_page_says_how_it_was_made(files):
+    assert "How this was made" in files["report.html"]
+    assert "miv bench run &lt;x&gt;" in files["report.html"]
+
+
+def test_a_rival_that_always_failed_heads_no_column():
+    results = cell("birds", "miv", [0.7, 0.8]) + cell("birds", "tsa", [None, None])
+    for section in make_sections(results):
+        for table in section.tables:
+            assert "None" not in " ".join(table.header)
+
+
+def test_the_scatter_starts_where_the_accuracies_do():
+    results = cell("birds", "miv", [0.95, 0.85]) + cell("birds", "ncc", [0.74, 0.81])
+    (comparison,) = compare(results)
+    svg = charts.task_scatter(comparison).svg
+    assert ">70<" in svg
+    assert ">0<" not in svg
+    assert ">20<" not in svg
+
+
+def test_names_in_the_table_of_results_are_harmless(run):
+    results = cell("=cmd()", "miv", [0.7])
+    assert ",'=cmd()," in results_csv(results)
+    assert ",=cmd()," in results_csv(results, raw=True)

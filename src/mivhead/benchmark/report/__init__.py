@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
 from typing import TypeVar
 
-from mivhead._files import write_text
+from mivhead._files import replacing, write_text
 from mivhead.benchmark.compare import Comparison, compare, compare_columns
 from mivhead.benchmark.config import ComparisonConfig
 from mivhead.benchmark.report import accuracy, charts, costs
@@ -29,8 +29,13 @@ def write_report(
     folder: str | Path,
     title: str,
     comparisons: Sequence[ComparisonConfig] = (),
+    *,
+    origin: Mapping[str, str] | None = None,
+    raw: bool = False,
 ) -> list[Path]:
-    """Write `report.md`, `tables.tex`, `results.csv` and `report.html`.
+    """Write `report.md`, `tables.tex`, `results.csv`, `report.html`, and every chart as a file.
+
+    The charts are in the folder `figures`, as PDF and PNG, for a paper.
 
     Parameters
     ----------
@@ -42,6 +47,10 @@ def write_report(
         Title of the report.
     comparisons : sequence of ComparisonConfig, optional
         What to compare across backbones; by default everything, if there are several backbones.
+    origin : mapping of str to str, optional
+        How the results were made, for the page: see `mivhead.benchmark.results.read_origin`.
+    raw : bool, default=False
+        Write names to `results.csv` unchanged; see `mivhead.spreadsheets`.
 
     Returns
     -------
@@ -52,13 +61,20 @@ def write_report(
     contents = {
         "report.md": render_markdown(title, sections),
         "tables.tex": render_latex(sections),
-        "results.csv": results_csv(results),
-        "report.html": render_html(title, sections),
+        "results.csv": results_csv(results, raw=raw),
+        "report.html": render_html(title, sections, origin),
     }
     paths = []
     for name, text in contents.items():
         paths.append(Path(folder, name))
         write_text(paths[-1], text)
+    charts_made = [chart for section in sections for chart in section.charts]
+    for number, chart in enumerate(charts_made, start=1):
+        for suffix, data in chart.files.items():
+            path = Path(folder, "figures", f"{number:02}-{chart.name}.{suffix}")
+            with replacing(path, make_folders=True) as part:
+                part.write_bytes(data)
+            paths.append(path)
     return paths
 
 

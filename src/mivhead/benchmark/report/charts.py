@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from io import StringIO
+from io import BytesIO, StringIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ INK, PALE, TRACK, OURS = "#22303c", "#8a97a3", "#e9edf1", "#1f7a5c"
 COLOURS = ("#3b6fb6", "#c2703d", "#8457a6", "#b83b5e", "#6b8e23", "#4fa3a5", "#946c3c", "#666f78")
 MARKERS = "osD^v"
 COLUMNS = 4  # panels side by side
+PNG_DPI = 200
 MAX_CURVES = 6  # methods in a calibration chart
 LABEL = {"fontsize": 9, "color": INK, "parse_math": False}  # a $ in a name is a dollar sign
 
@@ -135,6 +136,10 @@ def task_scatter(comparison: Comparison) -> Chart | None:
             label=set_title(name),
             linewidth=0,
         )
+    cells = [comparison.cell(name, method) for name in complete for method in (rival, ours)]
+    lowest = min(accuracy for cell in cells for accuracy in cell.accuracies)
+    low = 10 * math.floor(10 * lowest)  # in %, so that the dots fill the panel
+    axes.set(xlim=(low - 1, 101), ylim=(low - 1, 101))
     axes.set_xlabel(f"{rival}, accuracy per task in %", **LABEL)
     axes.set_ylabel(f"{ours}, accuracy per task in %", **LABEL)
     legend = figure.legend(loc="outside right upper", fontsize=7, frameon=False)
@@ -251,10 +256,10 @@ def _square(figure: Figure) -> Any:
 
 
 def _chart(caption: str, comparison: Comparison, figure: Figure) -> Chart:
-    """Write a figure as SVG; the same figure always gives the same string."""
+    """Write a figure as SVG, PDF and PNG; the same figure always gives the same files."""
     from matplotlib import rc_context
 
-    out = StringIO()
+    out, pdf, png = StringIO(), BytesIO(), BytesIO()
     settings: dict[Any, Any] = {
         "svg.fonttype": "none",
         "svg.hashsalt": "mivhead",
@@ -262,4 +267,7 @@ def _chart(caption: str, comparison: Comparison, figure: Figure) -> Chart:
     }
     with rc_context(settings):
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    return Chart(f"{caption} ({comparison.backbone}, {comparison.protocol})", out.getvalue())
+        figure.savefig(pdf, format="pdf", metadata={"CreationDate": None, "Creator": None})
+        figure.savefig(png, format="png", dpi=PNG_DPI)
+    title = f"{caption} ({comparison.backbone}, {comparison.protocol})"
+    return Chart(title, out.getvalue(), {"pdf": pdf.getvalue(), "png": png.getvalue()})

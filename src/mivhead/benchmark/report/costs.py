@@ -87,7 +87,7 @@ def latency_table(comparison: Comparison) -> Table:
     return plain_table(
         f"Latency per task in seconds, {comparison.backbone}, {comparison.protocol}",
         (
-            *("data set, method", "train", "infer", "total", "infer %", f"% of {rival}"),
+            *("data set, method", "train", "infer", "total", "infer %", _percent_of(rival)),
             *("wall clock", "paper: total"),
         ),
         rows,
@@ -110,7 +110,7 @@ def gflops_table(comparison: Comparison) -> Table:
         return [*shown, paper, number(cell.mean("peak_bytes") / 1e6)]
 
     rival, rows = _rows(comparison, row)
-    percent = f"% of {rival}"
+    percent = _percent_of(rival)
     return plain_table(
         f"GFLOPs of adaptation per task, {comparison.backbone}, {comparison.protocol}",
         (
@@ -127,6 +127,11 @@ def gflops_table(comparison: Comparison) -> Table:
         "cosines. The paper's rule: multiply-adds of matrix products, three forward passes per "
         "step, in units of 2^30. Both include the backbone.",
     )
+
+
+def _percent_of(rival: str | None) -> str:
+    """Head the column of percentages, which is empty if no rival has a result."""
+    return "%" if rival is None else f"% of {rival}"
 
 
 def _rows(

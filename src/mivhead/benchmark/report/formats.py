@@ -10,8 +10,8 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 
 
@@ -53,10 +53,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture as SVG with a caption."""
+    """A picture as SVG with a caption, and the same in other formats, by suffix."""
 
     caption: str
     svg: str
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """A name for files: the caption in lower case, with hyphens."""
+        return re.sub("[^a-z0-9]+", "-", self.caption.lower()).strip("-")[:100]
 
 
 @dataclass(frozen=True)
@@ -148,8 +154,10 @@ figure img { max-width: 100%; height: auto; background: #fff; }
 """
 
 
-def render_html(title: str, sections: Sequence[ReportSection]) -> str:
-    """Render a report as one HTML page, with its charts inside."""
+def render_html(
+    title: str, sections: Sequence[ReportSection], origin: Mapping[str, str] | None = None
+) -> str:
+    """Render a report as one HTML page, with its charts inside; `origin` says how it was made."""
     links = "".join(f'<a href="#{_anchor(s.title)}">{escape(s.title)}</a>' for s in sections)
     parts = [
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -161,6 +169,9 @@ def render_html(title: str, sections: Sequence[ReportSection]) -> str:
         parts.append(f'<h2 id="{_anchor(section.title)}">{escape(section.title)}</h2>')
         parts += map(html_table, section.tables)
         parts += map(_html_chart, section.charts)
+    if origin:
+        rows = (f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in origin.items())
+        parts.append(f'<h2 id="origin">How this was made</h2>\n<dl>{"".join(rows)}</dl>')
     return "\n".join([*parts, "</body>\n</html>\n"])
 
 

@@ -1,0 +1,275 @@
+"""Changes of a folder that survive a crash and can be undone.
+
+Every change is a list of moves inside the folder: a new photo is moved in from a hidden folder, a
+deleted one is moved there. A change is written to the journal before its moves are made, so that a
+process that was killed in between completes them when it opens the folder again. Undoing a change
+is making its moves backwards, in reverse order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from mivhead._schema import parse_json
+from mivhead.errors import InputError, NotAvailableError
+
+HIDDEN = ".miv-app"  # the hidden folder in a project
+KEPT = f"{HIDDEN}/kept"  # what is not part of the project, but may come back by undo or redo
+MAX_CHANGES = 500  # that can be undone after the folder is opened again
+
+Move = tuple[str, str]  # from, to: paths relative to the folder, with `/`
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the folder.
+
+    Parameters
+    ----------
+    id : str
+        Distinct.
+    action : str
+        What the user did, such as `add`.
+    target : str
+        The name of the class concerned, or empty.
+    moves : tuple of (str, str)
+        From where to where, relative to the folder.
+    batch : str
+        Successive changes with the same batch are undone together; empty: on its own.
+    """
+
+    id: str
+    action: str
+    target: str
+    moves: tuple[Move, ...]
+    batch: str = ""
+
+
+class Journal:
+    """The changes of a folder; not safe for several threads.
+
+    Parameters
+    ----------
+    root : Path
+        The folder. Changes that were begun and not completed are completed.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> (folder / "a.txt").touch()
+    >>> journal = Journal(folder)
+    >>> journal.do("rename", "", [("a.txt", "b.txt")])
+    >>> (folder / "b.txt").exists()
+    True
+    >>> [change.action for change in journal.undo()], (folder / "a.txt").exists()
+    (['rename'], True)
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._file = root / HIDDEN / "journal.jsonl"
+        self._size = 0  # bytes of complete records
+        self.done: list[Change] = []
+        self.undone: list[Change] = []  # the next one to redo is the last
+        try:
+            (root / KEPT).mkdir(parents=True, exist_ok=True)
+            self._complete(self._read())
+            self._compact()
+        except OSError as error:
+            raise NotAvailableError(
+                f"Cannot open {root}: {error.strerror or error}; choose a folder that you may "
+                "write to."
+            ) from error
+
+    def keep(self) -> str:
+        """Return a new path for something that is not part of the project yet."""
+        return f"{KEPT}/{uuid4().hex[:16]}"
+
+    def do(self, action: str, target: str, moves: Iterable[Move], batch: str = "") -> None:
+        """Make a change, completely or not at all."""
+        change = Change(uuid4().hex[:16], action, target, tuple(moves), batch)
+        self._apply({"do": asdict(change)}, {"undo": [change.id]}, change.moves)
+        self.done.append(change)
+        self.undone.clear()
+
+    def undo(self) -> list[Change]:
+        """Undo the last change, with its batch; return what was undone, the last change first."""
+        group = last_batch(self.done)
+        if group:
+            moves = [move for each in group for move in _backwards(each)]
+            ids = [each.id for each in group]
+            self._apply({"undo": ids}, {"redo": ids[::-1]}, moves)
+            del self.done[-len(group) :]
+            self.undone.extend(group)
+        return group
+
+    def redo(self) -> list[Change]:
+        """Make what was undone last again; return it."""
+        group = last_batch(self.undone)
+        if group:
+            moves = [move for each in group for move in each.moves]
+            ids = [each.id for each in group]
+            self._apply({"redo": ids}, {"undo": ids[::-1]}, moves)
+            del self.undone[-len(group) :]
+            self.done.extend(group)
+        return group
+
+    def _apply(
+        self, record: dict[str, Any], inverse: dict[str, Any], moves: Sequence[Move]
+    ) -> None:
+        """Write a record and make its moves; if one fails, take the others back."""
+        self._check(moves)
+        self._append(record)
+        made: list[Move] = []
+        try:
+            for move in moves:
+                self._move(*move)
+                made.append(move)
+        except OSError as error:
+            for source, target in reversed(made):
+                self._move(target, source)
+            self._append(inverse)
+            raise NotAvailableError(
+                f"The change cannot be made: {error.strerror or error}. Nothing was changed."
+            ) from error
+        with suppress(NotAvailableError):  # if it is missing, the moves are checked once more
+            self._append({"made": []}, sync=False)
+
+    def _check(self, moves: Sequence[Move]) -> None:
+        """Refuse moves that cannot be made, before anything is touched."""
+        taken: set[str] = set()
+        gone: set[str] = set()
+        for source, target in moves:
+            if source not in taken and not os.path.lexists(self._root / source):
+                raise InputError(
+                    f"{_shown(source)} is not there any more: it was moved or deleted elsewhere."
+                )
+            occupied = os.path.lexists(self._root / target) and target not in gone
+            if (occupied and not self._same(source, target)) or target in taken:
+                raise InputError(f"There is something called {_shown(target)} already.")
+            taken.add(target)
+            gone.add(source)
+
+    def _same(self, source: str, target: str) -> bool:
+        """Tell whether two names are the same file, on a disk that ignores upper and lower case."""
+        old, new = self._root / source, self._root / target
+        return source.casefold() == target.casefold() and old.samefile(new)
+
+    def _complete(self, moves: Sequence[Move]) -> None:
+        """Make those moves that are not made yet."""
+        for source, target in moves:
+            if os.path.lexists(self._root / source) and not os.path.lexists(self._root / target):
+                self._move(source, target)
+
+    def _move(self, source: str, target: str) -> None:
+        new = self._root / target
+        new.parent.mkdir(parents=True, exist_ok=True)
+        (self._root / source).rename(new)
+
+    def _append(self, record: dict[str, Any], *, sync: bool = True) -> None:
+        line = json.dumps(record, ensure_ascii=True).encode() + b"\n"
+        try:
+            with self._file.open("r+b" if self._file.exists() else "xb") as file:
+                file.truncate(self._size)  # what a full disk left of a record
+                file.seek(self._size)
+                file.write(line)
+                file.flush()
+                if sync:
+                    os.fsync(file.fileno())
+        except OSError as error:
+            with suppress(OSError):
+                os.truncate(self._file, self._size)
+            raise NotAvailableError(
+                f"The change cannot be written to {self._root}: {error.strerror or error}. "
+                "Nothing was changed."
+            ) from error
+        self._size += len(line)
+
+    def _read(self) -> list[Move]:
+        """Read all complete records; return the moves that may not have been made."""
+        moves: list[Move] = []
+        if not self._file.exists():
+            return moves
+        for line in self._file.read_bytes().splitlines(keepends=True):
+            try:
+                moves = self._replay(parse_json(line)) if line.endswith(b"\n") else moves
+            except (ValueError, TypeError, KeyError, AttributeError):
+                break  # damaged: what follows cannot be trusted
+            if not line.endswith(b"\n"):
+                break
+            self._size += len(line)
+        return moves
+
+    def _replay(self, record: Any) -> list[Move]:
+        ((kind, value),) = record.items()
+        if kind == "made":
+            return []
+        if kind == "do":
+            moves = tuple((_inside(a), _inside(b)) for a, b in value["moves"])
+            change = Change(**value | {"moves": moves})
+            self.done.append(change)
+            self.undone.clear()
+            return list(moves)
+        start, end = (self.done, self.undone) if kind == "undo" else (self.undone, self.done)
+        group = start[-len(value) :][::-1]
+        if not value or [each.id for each in group] != value or kind not in ("undo", "redo"):
+            raise ValueError(record)
+        del start[-len(group) :]
+        end.extend(group)
+        if kind == "undo":
+            return [move for each in group for move in _backwards(each)]
+        return [move for each in group for move in each.moves]
+
+    def _compact(self) -> None:
+        """Forget old changes, and delete what only they could bring back."""
+        del self.done[:-MAX_CHANGES]
+        records: list[dict[str, Any]] = [{"do": asdict(each)} for each in self.done]
+        records += [{"do": asdict(each)} for each in reversed(self.undone)]
+        if self.undone:
+            records.append({"undo": [each.id for each in self.undone]})
+        records.append({"made": []})
+        data = b"".join(json.dumps(each).encode() + b"\n" for each in records)
+        part = self._file.with_suffix(".part")
+        part.write_bytes(data)
+        part.replace(self._file)
+        self._size = len(data)
+        named = {path for c in (*self.done, *self.undone) for move in c.moves for path in move}
+        for each in (self._root / KEPT).iterdir():
+            if f"{KEPT}/{each.name}" not in named:
+                with suppress(OSError):
+                    shutil.rmtree(each) if each.is_dir() else each.unlink()
+
+
+def last_batch(changes: Sequence[Change]) -> list[Change]:
+    """Return the changes at the end that belong together, the last one first."""
+    group: list[Change] = []
+    for each in reversed(changes):
+        if group and (not each.batch or each.batch != group[0].batch):
+            break
+        group.append(each)
+    return group
+
+
+def _backwards(change: Change) -> list[Move]:
+    return [(target, source) for source, target in reversed(change.moves)]
+
+
+def _inside(path: Any) -> str:
+    """Check that a path of the journal stays in the folder."""
+    if not isinstance(path, str) or path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(path)
+    return path
+
+
+def _shown(path: str) -> str:
+    """Return the name that a message shows for a path."""
+    return "The photo" if path.startswith(f"{HIDDEN}/") else repr(path)

@@ -1,0 +1,391 @@
+"""What the app knows about a project: the model, how good it is, and names for the new photos.
+
+A thread follows the project. After every change it fits the model, names the new photos and
+cross-validates, and starts again as soon as the shots have changed meanwhile. Only new photos pass
+the backbone, because features are cached.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mivhead.app.project import MODEL, Photo, Project, Snapshot
+from mivhead.errors import ImageError, InputError, MivError
+from mivhead.images.imageset import ImageSet, ImageSource, given, numbered
+
+if TYPE_CHECKING:
+    from mivhead.diagnostics.estimate import CrossValidation
+    from mivhead.fewshot import FewShotClassifier
+    from mivhead.prediction import Prediction
+
+_log = logging.getLogger(__name__)
+
+DEBOUNCE = 0.4  # seconds without a change before the model is fitted
+PART = 32  # new photos named at a time
+RESCAN = 2.0  # seconds between two looks for changes in a file manager
+FOLDS = 5
+ENOUGH = 5  # shots of a class, below which more are the first advice
+MAX_SUSPECTS = 50
+
+# Stages, in their order.
+WAITING, READING, FITTING, NAMING, CHECKING, READY, FAILED = (
+    *("waiting", "reading", "fitting", "naming", "checking", "ready", "failed"),
+)
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What the learner has found out; replaced as a whole.
+
+    Parameters
+    ----------
+    stage : str
+        What it is doing.
+    problem : str
+        Why it failed, or what the user should know.
+    model : FewShotClassifier or None
+        The model that was fitted last.
+    shots : dict
+        The class of every photo that the model has learned from, by the id of the photo.
+    predictions : dict
+        By the id of a new photo.
+    estimate : dict or None
+        How good the model is, as JSON.
+    seconds : float
+        Time from the change to the fitted model.
+    """
+
+    stage: str = WAITING
+    problem: str = ""
+    model: FewShotClassifier | None = None
+    shots: dict[str, str] = field(default_factory=dict)
+    predictions: dict[str, Prediction] = field(default_factory=dict)
+    estimate: dict[str, Any] | None = None
+    seconds: float = 0.0
+
+
+class Learner:
+    """Keeps the model of a project up to date, in a thread of its own.
+
+    Parameters
+    ----------
+    project : Project
+        The project to follow.
+    model : FewShotClassifier
+        Not fitted; every fit starts with a copy.
+    debounce : float, default=0.4
+        Seconds without a change before the model is fitted.
+    """
+
+    def __init__(
+        self,
+        project: Project,
+        model: FewShotClassifier,
+        *,
+        debounce: float = DEBOUNCE,
+    ) -> None:
+        self.project = project
+        self.known = Knowledge()
+        self.version = 0  # grows with every change of `known`
+        self._base = model  # unfitted; holds the backbone once it is loaded
+        self._debounce = debounce
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
+        self._fitted: tuple[tuple[str, str], ...] | None = None  # path and class of each shot
+        self._table: Any = None
+        self._stamp: tuple[int, int] | None = None  # of the model file that was written last
+
+    def start(self) -> None:
+        """Start to follow the project."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop; a fit in progress is not waited for."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        seen = 0
+        looked = time.monotonic()
+        while not self._stopped.wait(0.05):
+            if time.monotonic() - looked > RESCAN:
+                self.project.rescan()
+                looked = time.monotonic()
+            version = self.project.version
+            if version == seen:
+                continue
+            if self._stopped.wait(self._debounce):
+                return
+            if self.project.version != version:  # more is coming
+                continue
+            seen = version
+            try:
+                self._learn(self.project.snapshot())
+            except MivError as error:
+                self._tell(stage=FAILED, problem=str(error))
+            # The thread must survive whatever happens, and the page must say so.
+            except Exception as error:
+                _log.error("learning failed", exc_info=error)
+                reason = f"The model could not be fitted: {error!s:.200} (see the terminal)."
+                self._tell(stage=FAILED, problem=reason)
+
+    def _tell(self, **changes: Any) -> None:
+        self.known = Knowledge(**vars(self.known) | changes)
+        self.version += 1
+
+    def _learn(self, found: Snapshot) -> None:
+        started = time.perf_counter()
+        self._tell(stage=READING, problem="")
+        shots = [(p, c) for c, photos in found.classes.items() for p in self._readable(photos)]
+        new = self._readable(found.new)
+        keys = tuple((photo.path, label) for photo, label in shots)
+        fresh = keys != self._fitted
+        if fresh:
+            if len({label for _, label in shots}) < 2:
+                self._fitted = None
+                self._tell(stage=WAITING, model=None, shots={}, predictions={}, estimate=None)
+                return
+            images = self._images([photo for photo, _ in shots], [label for _, label in shots])
+            table = self._base.extract(images)
+            if self._outdated(keys):
+                return
+            self._tell(stage=FITTING)
+            model = copy(self._base)  # shares the backbone
+            model.fit_table(table)
+            note = self._save(model)
+            self._fitted, self._table = keys, table
+            self._tell(
+                model=model,
+                shots={photo.id: label for photo, label in shots},
+                seconds=time.perf_counter() - started,
+                problem=note,
+                predictions={},
+            )
+        self._name(new)
+        if fresh and not self._outdated(keys):
+            self._check(shots)
+        self._tell(stage=READY)
+
+    def _readable(self, photos: Sequence[Photo]) -> list[Photo]:
+        """Return the photos that can be decoded; thumbnails are made on the way."""
+        good = []
+        for each in photos:
+            try:
+                self.project.thumbnail(each)
+            except ImageError:
+                self.version += 1  # the page shows the reason
+            except OSError:  # a full disk: the photo itself may be fine
+                good.append(each)
+            else:
+                good.append(each)
+        return good
+
+    def _images(self, photos: Sequence[Photo], labels: Sequence[str] | None = None) -> ImageSet:
+        sources = tuple(
+            ImageSource(each.path, given(self.project.folder / each.path), each.name)
+            for each in photos
+        )
+        return ImageSet(sources, None if labels is None else tuple(labels))
+
+    def _outdated(self, keys: tuple[tuple[str, str], ...]) -> bool:
+        """Tell whether the shots have changed meanwhile."""
+        found = self.project.snapshot()
+        now = {(each.path, name) for name, photos in found.classes.items() for each in photos}
+        return not now.issuperset(keys) or len(now) - len(keys) > len(
+            [1 for photos in found.classes.values() for p in photos if self.project.problem(p)]
+        )
+
+    def _name(self, new: Sequence[Photo]) -> None:
+        model = self.known.model
+        if model is None:
+            return
+        kept = {each.id for each in new}
+        done = {key: value for key, value in self.known.predictions.items() if key in kept}
+        missing = [each for each in new if each.id not in done]
+        if missing:
+            self._tell(stage=NAMING)
+        for start in range(0, len(missing), PART):
+            part = missing[start : start + PART]
+            for photo, found in zip(part, model.classify(self._images(part)), strict=True):
+                done[photo.id] = found
+            self._tell(predictions=dict(done))
+            if self._outdated(self._fitted or ()):
+                return
+        if len(done) != len(self.known.predictions):
+            self._tell(predictions=done)
+
+    def _check(self, shots: Sequence[tuple[Photo, str]]) -> None:
+        from mivhead.diagnostics.estimate import cross_validate
+
+        model = self.known.model
+        if model is None:
+            return
+        self._tell(stage=CHECKING)
+        result = cross_validate(model.classifier_, self._table, folds=FOLDS, verbose=False)
+        id_of = {photo.path: photo.id for photo, _ in shots}
+        self._tell(estimate=describe(result, id_of))
+
+    def _save(self, model: FewShotClassifier) -> str:
+        """Write the model; a file that someone else has written is set aside, not overwritten."""
+        path = self.project.folder / MODEL
+        note = ""
+        stamp = _stamp(path)
+        if stamp is not None and stamp != self._remembered():
+            free = next(
+                each
+                for name in numbered("model (from elsewhere).miv")
+                if not (each := path.with_name(name)).exists()
+            )
+            path.rename(free)
+            note = f"{MODEL} was changed by another program: it is now called {free.name}."
+        model.save(path)
+        self._stamp = _stamp(path)
+        mark = self.project.folder / ".miv-app" / "model.stamp"
+        mark.write_text(repr(self._stamp), "utf-8")
+        return note
+
+    def _remembered(self) -> tuple[int, int] | None:
+        """Return the stamp of the model file that this app has written, in this run or before."""
+        if self._stamp is None:
+            mark = self.project.folder / ".miv-app" / "model.stamp"
+            try:
+                size, when = mark.read_text("utf-8").strip("()\n").split(",")
+                self._stamp = int(size), int(when)
+            except (OSError, ValueError):
+                return None
+        return self._stamp
+
+    # Reasons.
+
+    def explain(self, photo: Photo) -> dict[str, Any]:
+        """Return the shots that a new photo is closest to, by the attention of the head."""
+        weights, shots = self._attention(photo)[1], self._table.ids
+        if weights is None:
+            return {"shots": []}
+        label_of = dict(self._fitted or ())
+        id_of = {
+            each.path: each.id
+            for photos in self.project.snapshot().classes.values()
+            for each in photos
+        }
+        prediction = self.known.predictions.get(photo.id)
+        label = None if prediction is None else prediction.label
+        ranked = sorted(zip(shots, weights.tolist(), strict=True), key=lambda pair: -pair[1])
+        return {
+            "shots": [
+                {"id": id_of[path], "class": label_of[path], "weight": weight}
+                for path, weight in ranked
+                if path in id_of and (label is None or label_of.get(path) == label)
+            ][:4]
+        }
+
+    def heat(self, photo: Photo) -> bytes:
+        """Return a JPEG of the photo, tinted where the model looked."""
+        import numpy as np
+        from PIL import Image
+
+        from mivhead.diagnostics.pictures import overlay
+
+        maps = self._attention(photo)[0]
+        picture = self.project.preview(photo)
+        if maps:
+            pixels = (255 * overlay(picture, maps)).clip(0, 255).astype(np.uint8)
+            width, height = picture.size
+            picture = Image.fromarray(pixels).resize((512, max(1, round(512 * height / width))))
+        buffer = BytesIO()
+        picture.save(buffer, "JPEG", quality=85)
+        return buffer.getvalue()
+
+    def _attention(self, photo: Photo) -> tuple[list[Any], Any]:
+        from mivhead.diagnostics.attention import explain, shot_weights
+
+        model = self.known.model
+        if model is None or self._table is None:
+            raise InputError("There is no model yet.")
+        features = model.extract(self._images([photo])).features
+        attention = explain(model.classifier_, features)
+        maps = [block.patches[0] for block in attention if block.patches is not None]
+        return maps, shot_weights(attention)
+
+
+def describe(result: CrossValidation, id_of: dict[str, str]) -> dict[str, Any]:
+    """Return the result of a cross-validation as JSON for the page.
+
+    Parameters
+    ----------
+    result : CrossValidation
+        The result.
+    id_of : dict
+        The ids of the photos by their paths.
+    """
+    import numpy as np
+
+    names = [str(name) for name in result.classes]
+    tested = np.flatnonzero(result.tested)
+    score = result.score
+    per_class: dict[str, list[int]] = {name: [0, 0, 0] for name in names}  # shots, tested, right
+    confused: dict[tuple[str, str], int] = {}
+    for label in result.labels:
+        per_class[label][0] += 1
+    for row in tested:
+        label, best = result.labels[row], names[int(result.probabilities[row].argmax())]
+        per_class[label][1] += 1
+        per_class[label][2] += label == best
+        if label != best:
+            confused[label, best] = confused.get((label, best), 0) + 1
+    pairs = sorted(confused.items(), key=lambda pair: -pair[1])
+    return {
+        "accuracy": score.accuracy if score.images else None,
+        "interval": list(score.interval) if score.images else None,
+        "tested": score.images,
+        "right": score.right,
+        "classes": per_class,
+        "confusions": [[count, label, best] for (label, best), count in pairs],
+        "suspects": [
+            {
+                "id": id_of[each.id],
+                "label": each.label,
+                "predicted": each.predicted,
+                "probability": each.probability,
+                "likely": each.confident,
+            }
+            for each in result.suspects[:MAX_SUSPECTS]
+        ],
+        "advice": advise(per_class),
+    }
+
+
+def advise(per_class: dict[str, list[int]]) -> list[dict[str, Any]]:
+    """Return which classes need more photos most, and how many.
+
+    A class with few shots gets some up to five; then, a class in which most mistakes happen gets
+    as many again, because errors fall roughly with the number of shots.
+
+    >>> advise({"robin": [2, 2, 2], "wren": [8, 8, 4], "dunnock": [9, 9, 9]})
+    [{'class': 'robin', 'more': 3, 'why': 'few'}, {'class': 'wren', 'more': 8, 'why': 'errors'}]
+    """
+    few = sorted((n, name) for name, (n, _, _) in per_class.items() if n < ENOUGH)
+    found = [{"class": name, "more": ENOUGH - n, "why": "few"} for n, name in few]
+    weak = sorted(
+        (right / tested, name, n)
+        for name, (n, tested, right) in per_class.items()
+        if n >= ENOUGH and tested and right / tested < 0.8
+    )
+    found += [{"class": name, "more": min(n, 10), "why": "errors"} for _, name, n in weak]
+    return found[:4]
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116  # follows links, as opening does
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns

@@ -1,0 +1,470 @@
+"""A project: a folder of class folders, the photos to be named, and all changes of both.
+
+    birds/
+      robin/1.jpg ...     a folder per class, with plain photos
+      wren/2.jpg ...
+      model.miv           the model, which the learner writes
+      .miv-app/           new photos, thumbnails, the journal
+
+Whatever the app shows follows from the files, so that a project can be copied, edited in a file
+manager and used by all other commands (`miv fit birds/`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from filelock import FileLock, Timeout
+
+from mivhead.app.journal import HIDDEN, Change, Journal, Move, last_batch
+from mivhead.decision import NONE, UNSURE
+from mivhead.errors import ImageError, InputError, NotAvailableError
+from mivhead.images.decoding import load_image
+from mivhead.images.imageset import (
+    is_image_name,
+    is_litter,
+    natural_key,
+    normal,
+    numbered,
+    safe_name,
+)
+
+MODEL = "model.miv"
+NEW = f"{HIDDEN}/new"  # photos to be named
+THUMBS = f"{HIDDEN}/thumbs"
+MAX_CLASS_NAME = 80  # characters
+THUMB = 320  # pixels of the longer side
+PREVIEW = 1280
+
+
+@dataclass(frozen=True)
+class Photo:
+    """A photo in the project.
+
+    Parameters
+    ----------
+    id : str
+        Stays the same when the photo is moved or renamed.
+    path : str
+        Relative to the project, with `/`.
+    size : int
+        Bytes.
+    time : int
+        When it was last written, in nanoseconds.
+    """
+
+    id: str
+    path: str
+    size: int
+    time: int
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return self.path.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a project contains at one moment.
+
+    Parameters
+    ----------
+    version : int
+        Grows with every change.
+    classes : dict
+        The photos of each class, the newest first; classes in natural order.
+    new : tuple of Photo
+        Photos to be named, the newest first.
+    """
+
+    version: int
+    classes: dict[str, tuple[Photo, ...]]
+    new: tuple[Photo, ...]
+
+
+class Project:
+    """A folder of class folders; its methods may be called from several threads.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Created if it is missing. One process at a time may open it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> project = Project(tempfile.mkdtemp())
+    >>> project.add_class("robin")
+    >>> list(project.snapshot().classes), project.undo()[0].action
+    (['robin'], 'add class')
+    >>> project.snapshot().classes
+    {}
+    >>> project.close()
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder).resolve()
+        if self.folder.exists() and not self.folder.is_dir():
+            raise InputError(f"{folder} is a file: give a folder for the project.")
+        try:
+            for each in (HIDDEN, NEW, THUMBS):
+                (self.folder / each).mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(self.folder / HIDDEN / "lock")
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise NotAvailableError(
+                f"{folder} is open in another `miv app`: use that page, or stop it first."
+            ) from None
+        except OSError as error:
+            raise NotAvailableError(
+                f"Cannot open {folder}: {error.strerror or error}; choose a folder that you may "
+                "write to."
+            ) from error
+        self._mutex = threading.RLock()
+        self._journal = Journal(self.folder)
+        self._found: dict[str, tuple[Photo, ...]] = {}  # by top-level folder, and NEW
+        self._version = 1
+        self._bad: dict[str, str] = {}
+        self.rescan()
+
+    def close(self) -> None:
+        """Let another process open the project."""
+        self._lock.release()
+
+    # What there is.
+
+    def snapshot(self) -> Snapshot:
+        """Return the classes and photos."""
+        with self._mutex:
+            names = sorted((name for name in self._found if name != NEW), key=natural_key)
+            classes = {name: self._found[name] for name in names}
+            return Snapshot(self._version, classes, self._found[NEW])
+
+    @property
+    def version(self) -> int:
+        """Grows with every change."""
+        return self._version
+
+    @property
+    def next_undo(self) -> list[Change]:
+        """The changes that `undo` would undo."""
+        with self._mutex:
+            return last_batch(self._journal.done)
+
+    @property
+    def next_redo(self) -> list[Change]:
+        """The changes that `redo` would make again."""
+        with self._mutex:
+            return last_batch(self._journal.undone)
+
+    def find(self, photo_id: str) -> tuple[str, Photo]:
+        """Return the class of a photo, empty for a new one, and the photo."""
+        with self._mutex:
+            for name, photos in self._found.items():
+                for each in photos:
+                    if each.id == photo_id:
+                        return "" if name == NEW else name, each
+        raise InputError("The photo is not there any more.")
+
+    def rescan(self) -> bool:
+        """Look for changes that were made in a file manager; return whether there are any."""
+        with self._mutex:
+            before = self._found
+            self._found = {}
+            with os.scandir(self.folder) as entries:
+                names = [e.name for e in entries if e.is_dir() and not is_litter(e.name)]
+            self._look_into([*names, NEW])
+            if self._found == before:
+                return False
+            self._version += 1
+            return True
+
+    def _look_into(self, folders: Iterable[str]) -> None:
+        for name in folders:
+            photos, others = _list_photos(self.folder, name)
+            if photos or not others:
+                self._found[name] = photos
+            else:  # a folder of something else
+                self._found.pop(name, None)
+
+    # Changes.
+
+    def add_class(self, name: str) -> None:
+        """Make a class."""
+        name = check_class_name(name)
+        with self._mutex:
+            self._check_free(name)
+            kept = self._journal.keep()
+            try:
+                (self.folder / kept).mkdir()
+            except OSError as error:
+                raise _cannot("create the class", error) from error
+            self._change("add class", name, [(kept, name)])
+
+    def rename_class(self, old: str, new: str) -> None:
+        """Give a class another name."""
+        new = check_class_name(new)
+        with self._mutex:
+            self._check_class(old)
+            if new != old:
+                self._check_free(new, besides=old)
+                self._change("rename class", new, [(old, new)])
+
+    def remove_class(self, name: str) -> None:
+        """Delete a class with its photos."""
+        with self._mutex:
+            self._check_class(name)
+            self._change("delete class", name, [(name, self._journal.keep())])
+
+    def add_photo(self, data: bytes, name: str, label: str | None, batch: str = "") -> Photo:
+        """Add a photo to a class, or to the new ones if `label` is None.
+
+        Raises
+        ------
+        ImageError
+            If it is not a readable image.
+        InputError
+            If the project has it already, or there is no such class.
+        """
+        name = safe_name(normal(name))
+        if not data:
+            raise ImageError(f"{name} is empty (0 bytes).")
+        picture = load_image(data, name=name)  # outside the lock: it takes a moment
+        folder = NEW if label is None else label
+        with self._mutex:
+            if label is not None:
+                self._check_class(label)
+            self._check_not_there(data, name, among_new=label is None)
+            kept = self.folder / self._journal.keep()
+            try:
+                with kept.open("xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                with suppress(OSError):
+                    kept.unlink()
+                raise _cannot(f"save {name}", error) from error
+            if not is_image_name(name):  # such as a pasted "image" without a suffix
+                name += _suffix(data)
+            target = self._free_path(folder, name)
+            move = (kept.relative_to(self.folder).as_posix(), target)
+            self._change("add", label or "", [move], batch)
+            photo = next(each for each in self._found[folder] if each.path == target)
+        with suppress(OSError):  # it can be made later
+            self._write_thumb(photo, picture)
+        return photo
+
+    def move(self, ids: Sequence[str], label: str | None, batch: str = "") -> None:
+        """Move photos to a class, or back to the new ones if `label` is None."""
+        with self._mutex:
+            if label is not None:
+                self._check_class(label)
+            folder = NEW if label is None else label
+            moves: list[Move] = []
+            for photo_id in ids:
+                old, photo = self.find(photo_id)
+                if old != (label or ""):
+                    target = self._free_path(folder, photo.name, [to for _, to in moves])
+                    moves.append((photo.path, target))
+            if moves:
+                self._change("move", label or "", moves, batch)
+
+    def remove(self, ids: Sequence[str], batch: str = "") -> None:
+        """Delete photos."""
+        with self._mutex:
+            found = [self.find(photo_id) for photo_id in ids]
+            moves = [(photo.path, self._journal.keep()) for _, photo in found]
+            if moves:
+                self._change("delete", found[0][0], moves, batch)
+
+    def undo(self) -> list[Change]:
+        """Undo the last change; return what was undone."""
+        return self._step(self._journal.undo)
+
+    def redo(self) -> list[Change]:
+        """Make what was undone last again; return it."""
+        return self._step(self._journal.redo)
+
+    def _step(self, step: Any) -> list[Change]:
+        with self._mutex:
+            group: list[Change] = step()
+            self._update(group)
+            return group
+
+    def _change(self, action: str, target: str, moves: Sequence[Move], batch: str = "") -> None:
+        self._journal.do(action, target, moves, batch)
+        self._update(self._journal.done[-1:])
+
+    def _update(self, changes: Iterable[Change]) -> None:
+        """Look into the folders that changes have touched."""
+        touched = set()
+        for change in changes:
+            for path in (path for move in change.moves for path in move):
+                if path.startswith(f"{NEW}/"):
+                    touched.add(NEW)
+                elif not path.startswith(f"{HIDDEN}/"):
+                    touched.add(path.partition("/")[0])
+        for name in touched:
+            if (self.folder / name).is_dir():
+                self._look_into([name])
+            else:
+                self._found.pop(name, None)
+        self._version += bool(touched)
+
+    def _check_class(self, name: str) -> None:
+        if name == NEW or name not in self._found:
+            raise InputError(f"There is no class {name!r:.100}: it was renamed or deleted.")
+
+    def _check_free(self, name: str, besides: str | None = None) -> None:
+        for each in self._found:
+            if each not in (NEW, besides) and each.casefold() == name.casefold():
+                raise InputError(f"There is a class {each!r} already.")
+        if name.casefold() != (besides or "").casefold() and (self.folder / name).exists():
+            raise InputError(f"The project has a file or folder {name!r} that is not a class.")
+
+    def _check_not_there(self, data: bytes, name: str, *, among_new: bool) -> None:
+        """Refuse a photo that the project has; a new one may be a shot as well."""
+        folders = [NEW] if among_new else [each for each in self._found if each != NEW]
+        for folder in folders:
+            for photo in self._found[folder]:
+                if photo.size == len(data) and self._has_content(photo, data):
+                    where = "among the new photos" if among_new else f"in the class {folder!r}"
+                    raise InputError(f"{name} is already {where} ({photo.name}).")
+
+    def _has_content(self, photo: Photo, data: bytes) -> bool:
+        try:
+            return (self.folder / photo.path).read_bytes() == data
+        except OSError:
+            return False
+
+    def _free_path(self, folder: str, name: str, taken: Sequence[str] = ()) -> str:
+        return next(
+            path
+            for each in numbered(name)
+            if (path := f"{folder}/{each}") not in taken and not (self.folder / path).exists()
+        )
+
+    # Thumbnails, made once per photo; they also tell which photos cannot be read.
+
+    def thumbnail(self, photo: Photo) -> Path:
+        """Return the file of a small JPEG of a photo; raise an `ImageError` if it is unreadable."""
+        path = self._thumb_path(photo)
+        if path.exists():
+            return path
+        if (reason := self._bad.get(photo.id)) is not None:
+            raise ImageError(reason)
+        try:
+            picture = load_image(self.folder / photo.path, name=photo.name)
+        except ImageError as error:
+            if (self.folder / photo.path).exists():  # else it is being moved
+                self._bad[photo.id] = str(error)
+            raise
+        return self._write_thumb(photo, picture)
+
+    def problem(self, photo: Photo) -> str | None:
+        """Return why a photo cannot be used, if that is known."""
+        return self._bad.get(photo.id)
+
+    def preview(self, photo: Photo) -> Any:
+        """Return the photo as a picture of at most 1,280 pixels."""
+        picture = load_image(self.folder / photo.path, name=photo.name)
+        picture.thumbnail((PREVIEW, PREVIEW))
+        return picture
+
+    def _thumb_path(self, photo: Photo) -> Path:
+        return self.folder / THUMBS / f"{photo.id}.jpg"
+
+    def _write_thumb(self, photo: Photo, picture: Any) -> Path:
+        path = self._thumb_path(photo)
+        small = picture.copy()
+        small.thumbnail((THUMB, THUMB))
+        part = path.with_suffix(f".{uuid4().hex[:8]}.part")
+        small.save(part, "JPEG", quality=82)
+        part.replace(path)
+        return path
+
+
+def check_class_name(name: str) -> str:
+    r"""Return the name of a class as it will be its folder's; raise an error if it cannot be.
+
+    >>> check_class_name("  house   sparrow ")
+    'house sparrow'
+    >>> check_class_name("a/b")
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.InputError: 'a/b' cannot be the name of a folder: leave out / \ : * ? " < > |.
+    """
+    name = normal(" ".join(name.split()))
+    if not name:
+        raise InputError("Give the class a name.")
+    if len(name) > MAX_CLASS_NAME:
+        raise InputError(
+            f"The name has {len(name)} characters; {MAX_CLASS_NAME} are allowed: shorten it."
+        )
+    if name.casefold() in (UNSURE, NONE):
+        raise InputError(f"{name!r} is what the model says without a class: choose another name.")
+    if name.startswith(".") or is_litter(name):
+        raise InputError(f"{name!r} would be a hidden folder: choose another name.")
+    if safe_name(name) != name:
+        raise InputError(f'{name!r} cannot be the name of a folder: leave out / \\ : * ? " < > |.')
+    return name
+
+
+def _list_photos(root: Path, folder: str) -> tuple[tuple[Photo, ...], bool]:
+    """Return the photos below a folder, the newest first, and whether there are other files."""
+    found: list[Photo] = []
+    others = False
+    for place, folders, files in os.walk(root / folder):
+        folders[:] = [each for each in folders if not is_litter(each)]
+        for name in files:
+            if is_litter(name):
+                continue
+            if not is_image_name(name):
+                others = True
+                continue
+            path = Path(place, name)
+            with suppress(OSError, ValueError):  # deleted meanwhile, or not valid UTF-8
+                path.name.encode()
+                stat = path.stat()
+                relative = path.relative_to(root).as_posix()
+                key = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns}".encode()
+                id_ = hashlib.blake2s(key, digest_size=10).hexdigest()
+                found.append(Photo(id_, relative, stat.st_size, stat.st_mtime_ns))
+    found.sort(key=lambda each: (-each.time, natural_key(each.path)))
+    return tuple(found), others
+
+
+def _suffix(data: bytes) -> str:
+    """Return the suffix for the name of an image file, by its content."""
+    from io import BytesIO
+
+    from PIL import Image
+
+    with Image.open(BytesIO(data)) as image:
+        return f".{(image.format or 'png').lower()}".replace("jpeg", "jpg")
+
+
+def _cannot(what: str, error: OSError) -> NotAvailableError:
+    return NotAvailableError(
+        f"Cannot {what}: {error.strerror or error}. Everything else is as it was."
+    )
+
+
+@contextmanager
+def opened(folder: str | Path) -> Iterator[Project]:
+    """Open a project until the end of the block."""
+    project = Project(folder)
+    try:
+        yield project
+    finally:
+        project.close()

@@ -1,0 +1,185 @@
+// The frame of the page: header, the two views, dialogs, messages, keys.
+import { html, render, useEffect, useReducer, useRef, useState } from "./vendor/htm-preact.js";
+import { change, dismissToast, filesOf, follow, store, subscribe, toast, upload } from "./api.js";
+import { CameraDialog, PhotoDialog } from "./dialogs.js";
+import { Icon, IconButton } from "./parts.js";
+import { say, t } from "./strings.js";
+import { Teach } from "./teach.js";
+import { TryIt } from "./tryit.js";
+
+const viewOf = () => (location.hash === "#try" ? "try" : "teach");
+
+function App() {
+  const [, redraw] = useReducer((n) => n + 1, 0);
+  const [view, setView] = useState(viewOf());
+  const [photo, setPhoto] = useState(null); // {id, list} of the open photo
+  const [camera, setCamera] = useState(null); // the class that photos are taken of
+  const target = useRef(null); // the class that a paste goes to
+  useEffect(() => {
+    let asked = false;
+    return subscribe(() => {
+      if (asked) return;
+      asked = true;
+      requestAnimationFrame(() => ((asked = false), redraw()));
+    });
+  }, []);
+  useEffect(() => {
+    const go = () => (setView(viewOf()), scrollTo(0, 0));
+    addEventListener("hashchange", go);
+    return () => removeEventListener("hashchange", go);
+  }, []);
+  useEffect(() => {
+    const onKey = (event) => {
+      const writing = /^(INPUT|TEXTAREA)$/.test(event.target.tagName) && event.target.type !== "checkbox";
+      if (writing || !(event.ctrlKey || event.metaKey)) return;
+      const key = event.key.toLowerCase();
+      if (key === "z" || key === "y") {
+        event.preventDefault();
+        step(key === "y" || event.shiftKey ? "redo" : "undo");
+      }
+    };
+    const onPaste = async (event) => {
+      if (/^(INPUT|TEXTAREA)$/.test(event.target.tagName) || !event.clipboardData.files.length) return;
+      event.preventDefault();
+      const files = await filesOf(event.clipboardData);
+      const name = target.current;
+      if (viewOf() === "try") upload(files, null);
+      else if (store.state?.classes.some((each) => each.name === name)) upload(files, name);
+      else toast(t.pasteWhere);
+    };
+    const block = (event) => event.preventDefault(); // a file beside the areas must not be opened
+    addEventListener("keydown", onKey);
+    addEventListener("paste", onPaste);
+    addEventListener("dragover", block);
+    addEventListener("drop", block);
+    return () => {
+      removeEventListener("keydown", onKey);
+      removeEventListener("paste", onPaste);
+      removeEventListener("dragover", block);
+      removeEventListener("drop", block);
+    };
+  }, []);
+  const { state, offline, expired } = store;
+  if (!state) return expired || offline ? html`<${Banner} />` : null;
+  document.title = `${state.project} · mivhead`;
+  const open = (id, list) => setPhoto({ id, list });
+  // The list follows the project: photos that were moved or deleted leave it.
+  const known = photo && new Map([...state.classes.flatMap((c) => c.photos), ...state.new].map((p) => [p.id, p]));
+  return html`
+    <${Header} view=${view} />
+    <${Banner} />
+    <main>
+      ${view === "try"
+        ? html`<${TryIt} open=${open} />`
+        : html`<${Teach} open=${open} camera=${setCamera} setTarget=${(name) => (target.current = name)} />`}
+    </main>
+    ${photo &&
+    html`
+      <${PhotoDialog}
+        id=${photo.id} list=${photo.list.map((each) => known.get(each.id)).filter(Boolean)}
+        onOpen=${(id) => setPhoto({ ...photo, id })} onClose=${() => setPhoto(null)}
+      />
+    `}
+    ${camera && html`<${CameraDialog} name=${camera} onClose=${() => setCamera(null)} />`}
+    <${Messages} />
+  `;
+}
+
+async function step(kind) {
+  const what = say(store.state[kind]);
+  if (what && (await change(kind))) toast(kind === "undo" ? t.undone(what) : t.redone(what));
+}
+
+function Header({ view }) {
+  const { project, folder, undo, redo, learner, new: photos } = store.state;
+  const busy = !["ready", "waiting", "failed"].includes(learner.stage);
+  return html`
+    <header class="top">
+      <a class="brand" href="#teach" title=${folder}><img src="/static/icon.svg" alt="" width="26" height="26" /><span>${project}</span></a>
+      <nav class="tabs" aria-label=${t.views}>
+        <a href="#teach" aria-current=${view === "teach" ? "page" : null}>${t.teach}</a>
+        <a href="#try" aria-current=${view === "try" ? "page" : null}>
+          ${t.tryIt}${photos.length > 0 && html` <span class="count">${photos.length}</span>`}
+        </a>
+      </nav>
+      <span class="status ${learner.stage} ${busy ? "busy" : ""}" role="status"><i></i>${t.stages[learner.stage]}</span>
+      <div class="tools-right">
+        <${IconButton}
+          icon="undo" label=${undo ? t.undoWhat(say(undo)) : t.nothingToUndo} disabled=${!undo} onClick=${() => step("undo")}
+        />
+        <${IconButton}
+          icon="redo" label=${redo ? t.redoWhat(say(redo)) : t.nothingToRedo} disabled=${!redo} onClick=${() => step("redo")}
+        />
+        <${Downloads} />
+      </div>
+    </header>
+  `;
+}
+
+function Downloads() {
+  const box = useRef();
+  useEffect(() => {
+    const close = (event) => {
+      const outside = event.type === "click" ? !box.current.contains(event.target) : event.key === "Escape";
+      if (outside && box.current.open) {
+        box.current.open = false;
+        if (event.key) box.current.firstElementChild.focus();
+      }
+    };
+    addEventListener("click", close);
+    addEventListener("keydown", close);
+    return () => (removeEventListener("click", close), removeEventListener("keydown", close));
+  }, []);
+  return html`
+    <details class="menu" ref=${box}>
+      <summary class="button" aria-label=${t.download}><${Icon} name="download" /><span>${t.download}</span></summary>
+      <div class="menu-items">
+        ${t.downloads.map(([what, title, text]) =>
+          what === "model" && !store.state.model
+            ? html`<span key=${what} class="item off"><b>${title}</b><small>${t.downloadModelLater}</small></span>`
+            : html`
+                <a key=${what} class="item" href="/download/${what}" download onClick=${() => (box.current.open = false)}>
+                  <b>${title}</b><small>${text}</small>
+                </a>
+              `,
+        )}
+      </div>
+    </details>
+  `;
+}
+
+function Banner() {
+  if (store.expired) return html`<p class="banner" role="alert"><${Icon} name="warn" /> ${t.expired}</p>`;
+  if (store.offline) return html`<p class="banner" role="alert"><${Icon} name="warn" /> ${t.offline}</p>`;
+  return null;
+}
+
+function Messages() {
+  const { uploads, toasts } = store;
+  return html`
+    <div class="messages">
+      ${uploads.done < uploads.all &&
+      html`
+        <div class="toast progress">
+          <span>${t.adding(uploads.done, uploads.all)}${uploads.waiting ? ` (${t.waitingForApp})` : ""}</span>
+          <progress value=${uploads.done} max=${uploads.all} aria-label=${t.adding(uploads.done, uploads.all)}></progress>
+        </div>
+      `}
+      <div aria-live="polite">
+        ${toasts.map(
+          (each) => html`
+            <div key=${each.id} class="toast ${each.kind}">
+              <span>${each.text}</span>
+              ${each.action &&
+              html`<button type="button" class="link" onClick=${() => (each.action.run(), dismissToast(each.id))}>${each.action.text}</button>`}
+              <${IconButton} icon="close" label=${t.dismiss} onClick=${() => dismissToast(each.id)} />
+            </div>
+          `,
+        )}
+      </div>
+    </div>
+  `;
+}
+
+render(html`<${App} />`, document.getElementById("app"));
+follow();

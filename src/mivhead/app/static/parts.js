@@ -1,0 +1,193 @@
+// Building blocks: icons, virtual lists, drop areas, dialogs.
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
+import { filesOf } from "./api.js";
+import { t } from "./strings.js";
+
+const PATHS = {
+  undo: "M9 14 4 9l5-5M4 9h10a6 6 0 0 1 0 12h-3",
+  redo: "m15 14 5-5-5-5M20 9H10a6 6 0 0 0 0 12h3",
+  plus: "M12 5v14M5 12h14",
+  camera: "M4 8h3l2-3h6l2 3h3v11H4zM12 16.5a3.5 3.5 0 1 0 0-7 3.5 3.5 0 0 0 0 7z",
+  pencil: "m4 20 1-4L16 5l3 3L8 19z",
+  trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
+  download: "M12 4v11M7 11l5 5 5-5M5 20h14",
+  close: "M6 6l12 12M18 6 6 18",
+  left: "m14 6-6 6 6 6",
+  right: "m10 6 6 6-6 6",
+  photos: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15.5 9.5h.01",
+  folder: "M3 6h6l2 2h10v11H3z",
+  check: "m5 12.5 4.5 4.5L19 7.5",
+  warn: "M12 4 2.8 20h18.4zM12 10v4.5M12 17.3h.01",
+};
+export const Icon = ({ name }) => html`
+  <svg class="icon" viewBox="0 0 24 24" aria-hidden="true"><path d=${PATHS[name]} /></svg>
+`;
+
+export const IconButton = ({ icon, label, ...rest }) => html`
+  <button type="button" class="icon-button" aria-label=${label} title=${label} ...${rest}>
+    <${Icon} name=${icon} />
+  </button>
+`;
+
+// A button that chooses files.
+export function FileButton({ children, onFiles, folder = false, label, className = "button" }) {
+  const input = useRef();
+  const attributes = folder ? { webkitdirectory: true } : { accept: "image/*" };
+  return html`
+    <button type="button" class=${className} aria-label=${label} onClick=${() => input.current.click()}>
+      ${children}
+    </button>
+    <input
+      ref=${input} type="file" multiple hidden tabindex="-1" aria-hidden="true" ...${attributes}
+      onChange=${(event) => {
+        onFiles(event.target.files);
+        event.target.value = "";
+      }}
+    />
+  `;
+}
+
+// Only the rows in sight are in the document.
+export function VirtualGrid({ items, cell, height, gap = 8, own = false, label, render, role = "list" }) {
+  const box = useRef();
+  const [view, setView] = useState({ width: 0, top: 0, tall: 800 });
+  useLayoutEffect(() => {
+    const element = box.current;
+    const look = () => {
+      const top = own ? element.scrollTop : Math.max(0, -element.getBoundingClientRect().top);
+      const tall = own ? element.clientHeight : innerHeight;
+      const width = element.firstChild.clientWidth;
+      setView((old) =>
+        old.width === width && old.tall === tall && Math.abs(old.top - top) < 20 ? old : { width, top, tall },
+      );
+    };
+    const observer = new ResizeObserver(look);
+    observer.observe(element);
+    const scroller = own ? element : window;
+    scroller.addEventListener("scroll", look, { passive: true });
+    addEventListener("resize", look);
+    look();
+    return () => {
+      observer.disconnect();
+      scroller.removeEventListener("scroll", look);
+      removeEventListener("resize", look);
+    };
+  }, []);
+  const columns = Math.max(1, Math.floor((view.width + gap) / (cell + gap)));
+  const wide = (view.width - gap * (columns - 1)) / columns;
+  const rowHeight = (height || wide) + gap;
+  const rows = Math.ceil(items.length / columns);
+  const first = Math.max(0, Math.floor(view.top / rowHeight) - 2);
+  const last = Math.min(rows, Math.ceil((view.top + view.tall) / rowHeight) + 2);
+  const shown = view.width ? items.slice(first * columns, last * columns) : [];
+  // Arrow keys move between the items, by their places in the grid.
+  const move = (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns }[event.key];
+    const at = Number(event.target.closest("[data-place]")?.dataset.place);
+    if (!step || Number.isNaN(at) || /^(INPUT|SELECT)$/.test(event.target.tagName)) return;
+    event.preventDefault();
+    focusPlace(box.current, Math.min(items.length - 1, Math.max(0, at + step)));
+  };
+  return html`
+    <div ref=${box} class=${own ? "virtual own" : "virtual"} onKeyDown=${move}>
+      <div
+        role=${role} aria-label=${label} class="virtual-inner"
+        style=${{ height: `${Math.max(0, rows * rowHeight - gap)}px` }}
+      >
+        ${shown.map((item, i) => {
+          const place = first * columns + i;
+          const style = {
+            width: `${wide}px`,
+            height: `${rowHeight - gap}px`,
+            transform: `translate(${(place % columns) * (wide + gap)}px, ${Math.floor(place / columns) * rowHeight}px)`,
+          };
+          return html`
+            <div key=${item.id} role="listitem" class="cell" style=${style} data-place=${place}>
+              ${render(item, place)}
+            </div>
+          `;
+        })}
+      </div>
+    </div>
+  `;
+}
+
+export function focusPlace(box, place, tries = 5) {
+  const cell = box.querySelector(`[data-place="${place}"]`);
+  const target = cell?.querySelector("[data-focus]");
+  if (target) {
+    target.focus();
+    cell.scrollIntoView({ block: "nearest" });
+  } else if (tries) requestAnimationFrame(() => focusPlace(box, place, tries - 1));
+}
+
+// An area that takes files, and photos dragged from elsewhere on the page.
+export const IDS = "application/x-miv-photos";
+export function useDrop(onFiles, onIds) {
+  const [over, setOver] = useState(false);
+  const depth = useRef(0);
+  const wanted = (event) => {
+    const types = [...event.dataTransfer.types];
+    return (onFiles && types.includes("Files")) || (onIds && types.includes(IDS));
+  };
+  return [
+    over,
+    {
+      onDragEnter: (event) => {
+        if (!wanted(event)) return;
+        event.preventDefault();
+        event.stopPropagation();
+        depth.current++;
+        setOver(true);
+      },
+      onDragOver: (event) => {
+        if (!wanted(event)) return;
+        event.preventDefault();
+        event.stopPropagation();
+      },
+      onDragLeave: (event) => {
+        if (!wanted(event)) return;
+        depth.current = Math.max(0, depth.current - 1);
+        if (!depth.current) setOver(false);
+      },
+      onDrop: async (event) => {
+        if (!wanted(event)) return;
+        event.preventDefault();
+        event.stopPropagation();
+        depth.current = 0;
+        setOver(false);
+        const ids = event.dataTransfer.getData(IDS);
+        if (ids && onIds) onIds(JSON.parse(ids));
+        else if (onFiles) onFiles(await filesOf(event.dataTransfer));
+      },
+    },
+  ];
+}
+
+export function Dialog({ title, onClose, children, wide = false }) {
+  const box = useRef();
+  useEffect(() => {
+    const before = document.activeElement;
+    box.current.showModal();
+    return () => before?.isConnected && before.focus();
+  }, []);
+  return html`
+    <dialog
+      ref=${box} class=${wide ? "wide" : ""} aria-label=${title}
+      onCancel=${(event) => (event.preventDefault(), onClose())}
+      onClick=${(event) => event.target === box.current && onClose()}
+    >
+      <div class="dialog">
+        <header>
+          <h2>${title}</h2>
+          <${IconButton} icon="close" label=${t.close} onClick=${onClose} />
+        </header>
+        ${children}
+      </div>
+    </dialog>
+  `;
+}
+
+export const Bar = ({ value, kind = "" }) => html`
+  <span class="bar ${kind}"><span style=${{ width: `${100 * value}%` }} /></span>
+`;

@@ -1,0 +1,315 @@
+// The page Teach: a card per class, and how good the model is.
+import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
+import { change, dismissProblems, fromInput, store, toast, upload } from "./api.js";
+import { Bar, FileButton, Icon, IconButton, IDS, useDrop, VirtualGrid } from "./parts.js";
+import { percent, t } from "./strings.js";
+
+export function Teach({ open, camera, setTarget }) {
+  const { classes, estimate } = store.state;
+  const [over, drop] = useDrop(addFolders);
+  if (!classes.length) return html`<${Welcome} />`;
+  const suspects = new Map((estimate?.suspects ?? []).map((each) => [each.id, each]));
+  return html`
+    <div class="teach">
+      <h1 class="unseen">${t.teach}</h1>
+      <section class="cards ${over ? "over" : ""}" aria-label=${t.teach} ...${drop}>
+        ${classes.map(
+          (each) => html`
+            <${ClassCard}
+              key=${each.name} name=${each.name} photos=${each.photos} suspects=${suspects}
+              score=${estimate?.classes[each.name]} open=${open} camera=${camera} setTarget=${setTarget}
+            />
+          `,
+        )}
+        <${NewClass} />
+      </section>
+      <${Insights} open=${open} />
+    </div>
+  `;
+}
+
+// Folders become classes; the last folder above a photo names its class.
+async function addFolders(files) {
+  const named = new Map();
+  for (const each of files) {
+    const name = each.folders.at(-1);
+    if (name) named.set(name, [...(named.get(name) ?? []), each]);
+  }
+  if (!named.size) {
+    toast(files.length ? t.pasteWhere : t.noImages);
+    return;
+  }
+  for (const [name, own] of named) {
+    const known = store.state.classes.some((each) => each.name === name);
+    if (known || (await change("add class", { name }))) upload(own, name);
+  }
+}
+
+function Welcome() {
+  const [over, drop] = useDrop(addFolders);
+  const [names, setNames] = useState(["", ""]);
+  const submit = async (event) => {
+    event.preventDefault();
+    for (const name of names) if (name.trim()) await change("add class", { name });
+  };
+  const field = (i, label) => html`
+    <label class="field">
+      <span>${label}</span>
+      <input
+        type="text" maxlength="80" value=${names[i]} placeholder=${t.examples[i]}
+        onInput=${(event) => setNames(names.map((old, at) => (at === i ? event.target.value : old)))}
+      />
+    </label>
+  `;
+  return html`
+    <section class="welcome ${over ? "over" : ""}" ...${drop}>
+      <img src="/static/icon.svg" alt="" width="56" height="56" />
+      <h1>${t.welcome}</h1>
+      <p>${t.welcomeText}</p>
+      <form onSubmit=${submit}>
+        ${field(0, t.firstClass)} ${field(1, t.secondClass)}
+        <button class="button primary" disabled=${!names.some((name) => name.trim())}>${t.start}</button>
+      </form>
+      <p class="quiet"><${Icon} name="folder" /> ${t.orDropFolder}</p>
+    </section>
+  `;
+}
+
+function ClassCard({ name, photos, score, suspects, open, camera, setTarget }) {
+  const [naming, setNaming] = useState(false);
+  const add = (files) => (files.length ? upload(files, name) : toast(t.noImages));
+  const [over, drop] = useDrop(add, (ids) => change("move", { ids, to: name }));
+  const problems = store.problems.filter((each) => each.target === name);
+  const target = () => setTarget(name);
+  const tested = score?.[1] ?? 0;
+  return html`
+    <article
+      class="card ${over ? "over" : ""}" aria-label=${name} onPointerEnter=${target} onFocusIn=${target} ...${drop}
+    >
+      <header>
+        ${naming
+          ? html`<${NameField} name=${name} onDone=${() => setNaming(false)} />`
+          : html`
+              <h2 title=${name} onDblClick=${() => setNaming(true)}>${name}</h2>
+              <${IconButton} icon="pencil" label=${t.rename(name)} onClick=${() => setNaming(true)} />
+              <${IconButton}
+                icon="trash" label=${t.deleteClass(name)} onClick=${() => change("delete class", { name })}
+              />
+            `}
+      </header>
+      <p class="meta">
+        <span>${t.photos(photos.length)}</span>
+        ${tested > 0 &&
+        html`<span class="score"><${Bar} value=${score[2] / tested} /> ${t.rightOf(score[2], tested)}</span>`}
+      </p>
+      ${photos.length
+        ? html`
+            <${VirtualGrid}
+              own items=${photos} cell=${72} gap=${6} label=${t.photosOf(name)}
+              render=${(photo) => html`
+                <${Thumb} photo=${photo} suspect=${suspects.get(photo.id)} label=${name} onOpen=${() => open(photo.id, photos)} />
+              `}
+            />
+          `
+        : html`<div class="empty"><${Icon} name="photos" /><span>${t.dropHere}</span><small>${t.pasteHint}</small></div>`}
+      <${Problems} problems=${problems} />
+      <footer>
+        <${FileButton} label=${t.addPhotosTo(name)} onFiles=${(files) => add(fromInput(files))}>
+          <${Icon} name="plus" /> ${t.addPhotos}
+        <//>
+        <button type="button" class="button" aria-label=${t.cameraFor(name)} onClick=${() => camera(name)}>
+          <${Icon} name="camera" /> ${t.camera}
+        </button>
+      </footer>
+      ${over && html`<div class="veil" aria-hidden="true">${t.dropOn(name)}</div>`}
+    </article>
+  `;
+}
+
+function NameField({ name, onDone }) {
+  const input = useRef();
+  const closing = useRef(false);
+  useEffect(() => (input.current.focus(), input.current.select()), []);
+  const save = async () => {
+    if (closing.current) return;
+    closing.current = true;
+    const to = input.current.value;
+    onDone();
+    if (to.trim() && to !== name) await change("rename class", { name, to });
+  };
+  const onKey = (event) => {
+    if (event.key === "Enter") save();
+    if (event.key === "Escape") {
+      closing.current = true;
+      onDone();
+    }
+  };
+  return html`
+    <input
+      ref=${input} type="text" class="name-field" maxlength="80" aria-label=${t.className} defaultValue=${name}
+      value=${name} onBlur=${save} onKeyDown=${onKey}
+    />
+  `;
+}
+
+export function Thumb({ photo, suspect, label, onOpen }) {
+  const wrong = suspect && suspect.label === label && suspect.likely && !isKept(photo.id);
+  const text = wrong ? `${photo.name}. ${t.suspicious(suspect.predicted)}` : photo.problem || photo.name;
+  return html`
+    <button
+      type="button" class="thumb ${wrong ? "suspect" : ""} ${photo.problem ? "bad" : ""}" data-focus draggable
+      title=${text} aria-label=${text} onClick=${onOpen}
+      onDragStart=${(event) => {
+        event.dataTransfer.setData(IDS, JSON.stringify([photo.id]));
+        event.dataTransfer.effectAllowed = "move";
+      }}
+      onKeyDown=${(event) => event.key === "Delete" && change("delete", { ids: [photo.id] })}
+    >
+      ${photo.problem
+        ? html`<${Icon} name="warn" />`
+        : html`<img src="/thumb/${photo.id}" alt="" loading="lazy" decoding="async" draggable=${false} />`}
+    </button>
+  `;
+}
+
+const MAX_SHOWN = 4;
+export function Problems({ problems }) {
+  if (!problems.length) return null;
+  const keys = new Set(problems.map((each) => each.key));
+  return html`
+    <ul class="problems" role="alert">
+      ${problems.slice(0, MAX_SHOWN).map(
+        (each) => html`
+          <li key=${each.key}>
+            <${Icon} name="warn" /> <span>${each.message}</span>
+            <${IconButton} icon="close" label=${t.dismiss} onClick=${() => dismissProblems((p) => p.key === each.key)} />
+          </li>
+        `,
+      )}
+      ${problems.length > 1 &&
+      html`
+        <li class="all">
+          <span>${problems.length > MAX_SHOWN ? t.moreProblems(problems.length - MAX_SHOWN) : ""}</span>
+          <button type="button" class="link" onClick=${() => dismissProblems((p) => keys.has(p.key))}>${t.dismissAll}</button>
+        </li>
+      `}
+    </ul>
+  `;
+}
+
+function NewClass() {
+  const [name, setName] = useState("");
+  const submit = async (event) => {
+    event.preventDefault();
+    if (name.trim() && (await change("add class", { name }))) setName("");
+  };
+  return html`
+    <form class="card new-class" onSubmit=${submit}>
+      <label class="field">
+        <span><${Icon} name="plus" /> ${t.newClass}</span>
+        <input
+          type="text" maxlength="80" value=${name} aria-label=${t.newClassName}
+          onInput=${(event) => setName(event.target.value)}
+        />
+      </label>
+      <button class="button" disabled=${!name.trim()}>${t.create}</button>
+      <p class="quiet">${t.orDropFolder}</p>
+    </form>
+  `;
+}
+
+// Photos that the user has confirmed are not suspicious any more.
+const KEPT = "miv-kept";
+const isKept = (id) => (localStorage.getItem(KEPT) ?? "").includes(id);
+const keepPhoto = (id) => localStorage.setItem(KEPT, `${localStorage.getItem(KEPT) ?? ""} ${id}`.slice(-20000));
+
+function Insights({ open }) {
+  const { classes, estimate, learner } = store.state;
+  const [, again] = useState(0);
+  const stale = !["ready", "waiting", "failed"].includes(learner.stage);
+  const owner = new Map(classes.flatMap((each) => each.photos.map((photo) => [photo.id, each.name])));
+  const suspects = (estimate?.suspects ?? []).filter((s) => owner.get(s.id) === s.label && !isKept(s.id));
+  const filled = classes.filter((each) => each.photos.length);
+  const steps = [classes.length > 1, filled.length > 1, Object.keys(store.state.predictions).length > 0];
+  return html`
+    <aside class="insights" aria-label=${t.howGood}>
+      <h2>${t.howGood}</h2>
+      ${learner.problem && html`<p class="note ${learner.stage === "failed" ? "warn" : ""}">${learner.problem}</p>`}
+      ${estimate?.accuracy != null
+        ? html`
+            <div class="headline ${stale ? "stale" : ""}">
+              <${Ring} value=${estimate.accuracy} />
+              <p>${t.accuracyText}</p>
+            </div>
+            <p class="quiet">
+              ${stale ? t.outdated : t.intervalText(...estimate.interval, estimate.right, estimate.tested)}
+            </p>
+            <h3>${t.whatHelps}</h3>
+            <ul class="plain">
+              ${estimate.advice.map(
+                (each) => html`<li key=${each.class}>${each.why === "few" ? t.adviceFew(each) : t.adviceErrors(each)}</li>`,
+              )}
+              ${!estimate.advice.length && html`<li>${t.adviceNone}</li>`}
+            </ul>
+            <h3>${t.confusions}</h3>
+            ${estimate.confusions.length
+              ? html`
+                  <ul class="plain confusions">
+                    ${estimate.confusions.slice(0, 6).map(
+                      ([n, label, best]) => html`
+                        <li key=${label + "\n" + best}><b>${n} ×</b> <span>${t.confusion(n, label, best)}</span></li>
+                      `,
+                    )}
+                  </ul>
+                `
+              : html`<p class="quiet">${t.noConfusions}</p>`}
+          `
+        : html`
+            <p class="quiet">${stale ? t.stages[learner.stage] : t.noEstimateYet}</p>
+            <ol class="steps">
+              ${t.steps.map((text, i) => html`<li key=${i} class=${steps[i] ? "done" : ""}><span>${steps[i] && html`<${Icon} name="check" />`}</span>${text}</li>`)}
+            </ol>
+          `}
+      ${suspects.length > 0 &&
+      html`
+        <h3>${t.suspects}</h3>
+        <ul class="suspects">
+          ${suspects.slice(0, 5).map((each) => {
+            const photo = classes.find((c) => c.name === each.label).photos.find((p) => p.id === each.id);
+            return html`
+              <li key=${each.id}>
+                <button type="button" class="thumb" aria-label=${photo.name} onClick=${() => open(each.id, [photo])}>
+                  <img src="/thumb/${each.id}" alt="" loading="lazy" />
+                </button>
+                <div>
+                  <p>${t.suspectText(each)} <span class="quiet">${percent(each.probability)}</span></p>
+                  <button type="button" class="link" onClick=${() => change("move", { ids: [each.id], to: each.predicted })}>
+                    ${t.moveTo(each.predicted)}
+                  </button>
+                  <button
+                    type="button" class="link" aria-label=${t.keepPhoto(photo.name)}
+                    onClick=${() => (keepPhoto(each.id), again((n) => n + 1))}
+                  >
+                    ${t.keep}
+                  </button>
+                </div>
+              </li>
+            `;
+          })}
+        </ul>
+      `}
+      ${learner.fitted > 0 && !stale && html`<p class="quiet">${t.learnedIn(learner.fitted, learner.seconds)}</p>`}
+    </aside>
+  `;
+}
+
+function Ring({ value }) {
+  const round = 2 * Math.PI * 42;
+  return html`
+    <svg class="ring" viewBox="0 0 100 100" role="img" aria-label=${percent(value)}>
+      <circle cx="50" cy="50" r="42" class="track" />
+      <circle cx="50" cy="50" r="42" class="value" stroke-dasharray="${round * value} ${round}" transform="rotate(-90 50 50)" />
+      <text x="50" y="57" text-anchor="middle">${percent(value)}</text>
+    </svg>
+  `;
+}

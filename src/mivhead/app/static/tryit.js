@@ -1,0 +1,152 @@
+// The page Try it: new photos, what they were named, and corrections.
+import { html, useRef, useState } from "./vendor/htm-preact.js";
+import { change, fromInput, store, toast, upload } from "./api.js";
+import { Bar, FileButton, focusPlace, Icon, IconButton, useDrop, VirtualGrid } from "./parts.js";
+import { Problems } from "./teach.js";
+import { percent, t } from "./strings.js";
+
+const UNSURE = "unsure";
+const NONE = "none of these";
+const kindOf = (found) =>
+  !found ? "notYet" : found.decision === UNSURE ? "unsure" : found.decision === NONE ? "none" : "sure";
+
+// How close the two most probable names are: the photos that the model would learn most from.
+const margin = (found) => (found ? found.top[0][1] - (found.top[1]?.[1] ?? 0) : 2);
+const SORTS = {
+  newest: null,
+  useful: (a, b) => margin(a.found) - margin(b.found),
+  sure: (a, b) => (b.found?.top[0][1] ?? 0) - (a.found?.top[0][1] ?? 0),
+  name: (a, b) => a.photo.name.localeCompare(b.photo.name, "en", { numeric: true }),
+};
+
+export function TryIt({ open }) {
+  const { classes, new: photos, predictions } = store.state;
+  const [filter, setFilter] = useState("all");
+  const [sort, setSort] = useState("newest");
+  const box = useRef();
+  const add = (files) => (files.length ? upload(files, null) : toast(t.noImages));
+  const [over, drop] = useDrop(add);
+  const items = photos.map((photo) => ({ id: photo.id, photo, found: predictions[photo.id] }));
+  const counts = { all: items.length, sure: 0, unsure: 0, none: 0, notYet: 0 };
+  for (const each of items) counts[kindOf(each.found)]++;
+  let shown = filter === "all" ? items : items.filter((each) => kindOf(each.found) === filter);
+  if (SORTS[sort]) shown = [...shown].sort(SORTS[sort]);
+  const list = shown.map((each) => each.photo);
+  const teachable = store.state.model || classes.filter((each) => each.photos.length).length > 1;
+  return html`
+    <section class="try ${over ? "over" : ""}" ...${drop}>
+      <div class="drop-line">
+        <div>
+          <h1>${t.tryTitle}</h1>
+          <p class="quiet">${teachable ? t.tryText : t.tryFirst}</p>
+        </div>
+        <div class="row">
+          <${FileButton} className="button primary" onFiles=${(files) => add(fromInput(files))}>
+            <${Icon} name="photos" /> ${t.choosePhotos}
+          <//>
+          <${FileButton} folder onFiles=${(files) => add(fromInput(files))}>
+            <${Icon} name="folder" /> ${t.chooseFolder}
+          <//>
+        </div>
+      </div>
+      <${Problems} problems=${store.problems.filter((each) => each.target === null)} />
+      ${items.length > 0 &&
+      html`
+        <div class="tools">
+          <div class="filters" role="group" aria-label=${t.filter}>
+            ${["all", "sure", "unsure", "none", "notYet"].map(
+              (name) =>
+                (name !== "notYet" || counts.notYet > 0) &&
+                html`
+                  <button
+                    key=${name} type="button" class="chip ${name}" aria-pressed=${filter === name}
+                    onClick=${() => setFilter(name)}
+                  >
+                    ${t[name]} <span>${counts[name]}</span>
+                  </button>
+                `,
+            )}
+          </div>
+          <label class="sort">
+            <span>${t.sort}</span>
+            <select value=${sort} onChange=${(event) => setSort(event.target.value)}>
+              ${Object.entries(t.sorts).map(([key, text]) => html`<option key=${key} value=${key}>${text}</option>`)}
+            </select>
+          </label>
+          <button type="button" class="button" onClick=${() => change("delete", { ids: list.map((each) => each.id) })}>
+            <${Icon} name="trash" /> ${t.clearNew}
+          </button>
+        </div>
+        <p class="quiet hint">${t.confirmHint}</p>
+        <div ref=${box}>
+          <${VirtualGrid}
+            items=${shown} cell=${216} height=${344} gap=${14} label=${t.results}
+            render=${(item, place) => html`
+              <${Result}
+                item=${item} open=${() => open(item.id, list)}
+                onDone=${() => setTimeout(() => box.current && focusPlace(box.current, place), 250)}
+              />
+            `}
+          />
+        </div>
+        ${!shown.length && html`<p class="quiet center">${t.noneLeft}</p>`}
+      `}
+      ${over && html`<div class="veil" aria-hidden="true">${t.tryTitle}</div>`}
+    </section>
+  `;
+}
+
+function Result({ item, open, onDone }) {
+  const { photo, found } = item;
+  const { classes } = store.state;
+  const kind = kindOf(found);
+  const assign = async (name) => {
+    if (await change("move", { ids: [photo.id], to: name })) {
+      toast(t.added(name), "info", { text: t.undo, run: () => change("undo") });
+      onDone();
+    }
+  };
+  const remove = async () => (await change("delete", { ids: [photo.id] })) && onDone();
+  const onKey = (event) => {
+    if (event.target.tagName === "SELECT") return;
+    const choice = found?.top[Number(event.key) - 1];
+    if (choice) {
+      event.preventDefault();
+      assign(choice[0]);
+    } else if (event.key === "Delete") remove();
+  };
+  const title = photo.problem
+    ? ""
+    : { sure: found?.label, unsure: t.perhaps(found?.label), none: t.none, notYet: t.naming }[kind];
+  return html`
+    <article class="result ${kind}" onKeyDown=${onKey} aria-label="${photo.name}: ${title || photo.problem}">
+      <button type="button" class="picture" data-focus aria-label=${t.details(photo.name)} onClick=${open}>
+        ${!photo.problem && html`<img src="/thumb/${photo.id}" alt="" loading="lazy" decoding="async" />`}
+        ${photo.problem && html`<span class="problem"><${Icon} name="warn" /> ${photo.problem}</span>`}
+      </button>
+      <${IconButton} icon="close" label=${t.remove(photo.name)} onClick=${remove} />
+      <div class="verdict">
+        <strong title=${title}>${title}</strong>
+        ${kind === "unsure" && html`<span class="badge">${t.unsure}</span>`}
+        ${kind === "sure" && html`<span>${percent(found.top[0][1])}</span>`}
+      </div>
+      <small title=${photo.name}>${photo.name}</small>
+      <div class="choices">
+        ${found?.top.slice(0, 2).map(
+          ([name, p]) => html`
+            <button key=${name} type="button" class="choice" aria-label=${t.isIt(name)} title=${t.isIt(name)} onClick=${() => assign(name)}>
+              <span class="name">${name}</span><span>${percent(p)}</span><${Bar} value=${p} />
+            </button>
+          `,
+        )}
+        <select
+          aria-label=${t.otherClassFor(photo.name)} value=""
+          onChange=${(event) => event.target.value && assign(event.target.value)}
+        >
+          <option value="">${t.otherClass}</option>
+          ${classes.map((each) => html`<option key=${each.name} value=${each.name}>${each.name}</option>`)}
+        </select>
+      </div>
+    </article>
+  `;
+}

@@ -1,0 +1,92 @@
+"""`miv app`: a page in the browser to make and use a classifier."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from mivhead.cli import options
+from mivhead.cli.output import print_json
+
+EXAMPLES = """
+miv app                      # a new project in the folder my-classes
+miv app birds/               # class folders that you have, or a new project
+miv app birds/ --no-browser  # prints the link only
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = options.new_command(
+        subparsers,
+        "app",
+        "make and use a classifier in the browser",
+        "Open a page in the browser on which you make classes, drop photos on them, see at once "
+        "how good the classifier is, let it name new photos and correct it. One folder holds "
+        "everything: a folder of photos per class, and the model file. Nothing leaves this "
+        "computer. The page works until you press Ctrl-C; start again, and you are where you were.",
+        EXAMPLES,
+    )
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        default="my-classes",
+        metavar="FOLDER",
+        help="the project: created if it is missing; an existing folder of class folders will do "
+        "(default: my-classes)",
+    )
+    parser.add_argument(
+        "--port",
+        type=options.not_negative,
+        default=None,
+        metavar="N",
+        help="port to listen on (default: the one of the last time, or any free one)",
+    )
+    parser.add_argument(
+        "--no-browser", action="store_true", help="print the link and do not open the browser"
+    )
+    parser.add_argument(
+        "--new-link", action="store_true", help="make a new link; earlier ones stop working"
+    )
+    options.add_extraction(parser)
+    options.add_training(parser)
+    options.add_device(parser)
+    options.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `miv app`."""
+    from mivhead._optional import need
+
+    for module in ("starlette", "uvicorn"):
+        need(module, "serve")
+    from mivhead.app.learner import Learner
+    from mivhead.app.project import opened
+    from mivhead.app.server import Token, make_server
+
+    options.prepare(args)
+    model = options.classifier_from(args)
+    model.verbose = False
+    model.make_classifier()  # refuses bad options before the page opens
+    with opened(args.folder) as project:
+        learner = Learner(project, model)
+        token = Token(project, renew=args.new_link)
+        server = make_server(project, learner, token, args.port)
+        link = f"{server.url}/?token={token.value}"
+        if args.json:
+            print_json({"folder": str(project.folder), "url": link})
+        else:
+            print(f"{project.folder} is open in the browser (press Ctrl-C to stop):\n  {link}")
+        sys.stdout.flush()
+        if not args.no_browser:
+            import webbrowser
+
+            webbrowser.open(link)
+        learner.start()
+        try:
+            server.serve_forever()
+        finally:
+            learner.stop()
+    return 0

@@ -1,0 +1,458 @@
+"""The app in a real browser: the journey of somebody who makes a classifier, and what can go wrong.
+
+The tests need Playwright and a Chromium (`apt-get install chromium`), and are skipped without. With
+`MIV_PICTURES=docs/pictures`, the screenshots of the documentation are written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("starlette")
+pytest.importorskip("playwright")
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from mivhead import FewShotClassifier
+from mivhead.app.learner import Learner
+from mivhead.app.project import opened
+from mivhead.app.server import Token, make_server
+from tests.helpers.services import serving
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+
+OPTIONS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
+)
+SECONDS = 90_000  # milliseconds that learning may take on a busy machine
+CLASSES = ("night", "noon", "leaf")
+
+
+def write_photos(folder: Path, count: int, first: int = 0) -> dict[str, list[Path]]:
+    """Crops of two real photographs and a drawn one, by class."""
+    from sklearn.datasets import load_sample_images
+
+    temple, flower = load_sample_images().images
+    found: dict[str, list[Path]] = {}
+    for name, picture in zip(CLASSES, (temple // 3, temple, flower), strict=True):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        found[name] = []
+        for i in range(first, first + count):
+            x, y = 37 * i % 400, 23 * i % 200
+            path = folder / name / f"{name}-{i}.jpg"
+            Image.fromarray(picture[y : y + 220, x : x + 220]).save(path, quality=90)
+            found[name].append(path)
+    return found
+
+
+class Process:
+    """`miv app` as a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = ""
+        self._process: Any = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "mivhead", "app", str(self.folder), "--no-browser"]
+        command += ["--json", "--threads", "1", "--method", "ncc"]
+        self._process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE)
+        lines: list[str] = []
+        while not lines or lines[-1] != "}\n":
+            lines.append(self._process.stdout.readline())
+            assert lines[-1], "miv app did not start"
+        self.url = json.loads("".join(lines))["url"]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+@contextmanager
+def running(folder: Path, **options: Any) -> Iterator[Any]:
+    """Run the app in this process, which has PyTorch loaded."""
+    options = options or {"method": "ncc", "threshold": 0}
+    with opened(folder) as project:
+        learner = Learner(project, FewShotClassifier(verbose=False, **options))
+        token = Token(project)
+        learner.start()
+        with serving(make_server(project, learner, token)) as address:
+            yield SimpleNamespace(folder=project.folder, url=f"{address}/?token={token.value}")
+        learner.stop()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=list(OPTIONS))
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[Any]:
+    with running(tmp_path / "garden") as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Browser, app: Any) -> Iterator[Page]:
+    with visiting(browser, app) as opened:
+        yield opened
+
+
+@contextmanager
+def visiting(browser: Browser, app: Any, **options: Any) -> Iterator[Page]:
+    """Open the app; whatever goes wrong on the page, or is asked of another server, is an error."""
+    context = browser.new_context(accept_downloads=True, **options)
+    page = context.new_page()
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
+    page.on(
+        "request",
+        lambda asked: (
+            asked.url.startswith((app.url.partition("/?")[0], "blob:"))
+            or problems.append(asked.url)
+        ),
+    )
+    page.goto(app.url)
+    try:
+        yield page
+    finally:
+        context.close()
+    assert not problems
+
+
+def card(page: Page, name: str) -> Any:
+    return page.get_by_role("article", name=name, exact=True)
+
+
+def make_classes(page: Page, names: tuple[str, ...] = CLASSES) -> None:
+    page.get_by_label("First class").fill(names[0])
+    page.get_by_label("Second class").fill(names[1])
+    page.get_by_role("button", name="Start").click()
+    for name in names[2:]:
+        page.get_by_label("Name of the new class").fill(name)
+        page.get_by_role("button", name="Create", exact=True).click()
+    for name in names:
+        expect(card(page, name)).to_be_visible()
+
+
+def add(page: Page, name: str, files: list[Path]) -> None:
+    card(page, name).locator("input[type=file]").set_input_files(files)
+
+
+def drop(target: Any, files: list[tuple[str, bytes]]) -> None:
+    """Drop files, as the browser would."""
+    target.evaluate(
+        """(element, files) => {
+            const data = new DataTransfer();
+            for (const [name, bytes] of files)
+                data.items.add(new File([new Uint8Array(bytes)], name));
+            for (const kind of ["dragenter", "dragover", "drop"])
+                element.dispatchEvent(
+                    new DragEvent(kind, { dataTransfer: data, bubbles: true, cancelable: true }));
+        }""",
+        [[name, list(data)] for name, data in files],
+    )
+
+
+def fit(page: Page, photos: dict[str, list[Path]]) -> None:
+    """Make the classes, add the photos and wait for the estimate."""
+    make_classes(page)
+    for name, files in photos.items():
+        add(page, name, files)
+        expect(card(page, name).locator(".thumb")).to_have_count(len(files), timeout=SECONDS)
+    expect(page.locator(".ring")).to_be_visible(timeout=SECONDS)
+    expect(page.locator(".status.ready")).to_be_visible(timeout=SECONDS)
+
+
+def test_the_journey(browser: Browser, tmp_path: Path) -> None:
+    with (
+        running(tmp_path / "garden", recipe="mivhead") as app,  # what users get
+        visiting(browser, app) as page,
+    ):
+        journey(page, app, tmp_path)
+
+
+def journey(page: Page, app: Any, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", 4)
+    new = write_photos(tmp_path / "new", 2, first=20)
+    fit(page, photos)
+    expect(page.locator(".insights")).to_contain_text("of 12 photos")
+
+    page.get_by_role("link", name="Try it").click()
+    files = [path for paths in new.values() for path in paths]
+    drop(page.locator(".try"), [(path.name, path.read_bytes()) for path in files])
+    expect(page.locator(".result:not(.notYet)")).to_have_count(6, timeout=SECONDS)
+
+    # Correct one with a click, and one with a key.
+    page.get_by_label("Another class for leaf-20.jpg").select_option("leaf")
+    expect(page.locator(".result")).to_have_count(5)
+    assert (app.folder / "leaf/leaf-20.jpg").exists()
+    focused = page.get_by_label("Details of noon-21.jpg")
+    focused.focus()
+    page.keyboard.press("1")
+    expect(page.locator(".result")).to_have_count(4)
+    page.keyboard.press("Control+z")
+    expect(page.locator(".result")).to_have_count(5)
+    page.keyboard.press("Control+Shift+z")
+    expect(page.locator(".result")).to_have_count(4)
+    page.get_by_role("button", name=re.compile("Undo: move 1 photo")).click()
+    expect(page.locator(".result")).to_have_count(5)
+
+    # Look at one: where the model looked, and what it compared the photo with.
+    page.get_by_label("Details of noon-20.jpg").click()
+    expect(page.locator(".closest img").first).to_be_visible(timeout=SECONDS)
+    page.get_by_label("Where it looked").check()
+    page.keyboard.press("Escape")
+
+    page.reload()  # the same view, the same photos
+    expect(page.locator(".result")).to_have_count(5)
+    page.get_by_role("link", name="Teach").click()
+    expect(card(page, "leaf").locator(".thumb")).to_have_count(5)
+    expect(page.locator(".status.ready")).to_be_visible(timeout=SECONDS)
+
+    for title, suffix in (
+        *(("Model", ".miv"), ("Names as a table", ".csv")),
+        *(("Sorted folders", ".zip"), ("Report", ".html")),
+    ):
+        page.get_by_text("Download", exact=True).click()
+        with page.expect_download() as download:
+            page.get_by_role("link", name=re.compile(f"^{title}")).click()
+        assert download.value.suggested_filename.endswith(suffix)
+        assert download.value.path().stat().st_size > 100
+
+
+def test_photos_are_dragged_between_classes_renamed_and_deleted(
+    page: Page, app: Any, tmp_path: Path
+) -> None:
+    photos = write_photos(tmp_path / "photos", 2)
+    make_classes(page)
+    add(page, "night", photos["night"] + photos["noon"][:1])
+    expect(card(page, "night").locator(".thumb")).to_have_count(3)
+    page.get_by_label("noon-0.jpg").drag_to(card(page, "noon"))
+    expect(card(page, "noon").locator(".thumb")).to_have_count(1)
+    assert (app.folder / "noon/noon-0.jpg").exists()
+    page.get_by_label("Rename leaf").click()
+    page.get_by_label("Name of the class").fill('<img src=x> & "x"')
+    page.keyboard.press("Enter")
+    expect(page.locator(".toast.error")).to_contain_text("cannot be the name of a folder")
+    page.get_by_label("Rename leaf").click()
+    page.get_by_label("Name of the class").fill("&lt;b&gt; 'leaf'")
+    page.keyboard.press("Enter")
+    expect(card(page, "&lt;b&gt; 'leaf'")).to_be_visible()
+    page.get_by_label("night-0.jpg").focus()
+    page.keyboard.press("Delete")
+    expect(card(page, "night").locator(".thumb")).to_have_count(1)
+    page.get_by_label("Delete the class night").click()
+    expect(card(page, "night")).to_have_count(0)
+    for _ in range(2):
+        page.keyboard.press("Control+z")
+    expect(card(page, "night").locator(".thumb")).to_have_count(2)
+
+
+def test_200_photos_at_once_and_a_text_file_among_them(page: Page, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    files = []
+    for i in range(200):
+        path = tmp_path / f"{i}.jpg"
+        Image.fromarray(rng.integers(0, 255, (24, 24, 3), np.uint8)).save(path)
+        files.append((path.name, path.read_bytes()))
+    files.insert(100, ("notes.jpg", b"This is not a photo."))
+    make_classes(page)
+    drop(card(page, "noon"), files)
+    expect(card(page, "noon")).to_contain_text("200 photos", timeout=SECONDS)
+    expect(card(page, "noon").locator(".problems")).to_contain_text("notes.jpg is not a JPEG")
+    assert card(page, "noon").locator(".thumb").count() < 60  # the others are not in sight
+    page.keyboard.press("Control+z")  # one step
+    expect(card(page, "noon")).to_contain_text("0 photos")
+
+
+def test_killed_and_started_again_under_an_open_page(browser: Browser, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", 2)
+    app = Process(tmp_path / "garden")
+    app.start()
+    try:
+        with visiting(browser, app) as page:
+            make_classes(page)
+            add(page, "night", photos["night"])
+            expect(card(page, "night").locator(".thumb")).to_have_count(2)
+            app.kill()
+            expect(page.locator(".banner")).to_contain_text("The app is not running")
+            add(page, "noon", photos["noon"])  # waits for the app
+            app.start()
+            expect(page.locator(".banner")).to_have_count(0, timeout=SECONDS)
+            expect(card(page, "noon").locator(".thumb")).to_have_count(2, timeout=SECONDS)
+            expect(card(page, "night").locator(".thumb")).to_have_count(2)
+    finally:
+        app.kill()
+
+
+def test_two_tabs_show_the_same(page: Page, app: Any) -> None:
+    make_classes(page)
+    other = page.context.new_page()
+    other.goto(app.url)
+    other.get_by_label("Delete the class noon").click()
+    expect(card(page, "noon")).to_have_count(0)
+    page.get_by_role("button", name="Undo: delete noon").click()
+    expect(card(other, "noon")).to_be_visible()
+
+
+def test_a_slow_network(page: Page, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", 2)
+    make_classes(page)
+    session = page.context.new_cdp_session(page)
+    session.send(
+        "Network.emulateNetworkConditions",
+        {
+            "offline": False,
+            "latency": 300,
+            "downloadThroughput": 40_000,
+            "uploadThroughput": 20_000,
+        },
+    )
+    add(page, "night", photos["night"])
+    expect(page.locator(".toast.progress")).to_contain_text("Adding photos")
+    expect(card(page, "night").locator(".thumb")).to_have_count(2, timeout=SECONDS)
+
+
+def test_the_camera(page: Page, app: Any) -> None:
+    make_classes(page)
+    page.get_by_label("Take photos of leaf").click()
+    expect(page.locator("video")).to_be_visible()
+    page.wait_for_timeout(1500)
+    page.get_by_role("button", name="Take a photo").click()
+    page.keyboard.press("Escape")
+    expect(card(page, "leaf").locator(".thumb")).to_have_count(1)
+    assert [path.suffix for path in (app.folder / "leaf").iterdir()] == [".jpg"]
+
+
+def test_an_expired_page_says_so(page: Page, app: Any) -> None:
+    make_classes(page)
+    page.context.clear_cookies()
+    page.get_by_label("Delete the class noon").click()
+    expect(page.locator(".toast.error")).to_contain_text("This page has expired")
+    page.reload()
+    expect(page.locator("body")).to_contain_text("This link has expired")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_accessible_in_every_form(
+    browser: Browser, tmp_path: Path, scheme: str, width: int
+) -> None:
+    axe = find_axe()
+    write_photos(tmp_path / "garden", 3)
+    name = "a class with a name that is much longer than anybody would have thought possible"
+    (tmp_path / "garden" / name).mkdir()
+    size = {"width": width, "height": 800}
+    with (
+        running(tmp_path / "garden") as app,
+        visiting(browser, app, color_scheme=scheme, viewport=size) as page,
+    ):
+        expect(page.locator(".ring")).to_be_visible(timeout=SECONDS)
+        for view in ("Teach", "Try it"):
+            page.get_by_role("link", name=view).click()
+            if view == "Try it":
+                new = write_photos(tmp_path / "new", 1, first=20)
+                page.locator(".try input[type=file]").first.set_input_files(new["leaf"])
+                expect(page.locator(".result:not(.notYet)")).to_have_count(1, timeout=SECONDS)
+            page.wait_for_timeout(300)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            page.evaluate(axe)
+            found = page.evaluate("axe.run({ resultTypes: ['violations'] })")
+            assert not "\n".join(
+                f"{each['id']}: {node['html']}\n{node['failureSummary']}"
+                for each in found["violations"]
+                for node in each["nodes"]
+            )
+
+
+def find_axe() -> str:
+    """The source of axe-core."""
+    package = pytest.importorskip("axe_playwright_python")
+    return (Path(package.__file__).parent / "axe.min.js").read_text("utf-8")
+
+
+# What the documentation shows: regions of two photographs that scikit-learn ships.
+REGIONS = {  # photograph, and the left, top, right and bottom of the region
+    "dahlia": (1, 190, 120, 480, 420),
+    "leaves": (1, 0, 0, 200, 200),
+    "roof": (0, 60, 60, 520, 230),
+    "sky": (0, 0, 0, 640, 90),
+}
+
+
+def write_regions(folder: Path, count: int, seed: int) -> None:
+    from sklearn.datasets import load_sample_images
+
+    photographs = [Image.fromarray(each) for each in load_sample_images().images]
+    rng = np.random.default_rng(seed)
+    for name, (which, left, top, right, bottom) in REGIONS.items():
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            side = int(rng.integers(70, min(right - left, bottom - top, 190) + 1))
+            x, y = rng.integers(left, right - side + 1), rng.integers(top, bottom - side + 1)
+            crop = photographs[which].crop((x, y, x + side, y + side)).resize((320, 320))
+            crop.save(folder / name / f"{name} {i + 1}.jpg", quality=90)
+
+
+def take(page: Page, path: Path) -> None:
+    """Write a screenshot with 200 colours, a third of its size."""
+    page.screenshot(path=path)
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(200)
+    small.save(path, optimize=True)
+
+
+@pytest.mark.skipif("MIV_PICTURES" not in os.environ, reason="MIV_PICTURES is not set")
+def test_pictures_of_the_documentation(browser: Browser, tmp_path: Path) -> None:
+    pictures = Path(os.environ["MIV_PICTURES"])
+    garden, new = tmp_path / "garden", tmp_path / "new"
+    write_regions(garden, 9, seed=0)
+    write_regions(new, 3, seed=1)
+    (garden / "leaves/leaves 2.jpg").rename(garden / "dahlia/dahlia 10.jpg")  # a mistake to find
+    files = sorted(new.rglob("*.jpg"))
+    Image.fromarray(np.arange(256, dtype=np.uint8)[None].repeat(256, 0)).save(new / "test card.png")
+    with running(garden, recipe="mivhead") as app:
+        for name, scheme, width, height in (
+            *(("teach", "light", 1280, 860), ("dark", "dark", 1280, 860)),
+            ("phone", "light", 390, 844),
+        ):
+            size = {"width": width, "height": height}
+            with visiting(browser, app, color_scheme=scheme, viewport=size) as page:
+                expect(page.locator(".ring")).to_be_visible(timeout=SECONDS)
+                expect(page.locator(".status.ready")).to_be_visible(timeout=SECONDS)
+                page.wait_for_timeout(1000)
+                take(page, pictures / f"app-{name}.png")
+                if name == "teach":
+                    page.get_by_role("link", name="Try it").click()
+                    page.locator(".try input[type=file]").first.set_input_files(
+                        [new / "test card.png", *files]
+                    )
+                    named = page.locator(".result:not(.notYet)")
+                    expect(named).to_have_count(13, timeout=SECONDS)
+                    expect(page.locator(".toast")).to_have_count(0)
+                    page.wait_for_timeout(1000)
+                    take(page, pictures / "app-try.png")
