@@ -236,6 +236,7 @@ class Site:
                 for each in found.new
                 if each.id in known.predictions
             },
+            "suggested": known.suggested,
             "learner": {
                 "stage": known.stage,
                 "problem": known.problem,
@@ -244,6 +245,7 @@ class Site:
             },
             "estimate": known.estimate,
             "model": known.model is not None and model.exists(),
+            "exports": downloads.can_export(),
             "undo": _undoable(self.project.next_undo),
             "redo": _undoable(self.project.next_redo),
         }
