@@ -126,7 +126,7 @@ function Result({ item, open, onDone }) {
   return html`
     <article class="result ${kind}" onKeyDown=${onKey} aria-label="${photo.name}: ${title || photo.problem}">
       <button type="button" class="picture" data-focus aria-label=${t.details(photo.name)} onClick=${open}>
-        ${!photo.problem && html`<img src="/thumb/${photo.id}" alt="" loading="lazy" decoding="async" />`}
+        ${!photo.problem && html`<img src="/thumb/${photo.id}" alt="" loading="lazy" decoding="async" fetchpriority="low" />`}
         ${photo.problem && html`<span class="problem"><${Icon} name="warn" /> ${photo.problem}</span>`}
       </button>
       <${IconButton} icon="close" label=${t.remove(photo.name)} onClick=${remove} />
