@@ -350,3 +350,19 @@ def test_labels_that_fit_can_be_saved(labels: list[object], tmp_path: Path) -> N
 def test_training_shows_progress_only_if_verbose() -> None:
     assert FewShotClassifier().make_classifier().verbose
     assert not FewShotClassifier(verbose=False).make_classifier().verbose
+
+
+def test_a_class_for_everything_else(shots: Path, queries: Path, tmp_path: Path) -> None:
+    """Called `blue` here: never a name, and still so after saving, loading and refitting."""
+    classifier = FewShotClassifier(TinyBackbone(), other="blue", threshold=0).fit_folder(shots)
+    assert classifier.classifier_.decision_.other == classifier.classes_.tolist().index("blue")
+    classifier.save(tmp_path / "model.miv")
+    loaded = mivhead.load(tmp_path / "model.miv", backbone=TinyBackbone())
+    assert loaded.other == "blue"
+    found = classifier.classify(queries)
+    assert [each.decision for each in loaded.classify(queries)] == [p.decision for p in found]
+    assert "blue" not in {each.label for each in found} | set(classifier.predict(queries))
+    blue = [each.decision for each in found if "blue" in each.id]
+    assert set(blue) == {"none of these"}
+    like_all = FewShotClassifier(TinyBackbone(), other=None, threshold=0).fit_folder(shots)
+    assert "blue" in set(like_all.predict(queries))

@@ -39,6 +39,7 @@ COLUMNS = {
         ["ln-tune@deit_small", *DEIT],
         ["ln-tune@dino_vits16", "ett@dino_vits16", "miv@dino_vits8"],
     ],
+    "sdl": [["tsa@sdl_resnet18", "miv@sdl_resnet18"], ["tsa@resnet18", "miv@resnet18"]],
 }
 # Tables whose columns are methods, the same on every backbone.
 METHODS = {
@@ -59,7 +60,6 @@ METHODS = {
         "miv-blocks1-no-views",
         "miv-no-views",
     ],
-    "sdl": ["tsa", "miv"],
 }
 BACKBONES = {
     "augmentation": ["resnet50", "dino_vits8"],
@@ -69,7 +69,6 @@ BACKBONES = {
     ],
     "cap-parts": ["dino_vits8"],
     "fit-baseline": ["resnet50", "dino_resnet50", "deit_small", "dino_vits8"],
-    "sdl": ["sdl_resnet18", "resnet18"],
 }
 PAPER = [name for name in list_tables() if describe_table(name).paper]
 ROWS = [

@@ -109,6 +109,8 @@ IMAGE = tensor("images", "BYTES", [1], [text(photo())])
         ({"inputs": [tensor("features", "FP32", [1, 2], [1, 2])]}, "block"),
         ({"inputs": [IMAGE], "outputs": [{"name": "x"}]}, "The outputs are label"),
         ({"inputs": [IMAGE], "outputs": 3}, "The outputs are label"),
+        ({"inputs": [IMAGE], "outputs": None}, "The outputs are label"),
+        ({"inputs": [IMAGE], "id": 3}, "The id of a request must be a string"),
     ],
 )
 def test_refusals(url: str, document: Any, message: str) -> None:

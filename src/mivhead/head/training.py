@@ -122,6 +122,8 @@ def _limit(velocity: list[Tensor]) -> None:
 
     Their centred vectors are almost zero, and the gradient of a cosine explodes there.
     """
+    if not velocity:  # a part without parameters
+        return
     norms: tuple[Tensor, ...] = torch._foreach_norm(velocity)
     if bool(torch.stack(norms).max() < LARGEST_VELOCITY):  # False for NaN
         return

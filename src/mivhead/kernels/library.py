@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import platform
 import sys
 import warnings
@@ -19,12 +20,15 @@ from torch import Tensor
 from mivhead.kernels.fingerprint import fingerprint
 
 PATH = Path(__file__).with_name("libkernels.so")
+SWITCH = "MIVHEAD_KERNELS"  # environment variable; "off" computes as on machines without kernels
 PROCESSORS = {"x86_64": ("AVX2", "AVX512")}  # capabilities they need, as PyTorch names them
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Load the compiled functions; None if there are none for this machine."""
+    """Load the compiled functions; None if there are none for this machine, or they are off."""
+    if os.environ.get(SWITCH, "").lower() == "off":
+        return None
     capable = PROCESSORS.get(platform.machine())
     if capable and torch.backends.cpu.get_cpu_capability() not in capable:
         return None

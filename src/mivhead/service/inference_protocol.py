@@ -107,6 +107,8 @@ def _metadata(served: ServedModel) -> dict[str, Any]:
 
 
 def _read_inputs(document: dict[str, Any], max_images: int) -> dict[str, Any]:
+    if not isinstance(document.get("id", ""), str):
+        raise InputError("The id of a request must be a string.")
     inputs = document.get("inputs")
     if not isinstance(inputs, list) or not all(isinstance(each, dict) for each in inputs):
         raise InputError('Send {"inputs": [{"name", "shape", "datatype", "data"}, ...]}.')
@@ -201,7 +203,7 @@ def _answer(document: dict[str, Any], served: ServedModel, found: list[Any]) -> 
             raise InputError(f"The outputs are {', '.join(known)}.")
         outputs = [known[name] for name in names]
     answer: dict[str, Any] = {"model_name": served.name, "model_version": served.version}
-    if isinstance(document.get("id"), str):
+    if "id" in document:
         answer["id"] = document["id"]
     return {**answer, "outputs": outputs}
 
