@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,10 +28,11 @@ pytest.importorskip("playwright")
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from mivhead import FewShotClassifier
+from mivhead.app.downloads import can_export
 from mivhead.app.learner import Learner
 from mivhead.app.project import opened
 from mivhead.app.server import Token, make_server
-from tests.helpers.services import serving
+from tests.helpers.services import serving, toy
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -221,6 +223,10 @@ def journey(page: Page, app: Any, tmp_path: Path) -> None:
     page.get_by_role("button", name=re.compile("Undo: move 1 photo")).click()
     expect(page.locator(".result")).to_have_count(5)
 
+    expect(page.locator(".status.ready")).to_be_visible(timeout=SECONDS)
+    page.get_by_label("Sort by").select_option("Label these next")
+    expect(page.locator(".result:not(.notYet)")).to_have_count(5, timeout=SECONDS)
+
     # Look at one: where the model looked, and what it compared the photo with.
     page.get_by_label("Details of noon-20.jpg").click()
     expect(page.locator(".closest img").first).to_be_visible(timeout=SECONDS)
@@ -236,9 +242,10 @@ def journey(page: Page, app: Any, tmp_path: Path) -> None:
     for title, suffix in (
         *(("Model", ".miv"), ("Names as a table", ".csv")),
         *(("Sorted folders", ".zip"), ("Report", ".html")),
+        *((("Exported classifier", ".onnx"),) if can_export() else ()),
     ):
         page.get_by_text("Download", exact=True).click()
-        with page.expect_download() as download:
+        with page.expect_download(timeout=SECONDS) as download:
             page.get_by_role("link", name=re.compile(f"^{title}")).click()
         assert download.value.suggested_filename.endswith(suffix)
         assert download.value.path().stat().st_size > 100
@@ -335,6 +342,42 @@ def test_a_slow_network(page: Page, tmp_path: Path) -> None:
     add(page, "night", photos["night"])
     expect(page.locator(".toast.progress")).to_contain_text("Adding photos")
     expect(card(page, "night").locator(".thumb")).to_have_count(2, timeout=SECONDS)
+
+
+@pytest.mark.slow
+def test_5000_photos_stay_fluid(browser: Browser, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for c in range(50):
+        folder = tmp_path / "garden" / f"class {c}"
+        folder.mkdir(parents=True)
+        for i in range(100):
+            pixels = rng.integers(0, 255, (8, 8, 3), np.uint8)
+            Image.fromarray(pixels).resize((64, 64), 0).save(folder / f"{i}.png")
+    with (
+        running(tmp_path / "garden", backbone=toy(), method="ncc", threshold=0) as app,
+        visiting(browser, app) as page,
+    ):
+        expect(page.locator(".card")).to_have_count(51, timeout=SECONDS)
+        # Every frame of a scroll through all classes, while the model is learning.
+        frames = page.evaluate(
+            """async () => {
+                const times = [];
+                for (let y = 0; y < document.documentElement.scrollHeight; y += 150) {
+                    const start = performance.now();
+                    scrollTo(0, y);
+                    await new Promise((done) => requestAnimationFrame(done));
+                    times.push(performance.now() - start);
+                }
+                return times;
+            }"""
+        )
+        assert page.locator(".thumb").count() < 50 * 40
+        assert np.median(frames) < 100, np.median(frames)  # milliseconds, on a busy machine
+        started = time.monotonic()
+        page.get_by_label("Name of the new class").fill("another")
+        page.get_by_role("button", name="Create", exact=True).click()
+        expect(card(page, "another")).to_have_count(1, timeout=SECONDS)
+        assert time.monotonic() - started < 5
 
 
 def test_the_camera(page: Page, app: Any) -> None:

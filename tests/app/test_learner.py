@@ -122,8 +122,11 @@ def test_reasons(project: Project) -> None:
     with learning(project, recipe="paper") as learner:
         wait(learner, lambda known: new.id in known.predictions)
         reasons = learner.explain(new)
-        assert {each["class"] for each in reasons["shots"]} == {"red"}
+        assert reasons["shots"][0]["class"] == "red"
         assert learner.heat(new)[:2] == b"\xff\xd8"
+        other = project.add_photo(photo("blue", 51), "other.png", None)
+        assert wait(learner, lambda known: len(known.suggested) == 2)
+        assert set(learner.known.suggested) == {new.id, other.id}
 
 
 def test_a_failure_is_told_and_survived(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
 from html import escape
+from importlib.util import find_spec
 from tempfile import TemporaryFile
 from typing import IO, Any
 from urllib.parse import quote
@@ -21,7 +22,7 @@ from mivhead.errors import ImageError, InputError
 from mivhead.images.imageset import numbered
 from mivhead.spreadsheets import to_csv
 
-KINDS = ("model", "csv", "sorted", "report")
+KINDS = ("model", "csv", "sorted", "report", "onnx")
 UNNAMED = "not named yet"
 
 STYLE = """
@@ -47,6 +48,10 @@ def make(kind: str, project: Project, learner: Learner) -> Response:
         return _attachment(names_csv(project, learner), f"{stem}.csv", "text/csv")
     if kind == "report":
         return _attachment(report(project, learner), f"{stem} report.html", "text/html")
+    if kind == "onnx":
+        path = project.folder / HIDDEN / "model.onnx"
+        learner.export(path)
+        return FileResponse(path, filename=f"{stem}.onnx", media_type="application/octet-stream")
     file = TemporaryFile(dir=project.folder / HIDDEN)  # noqa: SIM115  # closed after the answer
     try:
         sort_into_zip(project, learner, file)
@@ -56,6 +61,11 @@ def make(kind: str, project: Project, learner: Learner) -> Response:
     size = file.tell()
     headers = _headers(f"{stem} sorted.zip") | {"Content-Length": str(size)}
     return StreamingResponse(_chunks(file), media_type="application/zip", headers=headers)
+
+
+def can_export() -> bool:
+    """Tell whether the packages that an exported classifier needs are installed."""
+    return all(find_spec(each) is not None for each in ("onnx", "onnxscript"))
 
 
 def _chunks(file: IO[bytes]) -> Iterator[bytes]:

@@ -24,6 +24,7 @@ from mivhead.images.imageset import ImageSet, ImageSource, given, numbered
 
 if TYPE_CHECKING:
     from mivhead.diagnostics.estimate import CrossValidation
+    from mivhead.diagnostics.explanation import Explanation
     from mivhead.fewshot import FewShotClassifier
     from mivhead.prediction import Prediction
 
@@ -35,6 +36,8 @@ RESCAN = 2.0  # seconds between two looks for changes in a file manager
 FOLDS = 5
 ENOUGH = 5  # shots of a class, below which more are the first advice
 MAX_SUSPECTS = 50
+MAX_CLOSEST = 4  # shots that the page shows for a photo
+MAX_SUGGESTED = 30
 
 # Stages, in their order.
 WAITING, READING, FITTING, NAMING, CHECKING, READY, FAILED = (
@@ -58,6 +61,8 @@ class Knowledge:
         The class of every photo that the model has learned from, by the id of the photo.
     predictions : dict
         By the id of a new photo.
+    suggested : tuple of str
+        Ids of new photos, those first that would help most if they were labelled.
     estimate : dict or None
         How good the model is, as JSON.
     seconds : float
@@ -69,6 +74,7 @@ class Knowledge:
     model: FewShotClassifier | None = None
     shots: dict[str, str] = field(default_factory=dict)
     predictions: dict[str, Prediction] = field(default_factory=dict)
+    suggested: tuple[str, ...] = ()
     estimate: dict[str, Any] | None = None
     seconds: float = 0.0
 
@@ -99,6 +105,7 @@ class Learner:
         self._base = model  # unfitted; holds the backbone once it is loaded
         self._debounce = debounce
         self._stopped = threading.Event()
+        self._busy = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
         self._fitted: tuple[tuple[str, str], ...] | None = None  # path and class of each shot
         self._table: Any = None
@@ -128,7 +135,8 @@ class Learner:
                 continue
             seen = version
             try:
-                self._learn(self.project.snapshot())
+                with self._busy:
+                    self._learn(self.project.snapshot())
             except MivError as error:
                 self._tell(stage=FAILED, problem=str(error))
             # The thread must survive whatever happens, and the page must say so.
@@ -221,6 +229,16 @@ class Learner:
                 return
         if len(done) != len(self.known.predictions):
             self._tell(predictions=done)
+        self._suggest(new)
+
+    def _suggest(self, new: Sequence[Photo]) -> None:
+        from mivhead.diagnostics.suggestion import suggest
+
+        id_of = {each.path: each.id for each in new}
+        found = []
+        if len(new) > 1:
+            found = suggest(self._images(new), MAX_SUGGESTED, model=self.known.model)
+        self._tell(suggested=tuple(id_of[each.id] for each in found))
 
     def _check(self, shots: Sequence[tuple[Photo, str]]) -> None:
         from mivhead.diagnostics.estimate import cross_validate
@@ -266,25 +284,15 @@ class Learner:
     # Reasons.
 
     def explain(self, photo: Photo) -> dict[str, Any]:
-        """Return the shots that a new photo is closest to, by the attention of the head."""
-        weights, shots = self._attention(photo)[1], self._table.ids
-        if weights is None:
-            return {"shots": []}
-        label_of = dict(self._fitted or ())
-        id_of = {
-            each.path: each.id
-            for photos in self.project.snapshot().classes.values()
-            for each in photos
-        }
-        prediction = self.known.predictions.get(photo.id)
-        label = None if prediction is None else prediction.label
-        ranked = sorted(zip(shots, weights.tolist(), strict=True), key=lambda pair: -pair[1])
+        """Return the shots that a new photo is closest to."""
+        found = self.project.snapshot().classes.values()
+        id_of = {each.path: each.id for photos in found for each in photos}
         return {
             "shots": [
-                {"id": id_of[path], "class": label_of[path], "weight": weight}
-                for path, weight in ranked
-                if path in id_of and (label is None or label_of.get(path) == label)
-            ][:4]
+                {"id": id_of[shot.name], "class": str(shot.label)}
+                for shot in self._reasons(photo).shots[:MAX_CLOSEST]
+                if shot.name in id_of  # else it was moved meanwhile
+            ]
         }
 
     def heat(self, photo: Photo) -> bytes:
@@ -294,26 +302,31 @@ class Learner:
 
         from mivhead.diagnostics.pictures import overlay
 
-        maps = self._attention(photo)[0]
+        heat = self._reasons(photo).heat
         picture = self.project.preview(photo)
-        if maps:
-            pixels = (255 * overlay(picture, maps)).clip(0, 255).astype(np.uint8)
-            width, height = picture.size
-            picture = Image.fromarray(pixels).resize((512, max(1, round(512 * height / width))))
+        if heat is not None:
+            pixels = (255 * overlay(picture, [heat])).clip(0, 255).astype(np.uint8)
+            picture = Image.fromarray(pixels).resize(picture.size)
         buffer = BytesIO()
         picture.save(buffer, "JPEG", quality=85)
         return buffer.getvalue()
 
-    def _attention(self, photo: Photo) -> tuple[list[Any], Any]:
-        from mivhead.diagnostics.attention import explain, shot_weights
+    def _reasons(self, photo: Photo) -> Explanation:
+        from mivhead.diagnostics.explanation import explain_images
 
-        model = self.known.model
-        if model is None or self._table is None:
+        if self.known.model is None:
             raise InputError("There is no model yet.")
-        features = model.extract(self._images([photo])).features
-        attention = explain(model.classifier_, features)
-        maps = [block.patches[0] for block in attention if block.patches is not None]
-        return maps, shot_weights(attention)
+        images = self._images([photo])
+        return next(explain_images(self.known.model, images, pictures=False))
+
+    def export(self, path: Path) -> None:
+        """Write the model as an ONNX file, which runs without PyTorch."""
+        from mivhead.export.model import export_model
+
+        with self._busy:  # tracing the backbone while it runs elsewhere is not safe
+            if self.known.model is None:
+                raise InputError("There is no model yet.")
+            export_model(self.known.model, path)
 
 
 def describe(result: CrossValidation, id_of: dict[str, str]) -> dict[str, Any]:

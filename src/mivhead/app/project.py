@@ -134,6 +134,7 @@ class Project:
         self._found: dict[str, tuple[Photo, ...]] = {}  # by top-level folder, and NEW
         self._version = 1
         self._bad: dict[str, str] = {}
+        self._places: tuple[int, dict[str, tuple[str, Photo]]] = 0, {}  # by id, of a version
         self.rescan()
 
     def close(self) -> None:
@@ -169,11 +170,17 @@ class Project:
     def find(self, photo_id: str) -> tuple[str, Photo]:
         """Return the class of a photo, empty for a new one, and the photo."""
         with self._mutex:
-            for name, photos in self._found.items():
-                for each in photos:
-                    if each.id == photo_id:
-                        return "" if name == NEW else name, each
-        raise InputError("The photo is not there any more.")
+            if self._places[0] != self._version:
+                places = {
+                    each.id: ("" if name == NEW else name, each)
+                    for name, photos in self._found.items()
+                    for each in photos
+                }
+                self._places = self._version, places
+            found = self._places[1].get(photo_id)
+        if found is None:
+            raise InputError("The photo is not there any more.")
+        return found
 
     def rescan(self) -> bool:
         """Look for changes that were made in a file manager; return whether there are any."""

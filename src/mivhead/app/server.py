@@ -182,6 +182,7 @@ class Site:
     def __init__(self, project: Project, learner: Learner) -> None:
         self.project, self.learner = project, learner
         self._readers = CapacityLimiter(3)  # threads that decode
+        self._thumbs = CapacityLimiter(2)  # changes do not wait for them
         self.is_stopping: Callable[[], bool] = lambda: False
         self._run = secrets.token_hex(4)  # versions of different runs cannot be compared
         self.routes = [
@@ -236,6 +237,7 @@ class Site:
                 for each in found.new
                 if each.id in known.predictions
             },
+            "suggested": known.suggested,
             "learner": {
                 "stage": known.stage,
                 "problem": known.problem,
@@ -244,6 +246,7 @@ class Site:
             },
             "estimate": known.estimate,
             "model": known.model is not None and model.exists(),
+            "exports": downloads.can_export(),
             "undo": _undoable(self.project.next_undo),
             "redo": _undoable(self.project.next_redo),
         }
@@ -290,7 +293,7 @@ class Site:
     async def thumb(self, request: Request) -> Response:
         """Return the small picture of a photo."""
         _, photo = self.project.find(request.path_params["id"])
-        path = await self._in_thread(self.project.thumbnail, photo)
+        path = await to_thread.run_sync(self.project.thumbnail, photo, limiter=self._thumbs)
         return FileResponse(path, headers=_FOREVER, media_type="image/jpeg")
 
     async def photo(self, request: Request) -> Response:

@@ -205,7 +205,11 @@ async def fetch_all(
     httpx = need("httpx", "serve")
     uploads: list[Upload] = []
     left = max_bytes
-    async with httpx.AsyncClient(timeout=FETCH_SECONDS, follow_redirects=False) as http:
+    # A kept connection may be closed by the server at the moment of the next request.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(
+        timeout=FETCH_SECONDS, follow_redirects=False, limits=limits
+    ) as http:
         for i, address in enumerate(addresses):
             if address.startswith("data:"):
                 uploads.append(Upload(f"image {i}", decode_base64(address, i)))

@@ -116,6 +116,12 @@ function Header({ view }) {
   `;
 }
 
+// Why something cannot be downloaded now, or nothing.
+function lackingFor(what) {
+  if (what === "onnx" && !store.state.exports) return t.downloadExtra;
+  return ["model", "onnx"].includes(what) && !store.state.model ? t.downloadModelLater : "";
+}
+
 function Downloads() {
   const box = useRef();
   useEffect(() => {
@@ -135,8 +141,8 @@ function Downloads() {
       <summary class="button" aria-label=${t.download}><${Icon} name="download" /><span>${t.download}</span></summary>
       <div class="menu-items">
         ${t.downloads.map(([what, title, text]) =>
-          what === "model" && !store.state.model
-            ? html`<span key=${what} class="item off"><b>${title}</b><small>${t.downloadModelLater}</small></span>`
+          lackingFor(what)
+            ? html`<span key=${what} class="item off"><b>${title}</b><small>${lackingFor(what)}</small></span>`
             : html`
                 <a key=${what} class="item" href="/download/${what}" download onClick=${() => (box.current.open = false)}>
                   <b>${title}</b><small>${text}</small>

@@ -19,7 +19,9 @@ export const t = {
     ["csv", "Names as a table", "CSV, opens in Excel"],
     ["sorted", "Sorted folders", "all photos in a zip, one folder per name"],
     ["report", "Report", "a page about how good the model is"],
+    ["onnx", "Exported classifier", "ONNX, runs without PyTorch; takes a moment"],
   ],
+  downloadExtra: "needs pip install mivhead[onnx]",
   downloadModelLater: "once two classes have photos",
 
   actions: {

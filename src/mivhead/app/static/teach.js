@@ -167,7 +167,7 @@ export function Thumb({ photo, suspect, label, onOpen }) {
     >
       ${photo.problem
         ? html`<${Icon} name="warn" />`
-        : html`<img src="/thumb/${photo.id}" alt="" loading="lazy" decoding="async" draggable=${false} />`}
+        : html`<img src="/thumb/${photo.id}" alt="" loading="lazy" decoding="async" fetchpriority="low" draggable=${false} />`}
     </button>
   `;
 }

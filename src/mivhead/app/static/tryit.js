@@ -10,11 +10,16 @@ const NONE = "none of these";
 const kindOf = (found) =>
   !found ? "notYet" : found.decision === UNSURE ? "unsure" : found.decision === NONE ? "none" : "sure";
 
-// How close the two most probable names are: the photos that the model would learn most from.
+// The photos that the model would learn most from: as the server suggests, then those whose two most
+// probable names are close.
 const margin = (found) => (found ? found.top[0][1] - (found.top[1]?.[1] ?? 0) : 2);
+const usefulness = (each) => {
+  const place = store.state.suggested.indexOf(each.id);
+  return place < 0 ? margin(each.found) : place - 1000;
+};
 const SORTS = {
   newest: null,
-  useful: (a, b) => margin(a.found) - margin(b.found),
+  useful: (a, b) => usefulness(a) - usefulness(b),
   sure: (a, b) => (b.found?.top[0][1] ?? 0) - (a.found?.top[0][1] ?? 0),
   name: (a, b) => a.photo.name.localeCompare(b.photo.name, "en", { numeric: true }),
 };
@@ -121,7 +126,7 @@ function Result({ item, open, onDone }) {
   return html`
     <article class="result ${kind}" onKeyDown=${onKey} aria-label="${photo.name}: ${title || photo.problem}">
       <button type="button" class="picture" data-focus aria-label=${t.details(photo.name)} onClick=${open}>
-        ${!photo.problem && html`<img src="/thumb/${photo.id}" alt="" loading="lazy" decoding="async" />`}
+        ${!photo.problem && html`<img src="/thumb/${photo.id}" alt="" loading="lazy" decoding="async" fetchpriority="low" />`}
         ${photo.problem && html`<span class="problem"><${Icon} name="warn" /> ${photo.problem}</span>`}
       </button>
       <${IconButton} icon="close" label=${t.remove(photo.name)} onClick=${remove} />
