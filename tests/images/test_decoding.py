@@ -151,7 +151,11 @@ def test_cmyk():
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
 def test_16_bit_grey_is_scaled(kind):
     values = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
-    image = load_image(encode(Image.fromarray(values), kind))
+    try:
+        content = encode(Image.fromarray(values), kind)
+    except OSError:
+        pytest.skip(f"this Pillow cannot write 16-bit {kind}")
+    image = load_image(content)
     expected = np.round(values / 257)[..., None].repeat(3, axis=2)
     np.testing.assert_array_equal(np.asarray(image), expected)
 
