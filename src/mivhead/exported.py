@@ -6,7 +6,6 @@ installed, and starts in a fraction of the time.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from PIL import Image
 
 from mivhead._optional import need
 from mivhead._progress import progress_bar
-from mivhead._schema import from_json
+from mivhead._schema import from_json, parse_json
 from mivhead._threads import available_cores
 from mivhead.backbones.base import Identity
 from mivhead.backbones.preprocessing import normalise
@@ -328,7 +327,7 @@ def read_header(metadata: Mapping[str, str], path: str | Path) -> Header:
             "backbone, give it to `miv fit --backbone`."
         )
     try:
-        document = json.loads(metadata[METADATA_KEY])
+        document = parse_json(metadata[METADATA_KEY])
         if not isinstance(document, dict) or document.get("kind") != KIND:
             raise InputError(
                 "it is a backbone, not a classifier: train one with `miv fit --backbone`."
@@ -385,16 +384,21 @@ class Session:
         self._name = name
         try:
             self._session = runtime.InferenceSession(
-                content, options, providers=["CPUExecutionProvider"]
+                content,
+                options,
+                providers=["CPUExecutionProvider"],
+                enable_fallback=0,  # which would print to the standard output
             )
+            self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
+            self.inputs: list[str] = [each.name for each in self._session.get_inputs()]
+            outputs = [each.name for each in self._session.get_outputs()]
         # Exceptions of onnxruntime have no common base class.
         except Exception as error:
             raise ModelFileError(
                 f"{name} is not an ONNX file, or is corrupted ({_reason(error)})."
             ) from error
-        self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
-        self.inputs: list[str] = [each.name for each in self._session.get_inputs()]
-        outputs = [each.name for each in self._session.get_outputs()]
+        if PROBABILITIES not in outputs:
+            raise ModelFileError(f"{name} has no output {PROBABILITIES!r}: it is corrupted.")
         self._outputs = [name for name in (PROBABILITIES, UNKNOWN) if name in outputs]
 
     def run(self, feed: Mapping[str, NDArray[Any]]) -> Scores:
@@ -403,7 +407,13 @@ class Session:
             found = self._session.run(self._outputs, dict(feed))
         except Exception as error:
             raise InputError(f"onnxruntime cannot run {self._name}: {_reason(error)}.") from error
-        return Scores(*found, *[None] * (2 - len(found)))
+        probabilities, *rest = found
+        if getattr(probabilities, "ndim", 0) != 2 or not np.isfinite(probabilities).all():
+            raise InputError(
+                f"The probabilities of {self._name} are not finite: the features are far larger "
+                "than those that it was fitted on, or the file is corrupted."
+            )
+        return Scores(probabilities, rest[0] if rest else None)
 
 
 def _reason(error: Exception) -> str:

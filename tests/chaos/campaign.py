@@ -11,7 +11,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -62,21 +62,31 @@ def run_case(case: Case, seconds: float, seed: int) -> Tally:
     """Try one kind of fault until the time is over."""
     tally = Tally(case.name)
     where = None if case.on_disk or not MEMORY.is_dir() else MEMORY
-    scratch = tempfile.TemporaryDirectory(prefix="chaos-", dir=where)
-    with scratch as folder, case.setup(Path(folder)) as trial:
-        began = time.monotonic()
-        while tally.tried < (case.most or sys.maxsize):
-            rng = np.random.default_rng((seed, tally.tried))  # a trial can be repeated alone
-            try:
-                tally.outcomes[trial(rng)] += 1
-            # Whatever escapes is a finding.
-            except Exception as error:
-                tally.fail(tally.tried, error)
-            tally.tried += 1
-            if time.monotonic() - began > seconds:
-                break
-        tally.seconds = time.monotonic() - began
+    began = time.monotonic()
+    try:
+        with ExitStack() as stack:
+            scratch = tempfile.TemporaryDirectory(prefix="chaos-", dir=where)
+            trial = stack.enter_context(case.setup(Path(stack.enter_context(scratch))))
+            began = time.monotonic()
+            while tally.tried < (case.most or sys.maxsize):
+                _try(trial, tally, seed)
+                if time.monotonic() - began > seconds:
+                    break
+    # Of the preparation, such as a fit that is the reference.
+    except Exception as error:
+        tally.fail(tally.tried, error)
+    tally.seconds = time.monotonic() - began
     return tally
+
+
+def _try(trial: Trial, tally: Tally, seed: int) -> None:
+    rng = np.random.default_rng((seed, tally.tried))  # a trial can be repeated alone
+    try:
+        tally.outcomes[trial(rng)] += 1
+    # Whatever escapes is a finding.
+    except Exception as error:
+        tally.fail(tally.tried, error)
+    tally.tried += 1
 
 
 def run(cases: Iterable[Case], minutes: float, seed: int, report: Path | None) -> list[Tally]:

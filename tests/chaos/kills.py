@@ -28,12 +28,12 @@ from mivhead.errors import MivError
 from mivhead.extraction.cache import FeatureCache
 from mivhead.features import FeatureTable
 from tests.chaos.campaign import Trial
-from tests.chaos.damage import small_features
+from tests.chaos.damage import damage, small_features
 from tests.conftest import write_images
 from tests.helpers.bench_data import config, numbers, write_sets
 from tests.helpers.tiny_backbone import TinyBackbone
 
-HANG = 60.0  # seconds after which a child counts as hanging
+HANG = 600  # seconds after which a child counts as hanging, also on a busy machine
 
 
 def fork(work: Callable[[], None]) -> int:
@@ -46,7 +46,7 @@ def fork(work: Callable[[], None]) -> int:
     code = 4
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        signal.alarm(int(HANG))
+        signal.alarm(HANG)
         work()
         code = 0
     except MivError:
@@ -241,6 +241,58 @@ def extracting(folder: Path) -> Iterator[Trial]:
             assert path.read_bytes() == expected
             FeatureTable.load(path)
         return outcome
+
+    yield trial
+
+
+@contextmanager
+def exporting(folder: Path) -> Iterator[Trial]:
+    """Kills while a model is exported to ONNX, over an earlier export."""
+    from mivhead.export.model import export_model
+
+    X, y = small_features()
+    model = MIVClassifier(random_state=0).fit(X, y)
+    path = folder / "model.onnx"
+
+    def work() -> None:
+        export_model(model, path)
+
+    longest = duration(work)
+    expected = mivhead.load(path).predict_proba(X)
+
+    def trial(rng: np.random.Generator) -> str:
+        if rng.random() < 0.5:
+            path.unlink(missing_ok=True)
+        outcome = kill_during(work, rng, 1.1 * longest)
+        if path.exists():
+            assert np.array_equal(mivhead.load(path).predict_proba(X), expected)
+        return outcome
+
+    yield trial
+
+
+@contextmanager
+def exported_models(folder: Path) -> Iterator[Trial]:
+    """Damaged ONNX files of exported models, in children: onnxruntime must not crash either."""
+    from mivhead.export.model import export_model
+
+    X, y = small_features()
+    path = folder / "model.onnx"
+    export_model(MIVClassifier(random_state=0).fit(X, y), path)
+    content = path.read_bytes()
+
+    def trial(rng: np.random.Generator) -> str:
+        damaged = [damage(content, rng) for _ in range(20)]
+
+        def work() -> None:
+            for each in damaged:
+                path.write_bytes(each)
+                with suppress(MivError):
+                    assert np.isfinite(mivhead.load(path).predict_proba(X)).all()
+
+        code = wait(fork(work))
+        assert code == 0, f"the child exited with {code}"
+        return "20 refused or finite"
 
     yield trial
 

@@ -13,7 +13,7 @@ import torch
 import mivhead
 from mivhead import FewShotClassifier, Preprocessing
 from mivhead.backbones import from_callable, from_module
-from mivhead.errors import InputError, NotAvailableError
+from mivhead.errors import InputError, ModelFileError, NotAvailableError
 from mivhead.export import model as exporting
 from mivhead.export.model import export_model
 from mivhead.features import Features
@@ -268,3 +268,14 @@ def test_an_old_opset_is_converted(tmp_path) -> None:
     check(model, tmp_path / "model.onnx")
     assert export_model(model, tmp_path / "pixels.onnx", input="pixels").opset == 18
     assert isinstance(model.extract(images()).features, Features)
+
+
+def test_metadata_that_is_not_text_is_refused_in_silence(exported, tmp_path, capfd) -> None:
+    content = exported.read_bytes()
+    assert b'"classes"' in content
+    (tmp_path / "bad.onnx").write_bytes(content.replace(b'"classes"', b'"cl\xff\xfe\xffss"'))
+    (tmp_path / "deep.onnx").write_bytes(content.replace(b'{"', b'[["', 1))
+    for name in ("bad.onnx", "deep.onnx"):
+        with pytest.raises(ModelFileError):
+            mivhead.load(tmp_path / name)
+    assert capfd.readouterr().out == ""
