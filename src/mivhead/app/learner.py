@@ -141,6 +141,8 @@ class Learner:
                 self._tell(stage=FAILED, problem=str(error))
             # The thread must survive whatever happens, and the page must say so.
             except Exception as error:
+                if self._stopped.is_set():  # the interpreter may be shutting down
+                    return
                 _log.error("learning failed", exc_info=error)
                 reason = f"The model could not be fitted: {error!s:.200} (see the terminal)."
                 self._tell(stage=FAILED, problem=reason)

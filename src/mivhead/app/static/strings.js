@@ -85,7 +85,7 @@ export const t = {
   howGood: "How good is it?",
   accuracyText: "of photos that it had not seen were named correctly",
   intervalText: (low, high, right, tested) =>
-    `${right} of ${tested} photos. With more photos of this kind, expect ${percent(low)} to ${percent(high)}.`,
+    `${right} of ${tested} photos. On new photos of this kind, expect ${percent(low)} to ${percent(high)}.`,
   outdated: "Being updated…",
   noEstimateYet: "As soon as two classes have two photos each, you see here how good the model is.",
   steps: ["Make at least two classes", "Give each a few photos", "Let it name new photos"],

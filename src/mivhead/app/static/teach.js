@@ -228,7 +228,7 @@ function Insights({ open }) {
   const [, again] = useState(0);
   const stale = !["ready", "waiting", "failed"].includes(learner.stage);
   const owner = new Map(classes.flatMap((each) => each.photos.map((photo) => [photo.id, each.name])));
-  const suspects = (estimate?.suspects ?? []).filter((s) => owner.get(s.id) === s.label && !isKept(s.id));
+  const suspects = (estimate?.suspects ?? []).filter((s) => s.likely && owner.get(s.id) === s.label && !isKept(s.id));
   const filled = classes.filter((each) => each.photos.length);
   const steps = [classes.length > 1, filled.length > 1, Object.keys(store.state.predictions).length > 0];
   return html`
