@@ -71,6 +71,7 @@ def test_skip_bad_leaves_out_and_reports(command, miv, copy, model, tmp_path):
     places = (
         [copy, "-o", tmp_path / "out", *writes[command]] if command in writes else [model, copy]
     )
+    places += ["--include-shots"] * (command == "evaluate")
     answer = miv(command, *places, "--skip-bad")
     assert answer.code == 0
     assert answer.err.startswith("Skipped 4 images:\n")
@@ -226,4 +227,4 @@ def test_a_csv_file_with_another_label_column_in_another_encoding(miv, fails, ne
     answer = miv("fit", path, "-o", tmp_path / "m.miv", *how, "--method", "ncc", "--no-check")
     assert "Möwe" in answer.out
     assert miv("extract", path, "-o", tmp_path / "f.safetensors", *how).code == 0
-    assert miv("evaluate", tmp_path / "m.miv", path, *how).code == 0
+    assert miv("evaluate", tmp_path / "m.miv", path, *how, "--include-shots").code == 0
