@@ -119,7 +119,7 @@ def test_a_service_works(folder: Path) -> None:
 
 
 def test_a_cold_start_is_quick(folder: Path) -> None:
-    """One image from a cold start: under 0.8 s of processor time with the real backbone."""
+    """One image from a cold start: under 0.8 s of processor time, here with a small network."""
     import resource
 
     times = []

@@ -397,12 +397,12 @@ class Session:
             raise ModelFileError(
                 f"{name} is not an ONNX file, or is corrupted ({_reason(error)})."
             ) from error
-        if PROBABILITIES not in outputs:
-            raise ModelFileError(f"{name} has no output {PROBABILITIES!r}: it is corrupted.")
         self._outputs = [name for name in (PROBABILITIES, UNKNOWN) if name in outputs]
 
     def run(self, feed: Mapping[str, NDArray[Any]]) -> Scores:
         """Return the scores of a batch."""
+        if PROBABILITIES not in self._outputs:
+            raise ModelFileError(f"{self._name} has no output {PROBABILITIES!r}: it is corrupted.")
         try:
             found = self._session.run(self._outputs, dict(feed))
         except Exception as error:

@@ -113,7 +113,7 @@ def test_fit_and_predict_over_http(
         assert main(["predict", model, str(shots), "--csv", *options]) == 0
         rows = [line.split(",") for line in capsys.readouterr().out.splitlines()[1:]]
         assert len(rows) == len(list(shots.glob("*/*.png")))
-        assert {label for _, label, _ in rows} <= {folder.name for folder in shots.iterdir()}
-        assert main(["evaluate", model, str(shots), *options]) == 0
+        assert {label for _, label, *_ in rows} <= {folder.name for folder in shots.iterdir()}
+        assert main(["evaluate", model, str(shots), "--include-shots", *options]) == 0
     assert main(["predict", model, str(shots)]) == 2
     assert "no backbone named 'toy'" in capsys.readouterr().err

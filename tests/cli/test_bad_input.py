@@ -78,6 +78,7 @@ def test_skip_bad_leaves_out_and_reports(command, miv, copy, model, tmp_path):
     places = (
         [copy, "-o", tmp_path / "out", *writes[command]] if command in writes else [model, copy]
     )
+    places += ["--include-shots"] * (command == "evaluate")
     answer = miv(command, *places, "--skip-bad")
     assert answer.code == 0
     assert answer.err.startswith("Skipped 4 images:\n")

@@ -7,6 +7,7 @@ import pytest
 from tests.helpers.extras import needs
 
 NOTEBOOKS = sorted(Path(__file__).parents[2].joinpath("docs", "notebooks").glob("*.ipynb"))
+LONG = ("compare-methods-on-your-data", "five-photos-per-class")
 MOST_BYTES = 1_000_000
 
 pytestmark = [needs("nbclient", "dev"), needs("ipykernel", "dev"), needs("matplotlib", "plot")]
@@ -17,7 +18,13 @@ def test_there_are_three():
 
 
 @needs("pandas")
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in LONG))
+        for path in NOTEBOOKS
+    ],
+)
 def test_notebook(path: Path, tmp_path: Path) -> None:
     import nbformat
     from nbclient import NotebookClient

@@ -78,6 +78,7 @@ def test_predictions_are_written_back(
     assert "row '10.jpg'" in capsys.readouterr().err
     labelled = ["--label", "species", "--where", "species IS NOT NULL"]
     assert main(["fit", uri, "-o", model, "--no-check", *labelled]) == 0, capsys.readouterr().err
+    capsys.readouterr()
     unlabelled = ["--where", "species IS NULL", "--write", "guess"]
     assert main(["predict", model, uri, *unlabelled]) == 0, capsys.readouterr().err
     answer = capsys.readouterr()
@@ -100,7 +101,10 @@ def test_predictions_are_written_back(
     for i in range(40):
         np.testing.assert_array_equal(again[f"{i}.jpg"].tensors["block0.token"][0], vectors[i])
 
-    assert main(["evaluate", model, f"{uri}&label=species&where=species IS NOT NULL"]) == 0
+    shots = f"{uri}&label=species&where=species IS NOT NULL"
+    assert main(["evaluate", model, shots]) == 2
+    assert "--include-shots" in capsys.readouterr().err
+    assert main(["evaluate", model, shots, "--include-shots"]) == 0
 
 
 def test_options_of_tables_need_a_table(

@@ -25,8 +25,10 @@ def background_vectors(identity: Identity) -> NDArray[np.floating[Any]] | None:
     >>> background_vectors(load_backbone("efficientnet_lite0").identity).shape
     (240, 1280)
     """
+    if not identity.name.isidentifier():  # an address or a path
+        return None
     path = Path(__file__).with_name(f"background_{identity.name}.safetensors")
-    if not identity.name.isidentifier() or not path.is_file():
+    if not path.is_file():
         return None
     tensors, document = _files.read(path)
     if document["backbone"] != identity.as_json():  # other weights or another preprocessing

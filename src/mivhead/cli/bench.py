@@ -499,9 +499,9 @@ def _add_open_set(actions: Any) -> None:
     parser.add_argument(
         "--protocol",
         type=_protocols,
-        default=["10-way 5-shot", "5-way 1-shot"],
+        default="10-way 5-shot,5-way 1-shot",
         metavar="A,B",
-        help="ways and shots (default: 10-way 5-shot,5-way 1-shot)",
+        help="ways and shots (default: %(default)s)",
     )
     parser.add_argument(
         "--tasks", type=options.positive, default=20, metavar="N", help="tasks per data set"

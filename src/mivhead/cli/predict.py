@@ -45,7 +45,7 @@ miv predict birds.miv new/ --reject 20%          # more "none of these"
 miv predict birds.miv new/ --coverage 90%        # sets that hold the right class
 miv predict birds.miv new.zip -o names.csv       # or names.json
 miv predict birds.miv new/ -o names.csv --excel  # opens in Excel with the right characters
-miv predict birds.miv new/ --html results.html   # a page with reasons, to look through and correct
+miv predict birds.miv new/ --html results.html   # a page with reasons and corrections
 miv predict birds.miv new/ --sort-into sorted/   # copies the images
 miv predict birds.miv new.safetensors --json     # from `miv extract`
 miv predict birds.miv lancedb://data/birds --where "split = 'new'" --write species
