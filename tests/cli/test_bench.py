@@ -1,8 +1,8 @@
 """`miv bench run` from end to end: killed, resumed, with workers and without, all the same."""
 
 import json
-import re
 import os
+import re
 import signal
 import subprocess
 import sys
