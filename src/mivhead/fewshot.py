@@ -328,11 +328,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             with thumbnails; `to_frame()` makes it a pandas `DataFrame`.
         """
         thresholds = self.thresholds(reject, max_errors, coverage)
-        if (features := self._given_features(images)) is not None:
-            ids = images.ids if isinstance(images, FeatureTable) else map(str, range(len(images)))
-            probabilities, unknown = self._score(features)
+        if (table := self._given_table(images)) is not None:
+            probabilities, unknown = self._score(table.features)
             return Predictions(
-                predictions(list(ids), self.classes_, probabilities, unknown, thresholds)
+                predictions(list(table.ids), self.classes_, probabilities, unknown, thresholds)
             )
         readable = self._readable(as_image_set(images), skip_bad)
         parts = self.classify_parts(readable, thresholds)
@@ -424,7 +423,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         images : images or features
             As for `predict_proba`.
         coverage : float or None, default=None
-            Predict sets, as small as possible, of which this share holds the true class.
+            Predict sets, as small as possible, so that this share of them contains the true class.
 
         Returns
         -------
@@ -566,9 +565,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
         Parameters
         ----------
-        images : path, ImageSet, iterable of images, or FeatureTable
-            A folder of class folders, a zip of one, or a CSV of paths and labels; images, with
-            `labels`; or features with labels.
+        images : path, ImageSet, iterable of images, or features
+            A folder of class folders, a zip of one, or a CSV of paths and labels; images or
+            features, with `labels`; or a `FeatureTable` that has labels.
         labels : sequence or None, default=None
             A label per image, if the images do not come with labels.
         skip_bad : bool, default=False
@@ -585,7 +584,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         from mivhead.diagnostics.evaluation import evaluate
 
         check_is_fitted(self, "classifier_")
-        if labels is not None:
+        if (table := self._given_table(images)) is not None:
+            if labels is not None:
+                check_no_missing("labels", labels)
+                table = replace(table, labels=tuple(map(str, labels)))
+            images = table
+        elif labels is not None:
             images = label_images(as_image_set(images), labels, min_classes=1)
         return evaluate(self, images, skip_bad=skip_bad, include_shots=include_shots)
 
@@ -673,7 +677,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
         Parameters
         ----------
-        images : images or FeatureTable
+        images : images or features
             As for `predict`.
         **decision
             Thresholds, as for `classify`.
@@ -682,13 +686,15 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         -------
         Explanation, or list of Explanation
             Where the model looked, the closest shots, the runner-up and the votes of the members.
-            One explanation for a single image, a list for a folder or a list of images.
+            One explanation for a single image, a list for a folder, a list of images or features.
         """
         from mivhead.diagnostics.explanation import explain_images
 
         check_is_fitted(self, "classifier_")
         single = isinstance(images, Image | bytes) or getattr(images, "ndim", 0) in (2, 3)
-        if isinstance(images, str | Path):
+        if not self.needs_images and (table := self._given_table(images)) is not None:
+            images, single = table, False
+        elif isinstance(images, str | Path):
             single = Path(images).is_file() and Path(images).suffix.lower() != ".zip"
         found = list(explain_images(self, images, **decision))
         return found[0] if single and len(found) == 1 else found
@@ -854,6 +860,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 check_origin(X.backbone, self.identity_)
             return X.features
         return X
+
+    def _given_table(self, X: Any) -> FeatureTable | None:
+        """Return the features in X as a table, numbered if they have no names, or None."""
+        features = self._given_features(X)
+        if features is None or isinstance(X, FeatureTable):
+            return X if features is not None else None
+        return FeatureTable(Features(features), tuple(map(str, range(len(features)))))
 
     def _score(self, X: Any) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]] | None]:
         """Return probabilities (image, class), and how unlike the shots each image is."""

@@ -63,6 +63,13 @@ def test_an_unreadable_image_is_named(command, name, fails, copy, model, tmp_pat
     assert not output.exists()
 
 
+@pytest.mark.parametrize("command", ["fit", "predict", "evaluate", "explain", "add"])
+def test_addresses_of_the_web_are_not_images(command, fails, model, tmp_path):
+    url = "https://example.org/robin.jpg"
+    error = fails(command, *([url, "-o", tmp_path / "x"] if command == "fit" else [model, url]))
+    assert f"{url} is an address; only files on this computer are read: download it first" in error
+
+
 @pytest.mark.parametrize("command", ["fit", "extract", "predict", "evaluate"])
 def test_skip_bad_leaves_out_and_reports(command, miv, copy, model, tmp_path):
     for name, (content, _) in BAD_IMAGES.items():

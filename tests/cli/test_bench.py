@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -184,6 +185,8 @@ def test_the_list_of_tables(capsys):
     assert main(["bench", "list"]) == 0
     shown = capsys.readouterr().out
     assert "tab:miv_acc" in shown
+    assert "..." not in shown
+    assert " 0.0\n" not in shown
     assert main(["bench", "list", "--json"]) == 0
     tables = {each["name"]: each for each in json.loads(capsys.readouterr().out)["tables"]}
     assert tables["latency"]["backbones"] == ["dino_vits16", "dino_vits8"]
@@ -196,6 +199,7 @@ def test_a_dry_run_runs_nothing(what, data, tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert "efficientnet_lite0" in shown
     assert "with 2 workers on this machine" in shown
+    assert re.search(r"In total about [\d.]+ (s|min \d+ s) on one core: ", shown)
     assert main([*what, "--dry-run", "--json", "--workers", "4"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["tasks"] == 6
@@ -248,6 +252,16 @@ def test_methods_that_cannot_run_on_a_backbone_are_refused_before_the_run(
     assert words in answer.err
     assert answer.err.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_refused_run_on_bundled_images_leaves_no_folder_behind(tmp_path, capsys):
+    command = ["bench", "run", "--sets", "digits", "--methods", "tsa", "--workers", "0"]
+    assert main([*command, "-o", str(tmp_path / "run")]) == 2
+    assert "'tsa' cannot run" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "mine" / "images").mkdir(parents=True)
+    assert main([*command, "-o", str(tmp_path / "mine")]) == 2
+    assert (tmp_path / "mine" / "images").is_dir()
 
 
 def test_too_many_blocks_are_refused_before_the_run(tmp_path, capsys):

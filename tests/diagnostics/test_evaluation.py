@@ -18,7 +18,7 @@ from mivhead.diagnostics.evaluation import (
     wilson_interval,
 )
 from mivhead.errors import InputError
-from mivhead.images.sources import open_unlabelled
+from mivhead.images.sources import open_labelled, open_unlabelled
 from tests.helpers.tiny_backbone import TinyBackbone
 
 
@@ -29,8 +29,6 @@ def model(shots):
 
 
 def test_folders_and_features_give_the_same_evaluation(model, queries):
-    from mivhead.images.sources import open_labelled
-
     images = open_labelled(queries)
     results = [evaluate(model, each) for each in (queries, images, model.extract(images))]
     for result in results:
@@ -42,6 +40,20 @@ def test_folders_and_features_give_the_same_evaluation(model, queries):
     assert results[0].score.right == right
     assert results[0].accuracy == right / 15
     assert results[0].interval == wilson_interval(right, 15)
+
+
+def test_features_and_their_labels(model, queries):
+    table = model.extract(open_labelled(queries))
+    expected = evaluate(model, table).confusion
+    for given in (table.features, replace(table, labels=None)):
+        found = model.evaluate(given, table.labels)
+        np.testing.assert_array_equal(found.confusion, expected)
+    with pytest.raises(InputError, match="no labels"):
+        model.evaluate(table.features)
+    with pytest.raises(InputError, match="15 images, but 2 labels"):
+        model.evaluate(table.features, ["red", "blue"])
+    with pytest.raises(InputError, match=r"labels\[0\] is missing"):
+        model.evaluate(table.features, [None, *table.labels[1:]])
 
 
 def test_mistakes_are_listed_with_their_files(model, queries):

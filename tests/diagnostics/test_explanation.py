@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mivhead
-from mivhead import FewShotClassifier
+from mivhead import Features, FewShotClassifier, MIVClassifier
 from mivhead.diagnostics.estimate import cross_validate
 from mivhead.diagnostics.explanation import Explanation, explain_images
 from mivhead.diagnostics.pages import explanation_html, write_results, write_suspects
@@ -56,6 +56,25 @@ def test_predictions_are_those_of_classify(
     model: FewShotClassifier, folders: tuple[Path, Path], reasons: list[Explanation]
 ) -> None:
     assert [each.prediction for each in reasons] == model.classify(folders[1])
+
+
+def test_features_are_explained_too(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(6, 8))
+    MIVClassifier(random_state=0).fit(vectors, list("xxxyyy")).save(tmp_path / "m.miv")
+    model = mivhead.load(tmp_path / "m.miv")
+    new = rng.normal(size=(2, 8))
+    for given in (new, Features(new)):
+        found = model.explain(given)
+        assert isinstance(found, list)
+        assert [each.prediction for each in found] == model.classify(new)
+    (only,) = model.explain(new[:1])
+    assert only.image is None
+
+
+def test_an_explanation_is_short_in_print(reasons: list[Explanation]) -> None:
+    assert "\n" not in repr(reasons[0])
+    assert reasons[0].prediction.id in repr(reasons[0])
 
 
 def test_heat_maps_are_weights(reasons: list[Explanation]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mivhead import Features, FewShotClassifier
-from mivhead.diagnostics.suggestion import DUPLICATE, choose, suggest
+from mivhead.diagnostics.suggestion import DUPLICATE, Suggestion, choose, labels_for, suggest
 from mivhead.errors import InputError
 from mivhead.features import FeatureTable
 from tests.conftest import write_images
@@ -77,3 +77,12 @@ def test_without_a_model_and_bad_input() -> None:
     assert len(suggest(table, 100)) == 9
     with pytest.raises(InputError, match="n must be at least 1, got 0"):
         suggest(table, 0)
+
+
+def test_reasons_in_words() -> None:
+    found = [Suggestion("a", None, 1), Suggestion("b", "x", 3), Suggestion("c", "x", 1, 2)]
+    assert labels_for(found) == [
+        "typical of 1 image",
+        "typical of 3 images",
+        "possible new class 2, like 1 image",
+    ]

@@ -323,7 +323,7 @@ def test_without_the_extra_the_error_names_it(monkeypatch):
 
 @pytest.mark.parametrize("address", ["https://example.org/cat.jpg", "s3://bucket/cat.jpg"])
 def test_an_address_is_not_a_file(address):
-    with pytest.raises(ImageError, match=r"is an address.*download the image first"):
+    with pytest.raises(ImageError, match=r"is an address.*download it first"):
         load_image(address)
     for opened in (open_unlabelled, open_labelled, as_image_set):
         with pytest.raises(InputError, match=re.escape(f"{address} is an address")):

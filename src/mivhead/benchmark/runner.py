@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -113,12 +114,19 @@ def run(
     view = view or LiveView(quiet=True)
     own = backbones or {}
     check_methods(config, place, own)
-    is_new = not place.folder.exists()
-    try:
+    with discard_if_failed(place.folder):
         return _run(config, place, executor, own, view)
+
+
+@contextmanager
+def discard_if_failed(folder: Path) -> Iterator[None]:
+    """Remove a run folder that an error left without results, if it did not exist before."""
+    is_new = not folder.exists()
+    try:
+        yield
     except MivError:
-        if is_new and not _has_content(place.folder):
-            shutil.rmtree(place.folder, ignore_errors=True)
+        if is_new and not _has_content(folder):
+            shutil.rmtree(folder, ignore_errors=True)
         raise
 
 

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.output import plural, print_json, table
+from mivhead.cli.output import plural, print_json, seconds, table
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mivhead.benchmark.results import Result
 
 DATA = "MIV_DATA"
+WIDE = 80  # characters of a title or a remark in a table
 
 
 def add_parser(subparsers: Any) -> None:
@@ -88,7 +89,7 @@ def run_list(args: argparse.Namespace) -> int:
         (r["name"], r["title"], r["paper"] or "-", r["columns"], _shorten(r["core_hours"]))
         for r in rows
     ]
-    print(table(header, cells, right="columns core hours"))
+    print(table(header, cells, right="columns core hours", limit=WIDE))
     print(
         "\nCore hours: all sets and tasks on one core of an ordinary CPU without a GPU, a rough "
         "estimate.\n`miv bench run NAME --dry-run` measures your machine, and says what is missing."
@@ -99,7 +100,13 @@ def run_list(args: argparse.Namespace) -> int:
 def _shorten(hours: float | None) -> str:
     if hours is None:
         return "-"
+    if 0 < hours < 0.05:
+        return "<0.1"
     return f"{hours:,.0f}" if hours >= 10 else f"{hours:.1f}"
+
+
+def _duration(hours: float) -> str:
+    return seconds(3600 * hours) if hours < 1 else f"{_shorten(hours)} hours"
 
 
 # miv bench run
@@ -259,23 +266,25 @@ def run_run(args: argparse.Namespace) -> int:
     from mivhead.benchmark.executors import make_executor
     from mivhead.benchmark.live import LiveView
 
-    config, data = _what(args)
-    place = runner.Place(
-        folder=Path(args.output),
-        data=data,
-        cache=None if args.cache is None else Path(args.cache),
-        cache_gb=args.cache_gb,
-        device=args.device,
-    )
-    workers = runner.default_workers() if args.workers is None else args.workers
-    executor = make_executor(args.executor, workers, args.address)
-    try:
-        results = runner.run(config, place, executor, view=LiveView(quiet=args.quiet))
-    except KeyboardInterrupt:
-        print("Give the same command again to resume.", file=sys.stderr)
-        raise
-    finally:
-        executor.close()
+    folder = Path(args.output)
+    with runner.discard_if_failed(folder):
+        config, data = _what(args)
+        place = runner.Place(
+            folder=folder,
+            data=data,
+            cache=None if args.cache is None else Path(args.cache),
+            cache_gb=args.cache_gb,
+            device=args.device,
+        )
+        workers = runner.default_workers() if args.workers is None else args.workers
+        executor = make_executor(args.executor, workers, args.address)
+        try:
+            results = runner.run(config, place, executor, view=LiveView(quiet=args.quiet))
+        except KeyboardInterrupt:
+            print("Give the same command again to resume.", file=sys.stderr)
+            raise
+        finally:
+            executor.close()
     if not results:
         raise InputError(
             f"No task could be sampled from {', '.join(config.sets)}: each is left out for the "
@@ -335,12 +344,12 @@ def _show_plan(plan: Plan, workers: int) -> str:
             ["backbone", "ms/image", "MB/image", "weights"], backbones, right="ms/image MB/image"
         ),
         "\n".join(reasons),
-        table(["set", "classes", "images", "remark"], sets, right="classes images"),
+        table(["set", "classes", "images", "remark"], sets, right="classes images", limit=WIDE),
         table(["method", "on", "s per task", "core hours"], columns, right="s per task core hours"),
         f"{plural(plan.tasks, 'task')}; {plan.passes:,} images and views pass a backbone "
-        f"({_shorten(plan.extraction_hours)} core hours), and their features take "
+        f"({_duration(plan.extraction_hours)} on one core), and their features take "
         f"{plan.bytes / 1e9:.1f} GB.\n"
-        f"In total about {_shorten(plan.hours)} core hours: {_shorten(plan.hours / workers)} hours "
+        f"In total about {_duration(plan.hours)} on one core: {_duration(plan.hours / workers)} "
         f"with {plural(workers, 'worker')} on this machine, if it is otherwise idle."
         + (f" Missing sets are counted as if they were there ({missing})." if missing else ""),
     ]

@@ -55,7 +55,7 @@ def add_parser(subparsers: Any) -> None:
         "train a classifier on a few images per class",
         "Learn classes from a few images each and write a model file. Cross-validation on these "
         "images (the shots) then estimates the accuracy on new images and finds shots that look "
-        "mislabelled. The model file contains features of the shots.",
+        "mislabelled. The model file contains features and small pictures of the shots.",
         EXAMPLES,
     )
     parser.add_argument(
@@ -229,13 +229,16 @@ def _describe_estimate(estimate: CrossValidation) -> str:
     text = (
         f"\n{name} cross-validation: {score.right} of {score.images} shots right, "
         f"{percent(score.accuracy)} (95 % interval {interval(score.interval)}).\n"
-        "Each shot was predicted by a head trained without it. The saved model learned from all "
+        "Each shot was predicted by a model trained without it. The saved model learned from all "
         "shots,\nso its accuracy on similar new images is usually higher, much higher if there "
         "are very few shots."
     )
     untested = len(estimate.labels) - score.images
     if untested:
-        text += f"\n{plural(untested, 'shot')} could not be tested: the only one of its class."
+        text += (
+            f"\n{plural(untested, 'shot')} could not be tested, because no other shot of the class "
+            "would be left to learn from."
+        )
     wrong = estimate.suspects
     if not wrong:
         return text + "\n\nNo shot looks mislabelled."

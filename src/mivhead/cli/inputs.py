@@ -55,8 +55,12 @@ def _safetensors_document(path: Path) -> dict[str, Any] | None:
 
 def is_features(path: str | Path) -> bool:
     """Return whether a path names a features file, corrupted or not, or a database table."""
-    named = "://" in str(path) or Path(path).suffix.lower() == ".safetensors"
-    return named or kind_of(path) == "features"
+    if "://" in str(path):
+        from mivhead.images.decoding import check_local
+
+        check_local(path)
+        return True
+    return Path(path).suffix.lower() == ".safetensors" or kind_of(path) == "features"
 
 
 def load_model(path: str, args: argparse.Namespace) -> FewShotClassifier:

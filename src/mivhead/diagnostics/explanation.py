@@ -128,6 +128,9 @@ class Explanation:
     votes: tuple[Vote, ...]
     image: Image.Image | None = field(default=None, repr=False)
 
+    def __repr__(self) -> str:
+        return f"<Explanation of {self.prediction!r}>"
+
     def as_json(self) -> dict[str, Any]:
         """Return plain values for a JSON document, without pictures."""
         best = self.prediction

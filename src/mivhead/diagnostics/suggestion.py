@@ -215,8 +215,11 @@ def _unlabelled(images: Any) -> Any:
 def labels_for(suggestions: Sequence[Suggestion]) -> list[str]:
     """Return why each image is suggested, in words."""
     return [
-        f"possible new class {each.new_class}, like {each.represents} images"
-        if each.new_class is not None
-        else f"typical of {each.represents} images"
+        (
+            f"possible new class {each.new_class}, like"
+            if each.new_class is not None
+            else "typical of"
+        )
+        + f" {each.represents} image{'' if each.represents == 1 else 's'}"
         for each in suggestions
     ]

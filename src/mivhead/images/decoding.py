@@ -110,11 +110,11 @@ def check_local(path: str | os.PathLike[str]) -> None:
     Traceback (most recent call last):
         ...
     mivhead.errors.ImageError: https://example.org/cat.jpg is an address; only files on this \
-computer are read: download the image first.
+computer are read: download it first.
     """
     if _ADDRESS.match(os.fspath(path)):
         raise ImageError(
-            f"{path} is an address; only files on this computer are read: download the image first."
+            f"{path} is an address; only files on this computer are read: download it first."
         )
 
 
