@@ -61,6 +61,7 @@ def test_it_learns_names_and_estimates(project: Project) -> None:
         assert known.estimate["tested"] == 9
         assert set(known.estimate["classes"]) == set(COLOURS)
         assert known.estimate["classes"]["red"][0] == 3
+        assert known.estimate["right"] == known.model.check().score.right
         saved = mivhead.load(project.folder / MODEL, backbone=toy())
         assert saved.classes_.tolist() == sorted(COLOURS)
         assert "red/0.png" in saved.shots_.names

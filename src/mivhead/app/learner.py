@@ -108,7 +108,6 @@ class Learner:
         self._busy = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
         self._fitted: tuple[tuple[str, str], ...] | None = None  # path and class of each shot
-        self._table: Any = None
         self._stamp: tuple[int, int] | None = None  # of the model file that was written last
 
     def start(self) -> None:
@@ -171,7 +170,7 @@ class Learner:
             model = copy(self._base)  # shares the backbone
             model.fit_table(table)
             note = self._save(model)
-            self._fitted, self._table = keys, table
+            self._fitted = keys
             self._tell(
                 model=model,
                 shots={photo.id: label for photo, label in shots},
@@ -243,13 +242,11 @@ class Learner:
         self._tell(suggested=tuple(id_of[each.id] for each in found))
 
     def _check(self, shots: Sequence[tuple[Photo, str]]) -> None:
-        from mivhead.diagnostics.estimate import cross_validate
-
         model = self.known.model
         if model is None:
             return
         self._tell(stage=CHECKING)
-        result = cross_validate(model.classifier_, self._table, folds=FOLDS, verbose=False)
+        result = model.check(folds=FOLDS)
         id_of = {photo.path: photo.id for photo, _ in shots}
         self._tell(estimate=describe(result, id_of))
 
