@@ -81,6 +81,10 @@ def run_list(args: argparse.Namespace) -> int:
         for each in found
     ]
     print(table(["name", "px", "taps", "T", "weights"], rows, right="px T"))
+    print(
+        "\npx: size of the input. taps: layers whose output is used, shallow to deep. T: classes with\n"
+        "at most T shots get augmented views (--threshold). `miv backbones inspect NAME` says more."
+    )
     return 0
 
 
