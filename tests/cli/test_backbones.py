@@ -36,7 +36,7 @@ def test_list(miv):
     assert answer.code == 0
     rows, _, legend = answer.out.partition("\n\n")
     assert [line.split()[0] for line in rows.splitlines()[1:]] == list_backbones()
-    assert "T: classes with\nat most T shots get augmented views" in legend
+    assert "T: classes with at most T shots get augmented views" in legend
     found = {
         each["name"]: each
         for each in json.loads(miv("backbones", "list", "--json").out)["backbones"]

@@ -82,8 +82,9 @@ def run_list(args: argparse.Namespace) -> int:
     ]
     print(table(["name", "px", "taps", "T", "weights"], rows, right="px T"))
     print(
-        "\npx: size of the input. taps: layers whose output is used, shallow to deep. T: classes with\n"
-        "at most T shots get augmented views (--threshold). `miv backbones inspect NAME` says more."
+        "\npx: size of the input. taps: layers whose output is used, shallow to deep.\n"
+        "T: classes with at most T shots get augmented views (--threshold).\n"
+        "`miv backbones inspect NAME` says more."
     )
     return 0
 
