@@ -24,7 +24,7 @@ import torch
 
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.base import Backbone
-from mivhead.benchmark.inputs import ViewRule
+from mivhead.benchmark.inputs import ViewLimit
 from mivhead.benchmark.samplers import LeftOut, Protocol, sample_tasks
 from mivhead.benchmark.tasks import Task
 from mivhead.datasets.sets import open_set
@@ -42,7 +42,7 @@ def compare(
     methods: Sequence[str],
     task: Task,
     number: int,
-    rule: ViewRule,
+    rule: ViewLimit,
     seed: int,
 ) -> dict[str, tuple[float, float]]:
     """Return the accuracies of each method with shared views and with fresh ones."""
@@ -91,7 +91,7 @@ def main() -> None:
         parser.error("give --data, or set MIV_DATA")
     torch.set_num_threads(1)  # as in the benchmark
     backbone = load_backbone(args.backbone)
-    rule = ViewRule(backbone.preset.threshold, "ceil", args.views)
+    rule = ViewLimit(backbone.preset.threshold, "ceil", args.views)
     methods = args.methods.split(",")
     pairs: dict[str, dict[str, list[tuple[float, float]]]] = {name: {} for name in methods}
     print(

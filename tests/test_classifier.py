@@ -117,8 +117,7 @@ def test_chunks_do_not_change_the_answer(monkeypatch) -> None:
     )
 
 
-def test_memory_does_not_grow_with_queries() -> None:
-    """No tensor over all queries is larger than the answer."""
+def test_queries_are_scored_in_batches() -> None:
     X, y = clusters(1, [2] * 4)
     queries, _ = clusters(2, [500] * 4)
     classifier = MIVClassifier(**FAST).fit(X, y)

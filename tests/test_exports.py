@@ -1,6 +1,8 @@
-"""What packages export exists, and the docs import nothing else."""
+"""What packages export exists, the docs import nothing else, and a name means one thing."""
 
+import ast
 import re
+from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
 
@@ -11,6 +13,12 @@ import mivhead
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PACKAGES = ("backbones", "benchmark", "datasets", "diagnostics", "export", "extraction", "images")
+SHARED_NAMES = {  # public classes that two modules may have, and why
+    "Change": "of a model and of the app's folder: the app's journal is private to the app",
+    "Client": "of a service for users, and of any JSON service for remote backbones",
+    "Journal": "of the app's folder and of a run folder: no module uses both",
+    "Keys": "of features in a cache, and of a service's users: no module uses both",
+}
 IMPORT = re.compile(r"^(?:>>> )?from (mivhead[\w.]*) import (.+)$", re.MULTILINE)
 
 
@@ -42,3 +50,15 @@ def test_docs_import_only_from_the_package_and_its_rooms():
         assert module.count(".") <= 1, f"{page} imports from the inner module {module}"
         home = import_module(module)
         assert hasattr(home, name) or (ROOT / "src" / "mivhead" / name).is_dir(), (page, name)
+
+
+def test_no_two_modules_have_a_public_class_of_the_same_name():
+    homes = defaultdict(list)
+    for path in sorted((ROOT / "src" / "mivhead").rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(str(path.relative_to(ROOT)))
+    assert len(homes) > 100
+    shared = {name: paths for name, paths in homes.items() if len(paths) > 1}
+    assert shared.keys() == SHARED_NAMES.keys(), shared
+    assert all(len(paths) == 2 for paths in shared.values()), shared

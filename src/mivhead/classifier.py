@@ -259,7 +259,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         X : Features, array-like or list of blocks
             Features of the images.
         coverage : float or None, default=None
-            Predict sets, as small as possible, of which this share holds the true class.
+            Predict sets, as small as possible, so that this share of them contains the true class.
 
         Returns
         -------

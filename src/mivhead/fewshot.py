@@ -423,7 +423,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         images : images or features
             As for `predict_proba`.
         coverage : float or None, default=None
-            Predict sets, as small as possible, of which this share holds the true class.
+            Predict sets, as small as possible, so that this share of them contains the true class.
 
         Returns
         -------

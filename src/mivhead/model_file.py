@@ -144,7 +144,8 @@ _SECTION_NAME = re.compile(r"[a-z_]+\.v[0-9]+")
 def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
     """Write a fitted model to one file, atomically.
 
-    The file contains features of the support images: treat it like the images themselves.
+    The file contains features of the support images and, for a `FewShotClassifier`, small pictures
+    of them: treat it like the images themselves.
 
     Parameters
     ----------

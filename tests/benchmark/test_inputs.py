@@ -10,7 +10,7 @@ from mivhead.benchmark.inputs import (
     FeatureKeys,
     Inputs,
     TaskFeatures,
-    ViewRule,
+    ViewLimit,
     count_views,
     find_missing,
 )
@@ -40,7 +40,7 @@ def test_views_are_those_of_plain_loops(supports, threshold, limit):
             shots = task.support_labels.count(label)
             views = 0 if shots > threshold else min(limit, -(-threshold // shots))
             expected[id_] = max(expected[id_], views)
-    found = count_views(tasks, [ViewRule(threshold, "ceil", limit)])
+    found = count_views(tasks, [ViewLimit(threshold, "ceil", limit)])
     assert found == expected
     assert list(found) == sorted(found)
 

@@ -75,6 +75,33 @@ def test_json_is_one_document(miv, shots, tmp_path):
     assert document["seconds"].keys() == {"features", "training"}
 
 
+@pytest.mark.parametrize("method", ["ncc", "logistic", "miv"])
+def test_cross_validation_is_that_of_the_saved_model(method, miv, tmp_path):
+    """On shots that are hard to tell apart, so that the folds decide which ones are right."""
+    X = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
+    names = tuple(f"{i}.png" for i in range(40))
+    table = FeatureTable(mivhead.Features(X), names, tuple("abcd" * 10))
+    table.save(tmp_path / "f.safetensors")
+    arguments = ("-o", tmp_path / "m.miv", "--method", method, "--folds", "3", "--json")
+    printed = json.loads(miv("fit", tmp_path / "f.safetensors", *arguments).out)["check"]
+    result = mivhead.load(tmp_path / "m.miv").check(folds=3)
+    assert 0 < printed["right"] < 40
+    assert (printed["tested"], printed["right"]) == (result.score.images, result.score.right)
+    assert [(each["id"], each["predicted"]) for each in printed["suspects"]] == [
+        (each.id, each.predicted) for each in result.suspects
+    ]
+
+
+def test_cross_validation_with_views_is_that_of_the_saved_model(miv, features, tmp_path):
+    answer = miv("fit", features, "-o", tmp_path / "m.miv", "--folds", "2", "--json")
+    result = mivhead.load(tmp_path / "m.miv").check(folds=2)
+    printed = json.loads(answer.out)["check"]
+    assert printed["right"] == result.score.right
+    assert [each["probability"] for each in printed["suspects"]] == pytest.approx(
+        [each.probability for each in result.suspects], abs=1e-4
+    )
+
+
 def test_one_shot_per_class_gives_no_estimate(miv, copy, tmp_path):
     for path in copy.glob("*/[12].png"):
         path.unlink()

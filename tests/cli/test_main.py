@@ -29,7 +29,6 @@ HEAVY = {
     "torch._dynamo",
     "torchvision",
 }
-NO_JSON = {"miv demo"}  # a show for people
 RUN = "import sys; from mivhead.cli.main import main; sys.exit(main())"
 
 
@@ -106,7 +105,7 @@ def test_every_command_has_examples_and_the_shared_options(command):
     text = PARSERS[command].format_help()
     assert "\nexamples:\n  " in text
     assert f"  {command}" in text.partition("\nexamples:\n")[2]
-    for option in ("--threads", "--quiet", "--debug", *(["--json"] * (command not in NO_JSON))):
+    for option in ("--threads", "--quiet", "--debug", "--json"):
         assert f"\n  {option}" in text
 
 

@@ -125,7 +125,7 @@ def test_sort_into_copies_by_class_and_never_overwrites(miv, model, new, expecte
     mine = next(out.rglob("*.png"))
     mine.write_bytes(b"mine")
     answer = miv("predict", model, new, "--sort-into", out, *EVERY_NAME)
-    assert answer.err == f"Copied 1 image into {out}; 5 images were there already.\n"
+    assert answer.err == f"Copied 1 image into {out}; not copied again: 5.\n"
     assert mine.read_bytes() == b"mine"
     for file, ranked in expected.items():
         original = new.parent / file.removeprefix(f"{new.parent.as_posix()}/")

@@ -13,6 +13,7 @@ import mivhead
 from mivhead import MIVClassifier, Recipe
 from mivhead.errors import InputError
 from mivhead.export.head import average, window
+from mivhead.export.methods import FORMULAS
 from mivhead.export.model import export_model
 from mivhead.methods import make_method
 from tests.helpers.few_shots import ON_FEATURES, RIVALS, clusters, maps, quick
@@ -169,5 +170,14 @@ def test_a_method_of_ones_own_cannot_be_exported(tmp_path: Path) -> None:
     X, y = clusters([2, 2], 4)
     classifier = make_method(f"{__name__}:Own").fit(X, y)
     with pytest.raises(InputError, match="Python code of your own"):
+        export_model(classifier, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_built_in_method_without_a_formula_says_so(tmp_path: Path, monkeypatch) -> None:
+    X, y = clusters([2, 2], 4)
+    classifier = make_method("ncc").fit(X, y)
+    monkeypatch.delitem(FORMULAS, type(classifier))
+    with pytest.raises(InputError, match=r"ncc cannot be exported: it has no formula in `mivhead"):
         export_model(classifier, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())

@@ -3,8 +3,10 @@
 A *task* is a support set and a query set (`tasks`, sampled by `samplers`). A *run* applies every
 method of a configuration (`config`) to every task (`runner`): it extracts the features that tasks
 need (`inputs`), fits and measures each method (`measuring`) in some executor (`executors`), and
-stores each *result* in the run folder (`results`). `cost` counts operations, `live` shows the
-progress. `report` and `compare` read results; `published` holds the figures of the paper.
+stores each *result* in the run folder (`results`). `cost` counts operations, `clock` measures time,
+`estimate` says what a run would take, and `live` shows the progress. `report` and `compare` read
+results; `published` holds the figures of the paper. `open_set` measures how well methods tell their
+classes from everything else.
 """
 
 from typing import TYPE_CHECKING

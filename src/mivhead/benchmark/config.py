@@ -253,7 +253,7 @@ def load_config(source: str | Path) -> RunConfig:
 
 
 @dataclass(frozen=True)
-class TableInfo:
+class ConfigInfo:
     """What a ready-made configuration is.
 
     Parameters
@@ -271,13 +271,13 @@ class TableInfo:
     hours: float | None = None
 
 
-def describe_table(name: str) -> TableInfo:
+def describe_table(name: str) -> ConfigInfo:
     """Describe a ready-made configuration.
 
     >>> describe_table("main").paper
     'tab:miv_acc, tab:miv_ci'
     """
-    return from_json(TableInfo, _read_toml(name).get(ABOUT), f"{name}.{ABOUT}")
+    return from_json(ConfigInfo, _read_toml(name).get(ABOUT), f"{name}.{ABOUT}")
 
 
 def _read_toml(source: str | Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from mivhead.benchmark.clock import Clock
 from mivhead.benchmark.config import BackboneConfig, MethodConfig, RunConfig
 from mivhead.benchmark.cost import count, measure_backbone
 from mivhead.benchmark.executors.local import one_thread
-from mivhead.benchmark.inputs import Inputs, ViewRule, plain_features
+from mivhead.benchmark.inputs import Inputs, ViewLimit, plain_features
 from mivhead.benchmark.runner import view_rule
 from mivhead.benchmark.samplers import LeftOut, Protocol, sample_tasks
 from mivhead.datasets.catalogue import SETS, find_declared
@@ -120,15 +120,15 @@ class _TaskShape:
     shots: tuple[int, ...]
     queries: int
 
-    def size(self, rule: ViewRule) -> TaskSize:
+    def size(self, rule: ViewLimit) -> TaskSize:
         """Return the size of the task with its views."""
         return TaskSize(self.shots, tuple(s * self._views(s, rule) for s in self.shots))
 
     @staticmethod
-    def _views(shots: int, rule: ViewRule) -> int:
+    def _views(shots: int, rule: ViewLimit) -> int:
         return min(rule.limit, views_per_image(shots, rule.threshold, rule.rule))
 
-    def most_views(self, rule: ViewRule) -> int:
+    def most_views(self, rule: ViewLimit) -> int:
         """Return the largest number of views of an image."""
         return max(self._views(s, rule) for s in self.shots)
 
@@ -237,7 +237,7 @@ def _shapes(
 
 
 def _count_passes(
-    images: int, shapes: Sequence[_TaskShape], rules: Sequence[ViewRule], tasks: int
+    images: int, shapes: Sequence[_TaskShape], rules: Sequence[ViewLimit], tasks: int
 ) -> int:
     """Estimate how many images and views of a set pass the backbone, each of them once."""
     if not shapes:
@@ -264,7 +264,7 @@ def _distinct(images: int, drawn: float, tasks: int) -> float:
 def _column(
     measured: _Measured,
     method: MethodConfig,
-    rule: ViewRule,
+    rule: ViewLimit,
     tasks: int,
     shapes: Sequence[Sequence[_TaskShape]],
 ) -> ColumnPlan:

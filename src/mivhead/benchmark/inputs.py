@@ -114,7 +114,7 @@ def _open_cache(folder: Path, limit: int) -> FeatureCache:
 
 
 @dataclass(frozen=True)
-class ViewRule:
+class ViewLimit:
     """How many views the shots of a class get: ceil(T / S) each, but at most `limit`."""
 
     threshold: int
@@ -125,7 +125,7 @@ class ViewRule:
         """Return the number of views of each support image of a task.
 
         >>> task = Task(("a", "b"), ("1", "2", "3"), (0, 0, 1), (), ())
-        >>> ViewRule(threshold=3, rule="ceil", limit=15).count(task)
+        >>> ViewLimit(threshold=3, rule="ceil", limit=15).count(task)
         [2, 2, 3]
         """
         shots = np.bincount(task.support_labels)
@@ -133,11 +133,11 @@ class ViewRule:
         return [views[label] for label in task.support_labels]
 
 
-def count_views(tasks: Iterable[Task], rules: Sequence[ViewRule]) -> dict[str, int]:
+def count_views(tasks: Iterable[Task], rules: Sequence[ViewLimit]) -> dict[str, int]:
     """Return all images that tasks need, each with its number of views under the rules.
 
     >>> task = Task(("a", "b"), ("1", "2"), (0, 1), ("3", "1"), (0, 1))
-    >>> count_views([task], [ViewRule(2, "ceil", limit=1)])
+    >>> count_views([task], [ViewLimit(2, "ceil", limit=1)])
     {'1': 1, '2': 1, '3': 0}
     """
     views: dict[str, int] = {}

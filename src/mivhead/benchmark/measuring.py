@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from mivhead.benchmark.clock import Clock, Seconds
 from mivhead.benchmark.config import MethodConfig
 from mivhead.benchmark.cost import count
-from mivhead.benchmark.inputs import Inputs, TaskFeatures, TaskKeys, ViewRule, plain_features
+from mivhead.benchmark.inputs import Inputs, TaskFeatures, TaskKeys, ViewLimit, plain_features
 from mivhead.benchmark.results import Result
 from mivhead.benchmark.tasks import Task
 from mivhead.errors import MivError
@@ -79,7 +79,7 @@ class TaskRun:
     keys: TaskKeys | None
     blank: Result
     methods: tuple[MethodConfig, ...]
-    rules: tuple[ViewRule, ...]
+    rules: tuple[ViewLimit, ...]
     flops: BackboneWork | None
     seconds: Seconds
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from mivhead._schema import from_json
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.background import background_vectors
 from mivhead.backbones.base import Backbone
-from mivhead.benchmark.measuring import BINS
+from mivhead.benchmark.compare import calibration_error
 from mivhead.benchmark.measuring import score as calibrate
 from mivhead.datasets.catalogue import groups_of
 from mivhead.datasets.sets import open_set
@@ -450,7 +451,7 @@ FIELDS = (
 
 
 @dataclass(frozen=True)
-class Summary:
+class OpenSetSummary:
     """Means of a method's score over tasks, then over sets; None where nothing was measured."""
 
     protocol: str
@@ -461,7 +462,7 @@ class Summary:
     means: dict[str, float | None]
 
 
-def summarise(results: Sequence[OpenSetResult]) -> list[Summary]:
+def summarise(results: Sequence[OpenSetResult]) -> list[OpenSetSummary]:
     """Average over the tasks of each set, then over sets; the calibration error is per set."""
     groups: dict[tuple[str, str, str], dict[str, list[OpenSetResult]]] = {}
     for r in results:
@@ -470,12 +471,13 @@ def summarise(results: Sequence[OpenSetResult]) -> list[Summary]:
     found = []
     for (protocol, method, score), by_set in groups.items():
         means = {name: _mean(by_set, name) for name in FIELDS}
-        errors = [e for own in by_set.values() if (e := calibration_error(own)) is not None]
-        means["calibration_error"] = float(np.mean(errors)) if errors else None
+        errors = [calibration_error(r.calibration for r in own) for own in by_set.values()]
+        known = [error for error in errors if not math.isnan(error)]
+        means["calibration_error"] = float(np.mean(known)) if known else None
         if method == "features":
             means |= {"accuracy": None, "accuracy_80": None}
         tasks = sum(len(own) for own in by_set.values())
-        found.append(Summary(protocol, method, score, len(by_set), tasks, means))
+        found.append(OpenSetSummary(protocol, method, score, len(by_set), tasks, means))
     return sorted(found, key=lambda each: each.protocol)  # stable: methods in their order
 
 
@@ -486,13 +488,3 @@ def _mean(by_set: Mapping[str, Sequence[OpenSetResult]], name: str) -> float | N
         if (own := [v for r in each if (v := getattr(r, name)) is not None])
     ]
     return float(np.mean(values)) if values else None
-
-
-def calibration_error(results: Sequence[OpenSetResult]) -> float | None:
-    """Return the expected calibration error over all queries of some tasks."""
-    bins = [r.calibration for r in results if r.calibration]
-    if not bins:
-        return None
-    totals = np.asarray(bins).sum(axis=0)  # (bin, 3)
-    assert len(totals) == BINS
-    return float(np.abs(totals[:, 1] - totals[:, 2]).sum() / totals[:, 0].sum())

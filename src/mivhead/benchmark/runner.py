@@ -26,7 +26,7 @@ from mivhead.benchmark.inputs import (
     Extraction,
     FeatureKeys,
     Inputs,
-    ViewRule,
+    ViewLimit,
     count_views,
     find_missing,
     load_once,
@@ -238,7 +238,7 @@ class _SetRun:
         return self.inputs.open_backbone()
 
     @cached_property
-    def _rules(self) -> dict[str, ViewRule]:
+    def _rules(self) -> dict[str, ViewLimit]:
         """How many views each method gets."""
         preset, views = self._backbone.preset, self.config.views
         return {method.name: view_rule(method, preset, views) for method in self._methods}
@@ -383,17 +383,17 @@ class _SetRun:
             self.view.show(each.result, each.traceback)
 
 
-def view_rule(method: MethodConfig, preset: Preset, views: int | None) -> ViewRule:
+def view_rule(method: MethodConfig, preset: Preset, views: int | None) -> ViewLimit:
     """Return how many views a method gets, at most `views` per image, or all with None.
 
     >>> from mivhead.backbones.efficientnet_lite import PRESETS
     >>> view_rule(MethodConfig("miv"), PRESETS["efficientnet_lite0"], 4)
-    ViewRule(threshold=15, rule='ceil', limit=4)
+    ViewLimit(threshold=15, rule='ceil', limit=4)
     """
     threshold = preset.threshold if method.threshold is None else method.threshold
     rule = method.views_rule
     limit = threshold if views is None else views
-    return ViewRule(0 if rule is None else threshold, rule or "ceil", limit)
+    return ViewLimit(0 if rule is None else threshold, rule or "ceil", limit)
 
 
 def _task_seed(seed: int, number: int) -> int:

@@ -1,4 +1,4 @@
-"""`miv demo`: the main job from end to end, on handwritten digits that scikit-learn ships."""
+"""`miv demo`: the whole workflow from end to end, on handwritten digits that scikit-learn ships."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def add_parser(subparsers: Any) -> None:
         subparsers,
         "demo",
         "see it work on handwritten digits, in about a minute",
-        "Run the main job from end to end on handwritten digits that scikit-learn ships: write "
-        "image folders, learn from 5 images per class, classify new ones, save and load the "
+        "Run the whole workflow from end to end on handwritten digits that scikit-learn ships: "
+        "write image folders, learn from 5 images per class, classify new ones, save and load the "
         "model, compare it with plain classifiers on the same features, and draw a picture of the "
         "results.",
         EXAMPLES,

@@ -55,7 +55,7 @@ def add_parser(subparsers: Any) -> None:
         "train a classifier on a few images per class",
         "Learn classes from a few images each and write a model file. Cross-validation on these "
         "images (the shots) then estimates the accuracy on new images and finds shots that look "
-        "mislabelled. The model file contains features of the shots.",
+        "mislabelled. The model file contains features and small pictures of the shots.",
         EXAMPLES,
     )
     parser.add_argument(
@@ -101,7 +101,6 @@ class _Fitted:
     shots: Mapping[str, int]  # by class
     views: int
     seconds: Mapping[str, float]
-    table: FeatureTable | None  # None for a method that tunes the backbone
 
 
 def run(args: argparse.Namespace) -> int:
@@ -117,12 +116,8 @@ def run(args: argparse.Namespace) -> int:
     if for_people:
         print(_describe_model(fitted, args.output))
     estimate = None
-    if fitted.table is not None and not args.no_check:
-        from mivhead.diagnostics.estimate import cross_validate
-
-        estimate = cross_validate(
-            model.classifier_, fitted.table, folds=args.folds, verbose=not args.quiet
-        )
+    if not model.needs_images and not args.no_check:
+        estimate = model.check(folds=args.folds)
     if args.html and estimate is not None and model.shots_ is not None:
         from mivhead.diagnostics.pages import write_suspects
 
@@ -135,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
         print(_describe_estimate(estimate))
         if args.html:
             print(f"\nSaved {args.html}.")
-    elif for_people and fitted.table is None:
+    elif for_people and model.needs_images:
         print(
             f"\nNo cross-validation: {args.method} would have to be trained {args.folds} more "
             "times.\nMeasure the model on other images with `miv evaluate`."
@@ -173,7 +168,7 @@ def _fit_backbone(model: FewShotClassifier, args: argparse.Namespace, started: f
     model.save(args.output)
     tuner = model.classifier_
     shots = dict(zip(tuner.classes_.tolist(), tuner.shots_, strict=True))
-    return _Fitted(shots, tuner.views_, {"training": time.perf_counter() - started}, None)
+    return _Fitted(shots, tuner.views_, {"training": time.perf_counter() - started})
 
 
 def _fit_head(model: FewShotClassifier, args: argparse.Namespace, started: float) -> _Fitted:
@@ -190,7 +185,7 @@ def _fit_head(model: FewShotClassifier, args: argparse.Namespace, started: float
     model.save(args.output, compact=args.compact)
     times = {"features": extracted - started, "training": time.perf_counter() - extracted}
     views = 0 if shots.views is None else len(shots.views)
-    return _Fitted(Counter(shots.labels or ()), views, times, shots)
+    return _Fitted(Counter(shots.labels or ()), views, times)
 
 
 def _read_features(args: argparse.Namespace) -> FeatureTable:
@@ -234,13 +229,16 @@ def _describe_estimate(estimate: CrossValidation) -> str:
     text = (
         f"\n{name} cross-validation: {score.right} of {score.images} shots right, "
         f"{percent(score.accuracy)} (95 % interval {interval(score.interval)}).\n"
-        "Each shot was predicted by a head trained without it. The saved model learned from all "
+        "Each shot was predicted by a model trained without it. The saved model learned from all "
         "shots,\nso its accuracy on similar new images is usually higher, much higher if there "
         "are very few shots."
     )
     untested = len(estimate.labels) - score.images
     if untested:
-        text += f"\n{plural(untested, 'shot')} could not be tested: the only one of its class."
+        text += (
+            f"\n{plural(untested, 'shot')} could not be tested, because no other shot of the class "
+            "would be left to learn from."
+        )
     wrong = estimate.suspects
     if not wrong:
         return text + "\n\nNo shot looks mislabelled."

@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
         kept = images.without(model.skipped_)
         copies = sort_images(kept, decisions, names, args.sort_into)
         there = len(kept) - len(copies)
-        more = f"; {plural(there, 'image')} were there already" if there else ""
+        more = f"; not copied again: {there}" if there else ""
         _tell(args, f"Copied {plural(len(copies), 'image')} into {args.sort_into}{more}.")
     return 0
 
@@ -192,7 +192,7 @@ def _predict_to_page(
 
 
 def _check_form(args: argparse.Namespace) -> None:
-    """Decide on the form of the output, and refuse what cannot be written before any work."""
+    """Choose the form of the output; raise an error now if it cannot be written."""
     suffix = Path(args.output).suffix.lower() if args.output else ""
     args.form = "json" if args.json else "csv" if args.csv or args.excel else "table"
     if args.json and args.excel:

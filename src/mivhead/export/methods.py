@@ -42,15 +42,29 @@ def logits(graph: Graph, features: Mapping[str, Value], classifier: Any) -> Valu
         return head_logits(graph, features, classifier)
     formula = FORMULAS.get(type(classifier))
     if formula is None:
-        name = classifier.home if isinstance(classifier, UserMethod) else method_name(classifier)
-        raise InputError(
-            f"The method {name} cannot be exported: it is Python code of your own, which ONNX "
-            "cannot run; export a method of `miv methods`, such as miv."
-        )
+        raise InputError(_why_not(classifier))
     parts, block = _deepest(features, classifier)
     learned = {name: array(tensor) for name, tensor in classifier.learned_.items()}
     scores: Value = formula(pooled(parts, block), learned, classifier)
     return scores
+
+
+def _why_not(classifier: Any) -> str:
+    """Say why a method without a formula cannot be exported."""
+    if isinstance(classifier, UserMethod):
+        name, built_in = classifier.home, False
+    else:
+        name = method_name(classifier)
+        built_in = type(classifier).__module__.startswith("mivhead.")
+    reason = (
+        "it has no formula in `mivhead.export.methods`"
+        if built_in
+        else "it is Python code of your own, which ONNX cannot run"
+    )
+    return (
+        f"The method {name} cannot be exported: {reason}; export another method of `miv methods`, "
+        "such as miv."
+    )
 
 
 def scaled(features: Mapping[str, Value], classifier: Any) -> dict[str, Value]:

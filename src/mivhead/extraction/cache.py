@@ -2,7 +2,8 @@
 
 The cache is a folder with one small file per entry. An entry holds the features of one image, or
 of one augmented view, and its name is a hash of everything that these features depend on: the
-content of the image, the backbone and the augmentation. Nothing in a cache is ever stale.
+content of the image, the backbone and the augmentation. Nothing in a cache is ever stale. Entries
+of labelled images also contain a small picture of the image (`PICTURE`).
 
 One file per entry needs no index that could disagree with the data, allows old entries to be
 removed one by one, and reads about 1 GB/s; large segments would be 50 % faster (see

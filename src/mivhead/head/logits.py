@@ -1,4 +1,7 @@
-"""Component 3: from v^P and v^Q of all blocks to one logit per class, and the loss."""
+"""Component 3: from v^P and v^Q of all blocks to one logit per class, and the loss.
+
+The paper does not number the formulas of Component 3.
+"""
 
 from __future__ import annotations
 

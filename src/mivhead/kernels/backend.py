@@ -6,8 +6,8 @@ a reader has to know about how they are made fast.
 **Which path runs.** Five formulas (`Operations`) have a compiled counterpart in this package. A
 head chooses when it is built and again when it is moved or converted (`head.to`, `head.double`,
 unpickling): with float32 parameters on a CPU for which the kernels were compiled, it takes the
-twins, otherwise (a GPU, float64, no kernels) the formulas. Both compute the same up to rounding;
-the golden runs are tested on both.
+compiled operations, otherwise (a GPU, float64, no kernels) the formulas. Both compute the same up
+to rounding; the golden runs are tested on both.
 
 **Compiled operations** (`functions`, on top of the C files). Candidates are derived, and patches
 and candidates pooled, in one pass over the features, which stay in half precision. Component 2 and

@@ -32,7 +32,7 @@ MAX_SIZE = 2**20  # of a dimension in a model file; keeps a forged file from ove
 NOT_STORED = frozenset({"random_state", "device", "verbose", "images_at_once", "recipe", "preset"})
 
 
-class Shots(NamedTuple):
+class PooledShots(NamedTuple):
     """A support set of pooled features, ordered by class."""
 
     x: Tensor  # (image, channel)
@@ -70,7 +70,7 @@ class PooledClassifier(FeatureClassifier):
         """Raise an error for hyperparameters that are not valid."""
 
     @abstractmethod
-    def _learn(self, shots: Shots) -> dict[str, Tensor]:
+    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
         """Learn tensors from a support set."""
 
     @abstractmethod
@@ -93,7 +93,7 @@ class PooledClassifier(FeatureClassifier):
         order = np.argsort(numbers, kind="stable")
         x = pooled(features)[torch.as_tensor(order, device=features.device)]
         labels = torch.as_tensor(numbers[order], device=x.device)
-        self.learned_ = self._learn(Shots(x, labels, len(self.classes_), seed))
+        self.learned_ = self._learn(PooledShots(x, labels, len(self.classes_), seed))
 
     def _logits(self, features: Features) -> Tensor:
         device = next(iter(self.learned_.values())).device

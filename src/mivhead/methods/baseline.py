@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mivhead.methods.base import (
     PooledClassifier,
-    Shots,
+    PooledShots,
     Vectors,
     check_count,
     check_positive,
@@ -45,7 +45,7 @@ class _Trained(PooledClassifier):
         check_positive("learning_rate", self.learning_rate)
         check_count("steps", self.steps, least=0)
 
-    def _train(self, shots: Shots, start: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _train(self, shots: PooledShots, start: dict[str, Tensor]) -> dict[str, Tensor]:
         self.learned_ = {name: tensor.requires_grad_() for name, tensor in start.items()}
         self.losses_ = minimise(
             lambda: F.cross_entropy(self._score(shots.x), shots.labels),
@@ -55,7 +55,7 @@ class _Trained(PooledClassifier):
         )
         return {name: tensor.detach() for name, tensor in self.learned_.items()}
 
-    def _start(self, shots: Shots) -> Tensor:
+    def _start(self, shots: PooledShots) -> Tensor:
         """Initialise weights (class, channel) as PyTorch does for a linear layer."""
         generator = torch.Generator().manual_seed(shots.seed)
         channels = shots.x.shape[1]
@@ -102,7 +102,7 @@ class Baseline(_Trained):
     paper: ClassVar = "Chen et al. 2019, A Closer Look at Few-shot Classification, arXiv 1904.04232"
     TENSORS: ClassVar = {"weights": "class channel", "biases": "class"}
 
-    def _learn(self, shots: Shots) -> dict[str, Tensor]:
+    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
         weights = self._start(shots)
         return self._train(shots, {"weights": weights, "biases": torch.zeros_like(weights[:, 0])})
 
@@ -168,7 +168,7 @@ class BaselinePlusPlus(_Trained):
         if self.scale is not None:
             check_positive("scale", self.scale)
 
-    def _learn(self, shots: Shots) -> dict[str, Tensor]:
+    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
         weights = self._start(shots)
         lengths: Tensor = torch.linalg.vector_norm(weights, dim=1)
         return self._train(shots, {"directions": weights, "lengths": lengths})

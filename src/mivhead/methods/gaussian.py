@@ -25,7 +25,7 @@ from torch import Tensor
 from mivhead.head.cap import Bags
 from mivhead.methods.base import (
     PooledClassifier,
-    Shots,
+    PooledShots,
     Vectors,
     check_count,
     check_positive,
@@ -210,7 +210,7 @@ class _FitHead(PooledClassifier):
         check_positive("learning_rate", self.learning_rate)
         check_count("steps", self.steps, least=0)
 
-    def _learn(self, shots: Shots) -> dict[str, Tensor]:
+    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
         support = Support(shots.x.double(), shots.labels, shots.classes)
         quadratic = len(self.START) == 3
         score = support.quadratic if quadratic else support.linear
@@ -379,7 +379,7 @@ class ProtoNets(PooledClassifier):
     def _check_params(self) -> None:
         """There is nothing to check."""
 
-    def _learn(self, shots: Shots) -> dict[str, Tensor]:
+    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
         return {"means": class_means(shots.x.double(), shots.labels, shots.classes)}
 
     def _score(self, x: Tensor) -> Tensor:

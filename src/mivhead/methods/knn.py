@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mivhead.methods.base import (
     PooledClassifier,
-    Shots,
+    PooledShots,
     Vectors,
     check_count,
     check_positive,
@@ -70,7 +70,7 @@ class NearestNeighbours(PooledClassifier):
         check_count("neighbours", self.neighbours, least=1)
         check_positive("temperature", self.temperature)
 
-    def _learn(self, shots: Shots) -> dict[str, Tensor]:
+    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
         return {"keys": unit(shots.x.double()), "labels": shots.labels}
 
     def _score(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mivhead.methods.base import (
     PooledClassifier,
-    Shots,
+    PooledShots,
     Vectors,
     check_count,
     check_positive,
@@ -77,7 +77,7 @@ class LogisticProbe(PooledClassifier):
         check_positive("C", self.C)
         check_count("max_iter", self.max_iter, least=1)
 
-    def _learn(self, shots: Shots) -> dict[str, Tensor]:
+    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
         from sklearn.linear_model import LogisticRegression
 
         # With a penalty on their squares, coefficients lie in the span of the images: with fewer

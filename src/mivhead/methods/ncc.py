@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mivhead.methods.base import (
     PooledClassifier,
-    Shots,
+    PooledShots,
     Vectors,
     check_positive,
     class_means,
@@ -69,7 +69,7 @@ class NearestCentroid(PooledClassifier):
     def _check_params(self) -> None:
         check_positive("temperature", self.temperature)
 
-    def _learn(self, shots: Shots) -> dict[str, Tensor]:
+    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
         return {"means": class_means(shots.x.double(), shots.labels, shots.classes)}
 
     def _score(self, x: Tensor) -> Tensor:

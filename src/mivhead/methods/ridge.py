@@ -10,7 +10,7 @@ from torch import Tensor
 from mivhead.ensemble.ridge import fit_ridge
 from mivhead.methods.base import (
     PooledClassifier,
-    Shots,
+    PooledShots,
     Vectors,
     check_positive,
     membership,
@@ -71,7 +71,7 @@ class RidgeRegression(PooledClassifier):
         check_positive("alpha", self.alpha)
         check_positive("temperature", self.temperature)
 
-    def _learn(self, shots: Shots) -> dict[str, Tensor]:
+    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
         x = self._prepare(shots.x)
         targets = membership(shots.labels, shots.classes, x.dtype)  # (image, class)
         ridge, _ = fit_ridge(x, targets, self.alpha)

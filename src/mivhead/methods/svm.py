@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mivhead.methods.base import PooledClassifier, Shots, Vectors, check_positive
+from mivhead.methods.base import PooledClassifier, PooledShots, Vectors, check_positive
 from mivhead.methods.cost import Work
 
 NO_SPREAD = 10 * np.finfo(np.float64).eps  # spread of a constant channel, relative to its values
@@ -75,7 +75,7 @@ class SupportVectors(PooledClassifier):
     def _check_params(self) -> None:
         check_positive("C", self.C)
 
-    def _learn(self, shots: Shots) -> dict[str, Tensor]:
+    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
         from sklearn.svm import SVC
 
         x, y = shots.x.double().numpy(force=True), shots.labels.numpy(force=True)

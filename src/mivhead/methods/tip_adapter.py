@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mivhead.methods.base import (
     PooledClassifier,
-    Shots,
+    PooledShots,
     Vectors,
     check_positive,
     counts,
@@ -75,7 +75,7 @@ class TipAdapter(PooledClassifier):
         check_positive("alpha", self.alpha)
         check_positive("beta", self.beta)
 
-    def _learn(self, shots: Shots) -> dict[str, Tensor]:
+    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
         return {"keys": unit(shots.x.double()), "labels": shots.labels}
 
     def _score(self, x: Tensor) -> Tensor:

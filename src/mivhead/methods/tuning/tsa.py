@@ -149,7 +149,10 @@ class AdaptedConv(nn.Module):
 
 
 class _Adapted(torch.autograd.Function):
-    """The adapted convolution, without the gradient of the frozen kernel, nine times alpha's."""
+    """The adapted convolution, without the gradient of the frozen kernel.
+
+    That gradient would cost nine times as much as the gradient of alpha.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: Tensor, conv: nn.Conv2d) -> Tensor:
