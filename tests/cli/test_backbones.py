@@ -34,7 +34,9 @@ def network(tmp_path):
 def test_list(miv):
     answer = miv("backbones", "list")
     assert answer.code == 0
-    assert [line.split()[0] for line in answer.out.splitlines()[1:]] == list_backbones()
+    rows, _, legend = answer.out.partition("\n\n")
+    assert [line.split()[0] for line in rows.splitlines()[1:]] == list_backbones()
+    assert "T: classes with at most T shots get augmented views" in legend
     found = {
         each["name"]: each
         for each in json.loads(miv("backbones", "list", "--json").out)["backbones"]

@@ -10,6 +10,7 @@ def test_info_of_a_model(miv, model):
     assert re.search(r"^rings +3$", text, re.M)
     document = json.loads(miv("info", model, "--json").out)
     assert document["kind"] == "model"
+    assert f"seed {document['seed']}, drawn from --seed" in text
     assert document["classes"] == {"checks": 3, "rings": 3, "stripes": 3}
     assert document["backbone"]["name"] == "efficientnet_lite0"
     assert document["bytes"] == model.stat().st_size

@@ -81,6 +81,11 @@ def run_list(args: argparse.Namespace) -> int:
         for each in found
     ]
     print(table(["name", "px", "taps", "T", "weights"], rows, right="px T"))
+    print(
+        "\npx: size of the input. taps: layers whose output is used, shallow to deep.\n"
+        "T: classes with at most T shots get augmented views (--threshold).\n"
+        "`miv backbones inspect NAME` says more."
+    )
     return 0
 
 

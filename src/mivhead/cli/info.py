@@ -135,7 +135,7 @@ def _describe(facts: dict[str, Any]) -> str:
         lines.append(("exported", f"from {facts['input']}, weights in {facts['storage']}"))
     if facts["kind"] in ("model", "exported"):
         lines.append(("method", facts["method"]))
-        lines.append(("random seed", facts["seed"]))
+        lines.append(("weights", f"initialised by seed {facts['seed']}, drawn from --seed"))
         if facts.get("history"):
             last = facts["history"][-1]
             changes = plural(len(facts["history"]), "change")

@@ -123,8 +123,8 @@ def gflops_table(comparison: Comparison) -> Table:
             "peak MB",
         ),
         rows,
-        "Honest: multiplications and additions of all products, attention, L1 distances and "
-        "cosines. The paper's rule: multiply-adds of matrix products, three forward passes per "
+        "All operations: multiplications and additions of all products, attention, L1 distances "
+        "and cosines. The paper's rule: multiply-adds of matrix products, three forward passes per "
         "step, in units of 2^30. Both include the backbone.",
     )
 
