@@ -1,4 +1,4 @@
-/* Pooling of an image's candidates by attention, the second half of Component 1: see candidates.py.
+/* Pooling of an image's candidates by attention, the second half of Component 1: see functions.py.
  *
  * There are few of them, so what depends on them alone is computed again for the gradients.
  */

@@ -1,4 +1,4 @@
-/* Gradients of the cosines of queries with the prototypes of all classes: see cap.py. */
+/* Gradients of the cosines of queries with the prototypes of all classes: see functions.py. */
 
 #include "tile.h"
 

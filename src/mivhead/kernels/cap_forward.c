@@ -1,4 +1,4 @@
-/* Cosines of queries with the prototypes of all classes, Component 2: see cap.py. */
+/* Cosines of queries with the prototypes of all classes, Component 2: see functions.py. */
 
 #include "tile.h"
 

@@ -41,7 +41,7 @@ static void each_part(Fork fork, int64_t parts, void (*work)(void *, int64_t, in
 
 /* exp(x) for x <= 0 to about one unit in the last place; 0 below -87. */
 INLINE V exp_of(V x) {
-    V shifted = x * 1.44269504f + 12582912.0f; /* its last bits: n, the nearest whole number */
+    V shifted = x * 1.44269504f + 12582912.0f; /* its last bits: n, the nearest integer */
     V n = shifted - 12582912.0f;
     V r = x - n * 0.693145752f; /* ln 2 in two parts, the first with trailing zeros */
     r = r - n * 1.42860677e-6f;

@@ -1,4 +1,4 @@
-/* Candidates of an image: its map, max-pooled to several sizes: see derive.py. */
+/* Candidates of an image: its map, max-pooled to several sizes: see functions.py. */
 
 #include "common.h"
 

@@ -1,4 +1,4 @@
-/* Pooling of patches by attention, Component 1: see pooling.py.
+/* Pooling of patches by attention, Component 1: see functions.py.
  *
  * Patches are in single or half precision, (image, patch, channel), one array per candidate. What
  * there is of each patch (scale, weight) lies in one array (image, patches of all candidates).

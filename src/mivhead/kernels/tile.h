@@ -1,7 +1,7 @@
 /* Tiles of queries, and their prototypes: what cap_forward.c and cap_backward.c share.
  *
  * Queries pass in tiles of 16, one in each lane of a vector: nothing is ever summed over lanes but
- * gradients of the support, so that a query's answer is the same whatever is beside it. Channels
+ * gradients of the support, so that a query's answer is the same whatever is next to it. Channels
  * pass one by one, with the prototypes of all classes: their mean, which is taken off them, is then
  * at hand. Prototypes exist for one channel, or, where gradients are made, for one tile at a time.
  */
@@ -99,7 +99,7 @@ INLINE V norm(V square, float eps) {
     return __builtin_elementwise_max(__builtin_elementwise_sqrt(square), all(eps));
 }
 
-/* v^P = (A V) gate + (A K) of all classes in channel c, with A V beside it; returns their mean. */
+/* v^P = (A V) gate + (A K) of all classes in channel c, and A V; returns their mean. */
 INLINE V prototypes(const Cap *t, const Tile *s, const V *a, int64_t c, V *p, V *av) {
 #pragma clang fp contract(fast)
     const float *w = t->w + c * t->support, *z = t->z + c * t->support;
