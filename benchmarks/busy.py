@@ -3,10 +3,11 @@
     python benchmarks/busy.py DATA [--busy 0 1 2 4] [--repeat 3] [--json busy.json]
 
 DATA is a folder with one folder per class. `miv fit` (10 classes, 5 shots, with the features in the
-cache), `miv predict` and `miv extract` (60 images, without a cache) run in processes of their own,
-beside 0, 1, 2 and 4 processes that do nothing but compute: with the default number of threads, with
-one thread, and with two. A row shows the median wall time and processor time of each, and the
-default's as a multiple of the best of one and two threads, and of one thread's processor time.
+cache), `miv predict` (60 images) and `miv extract` (50 images), both without a cache, run in
+processes of their own next to 0, 1, 2 and 4 processes that do nothing but compute: with the default
+number of threads, with one thread, and with two. A row shows the median wall time and processor time
+of each, and the default's as a multiple of the best of one and two threads, and of one thread's
+processor time.
 `--spinning` adds a column for threads that wait in a busy loop, as PyTorch's do by default; with
 many busy processes it can take minutes. Takes about five minutes without it.
 """
@@ -54,7 +55,7 @@ def main() -> None:
         commands = {
             "fit": ["fit", "shots", "-o", "model.miv", "--no-check"],
             "predict": ["predict", "model.miv", "new"],
-            "extract": ["extract", "new", "-o", "new.safetensors"],
+            "extract": ["extract", "shots", "-o", "f.safetensors", "--no-augmentation"],
         }
         run(commands["fit"], work, cache="cache")  # fills the cache
         print("busy  command   " + "".join(f"{name:>18}" for name in settings) + "   wall    cpu")
