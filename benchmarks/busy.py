@@ -5,7 +5,7 @@
 DATA is a folder with one folder per class. `miv fit` (10 classes, 5 shots, with the features in the
 cache), `miv predict` (60 images) and `miv extract` (50 images), both without a cache, run in
 processes of their own next to 0, 1, 2 and 4 processes that do nothing but compute: with the default
-number of threads, with one thread, and with two. A row shows the median wall time and processor time
+number of threads, with one, and with two. A row shows the median wall time and processor time
 of each, and the default's as a multiple of the best of one and two threads, and of one thread's
 processor time.
 `--spinning` adds a column for threads that wait in a busy loop, as PyTorch's do by default; with
