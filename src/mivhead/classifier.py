@@ -177,6 +177,25 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         vectors = _vectors(support.features)
         return DecisionRule.fit(vectors, support.labels, None, None, weight=0.0)
 
+    def out_of_fold_logits(
+        self,
+    ) -> tuple[NDArray[np.floating[Any]], NDArray[np.int64]] | None:
+        """Return how the fit itself predicted shots that it had left out, if it did.
+
+        Returns
+        -------
+        tuple of ndarray, or None
+            Logits (m, class), and the m rows of the support set, ordered by class, that they belong
+            to. None if the method leaves no shot out, if every class has one shot, and for a model
+            from a file.
+        """
+        return None
+
+    @property
+    def _leaves_out(self) -> bool:
+        """Whether the method predicts shots out of fold when it is fitted."""
+        return False
+
     def logits(self, X: Any) -> Tensor:
         """Compute the logits of all classes.
 
@@ -535,10 +554,23 @@ class MIVClassifier(FeatureClassifier):
             ensemble = Ensemble.fit(support.features, labels, len(head.layers), out_of_fold)
         self._set_fitted(blocks, head, ensemble, support.features, support.shots)
 
+    @property
+    def _leaves_out(self) -> bool:
+        return self.head_.recipe.vote == "stacked" and bool(self.shots_.max() > 1)
+
+    def out_of_fold_logits(
+        self,
+    ) -> tuple[NDArray[np.floating[Any]], NDArray[np.int64]] | None:
+        if self.ensemble_ is None or self.ensemble_.left_out is None:
+            return None
+        left_out = self.ensemble_.left_out
+        return left_out.cross_fitted(), left_out.rows
+
     def _make_rule(self, support: SupportSet) -> DecisionRule:
         if self.ensemble_ is None or self.head_.recipe.vote != "stacked":
             return super()._make_rule(support)
-        logits, rows = self.ensemble_.left_out or (None, None)
+        left_out = self.ensemble_.left_out
+        logits, rows = (None, None) if left_out is None else (left_out.logits, left_out.rows)
         return DecisionRule.fit(_vectors(support.features), support.labels, logits, rows)
 
     def _set_fitted(

@@ -1,11 +1,15 @@
 """Cross-validation on the shots, and suspicious shots."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
 from mivhead import MIVClassifier, Recipe
-from mivhead.diagnostics.estimate import cross_validate
+from mivhead.diagnostics.estimate import cross_validate, read_out_of_fold
 from mivhead.diagnostics.evaluation import wilson_interval
+from mivhead.ensemble.stacking import fit_weights
 from mivhead.errors import InputError
 from mivhead.features import FeatureTable
 from tests.test_classifier import FAST, clusters
@@ -79,3 +83,56 @@ def test_folds_are_as_many_as_shots_at_most() -> None:
     result = cross_validate(MIVClassifier(**FAST), table([3, 2]), folds=5)
     assert (result.folds, result.score.images, result.leave_one_out) == (3, 5, False)
     assert cross_validate(MIVClassifier(**FAST), table([3, 1]), folds=5).leave_one_out
+
+
+def test_the_predictions_of_the_fit_are_those_of_models_without_the_shot() -> None:
+    """A shot may change into anything: its own prediction changes, and nothing that it learned."""
+    data = table([4, 5, 3])
+    shuffled = np.random.default_rng(1).permutation(12)
+    X, y = data.features[shuffled], np.array(data.labels)[shuffled]
+    model = MIVClassifier(**FAST).fit(X, y)
+    own = FeatureTable(X, tuple(data.ids[i] for i in shuffled), tuple(y.tolist()))
+    result = read_out_of_fold(model, own)
+    assert result.tested.all()
+    assert result.folds == 2
+    np.testing.assert_allclose(result.probabilities.sum(axis=1), 1)
+    assert result.accuracy > 0.5
+    left_out = model.ensemble_.left_out
+    np.testing.assert_array_equal(left_out.labels, np.sort(np.unique(y, return_inverse=True)[1]))
+    best = result.classes[result.probabilities.argmax(axis=1)]
+    by_class = np.argsort(y, kind="stable")
+    assert best[by_class].tolist() == model.classes_[left_out.cross_fitted().argmax(1)].tolist()
+
+
+def test_weights_of_the_estimate_are_fitted_without_the_image() -> None:
+    """One member knows the label of the first shot alone, which must not help that shot."""
+    data = table([5, 5])
+    model = MIVClassifier(**FAST).fit(data.features, data.labels)
+    left_out = model.ensemble_.left_out
+    members = torch.zeros(2, 10, 2)
+    members[0] = torch.eye(2)[left_out.labels] * 0.1
+    members[1, 0, int(left_out.labels[0])] = 10.0
+    rigged = replace(left_out, members=members, prior=torch.tensor([1.0, 0.01]))
+    first = rigged.cross_fitted()[0]
+    assert abs(first[0] - first[1]) < 0.5  # with a weight fitted on it, the gap would be large
+    fitted = fit_weights(members, left_out.labels, rigged.prior)
+    assert fitted[1] > 5 * rigged.prior[1]
+
+
+def test_numbers_as_labels_keep_their_order() -> None:
+    """As strings, 10 sorts before 9."""
+    X, y = clusters(0, [4, 4, 4])
+    labels = np.array([9, 10, 100])[y]
+    model = MIVClassifier(**FAST).fit(X, labels)
+    result = read_out_of_fold(
+        model, FeatureTable(X, tuple("abcdefghijkl"), tuple(map(str, labels)))
+    )
+    assert result.classes.tolist() == ["9", "10", "100"]
+    assert result.accuracy > 0.5
+
+
+def test_a_method_that_leaves_nothing_out_has_no_predictions() -> None:
+    data = table([2, 2])
+    for recipe in (Recipe.paper(steps=2), Recipe(steps=2, vote="prior")):
+        model = MIVClassifier(recipe, random_state=0).fit(data.features, data.labels)
+        assert read_out_of_fold(model, data) is None

@@ -3,6 +3,10 @@
 Every shot is predicted by a head that was trained on neither the shot nor its augmented views. The
 shots of each class are split into folds, and one head per fold is trained on the other folds. A
 class with a single shot cannot be tested, because nothing would remain to learn it from.
+
+The default recipe of `miv` makes such predictions while it is fitted, for stacking: its heads by
+2-fold cross-validation, the ridge experts by leave-one-out. `read_out_of_fold` uses these, so that
+nothing has to be fitted again; `cross_validate` works for every method.
 """
 
 from __future__ import annotations
@@ -17,9 +21,13 @@ from sklearn.base import clone
 
 from mivhead._progress import progress_bar
 from mivhead.classifier import FeatureClassifier
+from mivhead.decision import softmax
 from mivhead.diagnostics.evaluation import Mistake, Score, mistakes_table, summarise
+from mivhead.ensemble.stacking import FOLDS as STACKING_FOLDS
 from mivhead.errors import InputError
 from mivhead.features import FeatureTable
+
+FOLDS = 5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,7 +39,7 @@ class CrossValidation:
     ids, labels : sequence of str
         One per shot.
     classes : array of shape (class,)
-        The classes, sorted.
+        The classes, in the order of the columns of `probabilities`.
     probabilities : array of shape (shot, class)
         Out-of-fold predictions; NaN for shots that could not be tested.
     folds : int
@@ -96,7 +104,7 @@ class CrossValidation:
 
 
 def cross_validate(
-    classifier: FeatureClassifier, table: FeatureTable, *, folds: int = 5, verbose: bool = True
+    classifier: FeatureClassifier, table: FeatureTable, *, folds: int = FOLDS, verbose: bool = True
 ) -> CrossValidation:
     """Predict every shot of a support set with a head that has not seen it.
 
@@ -148,6 +156,33 @@ def cross_validate(
             probabilities[out] = model.predict_proba(table.features[np.flatnonzero(out)])
             advance(1)
     return CrossValidation(table.ids, table.labels, classes, probabilities, len(used))
+
+
+def read_out_of_fold(classifier: FeatureClassifier, table: FeatureTable) -> CrossValidation | None:
+    """Use the out-of-fold predictions that a classifier made when it was fitted.
+
+    Parameters
+    ----------
+    classifier : FeatureClassifier
+        A classifier that has just been fitted to the table.
+    table : FeatureTable
+        The support set with its labels.
+
+    Returns
+    -------
+    CrossValidation or None
+        None if the classifier has no such predictions.
+    """
+    found = classifier.out_of_fold_logits()
+    if found is None or table.labels is None:
+        return None
+    logits, rows = found
+    classes = np.array([str(name) for name in classifier.classes_.tolist()])
+    number = {name: i for i, name in enumerate(classes.tolist())}
+    by_class = np.argsort([number[name] for name in table.labels], kind="stable")
+    probabilities = np.full((len(table), len(classes)), np.nan)
+    probabilities[by_class[rows]] = softmax(logits)
+    return CrossValidation(table.ids, table.labels, classes, probabilities, STACKING_FOLDS)
 
 
 def _assign_folds(labels: NDArray[Any], folds: int) -> NDArray[np.int64]:

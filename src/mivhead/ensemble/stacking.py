@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ PRIOR_STRENGTH = 0.1  # of the prior weights, in images that they are worth
 SMALLEST = 0.001  # part of its prior weight that a member keeps, even if all members seem to harm
 BLOCK, DEEPEST_BLOCK = 0.5, 1.0  # prior weights of the head's blocks
 ONE_SHOT_SCALE, ONE_SHOT_POWER = 1.34, 0.41  # of all prior weights, if every class has one shot
+WEIGHT_FOLDS = 10  # in which images are left out of stacking to estimate the accuracy
 WEIGHTS = "weights"  # their name in a model file
 
 
@@ -164,11 +165,44 @@ def fit_weights(
     return torch.as_tensor(found.x).to(prior)
 
 
-class OutOfFold(NamedTuple):
-    """Predictions of support images that no member was trained on."""
+@dataclass(frozen=True, eq=False)
+class OutOfFold:
+    """Predictions of support images that no member was trained on.
 
-    logits: NDArray[np.float32]  # (image, class)
-    rows: NDArray[np.int64]  # (image,): which support images
+    Parameters
+    ----------
+    rows : array of shape (image,)
+        Which support images.
+    labels : Tensor
+        Their class numbers (image,).
+    members : Tensor
+        Predictions of each member: (member, image, class).
+    prior : Tensor
+        The weights (member,) that stacking started from.
+    logits : array of shape (image, class)
+        The sum of the members with the fitted weights.
+    """
+
+    rows: NDArray[np.int64]
+    labels: Tensor
+    members: Tensor
+    prior: Tensor
+    logits: NDArray[np.float32]
+
+    def cross_fitted(self) -> NDArray[np.float32]:
+        """Logits (image, class) with weights that were fitted without the image, too.
+
+        Unlike `logits`, they tell how good the model is on new images.
+        """
+        fold = np.arange(len(self.rows)) % WEIGHT_FOLDS
+        logits = np.empty_like(self.logits)
+        for number in range(min(WEIGHT_FOLDS, len(fold))):
+            out, kept = (
+                torch.as_tensor(np.flatnonzero(x)) for x in (fold == number, fold != number)
+            )
+            weights = fit_weights(self.members[:, kept], self.labels[kept], self.prior)
+            logits[out] = _weigh(weights, self.members[:, out]).numpy(force=True)
+        return logits
 
 
 def one_shot_scale(features: Features, labels: Tensor) -> float:
@@ -231,7 +265,8 @@ class Ensemble:
         members = torch.cat([cosines, predictions])[:, rows]  # (member, image, class)
         weights = fit_weights(members, labels[rows], prior)
         logits = _weigh(weights, members).numpy(force=True)
-        return cls(experts, weights, OutOfFold(logits, rows.numpy(force=True)))
+        left_out = OutOfFold(rows.numpy(force=True), labels[rows], members, prior, logits)
+        return cls(experts, weights, left_out)
 
     def logits(self, cosines: Tensor, features: Features) -> Tensor:
         """Logits (image, class) from the head's cosines (block, image, class) and the experts."""
