@@ -558,7 +558,7 @@ class MIVClassifier(FeatureClassifier):
     def _leaves_out(self) -> bool:
         return self.head_.recipe.vote == "stacked" and bool(self.shots_.max() > 1)
 
-    def out_of_fold_logits(
+    def out_of_fold_logits(  # noqa: D102  # as in the base class
         self,
     ) -> tuple[NDArray[np.floating[Any]], NDArray[np.int64]] | None:
         if self.ensemble_ is None or self.ensemble_.left_out is None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mivhead import MIVClassifier, Recipe
-from mivhead.diagnostics.estimate import cross_validate, read_out_of_fold
+from mivhead.diagnostics.cross_validation import cross_validate, read_out_of_fold
 from mivhead.diagnostics.evaluation import wilson_interval
 from mivhead.ensemble.stacking import fit_weights
 from mivhead.errors import InputError
