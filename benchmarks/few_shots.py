@@ -117,6 +117,9 @@ def dump(preset: Preset, task: LoadedTask, counts: tuple[int, ...]) -> dict[str,
             cosines = predict_cosines(model.head_, model.support_, model.bags_, task.queries)
         own[f"head{count}"] = cosines.numpy()
         own[f"logits{count}"] = logits.numpy()
+        if (left_out := model.ensemble_.left_out) is not None:
+            own[f"left_out{count}"] = left_out.members.numpy()
+            own["left_out_labels"] = left_out.labels.numpy()
     own["weights"] = model.ensemble_.weights.numpy()
     own["experts"] = model.ensemble_.experts(task.queries).numpy()
     if task.all_views is not None:
@@ -172,7 +175,7 @@ def accuracies(found: list[tuple[str, dict[str, Any]]], logits: Any) -> np.ndarr
 
 
 def line(name: str, scores: Any, base: Any) -> str:
-    """A row of a table: the mean, and the paired difference with its 95 % interval."""
+    """Return a row of a table: the mean, the paired difference and its 95 % interval."""
     difference = scores - base
     half = 1.96 * difference.std(ddof=1) / np.sqrt(len(difference))
     return f"| {name} | {scores.mean():.2f} | {difference.mean():+.2f} ± {half:.2f} |"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, overload
@@ -38,7 +38,7 @@ from mivhead.features import (
     layout_to_json,
     read_layout,
 )
-from mivhead.head.blocks import BlockConfig, resolve_blocks
+from mivhead.head.blocks import BlockConfig, resolve_blocks, spans_of
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
 from mivhead.head.logits import combine
@@ -125,17 +125,23 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def _fit_seeded(
         self, X: Any, y: ArrayLike, views: Any, view_of: ArrayLike | None, seed: int
     ) -> Self:
-        features = self._as_features(X, reset=True)
-        labels = self._encode(y, len(features))
-        extra, rows = self._check_views(views, view_of, features)
-        order = np.argsort(labels, kind="stable")
-        place = np.argsort(order)  # position of each image in that order
-        support = SupportSet(features[order], labels[order], extra, place[rows])
+        support, _ = self._support_set(X, y, views, view_of)
         self.seed_ = seed
         with shared_cores():
             self._fit(support, seed)
         self.decision_ = self._make_rule(support)
         return self
+
+    def _support_set(
+        self, X: Any, y: ArrayLike, views: Any, view_of: ArrayLike | None
+    ) -> tuple[SupportSet, NDArray[np.int64]]:
+        """Check a support set and sort it by class; also return the rows of X in that order."""
+        features = self._as_features(X, reset=True)
+        labels = self._encode(y, len(features))
+        extra, rows = self._check_views(views, view_of, features)
+        order = np.argsort(labels, kind="stable")
+        place = np.argsort(order)  # position of each image in that order
+        return SupportSet(features[order], labels[order], extra, place[rows]), order
 
     def refitted(
         self, X: Any, y: ArrayLike, *, views: Any = None, view_of: ArrayLike | None = None
@@ -176,25 +182,6 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """Make the decision rule after `_fit`: by distances alone, as no shot was left out."""
         vectors = _vectors(support.features)
         return DecisionRule.fit(vectors, support.labels, None, None, weight=0.0)
-
-    def out_of_fold_logits(
-        self,
-    ) -> tuple[NDArray[np.floating[Any]], NDArray[np.int64]] | None:
-        """Return how the fit itself predicted shots that it had left out, if it did.
-
-        Returns
-        -------
-        tuple of ndarray, or None
-            Logits (m, class), and the m rows of the support set, ordered by class, that they belong
-            to. None if the method leaves no shot out, if every class has one shot, and for a model
-            from a file.
-        """
-        return None
-
-    @property
-    def _leaves_out(self) -> bool:
-        """Whether the method predicts shots out of fold when it is fitted."""
-        return False
 
     def logits(self, X: Any) -> Tensor:
         """Compute the logits of all classes.
@@ -551,20 +538,65 @@ class MIVClassifier(FeatureClassifier):
         ensemble = None
         if recipe.has_experts:
             labels = torch.as_tensor(support.labels, device=support.features.device)
-            ensemble = Ensemble.fit(support.features, labels, len(head.layers), out_of_fold)
+            ensemble = Ensemble.fit(
+                support.features, labels, head.taken, out_of_fold, spans_of(blocks)
+            )
         self._set_fitted(blocks, head, ensemble, support.features, support.shots)
 
     @property
-    def _leaves_out(self) -> bool:
-        return self.head_.recipe.vote == "stacked" and bool(self.shots_.max() > 1)
+    def stacks(self) -> bool:
+        """Whether the recipe fits the weights of an ensemble on out-of-fold predictions."""
+        return resolve_recipe(self.recipe).vote == "stacked"
 
-    def out_of_fold_logits(  # noqa: D102  # as in the base class
+    def cross_validated_logits(
         self,
-    ) -> tuple[NDArray[np.floating[Any]], NDArray[np.int64]] | None:
-        if self.ensemble_ is None or self.ensemble_.left_out is None:
-            return None
-        left_out = self.ensemble_.left_out
-        return left_out.cross_fitted(), left_out.rows
+        X: Any,
+        y: ArrayLike,
+        fold: NDArray[np.int64],
+        *,
+        views: Any = None,
+        view_of: ArrayLike | None = None,
+        on_fold: Callable[[], object] = lambda: None,
+    ) -> NDArray[np.floating[Any]]:
+        """Cross-validate a recipe that stacks, without fitting everything once per fold.
+
+        One head per fold is trained on the other folds. The ridge experts have exact leave-one-out
+        predictions, and the weights of all members are fitted without the images they are tested
+        on. The classifier need not be fitted, and must not be used afterwards.
+
+        Parameters
+        ----------
+        X, y, views, view_of
+            As for `fit`.
+        fold : ndarray of shape (n_images,)
+            The fold of each image; -1 for an image that is not tested.
+        on_fold : callable, default=nothing
+            Called after each fold.
+
+        Returns
+        -------
+        ndarray of shape (m, n_classes)
+            Logits of the images that are tested, in the order of X.
+        """
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        recipe = resolve_recipe(self.recipe)
+        support, order = self._support_set(X, y, views, view_of)
+        blocks = resolve_blocks(support.features, self.preset)
+        support = _select(support, recipe, blocks)
+        blocks = blocks[-len(support.features.blocks) :]
+
+        def on_step(step: int) -> None:
+            if step == recipe.steps:
+                on_fold()
+
+        with shared_cores():
+            out_of_fold = out_of_fold_cosines(support, blocks, recipe, seed, on_step, fold[order])
+            labels = torch.as_tensor(support.labels, device=support.features.device)
+            taken = MIVHead(blocks, recipe, generator=None).taken
+            ensemble = Ensemble.fit(support.features, labels, taken, out_of_fold, spans_of(blocks))
+            assert ensemble.left_out is not None
+            logits = ensemble.left_out.cross_fitted()
+        return logits[np.argsort(order[ensemble.left_out.rows])]
 
     def _make_rule(self, support: SupportSet) -> DecisionRule:
         if self.ensemble_ is None or self.head_.recipe.vote != "stacked":
@@ -592,7 +624,7 @@ class MIVClassifier(FeatureClassifier):
 
     def _unfitted(self) -> Self:
         copy = super()._unfitted()
-        fields = ("pool_sizes", "native", "form", "tau", "heads", "plain")
+        fields = ("pool_sizes", "native", "form", "tau", "heads", "plain", "deepest")
         presets = [BlockPreset(**{name: getattr(b, name) for name in fields}) for b in self.blocks_]
         unused = len(blocks_of(self.layout_)) - len(presets)  # by a recipe with `last_blocks`
         copy.preset = (*(BlockPreset() for _ in range(unused)), *presets)
@@ -627,7 +659,7 @@ class MIVClassifier(FeatureClassifier):
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         config: dict[str, Any] = {
             "recipe": to_json(self.head_.recipe),
-            "blocks": [to_json(block) for block in self.blocks_],
+            "blocks": [_block_to_json(block) for block in self.blocks_],
             "shots": self.shots_.tolist(),
         }
         if self.layout_ != self.support_.layout:  # the head uses only the last blocks
@@ -664,13 +696,21 @@ class MIVClassifier(FeatureClassifier):
         expected = {}
         if recipe.has_experts:
             sizes = len(head.layers), len(saved.shots)
-            expected = Ensemble.expected_shapes(support.blocks, *sizes)
+            expected = Ensemble.expected_shapes(support.blocks, *sizes, spans_of(blocks))
         check_tensors(members, expected)
-        ensemble = Ensemble.from_tensors(members, support.blocks) if expected else None
+        ensemble = None
+        if expected:
+            ensemble = Ensemble.from_tensors(members, support.blocks, spans_of(blocks))
         self.recipe = recipe
         self.layout_, self.n_features_in_ = whole.layout, whole.shape[1]
         safe = support.divide(self.scale_[-len(blocks) :])
         self._set_fitted(blocks, head, ensemble, safe, saved.shots)
+
+
+def _block_to_json(block: BlockConfig) -> dict[str, Any]:
+    """Leave out what earlier versions do not know, where it says nothing."""
+    document = to_json(block)
+    return document if block.deepest else {k: v for k, v in document.items() if k != "deepest"}
 
 
 def _select(support: SupportSet, recipe: Recipe, blocks: Sequence[BlockConfig]) -> SupportSet:

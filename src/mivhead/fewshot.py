@@ -61,7 +61,7 @@ from mivhead.images.imageset import (
     label_images,
 )
 from mivhead.images.sources import as_image_set, open_labelled
-from mivhead.methods.miv import views_rule
+from mivhead.methods.miv import views_rule, views_threshold
 from mivhead.methods.registry import Classifier, get_method, make_method, method_name
 from mivhead.methods.tuning.base import Network, Pixels
 from mivhead.prediction import Prediction, Predictions, predictions
@@ -88,10 +88,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     Parameters
     ----------
-    backbone : str, Backbone or None, default="efficientnet_lite0"
+    backbone : str, Backbone, sequence of them or None, default="efficientnet_lite0"
         What `mivhead.backbones.load_backbone` takes, such as a name of
-        `mivhead.backbones.list_backbones()`, or a `Backbone` of your own. None: for images the
-        default backbone, for a table of features the backbone that the table names.
+        `mivhead.backbones.list_backbones()`, or a `Backbone` of your own. Several backbones in a
+        list are used together. None: for images the default backbone, for a table of features the
+        backbone that the table names.
     weights : str, Path or None, default=None
         A checkpoint for a backbone given by name.
     image_size : int or None, default=None
@@ -104,8 +105,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     recipe : str, Recipe or None, default=None
         How the MIV-head is trained: `"mivhead"`, `"paper"`, or a `Recipe`. None: the method's own.
     threshold : int or None, default=None
-        T: classes with at most T shots get augmented views; 0 switches augmentation off. None: the
-        threshold of the backbone's preset.
+        T: classes with at most T shots get augmented views; 0 switches augmentation off. None: that
+        of the recipe (4), or of the backbone's preset for other methods and the paper's recipe.
     augmentation : Augmentation or None, default=None
         How views are made. None: flip, grayscale and RandAugment, as in the paper.
     other : object, default="other"
@@ -164,7 +165,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     def __init__(
         self,
-        backbone: str | Backbone | None = DEFAULT_BACKBONE,
+        backbone: str | Backbone | Sequence[str | Backbone] | None = DEFAULT_BACKBONE,
         *,
         weights: str | Path | None = None,
         image_size: int | None = None,
@@ -593,15 +594,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             images = label_images(as_image_set(images), labels, min_classes=1)
         return evaluate(self, images, skip_bad=skip_bad, include_shots=include_shots)
 
-    def check(self, *, folds: int | None = None) -> CrossValidation:
+    def check(self, *, folds: int = 5) -> CrossValidation:
         """Estimate the accuracy by cross-validation on the shots, and find suspicious ones.
 
         Parameters
         ----------
-        folds : int or None, default=None
-            Number of folds, and therefore of models to train. None: if the method predicts shots
-            out of fold when it is fitted, as `miv` does with its default recipe, these predictions,
-            which take no time; otherwise 5.
+        folds : int, default=5
+            Number of folds, and therefore of heads to train.
 
         Returns
         -------
@@ -609,20 +608,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             Its `accuracy`, `interval` and `suspects`: the shots that were predicted as another
             class.
         """
-        from mivhead.diagnostics.cross_validation import FOLDS, cross_validate, read_out_of_fold
+        from mivhead.diagnostics.cross_validation import cross_validate
 
         shots = self._own_shots()
-        X, y, views, view_of = shots.training()
-        table = FeatureTable(X, shots.names, tuple(map(str, y.tolist())), views, view_of)
-        if folds is None and self.classifier_._leaves_out:
-            found = read_out_of_fold(self.classifier_, table)
-            if found is None:  # a model from a file, which does not hold these predictions
-                again = self.classifier_.refitted(X, y, views=views, view_of=view_of)
-                found = read_out_of_fold(again, table)
-            assert found is not None
-            return found
+        training = shots.training()
+        labels = tuple(map(str, training.y.tolist()))
+        table = FeatureTable(training.X, shots.names, labels, training.views, training.view_of)
         unfitted = self.classifier_._unfitted()  # a loaded one, too, has its settings
-        folds = FOLDS if folds is None else folds
         return cross_validate(unfitted, table, folds=folds, verbose=self.verbose)
 
     def plot_attention(
@@ -850,7 +842,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         rule = views_rule(self.method, self.recipe, self.method_params)
         if rule is None:
             return None
-        threshold = preset.threshold if self.threshold is None else self.threshold
+        threshold = self.threshold
+        if threshold is None:
+            threshold = views_threshold(self.method, self.recipe, self.method_params, preset)
         return ViewRule(threshold, rule, self.random_state, self.augmentation or Augmentation())
 
     def _readable(self, images: ImageSet, skip_bad: bool) -> ImageSet:
@@ -961,7 +955,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return loaded
 
     def _cache(self) -> FeatureCache | None:
-        by_name = self.backbone is None or isinstance(self.backbone, str)
+        given = self.backbone
+        parts = given if isinstance(given, list | tuple) else [given]
+        by_name = all(part is None or isinstance(part, str) for part in parts)
         wanted = by_name if self.cache is None else self.cache
         return open_cache(None if wanted is True else wanted) if wanted else None
 

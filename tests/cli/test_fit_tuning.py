@@ -58,7 +58,7 @@ def test_views_are_a_choice(miv, shots, tmp_path):
 def test_cross_validation_is_skipped_and_the_output_says_so(miv, shots, tmp_path):
     answer = miv("fit", shots, "-o", tmp_path / "m.miv", "--method", "tsa", *SMALL)
     assert answer.code == 0
-    assert "No cross-validation: tsa would have to be trained several more times" in answer.out
+    assert "No cross-validation: tsa would have to be trained 5 more times" in answer.out
     assert "training" in answer.out
 
 

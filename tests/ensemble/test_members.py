@@ -76,9 +76,17 @@ def test_predictions_are_those_of_each_ridge_and_come_back_from_tensors(name: st
 
 
 def test_without_out_of_fold_predictions_the_weights_are_the_prior() -> None:
-    ensemble = Ensemble.fit(features("three maps"), LABELS, 3, None)
-    blocks, second_order, layouts, mean = [0.5, 0.5, 1.0], [1.0, 2.0, 3.0], [1.0, 1.0], [3.0]
-    assert ensemble.weights.tolist() == blocks + second_order + layouts + mean
+    ensemble = Ensemble.fit(features("three maps"), LABELS, range(3), None)
+    blocks, second_order, layouts, mean = [0.2, 0.2, 0.4], [2.5, 5.0, 7.5], [1.0, 1.0], [2.5]
+    assert ensemble.weights.tolist() == pytest.approx(blocks + second_order + layouts + mean)
+
+
+def test_several_backbones_share_the_prior() -> None:
+    support = features("three maps")
+    ensemble = Ensemble.fit(support, LABELS, range(3), None, [range(1), range(1, 3)])
+    blocks, second_order, layouts, mean = [0.4, 0.2, 0.4], [7.5, 5.0, 7.5], [1.0] * 3, [2.5] * 2
+    expected = [weight / 2 for weight in blocks + second_order + layouts + mean]
+    assert ensemble.weights.tolist() == pytest.approx(expected)
 
 
 def test_weights_come_from_out_of_fold_predictions_only() -> None:
@@ -86,25 +94,25 @@ def test_weights_come_from_out_of_fold_predictions_only() -> None:
     support = features("two maps")
     predicted = np.array([True, True, True, True, True, False])  # the last is alone in its class
     cosines = torch.rand(2, 6, 3, generator=torch.Generator().manual_seed(0))
-    weights = Ensemble.fit(support, LABELS, 2, (cosines, predicted)).weights
+    weights = Ensemble.fit(support, LABELS, range(2), (cosines, predicted)).weights
     assert len(weights) == 2 + 5
     elsewhere = cosines.clone()
     elsewhere[:, 5] = 100.0
-    again = Ensemble.fit(support, LABELS, 2, (elsewhere, predicted)).weights
+    again = Ensemble.fit(support, LABELS, range(2), (elsewhere, predicted)).weights
     assert torch.equal(again, weights)
     telling = cosines.clone()
     telling[1, :5] = 3 * torch.eye(3)[LABELS[:5]]
-    larger = Ensemble.fit(support, LABELS, 2, (telling, predicted)).weights
+    larger = Ensemble.fit(support, LABELS, range(2), (telling, predicted)).weights
     assert larger[1] > weights[1] + 0.1
 
 
 def test_logits_are_the_weighted_sum_of_all_members() -> None:
     support, queries = features("map, then token"), features("map, then token", 4, seed=1)
-    ensemble = Ensemble.fit(support, LABELS, 2, None)
+    ensemble = Ensemble.fit(support, LABELS, range(2), None)
     cosines = torch.rand(2, 4, 3, generator=torch.Generator().manual_seed(0))
     found = ensemble.logits(cosines, queries)
     predictions = torch.cat([cosines, ensemble.experts(queries)]).tolist()
-    weights = [0.5, 1.0, 2.0, 1.0, 3.0]  # blocks; block 0 second order and layout; block 1 mean
+    weights = [0.2, 0.4, 5.0, 1.0, 2.5]  # blocks; block 0 second order and layout; block 1 mean
     for i in range(4):
         for c in range(3):
             expected = sum(w * predictions[v][i][c] for v, w in enumerate(weights))
@@ -113,7 +121,7 @@ def test_logits_are_the_weighted_sum_of_all_members() -> None:
 
 def test_tensors_of_an_ensemble_are_those_expected() -> None:
     support = features("two maps")
-    ensemble = Ensemble.fit(support, LABELS, 2, None)
+    ensemble = Ensemble.fit(support, LABELS, range(2), None)
     shapes = Ensemble.expected_shapes(support.blocks, 2, 3)
     assert {k: tuple(v.shape) for k, v in ensemble.tensors().items()} == shapes
     again = Ensemble.from_tensors(ensemble.tensors(), support.blocks)

@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 DEBOUNCE = 0.4  # seconds without a change before the model is fitted
 PART = 32  # new photos named at a time
 RESCAN = 2.0  # seconds between two looks for changes in a file manager
+FOLDS = 5
 ENOUGH = 5  # shots of a class, below which more are the first advice
 MAX_SUSPECTS = 50
 MAX_CLOSEST = 4  # shots that the page shows for a photo
@@ -245,7 +246,7 @@ class Learner:
         if model is None:
             return
         self._tell(stage=CHECKING)
-        result = model.check()
+        result = model.check(folds=FOLDS)
         id_of = {photo.path: photo.id for photo, _ in shots}
         self._tell(estimate=describe(result, id_of))
 

@@ -22,7 +22,7 @@ from mivhead.benchmark.samplers import Protocol as SamplingProtocol
 from mivhead.errors import InputError, check_one_of
 from mivhead.head.recipe import resolve_recipe
 from mivhead.methods.registry import get_method, make_method
-from mivhead.preset import ViewsRule
+from mivhead.preset import Preset, ViewsRule
 
 ABOUT = "about"  # a table of a TOML file that describes it (`describe_table`)
 PRESET_VIEWS = "preset"  # instead of a maximum number of views
@@ -133,6 +133,12 @@ class MethodConfig:
         from mivhead.methods.miv import views_rule
 
         return views_rule(self.kind, self.recipe, self.params)
+
+    def views_threshold(self, preset: Preset) -> int:
+        """Return up to how many shots a class gets views, unless the configuration says it."""
+        from mivhead.methods.miv import views_threshold
+
+        return views_threshold(self.kind, self.recipe, self.params, preset)
 
 
 @dataclass(frozen=True)

@@ -88,11 +88,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--no-check", action="store_true", help="skip the cross-validation")
     parser.add_argument(
-        "--folds",
-        type=options.positive,
-        metavar="K",
-        help="folds of cross-validation, each of which trains another model (default: the "
-        "out-of-fold predictions that the method miv makes anyway; 5 for other methods)",
+        "--folds", type=options.positive, default=5, metavar="K", help="folds of cross-validation"
     )
     options.add_json(parser)
     parser.set_defaults(run=run)
@@ -136,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"\nSaved {args.html}.")
     elif for_people and model.needs_images:
         print(
-            f"\nNo cross-validation: {args.method} would have to be trained several more "
+            f"\nNo cross-validation: {args.method} would have to be trained {args.folds} more "
             "times.\nMeasure the model on other images with `miv evaluate`."
         )
     return 0
@@ -151,7 +147,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
         if Path(args.html).suffix.lower() not in (".html", ".htm"):
             raise InputError(f"The page must be a .html file, got {args.html}.")
         check_output(args.html)
-    if args.folds is not None and args.folds < 2:
+    if args.folds < 2:
         raise InputError(f"--folds must be at least 2, got {args.folds}.")
     if args.where and not is_features(args.shots):
         raise InputError("--where is for database tables.")

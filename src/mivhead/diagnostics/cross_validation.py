@@ -4,9 +4,10 @@ Every shot is predicted by a head that was trained on neither the shot nor its a
 shots of each class are split into folds, and one head per fold is trained on the other folds. A
 class with a single shot cannot be tested, because nothing would remain to learn it from.
 
-The default recipe of `miv` makes such predictions while it is fitted, for stacking: its heads by
-2-fold cross-validation, the ridge experts by leave-one-out. `read_out_of_fold` uses these, so that
-nothing has to be fitted again; `cross_validate` works for every method.
+The default recipe of `miv` has an ensemble whose parts can be cross-validated more cheaply than by
+fitting everything once per fold: one head per fold is trained, the ridge experts have exact
+leave-one-out predictions, and the weights of all members are fitted without the shots that they
+are tested on (`MIVClassifier.cross_validated_logits`).
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 from mivhead._progress import progress_bar
-from mivhead.classifier import FeatureClassifier
+from mivhead.classifier import FeatureClassifier, MIVClassifier
 from mivhead.decision import softmax
 from mivhead.diagnostics.evaluation import Mistake, Score, mistakes_table, summarise
-from mivhead.ensemble.stacking import FOLDS as STACKING_FOLDS
 from mivhead.errors import InputError
 from mivhead.features import FeatureTable
 
@@ -39,7 +39,7 @@ class CrossValidation:
     ids, labels : sequence of str
         One per shot.
     classes : array of shape (class,)
-        The classes, in the order of the columns of `probabilities`.
+        The classes, sorted.
     probabilities : array of shape (shot, class)
         Out-of-fold predictions; NaN for shots that could not be tested.
     folds : int
@@ -145,44 +145,25 @@ def cross_validate(
     fold_of = _assign_folds(labels, folds)
     probabilities = np.full((len(labels), len(classes)), np.nan)
     used = [fold for fold in range(folds) if (fold_of == fold).any()]
+    model = clone(classifier).set_params(random_state=0)
+    if "verbose" in model.get_params():
+        model.set_params(verbose=False)  # this function shows its own progress
     with progress_bar("cross-validating", len(used), show=verbose, unit="fold") as advance:
-        for fold in used:
-            out = fold_of == fold
-            kept = np.flatnonzero(~out)
-            model = clone(classifier).set_params(random_state=0)
-            if "verbose" in model.get_params():
-                model.set_params(verbose=False)  # this function shows its own progress
-            model.fit(table.features[kept], labels[kept], **_views_of(table, kept))
-            probabilities[out] = model.predict_proba(table.features[np.flatnonzero(out)])
-            advance(1)
+        if isinstance(model, MIVClassifier) and model.stacks and used:
+            rows = np.flatnonzero(fold_of >= 0)
+            every = _views_of(table, np.arange(len(labels)))
+            logits = model.cross_validated_logits(
+                table.features, labels, fold_of, **every, on_fold=lambda: advance(1)
+            )
+            probabilities[rows] = softmax(logits)
+        else:
+            for fold in used:
+                out = fold_of == fold
+                kept = np.flatnonzero(~out)
+                model.fit(table.features[kept], labels[kept], **_views_of(table, kept))
+                probabilities[out] = model.predict_proba(table.features[np.flatnonzero(out)])
+                advance(1)
     return CrossValidation(table.ids, table.labels, classes, probabilities, len(used))
-
-
-def read_out_of_fold(classifier: FeatureClassifier, table: FeatureTable) -> CrossValidation | None:
-    """Use the out-of-fold predictions that a classifier made when it was fitted.
-
-    Parameters
-    ----------
-    classifier : FeatureClassifier
-        A classifier that has just been fitted to the table.
-    table : FeatureTable
-        The support set with its labels.
-
-    Returns
-    -------
-    CrossValidation or None
-        None if the classifier has no such predictions.
-    """
-    found = classifier.out_of_fold_logits()
-    if found is None or table.labels is None:
-        return None
-    logits, rows = found
-    classes = np.array([str(name) for name in classifier.classes_.tolist()])
-    number = {name: i for i, name in enumerate(classes.tolist())}
-    by_class = np.argsort([number[name] for name in table.labels], kind="stable")
-    probabilities = np.full((len(table), len(classes)), np.nan)
-    probabilities[by_class[rows]] = softmax(logits)
-    return CrossValidation(table.ids, table.labels, classes, probabilities, STACKING_FOLDS)
 
 
 def _assign_folds(labels: NDArray[Any], folds: int) -> NDArray[np.int64]:

@@ -30,7 +30,7 @@ FOLDS = 2
 BATCH = 64  # query images pooled at once
 PRIOR_STRENGTH = 0.1  # of the prior weights, in images that they are worth
 SMALLEST = 0.001  # part of its prior weight that a member keeps, even if all members seem to harm
-BLOCK, DEEPEST_BLOCK = 0.5, 1.0  # prior weights of the head's blocks
+BLOCK, DEEPEST_BLOCK = 0.2, 0.4  # prior weights of the head's blocks
 ONE_SHOT_SCALE, ONE_SHOT_POWER = 1.34, 0.41  # of all prior weights, if every class has one shot
 WEIGHT_FOLDS = 10  # in which images are left out of stacking to estimate the accuracy
 WEIGHTS = "weights"  # their name in a model file
@@ -57,6 +57,7 @@ def out_of_fold_cosines(
     recipe: Recipe,
     seed: int,
     on_step: Callable[[int], None] | None = None,
+    fold: NDArray[np.int64] | None = None,
 ) -> tuple[Tensor, NDArray[np.bool_]]:
     """Predict support images with heads that were trained on the other folds.
 
@@ -69,6 +70,9 @@ def out_of_fold_cosines(
         Images and their views.
     blocks, recipe, seed, on_step
         As for `mivhead.head.training.fit_head`.
+    fold : array of int or None, default=None
+        The fold of each image, -1 for those that are in every training set; None: as
+        `assign_folds` returns them.
 
     Returns
     -------
@@ -77,11 +81,9 @@ def out_of_fold_cosines(
     predicted : array of bool
         Which images have a prediction.
     """
-    fold = assign_folds(support)
+    fold = assign_folds(support) if fold is None else fold
     found: Tensor | None = None
-    for number in range(FOLDS):
-        if not (fold == number).any():
-            continue
+    for number in np.unique(fold[fold >= 0]):
         kept = support.take(fold != number)
         head, _ = fit_head(kept, blocks, recipe, seed, on_step)
         rows = np.flatnonzero(fold == number)
@@ -240,8 +242,9 @@ class Ensemble:
         cls,
         features: Features,
         labels: Tensor,
-        blocks: int,
+        taken: Sequence[int],
         out_of_fold: tuple[Tensor, NDArray[np.bool_]] | None,
+        spans: Sequence[range] = (),
     ) -> Self:
         """Fit the experts and the weights.
 
@@ -249,15 +252,19 @@ class Ensemble:
         ----------
         features, labels : Features, Tensor
             The support set.
-        blocks : int
-            How many blocks the head has.
+        taken : sequence of int
+            The blocks of the features that the head uses.
         out_of_fold : tuple or None
             The result of `out_of_fold_cosines`; None keeps the prior weights.
+        spans : sequence of range, default=()
+            The blocks of each backbone, if there are several.
         """
-        experts, predictions = Experts.fit(features, labels, int(labels.max()) + 1)
-        of_blocks = torch.full((blocks,), BLOCK)
-        of_blocks[-1] = DEEPEST_BLOCK
-        prior = torch.cat([of_blocks, prior_weights(list(experts.ridges))]).to(predictions)
+        experts, predictions = Experts.fit(features, labels, int(labels.max()) + 1, spans)
+        spans = spans or [range(len(features.blocks))]
+        deepest = {max((i for i in taken if i in span), default=None) for span in spans}
+        of_blocks = torch.tensor([DEEPEST_BLOCK if i in deepest else BLOCK for i in taken])
+        of_experts = prior_weights(list(experts.ridges), spans)
+        prior = torch.cat([of_blocks / len(spans), of_experts]).to(predictions)
         if out_of_fold is None:
             return cls(experts, prior * one_shot_scale(features, labels))
         cosines, predicted = out_of_fold
@@ -278,16 +285,18 @@ class Ensemble:
         return {WEIGHTS: self.weights} | self.experts.tensors()
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], blocks: Sequence[Block]) -> Self:
+    def from_tensors(
+        cls, tensors: Mapping[str, Tensor], blocks: Sequence[Block], spans: Sequence[range] = ()
+    ) -> Self:
         """Make an ensemble from the tensors of a model file, checked against `expected_shapes`."""
-        return cls(Experts.from_tensors(tensors, blocks), tensors[WEIGHTS])
+        return cls(Experts.from_tensors(tensors, blocks, spans), tensors[WEIGHTS])
 
     @staticmethod
     def expected_shapes(
-        blocks: Sequence[Block], head_blocks: int, classes: int
+        blocks: Sequence[Block], head_blocks: int, classes: int, spans: Sequence[range] = ()
     ) -> dict[str, tuple[int, ...]]:
         """Names and shapes of `tensors`."""
-        shapes = expected_shapes(blocks, classes)
+        shapes = expected_shapes(blocks, classes, spans)
         experts = sum(name.endswith(".intercepts") for name in shapes)
         return {WEIGHTS: (head_blocks + experts,), **shapes}
 

@@ -54,6 +54,11 @@ class Recipe:
     views_rule : {"ceil", "floor"}, default="ceil"
         Augmented views per image of a class with S <= T shots: `"ceil"` is ceil(T / S) (the
         authors' code), `"floor"` is max(1, floor(T / S)) (the paper's text).
+    views_threshold : int or None, default=4
+        T of `views_rule`: classes with more shots get no views. With the default, a class with one
+        shot gets 4 views, with two or three 2 of each, with four 1, and with five or more none:
+        more views take time and do not help (docs/results/few-shots.md). None uses the threshold
+        of the backbone's preset, as in the paper (15 for most backbones).
     use_views : bool, default=True
         Whether the head is trained on augmented views, if there are any.
     last_blocks : int or None, default=None
@@ -103,6 +108,7 @@ class Recipe:
     pooling_learning_rate: float = 0.015
     momentum: float = 0.9
     views_rule: ViewsRule = "ceil"
+    views_threshold: int | None = 4
     use_views: bool = True
     last_blocks: int | None = None
     start: Literal["random", "identity"] = "identity"
@@ -122,8 +128,8 @@ class Recipe:
         for name in ("temperature", "learning_rate"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} must be positive, got {getattr(self, name)}.")
-        for name in ("eta", "pooling_learning_rate", "steps"):
-            if not getattr(self, name) >= 0:
+        for name in ("eta", "pooling_learning_rate", "steps", "views_threshold"):
+            if getattr(self, name) is not None and not getattr(self, name) >= 0:
                 raise InputError(f"{name} must not be negative, got {getattr(self, name)}.")
         if not 0 <= self.momentum < 1:
             raise InputError(f"momentum must be in [0, 1), got {self.momentum}.")
@@ -139,6 +145,7 @@ class Recipe:
             "eta": 0.1,
             "temperature": 0.1,
             "steps": 40,
+            "views_threshold": None,
             "start": "random",
             "self_mask": False,
             "objective": "joint",

@@ -19,7 +19,7 @@ from mivhead.ensemble.ridge import expected_shapes
 from mivhead.ensemble.stacking import FOLDS
 from mivhead.errors import check_one_of
 from mivhead.features import Block, Features
-from mivhead.head.blocks import BlockConfig, resolve_blocks
+from mivhead.head.blocks import BlockConfig, resolve_blocks, spans_of
 from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
 from mivhead.methods.cost import BACKWARD, BackboneWork, TaskSize, Work
 from mivhead.methods.registry import get_method
@@ -116,12 +116,35 @@ def views_rule(
     >>> views_rule("miv", "paper", {"views_rule": "floor"})
     'floor'
     """
-    entry, params = get_method(method), dict(params or {})
+    entry = get_method(method)
     if not entry.has_recipe:
-        return Recipe().views_rule if params.get("use_views", entry.uses_views) else None
-    chosen = {} if recipe is None else {"recipe": recipe}
-    own = resolve_recipe(make_head({**entry.settings, **chosen, **params}).recipe)
+        used = dict(params or {}).get("use_views", entry.uses_views)
+        return Recipe().views_rule if used else None
+    own = _recipe_of(method, recipe, params)
     return own.views_rule if own.use_views else None
+
+
+def views_threshold(
+    method: str, recipe: str | Recipe | None, params: Mapping[str, Any] | None, preset: Preset
+) -> int:
+    """Return T, up to how many shots a class gets views: the recipe's, else the backbone's.
+
+    >>> preset = Preset(("layer4",), (BlockPreset(),), threshold=15)
+    >>> views_threshold("miv", None, None, preset), views_threshold("miv", "paper", None, preset)
+    (4, 15)
+    """
+    own = None
+    if get_method(method).has_recipe:
+        own = _recipe_of(method, recipe, params).views_threshold
+    return preset.threshold if own is None else own
+
+
+def _recipe_of(
+    method: str, recipe: str | Recipe | None, params: Mapping[str, Any] | None
+) -> Recipe:
+    chosen = {} if recipe is None else {"recipe": recipe}
+    settings = {**get_method(method).settings, **chosen, **(params or {})}
+    return resolve_recipe(make_head(settings).recipe)
 
 
 def head_parameters(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,7 +291,7 @@ def experts_work(blocks: Sequence[BlockConfig], size: TaskSize) -> Work:
             if directions < block.channels:
                 products += patches * block.channels * directions
             products += patches * directions**2  # covariances
-    shapes = expected_shapes([_empty(block) for block in blocks], size.ways)
+    shapes = expected_shapes([_empty(block) for block in blocks], size.ways, spans_of(blocks))
     for length in (shape[0] for name, shape in shapes.items() if name.endswith(".coefficients")):
         smaller = min(images, length)
         products += images * length * smaller + smaller**3  # system and its inverse
