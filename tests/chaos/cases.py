@@ -150,14 +150,14 @@ def memory(_folder: Path) -> Iterator[Trial]:
 
 # Cases that fork come first, before servers run in threads of this process.
 CASES = (
-    Case("kills while saving", kills.saving, 2, goal=900),
+    Case("kills while saving", kills.saving, 2, goal=1200),
     Case("kills while fitting", kills.fitting, 5, goal=250),
     Case("kills while adding", kills.adding, 5, goal=250),
     Case("kills while caching", kills.caching, 3, goal=400),
     Case("kills while extracting", kills.extracting, 3, goal=250),
     Case("kills while exporting", kills.exporting, 3, goal=200),
     Case("kills while benchmarking", kills.benchmarking, 5, goal=150),
-    Case("kills of the command line", kills.command_line, 6, goal=150),
+    Case("kills of the command line", kills.command_line, 6, goal=60),
     Case("kills of the service", network.killed_service, 3, goal=150),
     Case("damaged exported models", kills.exported_models, 1, goal=500, on_disk=False),
     Case("full disk", kills.full_disk, 1, goal=2000),

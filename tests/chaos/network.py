@@ -141,22 +141,30 @@ def servers(_folder: Path) -> Iterator[Trial]:
 
 
 async def ask(
-    address: tuple[str, int], request: bytes, seconds: float, *, hang_up: bool = False
+    address: tuple[str, int], request: bytes, seconds: float, *, hang_up: float | None = None
 ) -> bytes:
-    """Send bytes, and return what comes back until the server closes the connection."""
+    """Send bytes, and return what comes back until the server closes the connection.
+
+    `hang_up` is the time in seconds after which the client closes its side.
+    """
     reader, writer = await asyncio.open_connection(*address)
     data = bytearray()
     try:
         async with asyncio.timeout(seconds):
             with suppress(ConnectionError):
                 writer.write(request)
-                if hang_up:
-                    writer.write_eof()
+                if hang_up is not None:
+                    asyncio.get_running_loop().call_later(hang_up, _close_side, writer)
                 while chunk := await reader.read(2**16):
                     data += chunk
     finally:
         writer.transport.abort()
     return bytes(data)
+
+
+def _close_side(writer: asyncio.StreamWriter) -> None:
+    if not writer.is_closing():
+        writer.write_eof()
 
 
 def right_request(image: bytes, kind: str = "image/png") -> bytes:
@@ -209,7 +217,7 @@ def service(folder: Path, **limits: float) -> Iterator[tuple[int, tuple[str, int
 def clients(folder: Path) -> Iterator[Trial]:
     """Hostile requests to the service: never a 500, and it continues to answer correctly.
 
-    One trial is a hundred requests, ten at a time. A few clients do not close their side: the
+    One trial is a hundred requests, twenty at a time. A few clients do not close their side: the
     service must do so, within its deadlines, while other trials continue.
     """
     from mivhead.service.server import GRACE, HEAD_SECONDS
@@ -234,16 +242,16 @@ def clients(folder: Path) -> Iterator[Trial]:
     patient: list[asyncio.Task[str]] = []
 
     with service(folder, deadline=3.0) as (_, address), asyncio.Runner() as runner:
-        gate = asyncio.Semaphore(10)
+        gate = asyncio.Semaphore(20)
 
-        async def send(request: bytes, *, hang_up: bool = False) -> str:
+        async def send(request: bytes, hang_up: float | None = None) -> str:
             answer = await ask(address, request, longest, hang_up=hang_up)
             assert not answer.startswith(b"HTTP/1.1 500"), (request[:300], answer[:300])
             return answer[9:12].decode(errors="replace") if answer else "closed"
 
-        async def send_and_close(request: bytes) -> str:
+        async def send_and_close(request: bytes, hang_up: float) -> str:
             async with gate:
-                return await send(request, hang_up=True)
+                return await send(request, hang_up)
 
         async def send_right() -> str:
             async with gate:
@@ -251,9 +259,11 @@ def clients(folder: Path) -> Iterator[Trial]:
             assert b'"label":"green"' in answer, answer[:500]
             return "right answer"
 
-        async def send_all(requests: list[bytes], waiting: bytes) -> Counter[str]:
+        async def send_all(requests: list[tuple[bytes, float]], waiting: bytes) -> Counter[str]:
             patient.append(asyncio.create_task(send(waiting)))
-            found = await asyncio.gather(send_right(), *map(send_and_close, requests))
+            found = await asyncio.gather(
+                send_right(), *(send_and_close(*each) for each in requests)
+            )
             done = [task for task in patient if task.done()]
             patient[:] = [task for task in patient if not task.done()]
             return Counter([*found, *(task.result() for task in done)])
@@ -265,7 +275,8 @@ def clients(folder: Path) -> Iterator[Trial]:
             return request
 
         def trial(rng: np.random.Generator) -> Counter[str]:
-            return runner.run(send_all([hostile(rng) for _ in range(98)], hostile(rng)))
+            requests = [(hostile(rng), float(rng.choice([0, 0.03]))) for _ in range(98)]
+            return runner.run(send_all(requests, hostile(rng)))
 
         yield trial
 
