@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from mivhead.backbones.http import read_vectors
-from mivhead.backbones.transport import MAX_BYTES, Client
+from mivhead.backbones.transport import MAX_BYTES, JsonClient
 from mivhead.backbones.wire import NPZ, SAFETENSORS, decode_features, encode_features, parse_json
 from mivhead.errors import MivError
 from tests.chaos.campaign import Trial
@@ -110,7 +110,7 @@ def servers(_folder: Path) -> Iterator[Trial]:
         (b"[" * 100_000, b"application/json"),
         (b"", b"text/html"),
     ]
-    client = Client(server.url, attempts=1, timeout=TIMEOUT, backoff=0)
+    client = JsonClient(server.url, attempts=1, timeout=TIMEOUT, backoff=0)
 
     def trial(rng: np.random.Generator) -> str:
         body, kind = bodies[rng.integers(len(bodies))]
@@ -163,7 +163,7 @@ def right_request(image: bytes) -> bytes:
 @contextmanager
 def service(folder: Path, **limits: float) -> Iterator[str]:
     """Serve a small model in a thread."""
-    from mivhead.service.app import create_app
+    from mivhead.service.application import create_app
     from mivhead.service.models import ModelLoader
     from mivhead.service.protection import Limits
     from mivhead.service.server import Server

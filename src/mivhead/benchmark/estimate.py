@@ -1,8 +1,9 @@
 """What a run would take, without running it: images, tasks, disk space and hours.
 
 The sizes of tasks come from the sampler: of the sets that are there, or of sets of the declared
-number of classes. Their cost in operations is counted (`mivhead.benchmark.cost`), and the speed of
-this machine is measured for a few seconds: one pass of each backbone, one short training of a head.
+number of classes. Their cost in operations is counted (`mivhead.benchmark.gflops`), and the speed
+of this machine is measured for a few seconds: one pass of each backbone, one short training of a
+head.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import torch
 from mivhead.backbones.base import Backbone
 from mivhead.benchmark.clock import Clock
 from mivhead.benchmark.config import BackboneConfig, MethodConfig, RunConfig
-from mivhead.benchmark.cost import count, measure_backbone
 from mivhead.benchmark.executors.local import one_thread
+from mivhead.benchmark.gflops import count, measure_backbone
 from mivhead.benchmark.inputs import Inputs, ViewLimit, plain_features
 from mivhead.benchmark.runner import view_rule
 from mivhead.benchmark.samplers import LeftOut, Protocol, sample_tasks

@@ -26,7 +26,7 @@ from mivhead.benchmark.config import BackboneConfig
 from mivhead.benchmark.tasks import Task
 from mivhead.datasets.sets import open_set
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.extraction.cache import FeatureCache, Keys, entry_size
+from mivhead.extraction.cache import CacheKeys, FeatureCache, entry_size
 from mivhead.extraction.pipeline import BATCH, LoadedImage, extract_table, read_features
 from mivhead.features import Features
 from mivhead.images.augmentation import (
@@ -174,7 +174,7 @@ class FeatureKeys:
     def __init__(
         self, backbone: Backbone, images: ImageSet, ids: Iterable[str], name: str, seed: int
     ) -> None:
-        self._keys = Keys(backbone, Augmentation())
+        self._keys = CacheKeys(backbone, Augmentation())
         self._seed = seed
         self._known: dict[tuple[str, int | None], str] = {}  # an image occurs in many tasks
         sources = {source.id: source for source in images.sources}
