@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import subprocess
 import sys
@@ -179,6 +180,16 @@ def test_key_is_sent_but_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = [request.headers["Authorization"] for request in server.requests]
     assert sent == ["Bearer secret-key", "Bearer other-key"]
     assert "secret" not in repr(Client(address, key="secret-key"))
+
+
+def test_a_client_that_nobody_closes_leaves_no_connection_open() -> None:
+    with running(FaultyServer(lambda _: as_json({"models": []}))) as address:
+        client = Client(address)
+        client.models()
+        http = client._http
+        del client
+        gc.collect()
+        assert http.is_closed
 
 
 def test_needs_no_torch() -> None:

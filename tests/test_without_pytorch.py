@@ -108,7 +108,7 @@ def test_a_service_works(folder: Path) -> None:
     pytest.importorskip("starlette")
     code = BLOCKED + (
         "from starlette.testclient import TestClient\n"
-        "from mivhead.service.app import create_app\n"
+        "from mivhead.service.application import create_app\n"
         "client = TestClient(create_app(['model.onnx']))\n"
         "with client:\n"
         "    image = open('new/light/0.png', 'rb').read()\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -83,6 +84,7 @@ class Client:
             )
         except (ValueError, TypeError, self._httpx.InvalidURL) as error:
             raise InputError(f"{url!r} is not the address of a service.") from error
+        weakref.finalize(self, self._http.close)  # for those who never call `close`
         self._random = random.Random(0)
         self.skipped: list[Skipped] = []
 

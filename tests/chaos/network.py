@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from mivhead.backbones.http import read_vectors
-from mivhead.backbones.transport import MAX_BYTES, Client
+from mivhead.backbones.transport import MAX_BYTES, JsonClient
 from mivhead.backbones.wire import NPZ, SAFETENSORS, decode_features, encode_features, parse_json
 from mivhead.errors import MivError
 from tests.chaos.campaign import Trial
@@ -113,7 +113,7 @@ def servers(_folder: Path) -> Iterator[Trial]:
         (b"[" * 100_000, b"application/json"),
         (b"", b"text/html"),
     ]
-    client = Client(server.url, attempts=1, timeout=TIMEOUT, backoff=0)
+    client = JsonClient(server.url, attempts=1, timeout=TIMEOUT, backoff=0)
 
     def trial(rng: np.random.Generator) -> str:
         body, kind = bodies[rng.integers(len(bodies))]
@@ -177,7 +177,7 @@ def right_request(image: bytes, kind: str = "image/png") -> bytes:
 
 def start_service(folder: Path, **limits: float) -> tuple[int, tuple[str, int]]:
     """Serve a small model in a child; return its process number and its address."""
-    from mivhead.service.app import create_app
+    from mivhead.service.application import create_app
     from mivhead.service.models import ModelLoader
     from mivhead.service.protection import Limits
     from mivhead.service.server import Server

@@ -29,11 +29,11 @@ import httpx
 
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.service import server as server_module
-from mivhead.service.app import create_app, protect
+from mivhead.service.application import create_app, protect
 from mivhead.service.batching import Budget
 from mivhead.service.models import ModelLoader
 from mivhead.service.observation import Metrics
-from mivhead.service.protection import LOOPBACK_HOSTS, Keys, Limits
+from mivhead.service.protection import LOOPBACK_HOSTS, ApiKeys, Limits
 from mivhead.service.server import Server
 from tests.helpers.web import web
 
@@ -432,7 +432,7 @@ def test_the_budget_is_never_exceeded_and_nobody_starves() -> None:
 
 
 def test_keys(model_file: Path) -> None:
-    keys = Keys(["first-key-123", "second-key-456"])
+    keys = ApiKeys(["first-key-123", "second-key-456"])
     with served(model_file, keys=keys) as url:
         assert web.get(f"{url}/healthz").status_code == 200
         assert web.get(f"{url}/readyz").status_code == 200
@@ -459,21 +459,21 @@ def test_keys(model_file: Path) -> None:
 def test_where_keys_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
     file.write_text("# of the team\n\nabcdefgh\n  12345678 \n")
-    keys = Keys.from_file(file)
+    keys = ApiKeys.from_file(file)
     assert keys.open({"authorization": "Bearer 12345678"})
     assert not keys.open({"authorization": "Bearer # of the team"})
     monkeypatch.setenv("SOME_KEY", " abcdefgh\n")
-    assert Keys.from_variable("SOME_KEY").open({"authorization": "Bearer abcdefgh"})
+    assert ApiKeys.from_variable("SOME_KEY").open({"authorization": "Bearer abcdefgh"})
     with pytest.raises(NotAvailableError, match="NO_KEY, which holds the key, is not set"):
-        Keys.from_variable("NO_KEY")
+        ApiKeys.from_variable("NO_KEY")
     with pytest.raises(NotAvailableError, match="Cannot read the keys"):
-        Keys.from_file(tmp_path / "absent")
+        ApiKeys.from_file(tmp_path / "absent")
     file.write_text("# nothing\n")
     with pytest.raises(InputError, match="no keys"):
-        Keys.from_file(file)
+        ApiKeys.from_file(file)
     for bad in ("short", "with a space", "ümläute-überall"):
         with pytest.raises(InputError, match="at least 8 printable ASCII characters"):
-            Keys([bad])
+            ApiKeys([bad])
 
 
 def test_other_host_names_and_other_pages_are_refused(model_file: Path) -> None:
@@ -510,7 +510,7 @@ def test_logs_hold_no_images_keys_or_queries(
     model_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    with served(model_file, keys=Keys(["very-secret-key"])) as url:
+    with served(model_file, keys=ApiKeys(["very-secret-key"])) as url:
         header = {"Authorization": "Bearer very-secret-key"}
         data = photo("red")
         web.post(f"{url}/v1/predict?top=1", files={"images": ("face.png", data)}, headers=header)
