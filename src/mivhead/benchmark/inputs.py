@@ -64,6 +64,9 @@ class Inputs:
         Random seed of the views.
     device : str, optional
         Where the backbone runs.
+    paper_sizes : bool, default=False
+        Whether images are resized first as the paper's authors did (see
+        `mivhead.datasets.open_set`).
     """
 
     backbone: BackboneConfig | Backbone | None
@@ -73,6 +76,7 @@ class Inputs:
     limit: int
     seed: int
     device: str | None = None
+    paper_sizes: bool = False
 
     @property
     def cache(self) -> FeatureCache:
@@ -92,7 +96,7 @@ class Inputs:
 
     def open_images(self) -> ImageSet:
         """Open the data set, or return the one that this process opened last."""
-        return _open(self.set, self.data)
+        return _open(self.set, self.data, self.paper_sizes)
 
 
 @lru_cache(maxsize=1)
@@ -104,8 +108,8 @@ def load_once(config: BackboneConfig, device: str | None) -> Backbone:
 
 
 @lru_cache(maxsize=1)
-def _open(name: str, data: Path) -> ImageSet:
-    return open_set(name, data)
+def _open(name: str, data: Path, paper_sizes: bool) -> ImageSet:
+    return open_set(name, data, paper_sizes=paper_sizes)
 
 
 @lru_cache(maxsize=2)

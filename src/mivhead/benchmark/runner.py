@@ -37,6 +37,7 @@ from mivhead.benchmark.measuring import MEMORY, Outcome, TaskRun
 from mivhead.benchmark.results import FEATURES, RESULTS, TASKS, Result, ResultKey, RunFolder
 from mivhead.benchmark.samplers import LeftOut, find_tasks
 from mivhead.benchmark.tasks import Task, TaskSet
+from mivhead.datasets.catalogue import paper_size
 from mivhead.errors import InputError, MivError, NotAvailableError
 from mivhead.extraction.cache import DEFAULT_LIMIT, open_cache
 from mivhead.fewshot import network_of
@@ -72,7 +73,15 @@ class Place:
     device: str | None = None
 
     def find_cache(self) -> tuple[Path, int]:
-        """Return the folder of the feature cache and its limit in bytes."""
+        """Find the feature cache that a run uses.
+
+        Returns
+        -------
+        folder : Path
+            The folder of the feature cache.
+        limit : int
+            Its maximum size in bytes.
+        """
         usual = open_cache(self.cache)
         folder = self.folder / FEATURES if usual is None else usual.folder
         limit = DEFAULT_LIMIT if usual is None else usual.limit
@@ -175,10 +184,22 @@ def _run(
                 "augmented views in another way: for methods that use views, its results are kept, "
                 "but this version would not reproduce them exactly."
             )
+        for name in config.sets if config.paper_sizes else ():
+            if size := paper_size(name):
+                view.note(f"{name}: images are resized to {size} x {size} pixels first (Lanczos)")
         parts = [(entry, name) for entry in config.backbones for name in config.sets]
         for number, (entry, name) in enumerate(parts, start=1):
             backbone = own.get(entry.name, entry)
-            inputs = Inputs(backbone, name, place.data, features, limit, config.seed, place.device)
+            inputs = Inputs(
+                backbone,
+                name,
+                place.data,
+                features,
+                limit,
+                config.seed,
+                place.device,
+                config.paper_sizes,
+            )
             title = f"[{number}/{len(parts)}] {entry.name}, {name}"
             _SetRun(config, place, executor, run_folder, view, entry, inputs, title).run()
         wanted = {
