@@ -25,6 +25,7 @@ import os
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -37,10 +38,27 @@ from mivhead import MIVClassifier
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.ensemble.descriptors import PatchPCA, compute_descriptors, mean_vectors
 from mivhead.ensemble.ridge import ALPHA, Experts, fit_ridge
-from mivhead.ensemble.stacking import predict_cosines
+from mivhead.ensemble.stacking import fit_weights, predict_cosines
 from mivhead.features import Block, Features
 from mivhead.preset import Preset
 
+HEADS = ("head 112", "head 192", "head 320")
+EXPERTS = (
+    *(f"second order {channels}" for channels in (112, 192, 320, 1280)),
+    *("layout 320", "layout 1280", "mean 1280"),
+)
+# Prior weights of the members: the head's blocks, second order, layouts, mean.
+BEFORE = [0.5, 0.5, 1.0, 1.0, 1.0, 2.0, 3.0, 1.0, 1.0, 3.0]
+NOW = [0.2, 0.2, 0.4, 1.0, 2.5, 5.0, 7.5, 1.0, 1.0, 2.5]
+PRIORS = {
+    "before": BEFORE,
+    "now": NOW,
+    "without the head": [0.0] * 3 + NOW[3:],
+    "before, without the head": [0.0] * 3 + BEFORE[3:],
+    "before, second order x 2": [*BEFORE[:3], *(2 * w for w in BEFORE[3:7]), *BEFORE[7:]],
+    "without layouts": [*NOW[:7], 0.0, 0.0, NOW[9]],
+    "without the mean": [*NOW[:9], 0.0],
+}
 COUNTS = {1: (0, 1, 2, 4, 8, 15), 2: (0, 1, 2, 4, 8), 3: (0, 1, 2, 5), 5: (0, 1, 3)}
 
 
@@ -127,6 +145,10 @@ def dump(preset: Preset, task: LoadedTask, counts: tuple[int, ...]) -> dict[str,
         joined = Features.concat([task.X, some["views"]])
         y = torch.cat([labels, labels[some["view_of"]]])
         own["views"] = Experts.fit(joined, y, int(y.max()) + 1)[0](task.queries).numpy()
+    for alpha in (0.01, 1.0):
+        with mock.patch("mivhead.ensemble.ridge.ALPHA", alpha):
+            experts, _ = Experts.fit(task.X, labels, int(labels.max()) + 1)
+        own[f"alpha{alpha:g}"] = experts(task.queries).numpy()
     own |= {name: x.numpy() for name, x in candidates(task).items()}
     return own
 
@@ -138,27 +160,61 @@ def read(folder: Path, shots: int, sets: list[str]) -> list[tuple[str, dict[str,
     return [(path.stem.split("-")[1], dict(np.load(path))) for path in chosen]
 
 
+def logits_of(own: dict[str, Any], prior: Any, views: int, *, stack: bool = True) -> Any:
+    """Logits of the queries with weights that start from a prior; stacked, if there is a way."""
+    weights = np.asarray(prior)
+    left_out = own.get(f"left_out{views}")
+    if left_out is not None and stack:
+        given = (torch.as_tensor(left_out), torch.as_tensor(own["left_out_labels"]))
+        weights = fit_weights(*given, torch.tensor(prior)).numpy()
+    return np.tensordot(weights, np.concatenate([own[f"head{views}"], own["experts"]]), 1)
+
+
 def report(found: list[tuple[str, dict[str, Any]]]) -> None:
-    """Print accuracies of numbers of views, of single members, and with one member added."""
+    """Print accuracies by weights and views, of single members, and with one member added."""
     counts = sorted(int(k[6:]) for k in found[0][1] if k.startswith("logits"))
     most = counts[-1]
-    base = accuracies(found, lambda own: own[f"logits{most}"])
-    print(f"{len(found)} tasks\n\n| variant | accuracy | difference |\n|---|---:|---:|")
-    for count in counts:
-        print(line(f"{count} views", accuracies(found, lambda o, c=count: o[f"logits{c}"]), base))
-    for i in range(3):
-        print(line(f"head {i} alone", accuracies(found, lambda o, i=i: o[f"head{most}"][i]), base))
-    for i in range(7):
-        print(line(f"expert {i} alone", accuracies(found, lambda o, i=i: o["experts"][i]), base))
-    new = [k for k in found[0][1] if k[:4] in ("mean", "crop", "mirr", "patc", "matc")]
-    for name in new:
-        print(line(f"{name} alone", accuracies(found, lambda o, n=name: o[n]), base))
-    for name in new:
-        for weight in (1.0, 3.0):
-            scores = accuracies(
-                found, lambda o, n=name, w=weight: o[f"logits{most}"] + w * scaled(o, n)
-            )
-            print(line(f"+ {weight:g} x {name}", scores, base))
+    base = accuracies(found, lambda own: logits_of(own, BEFORE, most))
+    print(f"{len(found)} tasks\n\n| weights, views | accuracy | difference |\n|---|---:|---:|")
+    for title, prior in PRIORS.items():
+        for count in counts:
+            scores = accuracies(found, lambda o, p=prior, c=count: logits_of(o, p, c))
+            print(line(f"{title}, {count}", scores, base))
+        if "left_out0" in found[0][1]:
+            scores = accuracies(found, lambda o, p=prior: logits_of(o, p, most, stack=False))
+            print(line(f"{title}, {most}, not stacked", scores, base))
+    print("\nBy set: " + by_set(found, base, lambda own: logits_of(own, NOW, counts[0])))
+    print("\n| member | alone |\n|---|---:|")
+    for i, name in enumerate(HEADS):
+        print(f"| {name} | {accuracies(found, lambda o, i=i: o[f'head{most}'][i]).mean():.1f} |")
+    for i, name in enumerate(EXPERTS):
+        print(f"| {name} | {accuracies(found, lambda o, i=i: o['experts'][i]).mean():.1f} |")
+    for i, name in enumerate(EXPERTS if "views" in found[0][1] else ()):
+        alone = accuracies(found, lambda o, i=i: o["views"][i]).mean()
+        print(f"| {name}, on views too | {alone:.1f} |")
+    base = accuracies(found, lambda own: logits_of(own, NOW, counts[0], stack=False))
+    for name in [k for k in found[0][1] if k.startswith("alpha")]:
+        scores = accuracies(
+            found,
+            lambda o, n=name: logits_of({**o, "experts": o[n]}, NOW, counts[0], stack=False),
+        )
+        print(line(f"experts with {name}, not stacked", scores, base))
+    print("\n| candidate | alone | added with weight 3 |\n|---|---:|---:|")
+    base = accuracies(found, lambda own: logits_of(own, NOW, counts[0]))
+    for name in [k for k in found[0][1] if k[:4] in ("mean", "crop", "mirr", "patc", "matc")]:
+        alone = accuracies(found, lambda o, n=name: o[n]).mean()
+        scores = accuracies(
+            found, lambda o, n=name: logits_of(o, NOW, counts[0]) + 3 * scaled(o, n)
+        )
+        print(f"| {name} | {alone:.1f} | {line('', scores, base).split('|')[3].strip()} |")
+
+
+def by_set(found: list[tuple[str, dict[str, Any]]], base: Any, logits: Any) -> str:
+    """List the mean difference of each set."""
+    difference = accuracies(found, logits) - base
+    names_ = [name for name, _ in found]
+    means = {n: difference[[each == n for each in names_]].mean() for n in dict.fromkeys(names_)}
+    return ", ".join(f"{name} {mean:+.1f}" for name, mean in means.items())
 
 
 def scaled(own: dict[str, Any], name: str) -> Any:
