@@ -37,6 +37,7 @@ from mivhead.benchmark.measuring import MEMORY, Outcome, TaskRun
 from mivhead.benchmark.results import FEATURES, RESULTS, TASKS, Journal, Result, ResultKey
 from mivhead.benchmark.samplers import LeftOut, find_tasks
 from mivhead.benchmark.tasks import Task, TaskSet
+from mivhead.datasets.sets import check_sets
 from mivhead.errors import InputError, MivError, NotAvailableError
 from mivhead.extraction.cache import DEFAULT_LIMIT, open_cache
 from mivhead.fewshot import network_of
@@ -113,6 +114,7 @@ def run(
     executor = executor or InlineExecutor()
     view = view or LiveView(quiet=True)
     own = backbones or {}
+    check_sets(config.sets, place.data)
     check_methods(config, place, own)
     with discard_if_failed(place.folder):
         return _run(config, place, executor, own, view)

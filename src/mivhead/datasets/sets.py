@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from mivhead.datasets.catalogue import find_declared
@@ -56,11 +57,17 @@ def open_set(name: str, data: str | os.PathLike[str]) -> ImageSet:
     ImageSet
         With labels. Meta-Dataset's records give the classes of the test split only.
     """
-    found = find_sets(data)
-    if name not in found:
-        raise InputError(_not_found(name, data, found))
+    check_sets([name], data)
     folder = Path(data, name)
     return open_labelled(folder if folder.is_dir() else folder.with_name(f"{name}.zip"))
+
+
+def check_sets(names: Iterable[str], data: str | os.PathLike[str]) -> None:
+    """Raise an error if a data folder lacks one of these sets."""
+    found = find_sets(data)
+    for name in names:
+        if name not in found:
+            raise InputError(_not_found(name, data, found))
 
 
 def _not_found(name: str, data: str | os.PathLike[str], found: tuple[str, ...]) -> str:
