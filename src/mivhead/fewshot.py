@@ -61,7 +61,7 @@ from mivhead.images.imageset import (
     label_images,
 )
 from mivhead.images.sources import as_image_set, open_labelled
-from mivhead.methods.miv import views_rule, views_threshold
+from mivhead.methods.miv import views_rule
 from mivhead.methods.registry import Classifier, get_method, make_method, method_name
 from mivhead.methods.tuning.base import Network, Pixels
 from mivhead.prediction import Prediction, Predictions, predictions
@@ -105,8 +105,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     recipe : str, Recipe or None, default=None
         How the MIV-head is trained: `"mivhead"`, `"paper"`, or a `Recipe`. None: the method's own.
     threshold : int or None, default=None
-        T: classes with at most T shots get augmented views; 0 switches augmentation off. None: that
-        of the recipe (4), or of the backbone's preset for other methods and the paper's recipe.
+        T: classes with at most T shots get augmented views, as many as `views_rule` of the recipe
+        says; 0 switches augmentation off. None: the threshold of the backbone's preset.
     augmentation : Augmentation or None, default=None
         How views are made. None: flip, grayscale and RandAugment, as in the paper.
     other : object, default="other"
@@ -875,9 +875,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         rule = views_rule(self.method, self.recipe, self.method_params)
         if rule is None:
             return None
-        threshold = self.threshold
-        if threshold is None:
-            threshold = views_threshold(self.method, self.recipe, self.method_params, preset)
+        threshold = preset.threshold if self.threshold is None else self.threshold
         return ViewRule(threshold, rule, self.random_state, self.augmentation or Augmentation())
 
     def _readable(self, images: ImageSet, skip_bad: bool) -> ImageSet:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from mivhead.errors import InputError, check_one_of
 
-ViewsRule: TypeAlias = Literal["ceil", "floor"]  # how T / S is rounded to views per image
+ViewsRule: TypeAlias = Literal["few", "ceil", "floor"]  # how many views per image T / S gives
 
 MAX_SIZE = 4096  # pixels; keeps a forged file from asking for memory
 

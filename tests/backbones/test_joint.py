@@ -68,8 +68,8 @@ def test_each_backbone_has_its_experts_and_they_share_the_weights() -> None:
     kinds = {k: [e.block for e in experts if e.kind == k] for k in ("layout", "mean")}
     assert kinds == {"layout": [0, 1, 2], "mean": [1, 2]}
     weights = dict(zip(experts, prior_weights(experts, spans).tolist(), strict=True))
-    assert weights[Expert("mean", 1)] == weights[Expert("mean", 2)] == 1.25
-    assert weights[Expert("second_order", 0)] == 2.5
+    assert weights[Expert("mean", 1)] == weights[Expert("mean", 2)] == 1.5
+    assert weights[Expert("second_order", 0)] == 1.0
 
 
 def test_a_model_on_several_backbones_comes_back_from_its_file(joint, tmp_path) -> None:

@@ -34,7 +34,7 @@ def test_a_file_with_everything(tmp_path):
     plain, variant = config.methods
     assert (plain.kind, plain.views_rule, plain.needs_images) == ("ncc", None, False)
     assert (variant.name, variant.kind, variant.params) == ("20 steps", "miv", {"steps": 20})
-    assert variant.views_rule == "ceil"
+    assert variant.views_rule == "few"
     assert read_config(config.as_json()) == config  # as config.json is read again
 
 

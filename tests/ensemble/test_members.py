@@ -7,7 +7,7 @@ import torch
 from mivhead import Features
 from mivhead.ensemble.descriptors import compute_descriptors
 from mivhead.ensemble.ridge import Experts, choose_experts, expected_shapes, fit_ridge
-from mivhead.ensemble.stacking import Ensemble
+from mivhead.ensemble.stacking import Ensemble, one_shot_scale
 
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2])
 
@@ -77,14 +77,23 @@ def test_predictions_are_those_of_each_ridge_and_come_back_from_tensors(name: st
 
 def test_without_out_of_fold_predictions_the_weights_are_the_prior() -> None:
     ensemble = Ensemble.fit(features("three maps"), LABELS, range(3), None)
+    blocks, second_order, layouts, mean = [0.5, 0.5, 1.0], [1.0, 2.0, 3.0], [1.0, 1.0], [3.0]
+    assert ensemble.weights.tolist() == blocks + second_order + layouts + mean
+
+
+def test_with_one_shot_per_class_second_order_experts_get_most_of_the_weight() -> None:
+    support, labels = features("three maps", 3), torch.arange(3)
+    ensemble = Ensemble.fit(support, labels, range(3), None)
     blocks, second_order, layouts, mean = [0.2, 0.2, 0.4], [2.5, 5.0, 7.5], [1.0, 1.0], [2.5]
-    assert ensemble.weights.tolist() == pytest.approx(blocks + second_order + layouts + mean)
+    expected = torch.tensor(blocks + second_order + layouts + mean)
+    expected *= one_shot_scale(support, labels)
+    torch.testing.assert_close(ensemble.weights, expected)
 
 
 def test_several_backbones_share_the_prior() -> None:
     support = features("three maps")
     ensemble = Ensemble.fit(support, LABELS, range(3), None, [range(1), range(1, 3)])
-    blocks, second_order, layouts, mean = [0.4, 0.2, 0.4], [7.5, 5.0, 7.5], [1.0] * 3, [2.5] * 2
+    blocks, second_order, layouts, mean = [1.0, 0.5, 1.0], [3.0, 2.0, 3.0], [1.0] * 3, [3.0] * 2
     expected = [weight / 2 for weight in blocks + second_order + layouts + mean]
     assert ensemble.weights.tolist() == pytest.approx(expected)
 
@@ -112,7 +121,7 @@ def test_logits_are_the_weighted_sum_of_all_members() -> None:
     cosines = torch.rand(2, 4, 3, generator=torch.Generator().manual_seed(0))
     found = ensemble.logits(cosines, queries)
     predictions = torch.cat([cosines, ensemble.experts(queries)]).tolist()
-    weights = [0.2, 0.4, 5.0, 1.0, 2.5]  # blocks; block 0 second order and layout; block 1 mean
+    weights = [0.5, 1.0, 2.0, 1.0, 3.0]  # blocks; block 0 second order and layout; block 1 mean
     for i in range(4):
         for c in range(3):
             expected = sum(w * predictions[v][i][c] for v, w in enumerate(weights))

@@ -23,7 +23,7 @@ from mivhead.datasets.catalogue import paper_size
 from mivhead.errors import InputError, check_one_of
 from mivhead.head.recipe import resolve_recipe
 from mivhead.methods.registry import get_method, make_method
-from mivhead.preset import Preset, ViewsRule
+from mivhead.preset import ViewsRule
 
 ABOUT = "about"  # a table of a TOML file that describes it (`describe_table`)
 PRESET_VIEWS = "preset"  # instead of a maximum number of views
@@ -144,12 +144,6 @@ class MethodConfig:
         from mivhead.methods.miv import views_rule
 
         return views_rule(self.kind, self.recipe, self.params)
-
-    def views_threshold(self, preset: Preset) -> int:
-        """Return up to how many shots a class gets views, unless the configuration says it."""
-        from mivhead.methods.miv import views_threshold
-
-        return views_threshold(self.kind, self.recipe, self.params, preset)
 
 
 @dataclass(frozen=True)

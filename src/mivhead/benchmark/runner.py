@@ -410,10 +410,10 @@ def view_rule(method: MethodConfig, preset: Preset, views: int | None) -> ViewLi
     """Return how many views a method gets, at most `views` per image, or all with None.
 
     >>> from mivhead.backbones.efficientnet_lite import PRESETS
-    >>> view_rule(MethodConfig("miv-paper"), PRESETS["efficientnet_lite0"], 4)
-    ViewLimit(threshold=15, rule='ceil', limit=4)
+    >>> view_rule(MethodConfig("miv"), PRESETS["efficientnet_lite0"], 4)
+    ViewLimit(threshold=15, rule='few', limit=4)
     """
-    threshold = method.views_threshold(preset) if method.threshold is None else method.threshold
+    threshold = preset.threshold if method.threshold is None else method.threshold
     rule = method.views_rule
     limit = threshold if views is None else views
     return ViewLimit(0 if rule is None else threshold, rule or "ceil", limit)

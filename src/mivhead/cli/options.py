@@ -235,8 +235,8 @@ def add_extraction(parser: Parser) -> None:
         "--threshold",
         type=not_negative,
         metavar="T",
-        help="augment classes with at most T shots (default: 4; for other methods and the recipe "
-        "paper, set by the backbone)",
+        help="augment classes with at most T shots; the default recipe augments at most four "
+        "(default: set by the backbone)",
     )
     parser.add_argument(
         "--no-augmentation", action="store_true", help="do not augment; same as --threshold 0"

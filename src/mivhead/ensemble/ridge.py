@@ -90,8 +90,8 @@ def _eye(matrix: Tensor) -> Tensor:
 
 
 ALPHA = 0.1  # penalty of the ridge regressions, for vectors of length 1
-# Prior weights of the experts; SECOND_ORDER is per block, counted from three below the deepest.
-SECOND_ORDER, SHALLOW, LAYOUT, MEAN = 2.5, 1.0, 1.0, 2.5
+# Prior weights of the second-order experts, per block from three below the deepest; of the mean.
+USUAL, ONE_SHOT = (1.0, 3.0), (2.5, 2.5)
 LAYOUTS = 2  # how many of the deepest maps have an expert on their layout
 
 
@@ -127,21 +127,25 @@ def choose_experts(blocks: Sequence[Block], spans: Sequence[range] = ()) -> list
     ]
 
 
-def prior_weights(experts: Sequence[Expert], spans: Sequence[range] = ()) -> Tensor:
+def prior_weights(
+    experts: Sequence[Expert], spans: Sequence[range] = (), *, one_shot: bool = False
+) -> Tensor:
     """Weights of the experts before stacking: the deeper the block, the larger.
 
-    Second-order experts get most of the weight; several backbones share the weights of one.
+    With one shot per class, when they are final, the second-order experts get most of the weight.
+    Several backbones share the weights of one.
 
     Chosen on one-shot tasks, where there are no out-of-fold predictions (docs/explanation).
 
     >>> prior_weights([Expert("second_order", i) for i in range(4)] + [Expert("mean", 3)])
-    tensor([1.0000, 2.5000, 5.0000, 7.5000, 2.5000])
+    tensor([1., 1., 2., 3., 3.])
     """
     spans = spans or [range(max(expert.block for expert in experts) + 1)]
     deepest = {block: span[-1] for span in spans for block in span}
-    by_kind = {"layout": LAYOUT, "mean": MEAN}
+    second_order, mean = ONE_SHOT if one_shot else USUAL
+    by_kind = {"layout": 1.0, "mean": mean}
     weights = [
-        by_kind.get(e.kind) or max(SHALLOW, SECOND_ORDER * (3 - deepest[e.block] + e.block))
+        by_kind.get(e.kind) or max(1.0, second_order * (3 - deepest[e.block] + e.block))
         for e in experts
     ]
     return torch.tensor(weights) / len(spans)

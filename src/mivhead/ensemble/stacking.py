@@ -30,7 +30,8 @@ FOLDS = 2
 BATCH = 64  # query images pooled at once
 PRIOR_STRENGTH = 0.1  # of the prior weights, in images that they are worth
 SMALLEST = 0.001  # part of its prior weight that a member keeps, even if all members seem to harm
-BLOCK, DEEPEST_BLOCK = 0.2, 0.4  # prior weights of the head's blocks
+BLOCK, DEEPEST_BLOCK = 0.5, 1.0  # prior weights of the head's blocks
+ONE_SHOT_BLOCKS = 0.4  # factor of them, if every class has one shot
 ONE_SHOT_SCALE, ONE_SHOT_POWER = 1.34, 0.41  # of all prior weights, if every class has one shot
 WEIGHT_FOLDS = 10  # in which images are left out of stacking to estimate the accuracy
 WEIGHTS = "weights"  # their name in a model file
@@ -263,7 +264,10 @@ class Ensemble:
         spans = spans or [range(len(features.blocks))]
         deepest = {max((i for i in taken if i in span), default=None) for span in spans}
         of_blocks = torch.tensor([DEEPEST_BLOCK if i in deepest else BLOCK for i in taken])
-        of_experts = prior_weights(list(experts.ridges), spans)
+        one_shot = int(torch.bincount(labels).max()) == 1
+        if one_shot:
+            of_blocks *= ONE_SHOT_BLOCKS
+        of_experts = prior_weights(list(experts.ridges), spans, one_shot=one_shot)
         prior = torch.cat([of_blocks / len(spans), of_experts]).to(predictions)
         if out_of_fold is None:
             return cls(experts, prior * one_shot_scale(features, labels))

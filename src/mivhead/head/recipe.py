@@ -51,14 +51,11 @@ class Recipe:
         Learning rates of Component 2 and of Component 1.
     momentum : float, default=0.9
         Momentum of the gradient descent.
-    views_rule : {"ceil", "floor"}, default="ceil"
+    views_rule : {"few", "ceil", "floor"}, default="few"
         Augmented views per image of a class with S <= T shots: `"ceil"` is ceil(T / S) (the
-        authors' code), `"floor"` is max(1, floor(T / S)) (the paper's text).
-    views_threshold : int or None, default=4
-        T of `views_rule`: classes with more shots get no views. With the default, a class with one
-        shot gets 4 views, with two or three 2 of each, with four 1, and with five or more none:
-        more views take time and do not help (docs/results/few-shots.md). None uses the threshold
-        of the backbone's preset, as in the paper (15 for most backbones).
+        authors' code), `"floor"` is max(1, floor(T / S)) (the paper's text). `"few"` is
+        min(4, ceil(T / S)) up to four shots, and none for larger classes: more views take time
+        and do not help (docs/results/few-shots.md).
     use_views : bool, default=True
         Whether the head is trained on augmented views, if there are any.
     last_blocks : int or None, default=None
@@ -107,8 +104,7 @@ class Recipe:
     learning_rate: float = 0.3
     pooling_learning_rate: float = 0.015
     momentum: float = 0.9
-    views_rule: ViewsRule = "ceil"
-    views_threshold: int | None = 4
+    views_rule: ViewsRule = "few"
     use_views: bool = True
     last_blocks: int | None = None
     start: Literal["random", "identity"] = "identity"
@@ -128,8 +124,8 @@ class Recipe:
         for name in ("temperature", "learning_rate"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} must be positive, got {getattr(self, name)}.")
-        for name in ("eta", "pooling_learning_rate", "steps", "views_threshold"):
-            if getattr(self, name) is not None and not getattr(self, name) >= 0:
+        for name in ("eta", "pooling_learning_rate", "steps"):
+            if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must not be negative, got {getattr(self, name)}.")
         if not 0 <= self.momentum < 1:
             raise InputError(f"momentum must be in [0, 1), got {self.momentum}.")
@@ -156,7 +152,7 @@ class Recipe:
             "eta": 0.1,
             "temperature": 0.1,
             "steps": 40,
-            "views_threshold": None,
+            "views_rule": "ceil",
             "start": "random",
             "self_mask": False,
             "objective": "joint",

@@ -112,39 +112,17 @@ def views_rule(
     """Return the rule for the number of views that a method trains on, or None if it uses none.
 
     >>> views_rule("miv", None, None), views_rule("miv-no-views", None, None)
-    ('ceil', None)
+    ('few', None)
     >>> views_rule("miv", "paper", {"views_rule": "floor"})
     'floor'
     """
-    entry = get_method(method)
+    entry, params = get_method(method), dict(params or {})
     if not entry.has_recipe:
-        used = dict(params or {}).get("use_views", entry.uses_views)
-        return Recipe().views_rule if used else None
-    own = _recipe_of(method, recipe, params)
-    return own.views_rule if own.use_views else None
-
-
-def views_threshold(
-    method: str, recipe: str | Recipe | None, params: Mapping[str, Any] | None, preset: Preset
-) -> int:
-    """Return T, up to how many shots a class gets views: the recipe's, else the backbone's.
-
-    >>> preset = Preset(("layer4",), (BlockPreset(),), threshold=15)
-    >>> views_threshold("miv", None, None, preset), views_threshold("miv", "paper", None, preset)
-    (4, 15)
-    """
-    own = None
-    if get_method(method).has_recipe:
-        own = _recipe_of(method, recipe, params).views_threshold
-    return preset.threshold if own is None else own
-
-
-def _recipe_of(
-    method: str, recipe: str | Recipe | None, params: Mapping[str, Any] | None
-) -> Recipe:
+        used = params.get("use_views", entry.uses_views)
+        return Recipe.paper().views_rule if used else None
     chosen = {} if recipe is None else {"recipe": recipe}
-    settings = {**get_method(method).settings, **chosen, **(params or {})}
-    return resolve_recipe(make_head(settings).recipe)
+    own = resolve_recipe(make_head({**entry.settings, **chosen, **params}).recipe)
+    return own.views_rule if own.use_views else None
 
 
 def head_parameters(settings: Mapping[str, Any]) -> dict[str, Any]:
