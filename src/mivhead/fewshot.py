@@ -24,6 +24,7 @@ from torch import Tensor
 
 from mivhead._progress import progress_bar
 from mivhead._schema import to_json
+from mivhead._shots import Change, Shots
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.background import background_vectors
 from mivhead.backbones.base import (
@@ -65,12 +66,11 @@ from mivhead.methods.registry import Classifier, get_method, make_method, method
 from mivhead.methods.tuning.base import Network, Pixels
 from mivhead.prediction import Prediction, Predictions, predictions
 from mivhead.preset import Preset
-from mivhead.shots import Change, Shots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mivhead.diagnostics.estimate import CrossValidation
+    from mivhead.diagnostics.cross_validation import CrossValidation
     from mivhead.diagnostics.evaluation import Evaluation
     from mivhead.diagnostics.explanation import Explanation
 
@@ -607,7 +607,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             Its `accuracy`, `interval` and `suspects`: the shots that were predicted as another
             class.
         """
-        from mivhead.diagnostics.estimate import cross_validate
+        from mivhead.diagnostics.cross_validation import cross_validate
 
         shots = self._own_shots()
         training = shots.training()

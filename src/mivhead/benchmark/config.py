@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 from mivhead._schema import from_json, to_json
 from mivhead.backbones import DEFAULT_BACKBONE
 from mivhead.benchmark.samplers import Protocol as SamplingProtocol
+from mivhead.datasets.catalogue import paper_size
 from mivhead.errors import InputError, check_one_of
 from mivhead.head.recipe import resolve_recipe
 from mivhead.methods.registry import get_method, make_method
@@ -180,6 +181,9 @@ class RunConfig:
     views : int or None, default=4
         Maximum number of augmented views per image. None (`views = "preset"` in TOML): as many as
         the backbone's preset gives, as in the paper.
+    paper_sizes : bool, default=False
+        Whether images of MNIST, CIFAR-10 and CIFAR-100 are first resized to 84 x 84 pixels
+        (Lanczos), as the paper's authors did. All tables of the paper set it.
     comparisons : tuple of ComparisonConfig, optional
         What reports compare across backbones.
 
@@ -201,6 +205,7 @@ class RunConfig:
     tasks: int = 600
     seed: int = 0
     views: int | None = 4
+    paper_sizes: bool = False
     comparisons: tuple[ComparisonConfig, ...] = ()
 
     def __post_init__(self) -> None:
@@ -320,8 +325,11 @@ there and 60 here; choose another folder.
     """
     for name in ("tasks", "seed", "views"):
         _agree(name, getattr(old, name), getattr(new, name))
+    if any(map(paper_size, old.sets + new.sets)):  # for other sets it has no effect
+        _agree("paper_sizes", old.paper_sizes, new.paper_sizes)
     return replace(
         old,
+        paper_sizes=new.paper_sizes,
         backbones=_merge("backbone", old.backbones, new.backbones),
         methods=_merge("method", old.methods, new.methods),
         sets=tuple(dict.fromkeys(old.sets + new.sets)),

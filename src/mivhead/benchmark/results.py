@@ -205,7 +205,7 @@ def _read_config(path: Path) -> tuple[RunConfig, str | None]:
         raise InputError(f"{path} cannot be read: {error}.") from error
 
 
-class Journal:
+class RunFolder:
     """A run folder that is open for writing, by this process alone.
 
     Parameters
@@ -229,8 +229,8 @@ class Journal:
     --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with Journal(folder, RunConfig(sets=("birds",))) as journal:
-    ...         print(len(journal.results), read_run_config(folder).sets)
+    ...     with RunFolder(folder, RunConfig(sets=("birds",))) as run_folder:
+    ...         print(len(run_folder.results), read_run_config(folder).sets)
     0 ('birds',)
     """
 
@@ -315,7 +315,7 @@ class Journal:
 
     def add(self, results: Iterable[Result]) -> None:
         """Write results; when this method returns, they are on the disk."""
-        assert self._file is not None, "the journal is not open"
+        assert self._file is not None, "the run folder is not open"
         added = list(results)
         lines = "".join(json.dumps(to_json(result), allow_nan=False) + "\n" for result in added)
         handle = self._file.fileno()

@@ -21,7 +21,7 @@ from mivhead.images.sources import open_labelled
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mivhead.exported import ExportedClassifier
+    from mivhead._exported import ExportedClassifier
     from mivhead.features import FeatureTable
     from mivhead.fewshot import FewShotClassifier
     from mivhead.prediction import Prediction
@@ -440,7 +440,7 @@ def _shots_in_table(model: FewShotClassifier | ExportedClassifier, table: Featur
     shots = getattr(model, "shots_", None)
     if shots is None:
         return set()
-    from mivhead.shots import digests
+    from mivhead._shots import digests
 
     known = {*shots.hashes, *digests(shots.features)}
     hashes = getattr(table, "hashes", None) or digests(table.features)

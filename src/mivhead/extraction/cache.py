@@ -349,7 +349,7 @@ def content_hash(image: bytes | Image.Image) -> str:
     return hashlib.sha256(head + image.tobytes()).hexdigest()
 
 
-class Keys:
+class CacheKeys:
     """Keys of the features that one backbone extracts.
 
     Parameters
