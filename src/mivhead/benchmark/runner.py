@@ -73,7 +73,15 @@ class Place:
     device: str | None = None
 
     def find_cache(self) -> tuple[Path, int]:
-        """Return the folder of the feature cache and its limit in bytes."""
+        """Find the feature cache that a run uses.
+
+        Returns
+        -------
+        folder : Path
+            The folder of the feature cache.
+        limit : int
+            Its maximum size in bytes.
+        """
         usual = open_cache(self.cache)
         folder = self.folder / FEATURES if usual is None else usual.folder
         limit = DEFAULT_LIMIT if usual is None else usual.limit
