@@ -1,6 +1,7 @@
 """Models that learned from unlabelled images: files, changes and the command line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 
 import mivhead
 from mivhead import FewShotClassifier
+from mivhead.benchmark.config import read_config
+from mivhead.benchmark.runner import Place, run
 from mivhead.cli.main import main
+from mivhead.datasets.bundled import write_bundled
 from mivhead.errors import InputError, ModelFileError
 from tests.helpers.tiny_backbone import TinyBackbone
 from tests.test_model_file import change
@@ -104,6 +108,34 @@ def test_a_forged_section_is_refused(forged: str, tmp_path: Path) -> None:
     change(path, meta={"unlabelled.v1": value})
     with pytest.raises(ModelFileError, match=message):
         mivhead.load(path)
+
+
+def test_the_benchmark_gives_unlabelled_images_to_the_method_that_uses_them(
+    tmp_path: Path,
+) -> None:
+    write_bundled(tmp_path / "data")
+    protocol = "3-way 1-shot, unlabelled 12"
+    config = read_config(
+        {
+            "sets": ["digits"],
+            "protocols": [protocol],
+            "tasks": 3,
+            "views": 0,
+            "backbones": ["tiny"],
+            "methods": ["miv", "miv+unlabelled"],
+        }
+    )
+    place = Place(tmp_path / "run", tmp_path / "data", tmp_path / "cache")
+    results = run(config, place, backbones={"tiny": TinyBackbone()})
+    assert [r.error for r in results] == [None] * 6
+    assert {r.protocol for r in results} == {protocol}
+    by_method = {
+        name: [(r.accuracy, r.calibration) for r in results if r.method == name]
+        for name in ("miv", "miv+unlabelled")
+    }
+    assert by_method["miv"] != by_method["miv+unlabelled"]
+    with pytest.raises(InputError, match="have none: use one such as"):
+        replace(config, protocols=("3-way 1-shot",))
 
 
 @pytest.fixture(scope="module")
