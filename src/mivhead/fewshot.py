@@ -667,6 +667,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         CrossValidation
             Its `accuracy`, `interval` and `suspects`: the shots that were predicted as another
             class.
+
+        Notes
+        -----
+        Models of folds learn from shots alone, not from unlabelled images. A model of a compact
+        file has no augmented views, so its estimate may differ from the one that `miv fit` printed.
         """
         from mivhead.diagnostics.cross_validation import cross_validate
 

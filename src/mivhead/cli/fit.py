@@ -82,7 +82,7 @@ def add_parser(subparsers: Any) -> None:
         "--compact",
         action="store_true",
         help="write a smaller file, without pictures of the shots and features of their views; "
-        "later changes (`miv add`, ...) are then less exact",
+        "later changes (`miv add`, ...) and a later `check()` are then less exact",
     )
     parser.add_argument(
         "--html",
