@@ -216,6 +216,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         FewShotClassifier
             Itself.
         """
+        if _is_features(images):
+            raise InputError(
+                "fit takes images. To train on features, use MIVClassifier().fit(X, y), or "
+                "FewShotClassifier(backbone=None).fit_table(table)."
+            )
         shots = label_images(from_images(images), labels)
         return self._fit_images(shots, labels, unlabelled=unlabelled)
 
@@ -876,7 +881,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             )
         if isinstance(unlabelled, FeatureTable) and identity is not None:
             check_origin(unlabelled.backbone, identity)
-        if isinstance(unlabelled, FeatureTable | Features) or _is_table(unlabelled):
+        if _is_features(unlabelled):
             given = unlabelled.features if isinstance(unlabelled, FeatureTable) else unlabelled
             features = Features(given)
             found = features[_sample(len(features), self.random_state)]
@@ -992,7 +997,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     def _given_features(self, X: Any) -> Any | None:
         """Return the features in X, or None if it holds images."""
-        if not isinstance(X, FeatureTable | Features) and not _is_table(X):
+        if not _is_features(X):
             return None
         if _tunes(self.classifier_):
             raise InputError("The model has a tuned backbone: it needs images, not features.")
@@ -1069,6 +1074,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             self._loaded = load_backbone(given, weights=self.weights, device=self.device)
         backbone = self._load_backbone()
         check_origin(table.backbone, backbone.identity)
+        found, expected = len(table.features.blocks), len(backbone.preset.blocks)
+        if found != expected:
+            raise InputError(
+                f"The features have {found} block{'s' * (found != 1)}, those of the backbone "
+                f"{backbone.identity.name!r} have {expected}: for features from elsewhere, use "
+                "FewShotClassifier(backbone=None)."
+            )
         return backbone.preset, backbone.identity
 
     def _load_backbone(self) -> Backbone:
@@ -1185,13 +1197,14 @@ def _sample(count: int, seed: int) -> list[int]:
     return sorted(chosen.tolist())
 
 
-def _is_table(X: Any) -> bool:
-    """Whether X is a two-dimensional array of floats."""
-    return isinstance(X, np.ndarray | Tensor) and X.ndim == 2 and "float" in str(X.dtype)
-
-
 def _tunes(classifier: Any) -> bool:
     return getattr(classifier, "needs", "features") == "images"
+
+
+def _is_features(X: Any) -> bool:
+    """Return whether X holds features; a table of floating-point numbers is not an image."""
+    table = isinstance(X, np.ndarray | Tensor) and X.ndim == 2
+    return isinstance(X, FeatureTable | Features) or (table and "float" in str(X.dtype))
 
 
 def network_of(backbone: Backbone, method: str) -> Network:
