@@ -10,7 +10,7 @@ import os
 from ray import serve
 from starlette.types import ASGIApp
 
-from mivhead.service.app import create_app
+from mivhead.service.application import create_app
 
 MODELS = os.environ["MIV_MODELS"].split(os.pathsep)
 REPLICAS = int(os.environ.get("MIV_REPLICAS", "1"))

@@ -32,6 +32,7 @@ def folder(tmp_path_factory) -> Path:
     """A folder with `model.onnx`, `model.miv` and labelled images in `new/`."""
     import torch
 
+    pytest.importorskip("onnxscript")  # to export; not needed afterwards
     root = tmp_path_factory.mktemp("runtime")
     rng = np.random.default_rng(0)
     for name, low in (("dark", 0), ("light", 150)):
@@ -107,7 +108,7 @@ def test_a_service_works(folder: Path) -> None:
     pytest.importorskip("starlette")
     code = BLOCKED + (
         "from starlette.testclient import TestClient\n"
-        "from mivhead.service.app import create_app\n"
+        "from mivhead.service.application import create_app\n"
         "client = TestClient(create_app(['model.onnx']))\n"
         "with client:\n"
         "    image = open('new/light/0.png', 'rb').read()\n"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mivhead._exported import ExportedClassifier
 from mivhead._files import is_exported
 from mivhead.errors import InputError
-from mivhead.exported import ExportedClassifier
 
 if TYPE_CHECKING:
     from mivhead.backbones.base import Backbone

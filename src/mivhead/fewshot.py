@@ -24,6 +24,7 @@ from torch import Tensor
 
 from mivhead._progress import progress_bar
 from mivhead._schema import to_json
+from mivhead._shots import Change, Shots
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.background import background_vectors
 from mivhead.backbones.base import (
@@ -65,12 +66,11 @@ from mivhead.methods.registry import Classifier, get_method, make_method, method
 from mivhead.methods.tuning.base import Network, Pixels
 from mivhead.prediction import Prediction, Predictions, predictions
 from mivhead.preset import Preset
-from mivhead.shots import Change, Shots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mivhead.diagnostics.estimate import CrossValidation
+    from mivhead.diagnostics.cross_validation import CrossValidation
     from mivhead.diagnostics.evaluation import Evaluation
     from mivhead.diagnostics.explanation import Explanation
 
@@ -348,6 +348,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             As for `classify`.
         thresholds : Thresholds or None, default=None
             When not to give a name; None: as `thresholds()` returns them.
+
+        Yields
+        ------
+        list of Prediction
+            The predictions of the next images, in their order.
         """
         thresholds = thresholds or self.thresholds()
         image_set = as_image_set(images)
@@ -365,6 +370,19 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """Return the thresholds of decisions, with the parameters of `classify`.
 
         A model without a decision rule (`no_decision` says why) always gives a name.
+
+        Parameters
+        ----------
+        reject : float or None, default=0.1
+            Share of the images of known classes that may be rejected as "none of these".
+        max_errors : float or None, default=0.1
+            Share of wrong names among the names that are given.
+        coverage : float or None, default=None
+            Share of prediction sets that hold the true class.
+
+        Returns
+        -------
+        Thresholds
         """
         check_is_fitted(self, "classifier_")
         rule: DecisionRule | None = getattr(self.classifier_, "decision_", None)
@@ -607,7 +625,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             Its `accuracy`, `interval` and `suspects`: the shots that were predicted as another
             class.
         """
-        from mivhead.diagnostics.estimate import cross_validate
+        from mivhead.diagnostics.cross_validation import cross_validate
 
         shots = self._own_shots()
         training = shots.training()
@@ -679,7 +697,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         ----------
         images : images or features
             As for `predict`.
-        **decision
+        **decision : dict
             Thresholds, as for `classify`.
 
         Returns
@@ -729,7 +747,17 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return get_method(self.method).needs == "images"
 
     def make_classifier(self, preset: Preset | None = None) -> Classifier:
-        """Make the estimator that `fit` trains, not fitted yet."""
+        """Make the estimator that `fit` trains, not fitted yet.
+
+        Parameters
+        ----------
+        preset : Preset, default=None
+            Settings of the backbone; None: derived from the shapes of the features.
+
+        Returns
+        -------
+        FeatureClassifier or TuningClassifier
+        """
         known = get_method(self.method).hyperparameters()
         shown = {"verbose": self.verbose} if "verbose" in known else {}
         classifier: Classifier = make_method(

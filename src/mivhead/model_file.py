@@ -27,7 +27,9 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from mivhead import _files
+from mivhead._model_info import ModelInfo, plain_classes, read_classes
 from mivhead._schema import from_json, to_json
+from mivhead._shots import Change, Shots
 from mivhead._version import __version__
 from mivhead.backbones.base import Backbone, Identity, expected_preset, named_by_file
 from mivhead.classifier import FeatureClassifier, MIVClassifier
@@ -37,8 +39,6 @@ from mivhead.features import FeatureTable
 from mivhead.fewshot import FewShotClassifier
 from mivhead.images.augmentation import ViewRule
 from mivhead.methods.registry import Classifier, make_method, method_name
-from mivhead.model_info import ModelInfo, plain_classes, read_classes
-from mivhead.shots import Change, Shots
 
 FORMAT = 1
 
@@ -287,7 +287,7 @@ def changing(
         Where to write the changed model; None replaces the file, atomically.
     keep_old : bool, default=True
         Keep the replaced file under its name with `.bak` added.
-    **how
+    **how : dict
         Parameters of `load`.
 
     Yields

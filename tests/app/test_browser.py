@@ -28,10 +28,10 @@ pytest.importorskip("playwright")
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from mivhead import FewShotClassifier
-from mivhead.app.downloads import can_export
 from mivhead.app.learner import Learner
+from mivhead.app.outputs import can_export
 from mivhead.app.project import opened
-from mivhead.app.server import Token, make_server
+from mivhead.app.routes import Token, make_server
 from tests.helpers.services import serving, toy
 
 CHROMIUM = next(

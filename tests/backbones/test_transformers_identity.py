@@ -13,7 +13,7 @@ import torch
 
 from mivhead.backbones import load_backbone
 from mivhead.backbones.preprocessing import preprocess
-from mivhead.extraction.cache import Keys
+from mivhead.extraction.cache import CacheKeys
 from mivhead.images.augmentation import Augmentation
 from tests.helpers.conformance import photos, run
 from tests.helpers.towers import DEPTH, clip, hidden_states, registers, save, siglip, vit
@@ -84,5 +84,5 @@ def test_each_type_of_features_has_its_own_place_in_the_cache(tmp_path: Path) ->
     for dtype in ("float16", "float32", "float64"):
         backbone = load_backbone(f"hf:{tmp_path}", device="cpu", dtype=dtype)
         assert str(backbone.extract(photos(1)).dtype) == f"torch.{dtype}"
-        keys.add(Keys(backbone, Augmentation()).key("0" * 64, None))
+        keys.add(CacheKeys(backbone, Augmentation()).key("0" * 64, None))
     assert len(keys) == 3

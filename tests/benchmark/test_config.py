@@ -100,6 +100,18 @@ def test_a_run_grows_but_never_contradicts_itself():
         extend(old, read_config({"tasks": 5, "methods": [to_json(changed)]}))
 
 
+def test_a_run_keeps_to_one_size_of_images():
+    def images(name, paper_sizes):
+        return read_config({"sets": [name], "paper_sizes": paper_sizes})
+
+    with pytest.raises(InputError, match="paper_sizes is False there and True here"):
+        extend(images("cifar10", False), images("cifar10", True))
+    # Where it has no effect, a run of an earlier version can be resumed.
+    assert extend(images("aircraft", False), images("aircraft", True)).paper_sizes
+    with pytest.raises(InputError, match="paper_sizes is True there and False here"):
+        extend(images("aircraft", True), images("mnist", False))
+
+
 def test_views_follow_the_preset_in_the_papers_tables():
     preset = read_config({"views": "preset"})
     assert preset.views is None

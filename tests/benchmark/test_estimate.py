@@ -22,7 +22,8 @@ def test_what_is_there_is_counted(data):
         "dots": (True, 6, 24),
         "mnist": (True, 6, 24),
     }
-    assert plan.sets[1].remark == "24 px; the paper's have 84 (prepare with --size)"
+    assert plan.sets[1].remark == "24 px; the paper's have 84 (--paper-sizes)"
+    assert plan.sets[0].remark == ""
     assert plan.tasks == 8
     # Four tasks of 5 shots and 10 queries see most of 24 images, and some of their 24 views.
     assert 2 * 20 < plan.passes < 2 * 48
@@ -33,6 +34,14 @@ def test_what_is_there_is_counted(data):
     assert 0 < ncc.seconds < miv.seconds < 60
     assert miv.hours == pytest.approx(8 * miv.seconds / 3600)
     assert plan.hours == pytest.approx(plan.extraction_hours + miv.hours + ncc.hours)
+
+
+def test_the_papers_sizes_are_announced(data):
+    plan = estimate(read_config(CONFIG | {"paper_sizes": True, "methods": ["ncc"]}), data, "cpu")
+    assert [each.remark for each in plan.sets] == [
+        "",
+        "24 px; resized to 84 px first, as in the paper",
+    ]
 
 
 def test_what_is_missing_is_named(data):

@@ -125,6 +125,11 @@ def test_rows_and_columns_are_the_papers(name):
     check_columns(name, config, finished(config, [each.name for each in SETS]), ROWS)
 
 
+def test_the_papers_tables_resize_mnist_and_cifar():
+    """The authors' converter brings them to 84 pixels; other configurations keep their sizes."""
+    assert [name for name in list_tables() if load_config(name).paper_sizes] == PAPER
+
+
 def test_shares_and_tests_across_backbones():
     """The paper's share of eTT/16 by Ours/8, and its paired test of the two."""
     config = load_config("latency")

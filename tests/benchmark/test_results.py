@@ -13,7 +13,7 @@ from mivhead import __version__
 from mivhead.benchmark.clock import Seconds
 from mivhead.benchmark.results import (
     RESULTS,
-    Journal,
+    RunFolder,
     read_origin,
     read_results,
     read_run_config,
@@ -24,41 +24,41 @@ from tests.helpers.bench_data import config, result
 
 def test_written_at_once_and_read_back(tmp_path):
     first, second = result(), result(task=1, accuracy=None, error="memory: too little")
-    with Journal(tmp_path, config()) as journal:
-        journal.add([first, second])
+    with RunFolder(tmp_path, config()) as run_folder:
+        run_folder.add([first, second])
         assert read_results(tmp_path) == [first, second]  # before it is closed
-        assert journal.is_done(first.key)
-        assert not journal.is_done(second.key)  # an error is tried again
+        assert run_folder.is_done(first.key)
+        assert not run_folder.is_done(second.key)  # an error is tried again
     assert read_run_config(tmp_path) == config()
 
 
 def test_a_later_success_replaces_an_error_and_never_the_reverse(tmp_path):
     failed, right = result(accuracy=None, error="memory: x"), result()
-    with Journal(tmp_path, config()) as journal:
-        journal.add([failed])
-    with Journal(tmp_path, config()) as journal:
-        journal.add([right])
-        journal.add([failed])
+    with RunFolder(tmp_path, config()) as run_folder:
+        run_folder.add([failed])
+    with RunFolder(tmp_path, config()) as run_folder:
+        run_folder.add([right])
+        run_folder.add([failed])
     assert read_results(tmp_path) == [right]
 
 
 @pytest.mark.parametrize("cut", [1, 17, 100])
 def test_a_torn_last_line_is_dropped(tmp_path, cut):
-    with Journal(tmp_path, config()) as journal:
-        journal.add([result(task=i) for i in range(3)])
+    with RunFolder(tmp_path, config()) as run_folder:
+        run_folder.add([result(task=i) for i in range(3)])
     path = tmp_path / RESULTS
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
     assert [r.task for r in read_results(tmp_path)] == [0, 1]
-    with Journal(tmp_path, config()) as journal:
-        assert len(journal.results) == 2
-        journal.add([result(task=2)])
+    with RunFolder(tmp_path, config()) as run_folder:
+        assert len(run_folder.results) == 2
+        run_folder.add([result(task=2)])
     assert path.read_bytes() == whole
 
 
 def test_corruption_in_the_middle_is_an_error(tmp_path):
-    with Journal(tmp_path, config()) as journal:
-        journal.add([result(task=i) for i in range(3)])
+    with RunFolder(tmp_path, config()) as run_folder:
+        run_folder.add([result(task=i) for i in range(3)])
     path = tmp_path / RESULTS
     lines = path.read_text().splitlines(keepends=True)
     path.write_text(lines[0] + "{oops\n" + lines[2])
@@ -71,8 +71,8 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from tests.helpers.bench_data import config
 from mivhead.benchmark.clock import Seconds
-from mivhead.benchmark.results import Journal
-with Journal(sys.argv[1], config()):
+from mivhead.benchmark.results import RunFolder
+with RunFolder(sys.argv[1], config()):
     print("locked", flush=True)
     sys.stdin.read()
 """
@@ -84,30 +84,33 @@ def test_a_second_run_is_refused_and_a_dead_one_forgotten(tmp_path):
         assert holder.stdout.readline() == b"locked\n"
         with (
             pytest.raises(NotAvailableError, match=rf"process {holder.pid}\)"),
-            Journal(tmp_path, config()),
+            RunFolder(tmp_path, config()),
         ):
             pass
         holder.kill()
         holder.wait()
-        with Journal(tmp_path, config()) as journal:
-            assert journal.results == {}
+        with RunFolder(tmp_path, config()) as run_folder:
+            assert run_folder.results == {}
 
 
 def test_other_configurations_tasks_and_folders_are_refused(tmp_path):
-    with Journal(tmp_path / "run", config()) as journal:
-        journal.add([result()])
-        journal.check_tasks("dots", "varying", "f" * 64)
-        journal.check_tasks("dots", "5-way 1-shot", "0" * 64)  # no results of it yet
+    with RunFolder(tmp_path / "run", config()) as run_folder:
+        run_folder.add([result()])
+        run_folder.check_tasks("dots", "varying", "f" * 64)
+        run_folder.check_tasks("dots", "5-way 1-shot", "0" * 64)  # no results of it yet
         with pytest.raises(InputError, match="other tasks of dots"):
-            journal.check_tasks("dots", "varying", "0" * 64)
+            run_folder.check_tasks("dots", "varying", "0" * 64)
     with (
         pytest.raises(InputError, match="seed is 0 there and 1 here"),
-        Journal(tmp_path / "run", config(seed=1)),
+        RunFolder(tmp_path / "run", config(seed=1)),
     ):
         pass
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "me.jpg").touch()
-    with pytest.raises(InputError, match="something other"), Journal(tmp_path / "photos", config()):
+    with (
+        pytest.raises(InputError, match="something other"),
+        RunFolder(tmp_path / "photos", config()),
+    ):
         pass
 
 
@@ -118,23 +121,23 @@ def test_after_a_full_disk_the_run_resumes(tmp_path, monkeypatch):
         write(handle, data[:50])  # some of it still fits
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with Journal(tmp_path, config()) as journal:
-        journal.add([result()])
+    with RunFolder(tmp_path, config()) as run_folder:
+        run_folder.add([result()])
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full)
             with pytest.raises(NotAvailableError, match="No space left on device"):
-                journal.add([result(task=1)])
-        assert len(journal.results) == 1
-    with Journal(tmp_path, config()) as journal:
-        journal.add([result(task=1)])
+                run_folder.add([result(task=1)])
+        assert len(run_folder.results) == 1
+    with RunFolder(tmp_path, config()) as run_folder:
+        run_folder.add([result(task=1)])
     assert [r.task for r in read_results(tmp_path)] == [0, 1]
 
 
 def test_the_version_is_recorded_and_named_by_errors(tmp_path):
-    with Journal(tmp_path, config()) as journal:
-        assert journal.version is None
-    with Journal(tmp_path, config()) as journal:
-        assert journal.version == __version__
+    with RunFolder(tmp_path, config()) as run_folder:
+        assert run_folder.version is None
+    with RunFolder(tmp_path, config()) as run_folder:
+        assert run_folder.version == __version__
     path = tmp_path / "config.json"
     document = json.loads(path.read_text())
     path.write_text(json.dumps(document | {"mivhead": "9.0", "novelty": 1}))
@@ -143,21 +146,21 @@ def test_the_version_is_recorded_and_named_by_errors(tmp_path):
 
 
 def test_seconds_of_backbones_are_kept_and_a_corrupted_file_is_ignored(tmp_path):
-    with Journal(tmp_path, config()) as journal:
-        journal.set_seconds("tiny", Seconds(0.5, 0.7))
-    with Journal(tmp_path, config()) as journal:
-        assert journal.seconds == {"tiny": Seconds(0.5, 0.7)}
+    with RunFolder(tmp_path, config()) as run_folder:
+        run_folder.set_seconds("tiny", Seconds(0.5, 0.7))
+    with RunFolder(tmp_path, config()) as run_folder:
+        assert run_folder.seconds == {"tiny": Seconds(0.5, 0.7)}
     for content in ("[1", '{"tiny": 0.5}'):  # cut off, or from a version with one clock
         (tmp_path / "seconds.json").write_text(content)
-        with Journal(tmp_path, config()) as journal:
-            assert journal.seconds == {}
+        with RunFolder(tmp_path, config()) as run_folder:
+            assert run_folder.seconds == {}
 
 
 def test_a_run_records_how_it_was_made(tmp_path, monkeypatch):
     assert read_origin(tmp_path) == {}
     monkeypatch.setattr("sys.argv", ["/bin/miv", "bench", "run", "http://me:word@host/?key=1"])
     for _ in range(2):
-        with Journal(tmp_path / "run", config()):
+        with RunFolder(tmp_path / "run", config()):
             pass
     origin = read_origin(tmp_path / "run")
     assert origin["command"].startswith("miv bench run ")

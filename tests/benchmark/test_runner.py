@@ -92,6 +92,25 @@ def test_a_result_is_what_the_method_gives_by_hand(place, data):
         assert found.backbone_seconds > 0
 
 
+def test_the_papers_tables_read_mnist_at_84_pixels(tmp_path, capsys):
+    def votes(data, **changes):
+        place = Place(tmp_path / f"run of {data} {changes}", tmp_path / data)
+        wanted = {"sets": ["mnist"], "methods": ["ncc"], "tasks": 2} | changes
+        return [r.calibration for r in bench(place, view=LiveView(), **wanted)]
+
+    write_sets(tmp_path / "original", ["mnist"])
+    for path in (tmp_path / "original").rglob("*.png"):
+        resized = tmp_path / "resized" / path.relative_to(tmp_path / "original")
+        resized.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(path).resize((84, 84), Image.Resampling.LANCZOS).save(resized)
+    expected = votes("resized")
+    assert "resized" not in capsys.readouterr().err.replace("run of resized", "")
+    assert votes("original", paper_sizes=True) == expected
+    assert "mnist: images are resized to 84 x 84 pixels first" in capsys.readouterr().err
+    assert votes("resized", paper_sizes=True) == expected
+    assert votes("original") != expected
+
+
 def test_each_picture_passes_the_backbone_once(place):
     backbone = TinyBackbone()
     bench(place, backbone, protocols=["5-way 2-shot", "varying"])

@@ -223,6 +223,17 @@ def test_a_backbone_that_the_table_does_not_know_gets_all_methods():
     }
 
 
+def test_the_papers_sizes_can_be_chosen():
+    def chosen(*arguments):
+        parsed = build_parser().parse_args(["bench", "run", *arguments, "-o", "x"])
+        return _join(parsed).paper_sizes
+
+    assert chosen("main")
+    assert not chosen("main", "--no-paper-sizes")
+    assert not chosen("small")
+    assert chosen("small", "--paper-sizes")
+
+
 def test_random_weights_and_the_input_size():
     def backbones(*arguments):
         parsed = build_parser().parse_args(["bench", "run", *arguments, "-o", "x"])

@@ -9,7 +9,7 @@ import pytest
 import mivhead
 from mivhead.cli.fit import _describe_estimate
 from mivhead.cli.main import main
-from mivhead.diagnostics.estimate import CrossValidation
+from mivhead.diagnostics.cross_validation import CrossValidation
 from mivhead.features import FeatureTable
 from mivhead.methods import METHODS
 

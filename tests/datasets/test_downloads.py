@@ -23,6 +23,7 @@ from mivhead.datasets.downloads import (
     enlarge,
 )
 from mivhead.datasets.prepare import prepare_set
+from mivhead.datasets.sets import open_set
 from mivhead.errors import InputError
 from mivhead.images.sources import open_labelled
 from tests.helpers.sample_files import make_folder, png
@@ -239,6 +240,13 @@ def test_the_papers_size_is_an_option(tmp_path):
     expected = Image.fromarray(images[0]).resize((84, 84), Image.Resampling.LANCZOS)
     assert (np.asarray(resized)[:, :, 0] == np.asarray(expected)).all()
     assert {each.name for each in SETS if each.paper_size == 84} == {"mnist", "cifar10", "cifar100"}
+    # A run of the paper's tables reads the same pixels from a set of either size.
+    prepare_set("mnist", tmp_path / "raw", tmp_path / "data" / "mnist")
+    (tmp_path / "out").rename(tmp_path / "data" / "MNIST")
+    assert open_set("mnist", tmp_path / "data").load(1).size == (28, 28)
+    for name in ("mnist", "MNIST"):
+        read = open_set(name, tmp_path / "data", paper_sizes=True).load(1)
+        assert (np.asarray(read) == np.asarray(resized)).all()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 import mivhead
 from mivhead import Features, FewShotClassifier, MIVClassifier
-from mivhead.diagnostics.estimate import cross_validate
+from mivhead.diagnostics.cross_validation import cross_validate
 from mivhead.diagnostics.explanation import Explanation, explain_images
 from mivhead.diagnostics.pages import explanation_html, write_results, write_suspects
 from mivhead.errors import InputError

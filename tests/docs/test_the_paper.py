@@ -62,5 +62,5 @@ def test_modules_and_links_exist():
         import_module(name)
     for target in re.findall(r"\]\(([^)#]+)", TEXT):
         assert (PAGE.parent / target).exists(), target
-    headings = {h.lower().replace(" ", "-") for h in re.findall(r"^## (.+)$", TEXT, re.MULTILINE)}
+    headings = {h.lower().replace(" ", "-") for h in re.findall(r"^##+ (.+)$", TEXT, re.MULTILINE)}
     assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= headings

@@ -17,7 +17,7 @@ from PIL import Image
 from mivhead import Features, FewShotClassifier, _threads
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.extraction import pipeline as module
-from mivhead.extraction.cache import FeatureCache, Keys, Parts, content_hash
+from mivhead.extraction.cache import CacheKeys, FeatureCache, Parts, content_hash
 from mivhead.extraction.pipeline import (
     BATCH,
     _Cores,
@@ -391,7 +391,7 @@ def test_without_a_cache_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> 
 def test_features_are_read_in_any_order_and_never_partly(cache: FeatureCache) -> None:
     backbone, pictures = TinyBackbone(), noise(5)
     expected = extract_table(backbone, from_images(pictures), cache=cache, verbose=False).features
-    named = Keys(backbone, Augmentation())
+    named = CacheKeys(backbone, Augmentation())
     keys = [named.key(content_hash(load_image(picture)), None) for picture in pictures]
     for rows in ([3], [4, 0, 2, 2, 1]):
         assert read_features(cache, [keys[row] for row in rows]) == expected[rows]

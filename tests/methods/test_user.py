@@ -11,7 +11,7 @@ import pytest
 
 import mivhead
 from mivhead import Features, FewShotClassifier
-from mivhead.benchmark.cost import Cost, count
+from mivhead.benchmark.gflops import Cost, count
 from mivhead.benchmark.results import RESULTS, read_results
 from mivhead.cli.main import main
 from mivhead.errors import InputError, ModelFileError

@@ -51,7 +51,7 @@ def model_file(colours: FewShotClassifier, tmp_path_factory: pytest.TempPathFact
 def url(model_file: Path) -> Iterator[str]:
     """The address of a server with this model."""
     pytest.importorskip("starlette")
-    from mivhead.service.app import create_app
+    from mivhead.service.application import create_app
     from mivhead.service.models import ModelLoader
     from mivhead.service.protection import Limits
     from mivhead.service.server import Server

@@ -20,9 +20,9 @@ from tests.service.conftest import photo, train
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
 from mivhead.errors import InputError
-from mivhead.service.app import create_app
+from mivhead.service.application import create_app
 from mivhead.service.models import ModelLoader, Models
-from mivhead.service.protection import Keys
+from mivhead.service.protection import ApiKeys
 from mivhead.service.server import Server
 from tests.helpers.web import web
 
@@ -113,7 +113,7 @@ def wait_for(url: str, condition: Any) -> None:
 
 @pytest.fixture
 def changing(file: Path) -> Iterator[str]:
-    keys = Keys(["correct-horse"])
+    keys = ApiKeys(["correct-horse"])
     load = ModelLoader(backbone=toy())
     app = create_app([file], load=load, keys=keys, allow_changes=True, reload_seconds=None)
     with serving(Server(app, port=0)) as url:

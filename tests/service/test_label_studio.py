@@ -15,7 +15,7 @@ from tests.service.conftest import photo
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.service.app import create_app
+from mivhead.service.application import create_app
 from mivhead.service.label_studio import LabelStudio, read_config
 from mivhead.service.models import ModelLoader
 from mivhead.service.server import Server

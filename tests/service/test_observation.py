@@ -19,7 +19,7 @@ from tests.service.conftest import photo
 
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
-from mivhead.service.app import create_app
+from mivhead.service.application import create_app
 from mivhead.service.models import ModelLoader
 from mivhead.service.observation import JsonFormatter, Metrics, ks_distance
 from mivhead.service.server import Server

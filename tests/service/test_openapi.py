@@ -16,11 +16,11 @@ pytest.importorskip("starlette")
 pytest.importorskip("httpx")
 from starlette.routing import Route
 
-from mivhead.service.app import Service, create_app
+from mivhead.service.application import Service, create_app
 from mivhead.service.models import ModelLoader, Models
 from mivhead.service.observation import Metrics
 from mivhead.service.openapi import openapi
-from mivhead.service.protection import Keys, Limits
+from mivhead.service.protection import ApiKeys, Limits
 from mivhead.service.server import Server
 from tests.helpers.web import web
 
@@ -60,7 +60,7 @@ def changing(model_file: Path, tmp_path: Path) -> Iterator[str]:
         [tmp_path / "birds.miv"],
         load=ModelLoader(backbone=toy()),
         backbone=toy(),
-        keys=Keys([KEY]),
+        keys=ApiKeys([KEY]),
         allow_changes=True,
         reload_seconds=None,
     )

@@ -26,7 +26,7 @@ from tests.service.conftest import photo, train
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
 from mivhead.errors import InputError
-from mivhead.service.app import create_app
+from mivhead.service.application import create_app
 from mivhead.service.models import ModelLoader, name_files
 from mivhead.service.protection import Limits
 from mivhead.service.server import Server

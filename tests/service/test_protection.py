@@ -29,10 +29,11 @@ import httpx
 
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.service import server as server_module
-from mivhead.service.app import create_app
+from mivhead.service.application import create_app, protect
 from mivhead.service.batching import Budget
 from mivhead.service.models import ModelLoader
-from mivhead.service.protection import LOOPBACK_HOSTS, Keys, Limits
+from mivhead.service.observation import Metrics
+from mivhead.service.protection import LOOPBACK_HOSTS, ApiKeys, Limits
 from mivhead.service.server import Server
 from tests.helpers.web import web
 
@@ -357,6 +358,30 @@ def test_a_late_answer_is_503(model_file: Path) -> None:
         assert "not ready within 0.5 s" in response.json()["error"]
 
 
+def test_requests_are_answered_after_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As of a process that was stopped or a computer that slept: all deadlines are over at once.
+    monkeypatch.setattr(server_module, "GRACE", 0.5)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"] == "/stall":
+            time.sleep(1.5)  # blocks the event loop
+        elif scope["type"] == "http":
+            await asyncio.sleep(60)
+
+    limits = Limits(deadline=0.5)
+    protected = protect(app, [], Metrics(), limits)
+    with serving(Server(protected, port=0, deadline=limits.deadline)) as url:
+        waiting, stalling = connect(url), connect(url)
+        waiting.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        time.sleep(0.1)
+        stalling.sendall(b"GET /stall HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = waiting.recv(2**16)
+        waiting.close()
+        stalling.close()
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 5" in answer.lower()
+
+
 # Pixels.
 
 
@@ -407,7 +432,7 @@ def test_the_budget_is_never_exceeded_and_nobody_starves() -> None:
 
 
 def test_keys(model_file: Path) -> None:
-    keys = Keys(["first-key-123", "second-key-456"])
+    keys = ApiKeys(["first-key-123", "second-key-456"])
     with served(model_file, keys=keys) as url:
         assert web.get(f"{url}/healthz").status_code == 200
         assert web.get(f"{url}/readyz").status_code == 200
@@ -434,21 +459,21 @@ def test_keys(model_file: Path) -> None:
 def test_where_keys_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
     file.write_text("# of the team\n\nabcdefgh\n  12345678 \n")
-    keys = Keys.from_file(file)
+    keys = ApiKeys.from_file(file)
     assert keys.open({"authorization": "Bearer 12345678"})
     assert not keys.open({"authorization": "Bearer # of the team"})
     monkeypatch.setenv("SOME_KEY", " abcdefgh\n")
-    assert Keys.from_variable("SOME_KEY").open({"authorization": "Bearer abcdefgh"})
+    assert ApiKeys.from_variable("SOME_KEY").open({"authorization": "Bearer abcdefgh"})
     with pytest.raises(NotAvailableError, match="NO_KEY, which holds the key, is not set"):
-        Keys.from_variable("NO_KEY")
+        ApiKeys.from_variable("NO_KEY")
     with pytest.raises(NotAvailableError, match="Cannot read the keys"):
-        Keys.from_file(tmp_path / "absent")
+        ApiKeys.from_file(tmp_path / "absent")
     file.write_text("# nothing\n")
     with pytest.raises(InputError, match="no keys"):
-        Keys.from_file(file)
+        ApiKeys.from_file(file)
     for bad in ("short", "with a space", "ümläute-überall"):
         with pytest.raises(InputError, match="at least 8 printable ASCII characters"):
-            Keys([bad])
+            ApiKeys([bad])
 
 
 def test_other_host_names_and_other_pages_are_refused(model_file: Path) -> None:
@@ -485,7 +510,7 @@ def test_logs_hold_no_images_keys_or_queries(
     model_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    with served(model_file, keys=Keys(["very-secret-key"])) as url:
+    with served(model_file, keys=ApiKeys(["very-secret-key"])) as url:
         header = {"Authorization": "Bearer very-secret-key"}
         data = photo("red")
         web.post(f"{url}/v1/predict?top=1", files={"images": ("face.png", data)}, headers=header)

@@ -29,7 +29,7 @@ Move = tuple[str, str]  # from, to: paths relative to the folder, with `/`
 
 
 @dataclass(frozen=True)
-class Change:
+class FolderChange:
     """A change of the folder.
 
     Parameters
@@ -78,8 +78,8 @@ class Journal:
         self._root = root
         self._file = root / HIDDEN / "journal.jsonl"
         self._size = 0  # bytes of complete records
-        self.done: list[Change] = []
-        self.undone: list[Change] = []  # the next one to redo is the last
+        self.done: list[FolderChange] = []
+        self.undone: list[FolderChange] = []  # the next one to redo is the last
         try:
             (root / KEPT).mkdir(parents=True, exist_ok=True)
             self._complete(self._read())
@@ -96,12 +96,12 @@ class Journal:
 
     def do(self, action: str, target: str, moves: Iterable[Move], batch: str = "") -> None:
         """Make a change, completely or not at all."""
-        change = Change(uuid4().hex[:16], action, target, tuple(moves), batch)
+        change = FolderChange(uuid4().hex[:16], action, target, tuple(moves), batch)
         self._apply({"do": asdict(change)}, {"undo": [change.id]}, change.moves)
         self.done.append(change)
         self.undone.clear()
 
-    def undo(self) -> list[Change]:
+    def undo(self) -> list[FolderChange]:
         """Undo the last change, with its batch; return what was undone, the last change first."""
         group = last_batch(self.done)
         if group:
@@ -112,7 +112,7 @@ class Journal:
             self.undone.extend(group)
         return group
 
-    def redo(self) -> list[Change]:
+    def redo(self) -> list[FolderChange]:
         """Make what was undone last again; return it."""
         group = last_batch(self.undone)
         if group:
@@ -215,7 +215,7 @@ class Journal:
             return []
         if kind == "do":
             moves = tuple((_inside(a), _inside(b)) for a, b in value["moves"])
-            change = Change(**value | {"moves": moves})
+            change = FolderChange(**value | {"moves": moves})
             self.done.append(change)
             self.undone.clear()
             return list(moves)
@@ -249,9 +249,9 @@ class Journal:
                     shutil.rmtree(each) if each.is_dir() else each.unlink()
 
 
-def last_batch(changes: Sequence[Change]) -> list[Change]:
+def last_batch(changes: Sequence[FolderChange]) -> list[FolderChange]:
     """Return the changes at the end that belong together, the last one first."""
-    group: list[Change] = []
+    group: list[FolderChange] = []
     for each in reversed(changes):
         if group and (not each.batch or each.batch != group[0].batch):
             break
@@ -259,7 +259,7 @@ def last_batch(changes: Sequence[Change]) -> list[Change]:
     return group
 
 
-def _backwards(change: Change) -> list[Move]:
+def _backwards(change: FolderChange) -> list[Move]:
     return [(target, source) for source, target in reversed(change.moves)]
 
 

@@ -23,7 +23,7 @@ from mivhead.errors import ImageError, InputError, MivError
 from mivhead.images.imageset import ImageSet, ImageSource, given, numbered
 
 if TYPE_CHECKING:
-    from mivhead.diagnostics.estimate import CrossValidation
+    from mivhead.diagnostics.cross_validation import CrossValidation
     from mivhead.diagnostics.explanation import Explanation
     from mivhead.fewshot import FewShotClassifier
     from mivhead.prediction import Prediction

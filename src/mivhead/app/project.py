@@ -24,7 +24,7 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
-from mivhead.app.journal import HIDDEN, Change, Journal, Move, last_batch
+from mivhead.app.journal import HIDDEN, FolderChange, Journal, Move, last_batch
 from mivhead.decision import NONE, UNSURE
 from mivhead.errors import ImageError, InputError, NotAvailableError
 from mivhead.images.decoding import load_image
@@ -156,13 +156,13 @@ class Project:
         return self._version
 
     @property
-    def next_undo(self) -> list[Change]:
+    def next_undo(self) -> list[FolderChange]:
         """The changes that `undo` would undo."""
         with self._mutex:
             return last_batch(self._journal.done)
 
     @property
-    def next_redo(self) -> list[Change]:
+    def next_redo(self) -> list[FolderChange]:
         """The changes that `redo` would make again."""
         with self._mutex:
             return last_batch(self._journal.undone)
@@ -294,17 +294,17 @@ class Project:
             if moves:
                 self._change("delete", found[0][0], moves, batch)
 
-    def undo(self) -> list[Change]:
+    def undo(self) -> list[FolderChange]:
         """Undo the last change; return what was undone."""
         return self._step(self._journal.undo)
 
-    def redo(self) -> list[Change]:
+    def redo(self) -> list[FolderChange]:
         """Make what was undone last again; return it."""
         return self._step(self._journal.redo)
 
-    def _step(self, step: Any) -> list[Change]:
+    def _step(self, step: Any) -> list[FolderChange]:
         with self._mutex:
-            group: list[Change] = step()
+            group: list[FolderChange] = step()
             self._update(group)
             return group
 
@@ -312,7 +312,7 @@ class Project:
         self._journal.do(action, target, moves, batch)
         self._update(self._journal.done[-1:])
 
-    def _update(self, changes: Iterable[Change]) -> None:
+    def _update(self, changes: Iterable[FolderChange]) -> None:
         """Look into the folders that changes have touched."""
         touched = set()
         for change in changes:

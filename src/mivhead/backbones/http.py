@@ -25,7 +25,7 @@ import torch
 from mivhead._schema import from_json
 from mivhead.backbones.base import Identity
 from mivhead.backbones.preprocessing import DecodedImage, to_pixels
-from mivhead.backbones.transport import MAX_BYTES, Client
+from mivhead.backbones.transport import MAX_BYTES, JsonClient
 from mivhead.backbones.wire import (
     BACKBONE_PATH,
     FEATURES_PATH,
@@ -88,7 +88,7 @@ def connect(
     model, request, size : str, str or dict, int
         For embedding services: see `mivhead.backbones.http.EmbeddingService`.
     key, header, timeout, attempts, backoff, seed : optional
-        See `mivhead.backbones.transport.Client`. `key` names an environment variable.
+        See `mivhead.backbones.transport.JsonClient`. `key` names an environment variable.
     batch_size : int, default=8
         Images per request.
     concurrency : int, default=4
@@ -102,7 +102,7 @@ def connect(
     -------
     RemoteBackbone
     """
-    client = Client(
+    client = JsonClient(
         url,
         key=key,
         header=header,
@@ -242,13 +242,13 @@ class MivServer:
 
     Parameters
     ----------
-    client : Client
+    client : JsonClient
         Sends the requests.
     preset : Preset or None
         Other settings for the head, for the server's taps and preprocessing.
     """
 
-    def __init__(self, client: Client, preset: Preset | None) -> None:
+    def __init__(self, client: JsonClient, preset: Preset | None) -> None:
         self._client = client
         self.shown = client.shown
         try:
@@ -295,7 +295,7 @@ class EmbeddingService:
 
     Parameters
     ----------
-    client : Client
+    client : JsonClient
         Sends the requests.
     model : str, optional
         The service's name for the model.
@@ -321,7 +321,7 @@ class EmbeddingService:
 
     def __init__(
         self,
-        client: Client,
+        client: JsonClient,
         *,
         model: str | None = None,
         request: str | dict[str, Any] | None = None,

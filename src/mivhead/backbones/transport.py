@@ -153,7 +153,7 @@ class _BoundedHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
         return connection
 
 
-class Client:
+class JsonClient:
     """Sends JSON to one service and returns its responses.
 
     Parameters

@@ -26,8 +26,8 @@ from mivhead.images.imageset import from_images
 from mivhead.prediction import Prediction, predictions
 
 if TYPE_CHECKING:
+    from mivhead._exported import ExportedClassifier
     from mivhead.backbones.base import Backbone
-    from mivhead.exported import ExportedClassifier
     from mivhead.features import FeatureTable
     from mivhead.fewshot import FewShotClassifier
 
@@ -127,7 +127,7 @@ class Predicting:
 
     def compute(self, contents: Sequence[Any]) -> list[Prediction]:
         """Predict pictures or features."""
-        from mivhead.exported import ExportedClassifier
+        from mivhead._exported import ExportedClassifier
 
         model = self.loaded
         decision: dict[str, Any] = dict(self.decision)
@@ -296,7 +296,7 @@ def _load_model(work: Predicting) -> FewShotClassifier | ExportedClassifier:
     if hash_file(path) != work.sha256:
         raise InputError(f"{path} is not the model file that the job was started with.")
     if is_exported(path):
-        from mivhead.exported import ExportedClassifier
+        from mivhead._exported import ExportedClassifier
 
         return ExportedClassifier(path, threads=work.threads, verbose=False)
     from mivhead.model_file import load

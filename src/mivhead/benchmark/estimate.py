@@ -1,8 +1,9 @@
 """What a run would take, without running it: images, tasks, disk space and hours.
 
 The sizes of tasks come from the sampler: of the sets that are there, or of sets of the declared
-number of classes. Their cost in operations is counted (`mivhead.benchmark.cost`), and the speed of
-this machine is measured for a few seconds: one pass of each backbone, one short training of a head.
+number of classes. Their cost in operations is counted (`mivhead.benchmark.gflops`), and the speed
+of this machine is measured for a few seconds: one pass of each backbone, one short training of a
+head.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import torch
 from mivhead.backbones.base import Backbone
 from mivhead.benchmark.clock import Clock
 from mivhead.benchmark.config import BackboneConfig, MethodConfig, RunConfig
-from mivhead.benchmark.cost import count, measure_backbone
 from mivhead.benchmark.executors.local import one_thread
+from mivhead.benchmark.gflops import count, measure_backbone
 from mivhead.benchmark.inputs import Inputs, ViewLimit, plain_features
 from mivhead.benchmark.runner import view_rule
 from mivhead.benchmark.samplers import LeftOut, Protocol, sample_tasks
-from mivhead.datasets.catalogue import SETS, find_declared
+from mivhead.datasets.catalogue import SETS, find_declared, paper_size
 from mivhead.datasets.sets import find_sets, open_set
 from mivhead.errors import MivError
 from mivhead.extraction.cache import entry_size
@@ -203,10 +204,14 @@ def _plan_sets(config: RunConfig, data: Path | None, full: bool) -> Iterator[Set
         info = find_declared(name)
         if data is not None and name in there:
             images = open_set(name, data)
-            side = max(images.load(0).size)
+            side, size = max(images.load(0).size), paper_size(name)
             remark = ""
-            if info is not None and info.paper_size not in (None, side):
-                remark = f"{side} px; the paper's have {info.paper_size} (prepare with --size)"
+            if size not in (None, side):
+                remark = (
+                    f"{side} px; resized to {size} px first, as in the paper"
+                    if config.paper_sizes
+                    else f"{side} px; the paper's have {size} (--paper-sizes)"
+                )
             yield SetPlan(name, True, len(images.classes), len(images), remark)
         else:
             classes = info.classes if info is not None else 0

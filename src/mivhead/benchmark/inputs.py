@@ -26,7 +26,7 @@ from mivhead.benchmark.config import BackboneConfig
 from mivhead.benchmark.tasks import Task
 from mivhead.datasets.sets import open_set
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.extraction.cache import FeatureCache, Keys, entry_size
+from mivhead.extraction.cache import CacheKeys, FeatureCache, entry_size
 from mivhead.extraction.pipeline import BATCH, LoadedImage, extract_table, read_features
 from mivhead.features import Features
 from mivhead.images.augmentation import (
@@ -64,6 +64,9 @@ class Inputs:
         Random seed of the views.
     device : str, optional
         Where the backbone runs.
+    paper_sizes : bool, default=False
+        Whether images are resized first as the paper's authors did (see
+        `mivhead.datasets.open_set`).
     """
 
     backbone: BackboneConfig | Backbone | None
@@ -73,6 +76,7 @@ class Inputs:
     limit: int
     seed: int
     device: str | None = None
+    paper_sizes: bool = False
 
     @property
     def cache(self) -> FeatureCache:
@@ -92,7 +96,7 @@ class Inputs:
 
     def open_images(self) -> ImageSet:
         """Open the data set, or return the one that this process opened last."""
-        return _open(self.set, self.data)
+        return _open(self.set, self.data, self.paper_sizes)
 
 
 @lru_cache(maxsize=1)
@@ -104,8 +108,8 @@ def load_once(config: BackboneConfig, device: str | None) -> Backbone:
 
 
 @lru_cache(maxsize=1)
-def _open(name: str, data: Path) -> ImageSet:
-    return open_set(name, data)
+def _open(name: str, data: Path, paper_sizes: bool) -> ImageSet:
+    return open_set(name, data, paper_sizes=paper_sizes)
 
 
 @lru_cache(maxsize=2)
@@ -170,7 +174,7 @@ class FeatureKeys:
     def __init__(
         self, backbone: Backbone, images: ImageSet, ids: Iterable[str], name: str, seed: int
     ) -> None:
-        self._keys = Keys(backbone, Augmentation())
+        self._keys = CacheKeys(backbone, Augmentation())
         self._seed = seed
         self._known: dict[tuple[str, int | None], str] = {}  # an image occurs in many tasks
         sources = {source.id: source for source in images.sources}

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mivhead.benchmark.clock import Clock, Seconds
 from mivhead.benchmark.config import MethodConfig
-from mivhead.benchmark.cost import count
+from mivhead.benchmark.gflops import count
 from mivhead.benchmark.inputs import Inputs, TaskFeatures, TaskKeys, ViewLimit, plain_features
 from mivhead.benchmark.results import Result
 from mivhead.benchmark.tasks import Task

@@ -80,7 +80,7 @@ class Result:
     calibration : tuple
         Per bin of confidence: queries, sum of confidences, correct ones; for the expected
         calibration error.
-    adapt_wall, infer_wall, backbone_wall : float or None
+    adapt_wall, infer_wall, backbone_wall : float or None, default=None
         The same durations by the wall clock, which depend on what else the machine was doing; None
         in results of earlier versions.
     """
@@ -128,6 +128,15 @@ def read_results(run: str | Path) -> list[Result]:
     """Read all results of a run, one per method and task.
 
     A failure is included only if no other attempt succeeded.
+
+    Parameters
+    ----------
+    run : str or Path
+        The run folder.
+
+    Returns
+    -------
+    list of Result
     """
     path = Path(run) / RESULTS
     if not path.is_file():
@@ -205,7 +214,7 @@ def _read_config(path: Path) -> tuple[RunConfig, str | None]:
         raise InputError(f"{path} cannot be read: {error}.") from error
 
 
-class Journal:
+class RunFolder:
     """A run folder that is open for writing, by this process alone.
 
     Parameters
@@ -229,8 +238,8 @@ class Journal:
     --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with Journal(folder, RunConfig(sets=("birds",))) as journal:
-    ...         print(len(journal.results), read_run_config(folder).sets)
+    ...     with RunFolder(folder, RunConfig(sets=("birds",))) as run_folder:
+    ...         print(len(run_folder.results), read_run_config(folder).sets)
     0 ('birds',)
     """
 
@@ -315,7 +324,7 @@ class Journal:
 
     def add(self, results: Iterable[Result]) -> None:
         """Write results; when this method returns, they are on the disk."""
-        assert self._file is not None, "the journal is not open"
+        assert self._file is not None, "the run folder is not open"
         added = list(results)
         lines = "".join(json.dumps(to_json(result), allow_nan=False) + "\n" for result in added)
         handle = self._file.fileno()

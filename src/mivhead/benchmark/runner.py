@@ -19,9 +19,9 @@ import numpy as np
 from mivhead.backbones.base import Backbone
 from mivhead.benchmark.clock import Seconds
 from mivhead.benchmark.config import BackboneConfig, MethodConfig, RunConfig
-from mivhead.benchmark.cost import measure_backbone
 from mivhead.benchmark.executors import Died, Executor
 from mivhead.benchmark.executors.local import InlineExecutor, one_thread
+from mivhead.benchmark.gflops import measure_backbone
 from mivhead.benchmark.inputs import (
     Extraction,
     FeatureKeys,
@@ -34,9 +34,10 @@ from mivhead.benchmark.inputs import (
 )
 from mivhead.benchmark.live import LiveView
 from mivhead.benchmark.measuring import MEMORY, Outcome, TaskRun
-from mivhead.benchmark.results import FEATURES, RESULTS, TASKS, Journal, Result, ResultKey
+from mivhead.benchmark.results import FEATURES, RESULTS, TASKS, Result, ResultKey, RunFolder
 from mivhead.benchmark.samplers import LeftOut, find_tasks
 from mivhead.benchmark.tasks import Task, TaskSet
+from mivhead.datasets.catalogue import paper_size
 from mivhead.errors import InputError, MivError, NotAvailableError
 from mivhead.extraction.cache import DEFAULT_LIMIT, open_cache
 from mivhead.fewshot import network_of
@@ -72,7 +73,15 @@ class Place:
     device: str | None = None
 
     def find_cache(self) -> tuple[Path, int]:
-        """Return the folder of the feature cache and its limit in bytes."""
+        """Find the feature cache that a run uses.
+
+        Returns
+        -------
+        folder : Path
+            The folder of the feature cache.
+        limit : int
+            Its maximum size in bytes.
+        """
         usual = open_cache(self.cache)
         folder = self.folder / FEATURES if usual is None else usual.folder
         limit = DEFAULT_LIMIT if usual is None else usual.limit
@@ -168,19 +177,31 @@ def _run(
     view: LiveView,
 ) -> list[Result]:
     features, limit = place.find_cache()
-    with Journal(place.folder, config) as journal:
-        if journal.results and journal.version is None:
+    with RunFolder(place.folder, config) as run_folder:
+        if run_folder.results and run_folder.version is None:
             view.note(
                 f"{place.folder} was started by an earlier version of mivhead, which seeded "
                 "augmented views in another way: for methods that use views, its results are kept, "
                 "but this version would not reproduce them exactly."
             )
+        for name in config.sets if config.paper_sizes else ():
+            if size := paper_size(name):
+                view.note(f"{name}: images are resized to {size} x {size} pixels first (Lanczos)")
         parts = [(entry, name) for entry in config.backbones for name in config.sets]
         for number, (entry, name) in enumerate(parts, start=1):
             backbone = own.get(entry.name, entry)
-            inputs = Inputs(backbone, name, place.data, features, limit, config.seed, place.device)
+            inputs = Inputs(
+                backbone,
+                name,
+                place.data,
+                features,
+                limit,
+                config.seed,
+                place.device,
+                config.paper_sizes,
+            )
             title = f"[{number}/{len(parts)}] {entry.name}, {name}"
-            _SetRun(config, place, executor, journal, view, entry, inputs, title).run()
+            _SetRun(config, place, executor, run_folder, view, entry, inputs, title).run()
         wanted = {
             (b.name, s, p, m.name)
             for b in config.backbones
@@ -188,7 +209,7 @@ def _run(
             for p in config.protocols
             for m in config.methods_on(b.name)
         }
-        found = journal.results.values()
+        found = run_folder.results.values()
         return [r for r in found if (r.backbone, r.set, r.protocol, r.method) in wanted]
 
 
@@ -199,7 +220,7 @@ class _SetRun:
     config: RunConfig
     place: Place
     executor: Executor
-    journal: Journal
+    run_folder: RunFolder
     view: LiveView
     entry: BackboneConfig
     inputs: Inputs
@@ -256,14 +277,14 @@ class _SetRun:
             return None
         for reason in tasks.left_out:
             self.view.note(f"{name}, left out of {protocol!r}: {reason}")
-        self.journal.check_tasks(name, protocol, tasks.hash)
+        self.run_folder.check_tasks(name, protocol, tasks.hash)
         return tasks
 
     def _missing_methods(self, tasks: TaskSet, number: int) -> list[MethodConfig]:
         return [
             method
             for method in self._methods
-            if not self.journal.is_done(
+            if not self.run_folder.is_done(
                 ResultKey(self.entry.name, tasks.set, tasks.protocol, number, method.name)
             )
         ]
@@ -286,11 +307,11 @@ class _SetRun:
             with self.view.extracting(sum(e.size for e in missing.extractions)) as advance:
                 seconds = self._run_extractions(missing.extractions, advance)
             if seconds:
-                self.journal.set_seconds(self.entry.name, Seconds.median(seconds))
-        if self.entry.name not in self.journal.seconds:
+                self.run_folder.set_seconds(self.entry.name, Seconds.median(seconds))
+        if self.entry.name not in self.run_folder.seconds:
             with one_thread():
                 measured = measure_seconds(self._backbone, inputs.device)
-            self.journal.set_seconds(self.entry.name, measured)
+            self.run_folder.set_seconds(self.entry.name, measured)
         return keys
 
     def _run_extractions(
@@ -346,7 +367,7 @@ class _SetRun:
                 methods=tuple(group),
                 rules=rules,
                 flops=flops,
-                seconds=self.journal.seconds.get(self.entry.name, Seconds(0.0, 0.0)),
+                seconds=self.run_folder.seconds.get(self.entry.name, Seconds(0.0, 0.0)),
             )
 
     def _run_tasks(self, runs: list[TaskRun]) -> None:
@@ -378,7 +399,7 @@ class _SetRun:
         return InlineExecutor() if self._is_own else self.executor
 
     def _record(self, outcomes: list[Outcome]) -> None:
-        self.journal.add([each.result for each in outcomes])
+        self.run_folder.add([each.result for each in outcomes])
         for each in outcomes:
             self.view.show(each.result, each.traceback)
 

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         need(module, "serve")
     from mivhead.app.learner import Learner
     from mivhead.app.project import opened
-    from mivhead.app.server import Token, make_server
+    from mivhead.app.routes import Token, make_server
 
     options.prepare(args)
     model = options.classifier_from(args)

@@ -187,6 +187,12 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
         metavar="V",
         help="maximum number of augmented views per image; preset: as the backbone's preset gives",
     )
+    group.add_argument(
+        "--paper-sizes",
+        action=argparse.BooleanOptionalAction,
+        help="first resize MNIST, CIFAR-10 and CIFAR-100 to 84 x 84 pixels (Lanczos), as the "
+        "paper's authors did (default: as configured; the paper's tables do)",
+    )
 
 
 def _add_how(group: argparse._ArgumentGroup) -> None:
@@ -389,7 +395,7 @@ def _join(args: argparse.Namespace) -> RunConfig:
         "methods": _pick(args.methods, document["methods"]),
         "backbones": _pick(args.backbone, document["backbones"]),
     }
-    given |= {name: getattr(args, name) for name in ("tasks", "seed", "views")}
+    given |= {name: getattr(args, name) for name in ("tasks", "seed", "views", "paper_sizes")}
     given["protocols"] = args.protocol and [Protocol.parse(each).name for each in args.protocol]
     changes = {key: value for key, value in given.items() if value is not None}
     document |= changes

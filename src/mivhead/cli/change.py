@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.inputs import is_features
+from mivhead.cli.loading import is_features
 from mivhead.cli.output import check_output, one_line, plural, print_json, report_skipped, seconds
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
+    from mivhead._shots import Change
     from mivhead.fewshot import FewShotClassifier
-    from mivhead.shots import Change
 
 ADD_EXAMPLES = """
 miv add birds.miv new/                 # new/robin/9.jpg, new/dunnock/1.jpg, ...

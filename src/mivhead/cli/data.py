@@ -196,7 +196,7 @@ def _facts(each: DataSet) -> dict[str, Any]:
 def _describe_set(each: DataSet, found: list[str]) -> str:
     how = f"unpack it, then run: miv data prepare {each.name} RAW_DIR -o DATA/{each.name}"
     if each.paper_size is not None:
-        how += f" (for the paper's tables: --size {each.paper_size})"
+        how += f" (the paper's tables resize it to {each.paper_size} px when they read it)"
     rows = {
         "get": each.source,
         "licence": each.licence,
@@ -217,7 +217,7 @@ def _describe_set(each: DataSet, found: list[str]) -> str:
 PREPARE_EXAMPLES = """
 miv data prepare aircraft fgvc-aircraft-2013b/ -o ~/sets/aircraft
 miv data prepare mnist downloads/ -o ~/sets/mnist
-miv data prepare mnist downloads/ --size 84 -o paper-sets/mnist     # as in the paper's tables
+miv data prepare mnist downloads/ --size 84 -o ~/sets/mnist84       # as the paper's authors
 miv data prepare quickdraw numpy_bitmap/ --per-class 0 -o ~/sets/quickdraw    # all drawings
 """
 
@@ -238,7 +238,8 @@ def _add_prepare(actions: Any) -> None:
         "--size",
         type=options.positive,
         metavar="R",
-        help="resize images to R x R pixels (Lanczos); the paper's MNIST and CIFAR have 84 "
+        help="resize images to R x R pixels (Lanczos); the paper's MNIST and CIFAR have 84, to "
+        "which `miv bench run --paper-sizes` and the paper's tables resize them by themselves "
         "(default: keep their sizes, which is more accurate)",
     )
     parser.add_argument(

@@ -8,7 +8,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_any_model
+from mivhead.cli.loading import (
+    check_takes_features,
+    check_takes_images,
+    is_features,
+    load_any_model,
+)
 from mivhead.cli.output import (
     check_output,
     interval,
@@ -24,8 +29,8 @@ from mivhead.cli.output import (
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
+    from mivhead._exported import ExportedClassifier
     from mivhead.diagnostics.evaluation import Evaluation, Score
-    from mivhead.exported import ExportedClassifier
     from mivhead.fewshot import FewShotClassifier
 
 MAX_MATRIX = 15  # classes of a matrix that is readable as text

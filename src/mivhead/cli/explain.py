@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.inputs import check_takes_images, load_model
+from mivhead.cli.loading import check_takes_images, load_model
 from mivhead.cli.output import check_output, percent, plural, print_json, table
 from mivhead.errors import InputError
 

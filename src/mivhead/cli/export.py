@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mivhead._files import is_exported
 from mivhead.cli import options
-from mivhead.cli.inputs import kind_of, load_model
+from mivhead.cli.loading import kind_of, load_model
 from mivhead.cli.output import check_output, print_json, size
 from mivhead.errors import InputError
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.inputs import is_features
+from mivhead.cli.loading import is_features
 from mivhead.cli.output import (
     check_output,
     interval,
@@ -27,7 +27,7 @@ from mivhead.cli.output import (
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
-    from mivhead.diagnostics.estimate import CrossValidation
+    from mivhead.diagnostics.cross_validation import CrossValidation
     from mivhead.features import FeatureTable
     from mivhead.fewshot import FewShotClassifier
 

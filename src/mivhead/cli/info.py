@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from mivhead._files import is_exported
 from mivhead.cli import options
-from mivhead.cli.inputs import kind_of
+from mivhead.cli.loading import kind_of
 from mivhead.cli.output import plural, print_json, size, table
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
-    from mivhead.model_info import ModelInfo
+    from mivhead._model_info import ModelInfo
 
 EXAMPLES = """
 miv info birds.miv
@@ -90,7 +90,7 @@ def _model_facts(path: str) -> dict[str, Any]:
 
 
 def _exported_facts(path: str) -> dict[str, Any]:
-    from mivhead.exported import ExportedClassifier
+    from mivhead._exported import ExportedClassifier
 
     model = ExportedClassifier(path)
     facts = _facts(path, model.info, dict(zip(model.classes_.tolist(), model.shots, strict=False)))

@@ -70,7 +70,7 @@ def run_predict(args: argparse.Namespace) -> int:
     if args.top != 1:
         raise InputError("--top is not needed with --out, which writes all probabilities.")
     from mivhead import batch
-    from mivhead.cli.inputs import load_any_model
+    from mivhead.cli.loading import load_any_model
 
     # Errors of the model and of its options come before anything is written.
     decision = options.decision(args, load_any_model(args.model, args))

@@ -15,7 +15,7 @@ from mivhead.errors import InputError
 from mivhead.methods import METHODS
 
 if TYPE_CHECKING:
-    from mivhead.exported import ExportedClassifier
+    from mivhead._exported import ExportedClassifier
     from mivhead.fewshot import FewShotClassifier
 
 LINE = 79  # characters; argparse does not wrap descriptions, for the sake of the examples

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mivhead.cli.inputs import kind_of
+from mivhead.cli.loading import kind_of
 from mivhead.errors import InputError, NotAvailableError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.inputs import check_takes_images, load_model
+from mivhead.cli.loading import check_takes_images, load_model
 from mivhead.cli.output import check_output, print_json
 from mivhead.errors import InputError, check_one_of
 

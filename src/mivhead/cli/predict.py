@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import jobs, options
-from mivhead.cli.inputs import check_takes_features, check_takes_images, is_features, load_any_model
+from mivhead.cli.loading import (
+    check_takes_features,
+    check_takes_images,
+    is_features,
+    load_any_model,
+)
 from mivhead.cli.output import (
     as_json,
     check_folder,
@@ -28,8 +33,8 @@ from mivhead.cli.output import (
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
+    from mivhead._exported import ExportedClassifier
     from mivhead.diagnostics.explanation import Explanation
-    from mivhead.exported import ExportedClassifier
     from mivhead.fewshot import FewShotClassifier
     from mivhead.images.imageset import ImageSet, Skipped
     from mivhead.prediction import Prediction
@@ -175,7 +180,7 @@ def _predict_to_page(
     model: FewShotClassifier | ExportedClassifier, images: ImageSet, args: argparse.Namespace
 ) -> list[Prediction]:
     """Predict and explain in one pass, and write the page."""
-    from mivhead.exported import ExportedClassifier
+    from mivhead._exported import ExportedClassifier
 
     if isinstance(model, ExportedClassifier):
         raise InputError("An exported model gives no reasons: --html needs a model of `miv fit`.")

@@ -11,7 +11,7 @@ from mivhead.cli.output import print_json
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
-    from mivhead.service.protection import Keys
+    from mivhead.service.protection import ApiKeys
 
 DEFAULT_PORT = 8765
 
@@ -80,19 +80,19 @@ def add_options(parser: options.Parser) -> None:
     )
 
 
-def check_options(args: argparse.Namespace) -> Keys | None:
+def check_options(args: argparse.Namespace) -> ApiKeys | None:
     """Return the keys, and refuse a server that is open to everyone unless it is asked for."""
     from mivhead._optional import need
 
     for module in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
         need(module, "serve")
     from mivhead.backbones.transport import is_loopback
-    from mivhead.service.protection import Keys
+    from mivhead.service.protection import ApiKeys
 
     if args.key:
-        return Keys.from_variable(args.key)
+        return ApiKeys.from_variable(args.key)
     if args.key_file:
-        return Keys.from_file(args.key_file)
+        return ApiKeys.from_file(args.key_file)
     if not is_loopback(args.host) and not args.no_key:
         raise InputError(
             f"Anyone who can reach {args.host} could use this server: require a key with --key "
@@ -102,7 +102,7 @@ def check_options(args: argparse.Namespace) -> Keys | None:
 
 
 def serve(args: argparse.Namespace, title: str, facts: dict[str, Any], **what: Any) -> int:
-    """Serve what `mivhead.service.app.create_app` takes until Ctrl-C or SIGTERM.
+    """Serve what `mivhead.service.application.create_app` takes until Ctrl-C or SIGTERM.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def serve(args: argparse.Namespace, title: str, facts: dict[str, Any], **what: A
         Further arguments of `create_app`.
     """
     from mivhead.backbones.transport import is_loopback
-    from mivhead.service.app import create_app
+    from mivhead.service.application import create_app
     from mivhead.service.observation import log_to_stderr
     from mivhead.service.protection import LOOPBACK_HOSTS, Limits
     from mivhead.service.server import Server

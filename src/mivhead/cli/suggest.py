@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.inputs import check_takes_images, kind_of, load_model
+from mivhead.cli.loading import check_takes_images, kind_of, load_model
 from mivhead.cli.output import check_output, plural, print_json, table
 from mivhead.errors import InputError
 

@@ -272,6 +272,16 @@ def find_declared(name: str) -> DataSet | None:
     return None
 
 
+def paper_size(name: str) -> int | None:
+    """Return the side to which the paper's authors resized the images of a set first, if any.
+
+    >>> paper_size("CIFAR-10"), paper_size("aircraft")
+    (84, None)
+    """
+    info = find_declared(name)
+    return None if info is None else info.paper_size
+
+
 def _simplify(name: str) -> str:
     return re.sub(r"[\W_]", "", name.casefold())
 

@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from mivhead.datasets.catalogue import find_declared
 from mivhead.datasets.downloads import PREPARATIONS, SAMPLED, Item, Preparation
+from mivhead.datasets.sets import resize
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.images.decoding import load_image
 
@@ -94,7 +93,7 @@ def _sampling(declared: str, per_class: int | None) -> dict[str, int | None]:
 
 def _resized(item: Item, size: int) -> Item:
     content = load_image(item.content) if isinstance(item.content, Path) else item.content
-    return replace(item, content=content.resize((size, size), Image.Resampling.LANCZOS))
+    return replace(item, content=resize(content, size))
 
 
 def _find_preparation(name: str) -> tuple[str, Preparation]:

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mivhead.datasets.catalogue import find_declared
+from PIL import Image
+
+from mivhead.datasets.catalogue import find_declared, paper_size
 from mivhead.errors import InputError
+from mivhead.images.decoding import ImageLike, load_image
 from mivhead.images.imageset import ImageSet, is_litter, natural_key
 from mivhead.images.sources import open_labelled
 
@@ -41,7 +46,7 @@ def find_sets(data: str | os.PathLike[str]) -> tuple[str, ...]:
     return tuple(sorted(names, key=natural_key))
 
 
-def open_set(name: str, data: str | os.PathLike[str]) -> ImageSet:
+def open_set(name: str, data: str | os.PathLike[str], *, paper_sizes: bool = False) -> ImageSet:
     """Open a set of a data folder; no image is decoded yet.
 
     Parameters
@@ -50,6 +55,10 @@ def open_set(name: str, data: str | os.PathLike[str]) -> ImageSet:
         Name of the set's folder, or of its zip without `.zip`.
     data : str or path-like
         The data folder.
+    paper_sizes : bool, default=False
+        Whether images of MNIST, CIFAR-10 and CIFAR-100 are resized to 84 x 84 pixels (Lanczos) when
+        they are loaded, as the paper's authors did before everything else. Images that already have
+        this size, such as those of `miv data prepare --size 84`, stay as they are.
 
     Returns
     -------
@@ -60,7 +69,29 @@ def open_set(name: str, data: str | os.PathLike[str]) -> ImageSet:
     if name not in found:
         raise InputError(_not_found(name, data, found))
     folder = Path(data, name)
-    return open_labelled(folder if folder.is_dir() else folder.with_name(f"{name}.zip"))
+    images = open_labelled(folder if folder.is_dir() else folder.with_name(f"{name}.zip"))
+    size = paper_size(name) if paper_sizes else None
+    if size is None:
+        return images
+    sources = tuple(replace(s, get=_Resized(s.get, s.name, size)) for s in images.sources)
+    return replace(images, sources=sources)
+
+
+def resize(image: Image.Image, size: int) -> Image.Image:
+    """Resize an image to a square as the paper's authors did (Lanczos)."""
+    return image.resize((size, size), Image.Resampling.LANCZOS)
+
+
+@dataclass(frozen=True)
+class _Resized:
+    """Loads an image and resizes it; the `get` of an `ImageSource`."""
+
+    get: Callable[[], ImageLike]
+    name: str
+    size: int
+
+    def __call__(self) -> Image.Image:
+        return resize(load_image(self.get(), name=self.name), self.size)
 
 
 def _not_found(name: str, data: str | os.PathLike[str], found: tuple[str, ...]) -> str:

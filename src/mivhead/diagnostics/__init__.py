@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mivhead.diagnostics.attention import BlockAttention as BlockAttention
     from mivhead.diagnostics.attention import draw_attention as draw_attention
     from mivhead.diagnostics.attention import explain as explain
-    from mivhead.diagnostics.estimate import CrossValidation as CrossValidation
-    from mivhead.diagnostics.estimate import cross_validate as cross_validate
+    from mivhead.diagnostics.cross_validation import CrossValidation as CrossValidation
+    from mivhead.diagnostics.cross_validation import cross_validate as cross_validate
     from mivhead.diagnostics.evaluation import Evaluation as Evaluation
     from mivhead.diagnostics.evaluation import evaluate as evaluate
     from mivhead.diagnostics.explanation import Explanation as Explanation
@@ -38,7 +38,7 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         "attention": "BlockAttention draw_attention explain",
-        "estimate": "CrossValidation cross_validate",
+        "cross_validation": "CrossValidation cross_validate",
         "evaluation": "Evaluation evaluate",
         "explanation": "Explanation explain_images",
         "pictures": "draw_confusion",

@@ -21,7 +21,7 @@ from mivhead.images.sources import open_labelled
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mivhead.exported import ExportedClassifier
+    from mivhead._exported import ExportedClassifier
     from mivhead.features import FeatureTable
     from mivhead.fewshot import FewShotClassifier
     from mivhead.prediction import Prediction
@@ -165,15 +165,15 @@ class Evaluation:
         All classes of the model.
     confusion : array of shape (class, class)
         Number of images by true class (rows) and predicted class (columns).
-    mistakes : sequence of Mistake
+    mistakes : tuple of Mistake, default=()
         The misclassified images, the most confident mistake first.
-    skipped : sequence of Skipped
+    skipped : tuple of Skipped, default=()
         Unreadable images that were left out.
-    images : ImageSet or None
+    images : ImageSet or None, default=None
         The images, to show the misclassified ones; None if features were evaluated.
-    shots : sequence of str
+    shots : tuple of str, default=()
         Images that the model was trained on, and that were therefore left out.
-    tradeoff : Tradeoff or None
+    tradeoff : Tradeoff or None, default=None
         How many images get a name, and how many of the names are wrong, for all thresholds.
 
     Examples
@@ -259,7 +259,17 @@ class Evaluation:
         return draw_confusion(self.confusion, self.classes, path)
 
     def plot_tradeoff(self, path: str | Path | None = None) -> Figure:
-        """Draw what the thresholds of decisions trade; see `Tradeoff.plot`."""
+        """Draw what the thresholds of decisions trade; see `Tradeoff.plot`.
+
+        Parameters
+        ----------
+        path : str or Path, default=None
+            Where to write the drawing: a .png, .svg or .pdf file. None writes nothing.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+        """
         assert self.tradeoff is not None, "`evaluate` sets it"
         return self.tradeoff.plot(path)
 
@@ -440,7 +450,7 @@ def _shots_in_table(model: FewShotClassifier | ExportedClassifier, table: Featur
     shots = getattr(model, "shots_", None)
     if shots is None:
         return set()
-    from mivhead.shots import digests
+    from mivhead._shots import digests
 
     known = {*shots.hashes, *digests(shots.features)}
     hashes = getattr(table, "hashes", None) or digests(table.features)

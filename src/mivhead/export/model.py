@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mivhead._exported import FORMAT, KIND, METADATA_KEY, PROBABILITIES, UNKNOWN, Input, Session
 from mivhead._files import replacing
 from mivhead._optional import need
 from mivhead._version import __version__
@@ -31,7 +32,6 @@ from mivhead.export.backbone import module_graph, trace
 from mivhead.export.graph import EXTRA, OPSET, Graph, Value
 from mivhead.export.methods import logits, scaled, unit, unknown
 from mivhead.export.storage import Storage, store
-from mivhead.exported import FORMAT, KIND, METADATA_KEY, PROBABILITIES, UNKNOWN, Input, Session
 from mivhead.features import Features
 from mivhead.fewshot import FewShotClassifier
 from mivhead.images.imageset import from_images

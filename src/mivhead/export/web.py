@@ -12,12 +12,12 @@ import shutil
 from importlib.resources import files
 from pathlib import Path
 
+from mivhead._exported import ExportedClassifier
 from mivhead._files import write_text
 from mivhead._version import __version__
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.export.model import Export, export_model
 from mivhead.export.storage import Storage
-from mivhead.exported import ExportedClassifier
 from mivhead.fewshot import FewShotClassifier
 
 PAGE = ("index.html", "page.css", "page.js", "resize.js")

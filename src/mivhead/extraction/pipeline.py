@@ -29,7 +29,7 @@ from mivhead._progress import progress_bar
 from mivhead._threads import useful_threads
 from mivhead.backbones.base import Backbone
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.extraction.cache import PICTURE, FeatureCache, Keys, Parts, content_hash
+from mivhead.extraction.cache import PICTURE, CacheKeys, FeatureCache, Parts, content_hash
 from mivhead.features import Features, FeatureTable
 from mivhead.images.augmentation import NO_VIEWS, Augmentation, ViewPlan, augment, view_seed
 from mivhead.images.decoding import encode_square, load_image, read_capped, read_file
@@ -139,6 +139,22 @@ def iter_features(
     """Yield the features of any number of images, `PART` at a time, in constant memory.
 
     The next images are decoded while the caller processes a part, unless that would slow it down.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        The frozen backbone.
+    images : ImageSet
+        The images; they may be unlabelled.
+    cache : FeatureCache, default=None
+        Where features are looked up and stored; None: nowhere.
+    verbose : bool, default=True
+        Show a progress bar.
+
+    Yields
+    ------
+    Features
+        The features of the next images, in their order.
     """
     flow = _Flow(backbone, _loaders(images), NO_VIEWS, Augmentation(), cache)
     with flow, progress_bar("backbone", len(images), show=verbose) as advance:
@@ -322,7 +338,7 @@ def _items(
 ) -> Iterator[_Found | _Missing]:
     """Yield each image, followed by its views, so that no decoded image is kept."""
     size = backbone.preset.preprocessing.size
-    keys = Keys(backbone, how)
+    keys = CacheKeys(backbone, how)
     views_of: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # place and number
     first = len(loaders) if originals else 0  # row of the first view
     for i, (row, number) in enumerate(zip(plan.view_of, plan.numbers, strict=True)):

@@ -27,9 +27,9 @@ from mivhead.backbones.wire import (
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.service.engine import Engine, Unreadable
-from mivhead.service.inputs import JSON, Upload, decode_base64, read_json
 from mivhead.service.observation import note
-from mivhead.service.protection import Keys, Limits, Refusal
+from mivhead.service.protection import ApiKeys, Limits, Refusal
+from mivhead.service.requests import JSON, Upload, decode_base64, read_json
 from mivhead.service.server import DEFAULT_PORT, Server
 
 
@@ -118,9 +118,9 @@ class BackboneServer(Server):
         key: str | None = None,
         limits: Limits | None = None,
     ) -> None:
-        from mivhead.service.app import create_app
+        from mivhead.service.application import create_app
 
         limits = limits or Limits()
-        keys = None if key is None else Keys.from_variable(key)
+        keys = None if key is None else ApiKeys.from_variable(key)
         app = create_app(backbone=backbone, keys=keys, limits=limits)
         super().__init__(app, host, port, deadline=limits.deadline)

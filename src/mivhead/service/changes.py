@@ -17,13 +17,13 @@ from starlette.routing import BaseRoute, Route
 from mivhead.errors import InputError
 from mivhead.images.imageset import ImageSet, ImageSource, given
 from mivhead.service.engine import Engine
-from mivhead.service.inputs import read_json, read_request
 from mivhead.service.observation import note
 from mivhead.service.protection import Refusal
+from mivhead.service.requests import read_json, read_request
 
 if TYPE_CHECKING:
+    from mivhead._shots import Change
     from mivhead.fewshot import FewShotClassifier
-    from mivhead.shots import Change
 
 MAX_LABEL = 200  # characters
 

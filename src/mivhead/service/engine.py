@@ -17,10 +17,10 @@ from PIL import Image
 from mivhead.errors import ImageError, InputError
 from mivhead.images.decoding import count_pixels, load_image
 from mivhead.service.batching import Batcher, Budget
-from mivhead.service.inputs import Upload
 from mivhead.service.models import Models, ServedModel
 from mivhead.service.observation import Metrics
 from mivhead.service.protection import Limits
+from mivhead.service.requests import Upload
 
 if TYPE_CHECKING:
     from mivhead.prediction import Prediction

@@ -21,10 +21,10 @@ from starlette.routing import BaseRoute, Route
 from mivhead._version import __version__
 from mivhead.errors import ImageError, InputError
 from mivhead.service.engine import Engine, Unreadable
-from mivhead.service.inputs import Upload, decode_base64, read_json
 from mivhead.service.models import ServedModel
 from mivhead.service.observation import note
 from mivhead.service.protection import Refusal
+from mivhead.service.requests import Upload, decode_base64, read_json
 
 FLOATS = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
 

@@ -24,9 +24,9 @@ from starlette.routing import BaseRoute, Route
 from mivhead._optional import need
 from mivhead.errors import ImageError, InputError, NotAvailableError
 from mivhead.service.engine import Engine, Unreadable
-from mivhead.service.inputs import MAX_NAME, Upload, decode_base64, read_json
 from mivhead.service.models import ServedModel
 from mivhead.service.observation import note
+from mivhead.service.requests import MAX_NAME, Upload, decode_base64, read_json
 
 NONE_OF_THESE = "none of these"
 FETCH_SECONDS = 20.0

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
+from mivhead._exported import ExportedClassifier
 from mivhead._load import load
 from mivhead.decision import Calibration
 from mivhead.diagnostics.evaluation import Score
 from mivhead.errors import InputError, MivError
-from mivhead.exported import ExportedClassifier
 from mivhead.service.protection import Refusal
 
 if TYPE_CHECKING:

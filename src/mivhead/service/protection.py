@@ -103,7 +103,7 @@ class Limits:
                 raise InputError(f"{name} must be positive, got {value}.")
 
 
-class Keys:
+class ApiKeys:
     """The keys that open a service, compared in constant time.
 
     Parameters
@@ -113,7 +113,7 @@ class Keys:
 
     Examples
     --------
-    >>> keys = Keys(["correct-horse"])
+    >>> keys = ApiKeys(["correct-horse"])
     >>> keys.open({"authorization": "Bearer correct-horse"}), keys.open({})
     (True, False)
     """
@@ -128,7 +128,7 @@ class Keys:
             )
 
     @classmethod
-    def from_variable(cls, name: str) -> Keys:
+    def from_variable(cls, name: str) -> ApiKeys:
         """Read one key from an environment variable."""
         value = os.environ.get(name, "").strip()
         if not value:
@@ -138,7 +138,7 @@ class Keys:
         return cls([value])
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Keys:
+    def from_file(cls, path: str | Path) -> ApiKeys:
         """Read one key per line of a file; empty lines and lines that start with # do not count."""
         try:
             lines = Path(path).read_text("utf-8").splitlines()
@@ -177,7 +177,7 @@ class Guard:
         What is guarded.
     hosts : collection of str, optional
         Host names, without a port, by which the server may be addressed; by default any.
-    keys : Keys, optional
+    keys : ApiKeys, optional
         By default no key is needed.
     open_paths : collection of str, default=()
         Paths that need no key, such as health checks.
@@ -188,7 +188,7 @@ class Guard:
         app: ASGIApp,
         *,
         hosts: Collection[str] | None = None,
-        keys: Keys | None = None,
+        keys: ApiKeys | None = None,
         open_paths: Collection[str] = (),
     ) -> None:
         self.app = app

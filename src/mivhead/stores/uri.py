@@ -29,6 +29,17 @@ _OPTIONS = ("id", "label", "vectors", "where")
 def is_store(text: str | Path) -> bool:
     """Return whether a string is the address of a database rather than a file or folder.
 
+    Parameters
+    ----------
+    text : str or Path
+        An address or a path.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
     >>> is_store("lancedb://data/birds"), is_store("shots/")
     (True, False)
     """

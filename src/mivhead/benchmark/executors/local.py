@@ -87,7 +87,20 @@ class LocalExecutor:
         self._pool: list[_Worker] = []
 
     def run(self, calls: Iterable[Call[T]]) -> Iterator[tuple[Call[T], T | Died]]:
-        """Run calls; a worker that dies is replaced, and the outcome of its call is `Died`."""
+        """Run calls; a worker that dies is replaced, and the outcome of its call is `Died`.
+
+        Parameters
+        ----------
+        calls : iterable of Call
+            Functions and their arguments.
+
+        Yields
+        ------
+        call : Call
+            One of the calls, in the order in which they finish.
+        outcome : object
+            What it returned, or `Died` if its process ended without a result.
+        """
         waiting = iter(calls)
         self._hand_out(waiting)
         while busy := {worker.pipe: worker for worker in self._pool if worker.call is not None}:

@@ -354,8 +354,14 @@ class Shifted(nn.Module):
 class Regulariser(nn.Module):
     """Keeps prefixes near the prototypes they started from: self-distillation as in DINO.
 
-    A projector maps both to unit vectors, which a softmax turns into distributions. The teacher's,
-    of the prototypes, are sharper, without gradient, and centred on the mean of earlier ones.
+    With z and s the projections of a class's prototype and prefix, each of length 1, the loss is
+    the cross-entropy between the teacher, softmax((z - c) / 0.04), which has no gradient, and the
+    student, softmax(s / 0.1), averaged over classes. The centre c starts at zero; after every call
+    it is 0.9 c + 0.1 times the mean of the teacher's distributions.
+
+    This centre is our reading of the comparison in the MIV paper, which averages outputs of the
+    softmax where DINO averages z. As in DINO, c is subtracted before the softmax, because a
+    distribution minus c would not be one. All readings agree in the first step, where c is zero.
     """
 
     WIDTH, TEACHER, STUDENT, MOMENTUM = 64, 0.04, 0.1, 0.9

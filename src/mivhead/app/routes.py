@@ -33,12 +33,11 @@ from starlette.responses import (
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mivhead.app import downloads
-from mivhead.app.journal import HIDDEN, Change
+from mivhead.app import outputs
+from mivhead.app.journal import HIDDEN, FolderChange
 from mivhead.app.learner import Learner
 from mivhead.app.project import MODEL, Photo, Project
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.service.inputs import read_json
 from mivhead.service.protection import (
     LOOPBACK_HOSTS,
     BodyLimits,
@@ -47,6 +46,7 @@ from mivhead.service.protection import (
     Limits,
     Refusal,
 )
+from mivhead.service.requests import read_json
 from mivhead.service.server import Server
 
 LIMITS = Limits(max_bytes=64 * 2**20, max_memory=512 * 2**20, deadline=300.0)
@@ -246,7 +246,7 @@ class Site:
             },
             "estimate": known.estimate,
             "model": known.model is not None and model.exists(),
-            "exports": downloads.can_export(),
+            "exports": outputs.can_export(),
             "undo": _undoable(self.project.next_undo),
             "redo": _undoable(self.project.next_redo),
         }
@@ -321,9 +321,9 @@ class Site:
     async def download(self, request: Request) -> Response:
         """Return a file to keep."""
         what = request.path_params["what"]
-        if what not in downloads.KINDS:
+        if what not in outputs.KINDS:
             raise Refusal(404, f"There is no download {what!r:.80}.")
-        answer: Response = await self._in_thread(downloads.make, what, self.project, self.learner)
+        answer: Response = await self._in_thread(outputs.make, what, self.project, self.learner)
         return answer
 
     async def _in_thread(self, function: Any, *args: Any) -> Any:
@@ -386,7 +386,7 @@ def _prediction(found: Any) -> dict[str, Any]:
     }
 
 
-def _undoable(group: list[Change]) -> dict[str, Any] | None:
+def _undoable(group: list[FolderChange]) -> dict[str, Any] | None:
     if not group:
         return None
     count = sum(len(each.moves) for each in group)

@@ -19,7 +19,7 @@ pytest.importorskip("httpx")
 import httpx
 
 from mivhead.app.project import Project
-from mivhead.app.server import Token, make_server
+from mivhead.app.routes import Token, make_server
 from mivhead.errors import NotAvailableError
 from tests.app.test_learner import fill, learning, ready, wait
 from tests.helpers.services import serving

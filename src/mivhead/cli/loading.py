@@ -12,7 +12,7 @@ from mivhead.cli import options
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
-    from mivhead.exported import ExportedClassifier
+    from mivhead._exported import ExportedClassifier
     from mivhead.features import FeatureTable
     from mivhead.fewshot import FewShotClassifier
 
@@ -29,7 +29,7 @@ def kind_of(path: str | Path) -> str | None:
     if not Path(path).is_file():
         return None
     if is_exported(path):
-        from mivhead.exported import ExportedClassifier
+        from mivhead._exported import ExportedClassifier
 
         try:
             ExportedClassifier(path)
@@ -86,7 +86,7 @@ def load_any_model(path: str, args: argparse.Namespace) -> FewShotClassifier | E
             raise InputError(f"{path} contains its backbone: omit --{name}.")
     if args.device not in (None, "cpu"):
         raise InputError(f"{path} is an exported model, which runs on the CPU: omit --device.")
-    from mivhead.exported import ExportedClassifier
+    from mivhead._exported import ExportedClassifier
 
     return ExportedClassifier(path, threads=args.threads, verbose=not args.quiet)
 

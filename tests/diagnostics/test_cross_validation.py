@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mivhead import MIVClassifier, Recipe
-from mivhead.diagnostics.estimate import cross_validate
+from mivhead.diagnostics.cross_validation import cross_validate
 from mivhead.diagnostics.evaluation import wilson_interval
 from mivhead.errors import InputError
 from mivhead.features import FeatureTable

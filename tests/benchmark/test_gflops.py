@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mivhead import Features
 from mivhead.backbones import from_module
-from mivhead.benchmark.cost import count, measure_backbone
+from mivhead.benchmark.gflops import count, measure_backbone
 from mivhead.head.recipe import Recipe
 from mivhead.methods.cost import BackboneWork, TaskSize, Work
 from mivhead.methods.registry import METHODS, make_method
@@ -64,7 +64,7 @@ def fit(name: str, features: Features, **params):
 
 def products_of(monkeypatch, name: str, features: Features, **params) -> float:
     """What `count` takes for matrix products, without the rest."""
-    monkeypatch.setattr("mivhead.benchmark.cost._cost", lambda work, frozen: work)
+    monkeypatch.setattr("mivhead.benchmark.gflops._cost", lambda work, frozen: work)
     recipe = params.pop("recipe", None)
     work = count(name, features, SIZE, None, params=params, recipe=recipe)
     assert isinstance(work, Work)
@@ -135,7 +135,7 @@ def test_a_step_of_the_head_as_the_paper_writes_it(name, parts, monkeypatch):
 
     features = Features(torch.ones(1, 8, 5, 5))
     preset = Preset(("0",), (BlockPreset((3,), heads=1),))
-    monkeypatch.setattr("mivhead.benchmark.cost._cost", lambda work, frozen: work)
+    monkeypatch.setattr("mivhead.benchmark.gflops._cost", lambda work, frozen: work)
     size = TaskSize((2, 2, 2), (2, 2, 0))
     work = [
         count(name, features, size, None, preset=preset, recipe=Recipe.paper(steps=n))

@@ -21,12 +21,12 @@ from mivhead.errors import InputError
 from mivhead.service.changes import change_routes
 from mivhead.service.engine import Engine, Unreadable, as_json
 from mivhead.service.inference_protocol import protocol_routes
-from mivhead.service.inputs import read_request
 from mivhead.service.label_studio import LabelStudio, label_studio_routes
 from mivhead.service.models import ModelLoader, Models, Reloader
 from mivhead.service.observation import Metrics, Observer, note
 from mivhead.service.openapi import openapi
-from mivhead.service.protection import BodyLimits, ErrorAnswers, Guard, Keys, Limits
+from mivhead.service.protection import ApiKeys, BodyLimits, ErrorAnswers, Guard, Limits
+from mivhead.service.requests import read_request
 
 if TYPE_CHECKING:
     from mivhead.backbones.base import Backbone
@@ -172,7 +172,7 @@ def create_app(
     backbone: Backbone | None = None,
     load: ModelLoader | None = None,
     limits: Limits | None = None,
-    keys: Keys | None = None,
+    keys: ApiKeys | None = None,
     hosts: Collection[str] | None = None,
     reload_seconds: float | None = RELOAD_SECONDS,
     label_studio: LabelStudio | None = None,
@@ -190,7 +190,7 @@ def create_app(
         Reads the files: with another backbone, on another device.
     limits : Limits, optional
         How much the service takes on.
-    keys : Keys, optional
+    keys : ApiKeys, optional
         Every request but health checks must carry one; by default none is needed.
     hosts : collection of str, optional
         Host names by which the service may be addressed; by default any.
@@ -244,7 +244,7 @@ def protect(
     metrics: Metrics,
     limits: Limits,
     *,
-    keys: Keys | None = None,
+    keys: ApiKeys | None = None,
     hosts: Collection[str] | None = None,
     open_paths: Collection[str] = OPEN_PATHS,
 ) -> ASGIApp:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mivhead import Features
-from mivhead.benchmark.cost import count
+from mivhead.benchmark.gflops import count
 from mivhead.methods.cost import BackboneWork, TaskSize
 from mivhead.preset import BlockPreset, Preset
 

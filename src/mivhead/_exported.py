@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from mivhead._model_info import ModelInfo, read_classes
 from mivhead._optional import need
 from mivhead._progress import progress_bar
 from mivhead._schema import from_json, parse_json
@@ -28,7 +29,6 @@ from mivhead.decision import MAX_ERRORS, REJECT, Calibration, Thresholds
 from mivhead.errors import InputError, ModelFileError
 from mivhead.images.imageset import ImageSet, Skipped, check_images
 from mivhead.images.sources import as_image_set
-from mivhead.model_info import ModelInfo, read_classes
 from mivhead.prediction import Prediction, predictions
 
 EXTRA = "onnx"

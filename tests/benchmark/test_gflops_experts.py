@@ -5,12 +5,12 @@ import torch
 
 from mivhead import Features
 from mivhead.backbones.efficientnet_lite import PRESETS
-from mivhead.benchmark.cost import count
+from mivhead.benchmark.gflops import count
 from mivhead.ensemble.ridge import Experts
 from mivhead.head.blocks import resolve_blocks
 from mivhead.methods.cost import TaskSize
 from mivhead.methods.miv import experts_work
-from tests.benchmark.test_cost import executed
+from tests.benchmark.test_gflops import executed
 
 LITE0 = [(112, 14, 14), (192, 7, 7), (320, 7, 7), (1280, 7, 7)]
 
