@@ -106,7 +106,7 @@ def test_memory(here, expected, memory, monkeypatch):
 def test_local_addresses(here, expected, tmp_path):
     out = f"file://{tmp_path}/out.parquet"
     batch.predict(here / "model.onnx", f"file://{here}/new", out, part_rows=6)
-    check(read(out), expected, f"file://{here}/new/")
+    check(read(out), expected, f"{here}/new/")
 
 
 def test_errors_of_addresses(here, memory, monkeypatch):

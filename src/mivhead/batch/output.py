@@ -85,7 +85,7 @@ class Output:
     """
 
     def __init__(self, out: str) -> None:
-        self.out = out
+        self.out = out = places.plain(out)
         suffix = "." + out.rpartition("/")[2].rpartition(".")[2].lower()
         self.suffix = suffix if suffix in SUFFIXES and not out.endswith("/") else None
         if self.suffix is None and "." in out.rstrip("/").rpartition("/")[2]:

@@ -42,6 +42,15 @@ def absolute(path: str) -> str:
     return path.rstrip("/") if is_address(path) else str(Path(path).absolute())
 
 
+def plain(path: str) -> str:
+    """Return the path of an address on this computer; other addresses and paths are unchanged.
+
+    >>> plain("file:///data/new"), plain("s3://data/new")
+    ('/data/new', 's3://data/new')
+    """
+    return path.removeprefix("file://").removeprefix("local://")
+
+
 def file_system(address: str) -> tuple[Any, str]:
     """Return the file system of an address and the path in it; an error names what is missing."""
     fsspec = need("fsspec", EXTRA)
@@ -225,6 +234,7 @@ class Folder:
     def __init__(self, path: str) -> None:
         self.path = path.rstrip("/")
         self._fs: Any = None
+        self._made: set[str] = set()
         self._inside = self.path
         if is_address(path):
             self._fs, self._inside = file_system(self.path)
@@ -259,8 +269,8 @@ class Folder:
             with replacing(self / name, make_folders=True) as part:
                 part.write_bytes(data)
             return
-        fs, inside = self._fs, self._inside
-        _reach(self / name, lambda: fs.pipe_file(f"{inside}/{name}", data))
+        fs, path = self._fs, self._make(name)
+        _reach(self / name, lambda: fs.pipe_file(path, data))
 
     def write_json(self, name: str, document: Any) -> None:
         """Write a JSON document."""
@@ -272,8 +282,17 @@ class Folder:
             with replacing(self / name) as part:
                 shutil.move(local, part)
             return
-        fs, inside = self._fs, self._inside
-        _reach(self / name, lambda: fs.put_file(str(local), f"{inside}/{name}"))
+        fs, path = self._fs, self._make(name)
+        _reach(self / name, lambda: fs.put_file(str(local), path))
+
+    def _make(self, name: str) -> str:
+        """Create the folder of a file, where there are folders, and return the file's path."""
+        path = f"{self._inside}/{name}"
+        folder = path.rpartition("/")[0]
+        if folder not in self._made:
+            _reach(self / name, lambda: self._fs.makedirs(folder, exist_ok=True))
+            self._made.add(folder)
+        return path
 
     def remove(self, *names: str) -> None:
         """Remove files."""

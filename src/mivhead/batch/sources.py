@@ -114,7 +114,7 @@ def list_shards(sources: Sequence[str], rows: int, column: str | None = None) ->
         The column of the images in Parquet files, or of the paths in a list.
     """
     for source in sources:
-        for path in places.expand(source):
+        for path in places.expand(places.plain(source)):
             yield from _list(path, rows, column)
 
 
