@@ -10,7 +10,7 @@ import pytest
 
 from mivhead import batch
 from mivhead.batch import job
-from tests.helpers.clusters import cluster, find_worker, kill_node_at_work  # noqa: F401  # a fixture
+from tests.helpers.clusters import find_worker, kill_node_at_work
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")
 pytestmark = [
@@ -43,10 +43,7 @@ class Saboteur:
 
 
 def test_the_rows_of_the_local_run_though_a_worker_and_a_node_die(
-    cluster,  # noqa: F811  # the fixture
-    here,
-    tmp_path,
-    monkeypatch,
+    cluster, here, tmp_path, monkeypatch
 ):
     local, there = tmp_path / "local.parquet", tmp_path / "ray.parquet"
     sources = [here / "new", here / "new" / "dark", here / "new" / "light"]

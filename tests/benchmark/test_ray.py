@@ -13,7 +13,7 @@ from mivhead.benchmark.executors.local import InlineExecutor
 from mivhead.benchmark.runner import Place, run
 from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.bench_data import numbers, read_config, write_sets
-from tests.helpers.clusters import cluster, find_worker, kill_node_at_work  # noqa: F401  # a fixture
+from tests.helpers.clusters import find_worker, kill_node_at_work
 from tests.helpers.worker_calls import CountThreads, Fail, KillWorker, Square
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")

@@ -1,27 +1,10 @@
-"""A real Ray cluster of two nodes on this machine, and ways to kill a worker or a node of it."""
+"""Ways to kill a worker or a node of the Ray cluster of the tests (the fixture `cluster`)."""
 
 import os
 import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-
-import pytest
-
-
-@pytest.fixture
-def cluster(monkeypatch):
-    """Two nodes of two processors; their workers can import what the tests can."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    cluster.second = cluster.add_node(num_cpus=2)
-    cluster.wait_for_nodes()
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
 
 
 def find_worker(nodes, seconds=10):

@@ -121,9 +121,9 @@ def test_bad_files(tmp_path):
         with pytest.raises(InputError, match=message):
             stores.open(path).read()
     for name in ("text.npz", "text.npy", "cut.npy", "nothing.npy"):
-        with pytest.raises(InputError, match="cannot be read|does not exist"):
+        with pytest.raises(InputError, match=r"cannot be read|does not exist"):
             stores.open(tmp_path / name).read()
-    with pytest.raises(InputError, match="give a .safetensors or .parquet file"):
+    with pytest.raises(InputError, match=r"give a .safetensors or .parquet file"):
         stores.open(tmp_path / "a.npz").write(FeatureTable(Features(X), IDS))
 
 
