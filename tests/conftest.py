@@ -69,7 +69,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     cluster.second = cluster.add_node(num_cpus=2)
     cluster.wait_for_nodes()

@@ -36,6 +36,7 @@ NEEDS = {  # pages that use optional packages
     "backbones-transformers": ["transformers"],
     "databases": ["lancedb"],
     "export": ["onnxscript"],
+    "million-images": ["onnxscript", "pyarrow", "fsspec"],
     "own-method": ["matplotlib"],
     "photos": ["matplotlib"],
     "predictions": ["pandas"],
