@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from mivhead import Features, FeatureTable, stores
 from mivhead.cli.main import main
 from mivhead.errors import InputError
 
 rng = np.random.default_rng(0)
-X = rng.normal(size=(12, 6)).astype(np.float32) + np.repeat([[0], [4]], 6, axis=0)
+X = (0.2 * rng.normal(size=(12, 6)) + np.repeat([[1], [-1]], 6, axis=0)).astype(np.float32)
 IDS = tuple(f"row {i}" for i in range(12))
 LABELS = ("cat",) * 6 + ("dog",) * 6
 
@@ -23,7 +24,7 @@ LABELS = ("cat",) * 6 + ("dog",) * 6
 def table():
     """Two blocks, with labels and views."""
     maps, tokens = rng.normal(size=(12, 3, 2, 2)), rng.normal(size=(12, 5))
-    features = Features([{"map": maps}, {"token": tokens}]).to("float16")
+    features = Features([{"map": maps}, {"token": tokens}]).to(torch.float16)
     return FeatureTable(features, IDS, LABELS, features[[0, 3]], np.array([0, 3]))
 
 
