@@ -208,6 +208,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         FewShotClassifier
             Itself.
         """
+        if _is_features(images):
+            raise InputError(
+                "fit takes images. To train on features, use MIVClassifier().fit(X, y), or "
+                "FewShotClassifier(backbone=None).fit_table(table)."
+            )
         return self._fit_images(label_images(from_images(images), labels), labels)
 
     def fit_folder(
@@ -878,8 +883,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     def _given_features(self, X: Any) -> Any | None:
         """Return the features in X, or None if it holds images."""
-        table = isinstance(X, np.ndarray | Tensor) and X.ndim == 2
-        if not isinstance(X, FeatureTable | Features) and not (table and "float" in str(X.dtype)):
+        if not _is_features(X):
             return None
         if _tunes(self.classifier_):
             raise InputError("The model has a tuned backbone: it needs images, not features.")
@@ -956,6 +960,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             self._loaded = load_backbone(given, weights=self.weights, device=self.device)
         backbone = self._load_backbone()
         check_origin(table.backbone, backbone.identity)
+        found, expected = len(table.features.blocks), len(backbone.preset.blocks)
+        if found != expected:
+            raise InputError(
+                f"The features have {found} block{'s' * (found != 1)}, those of the backbone "
+                f"{backbone.identity.name!r} have {expected}: for features from elsewhere, use "
+                "FewShotClassifier(backbone=None)."
+            )
         return backbone.preset, backbone.identity
 
     def _load_backbone(self) -> Backbone:
@@ -1066,6 +1077,12 @@ class _PixelReader:
 
 def _tunes(classifier: Any) -> bool:
     return getattr(classifier, "needs", "features") == "images"
+
+
+def _is_features(X: Any) -> bool:
+    """Return whether X holds features; a table of floating-point numbers is not an image."""
+    table = isinstance(X, np.ndarray | Tensor) and X.ndim == 2
+    return isinstance(X, FeatureTable | Features) or (table and "float" in str(X.dtype))
 
 
 def network_of(backbone: Backbone, method: str) -> Network:
