@@ -235,14 +235,15 @@ def _run(
             return Result(output.out, rows, 0, rows, time.perf_counter() - started, complete=True)
         schema = work.schema()
         if found is None:
-            output.write_plan(job, _checked(list_shards(names, part_rows, column), work))
+            shards = _checked(list_shards(names, part_rows, column), work)
+            found = output.write_plan(job, shards)
         executor = _executor(workers, ray)
         try:
-            rows, errors, resumed = _complete(work, output, part_rows, executor, threads, verbose)
+            rows, errors, resumed = _complete(work, output, found, executor, threads, verbose)
         finally:
             if executor is not None:
                 executor.close()
-        output.finish(job, schema, **form)
+        output.finish(found, schema, **form)
     return Result(output.out, rows, errors, resumed, time.perf_counter() - started)
 
 
@@ -289,7 +290,7 @@ def _executor(workers: int, ray: str | bool) -> Executor | None:
 def _complete(
     work: Predicting | Extracting,
     output: Output,
-    part_rows: int,
+    job: Job,
     executor: Executor | None,
     threads: int | None,
     verbose: bool,
@@ -308,14 +309,15 @@ def _complete(
     resumed = sum(sum(each.values()) for each in parts.values())
     description = {"predict": "predicting", "extract": "extracting"}[work.task]
     rows = errors = 0
-    with progress_bar(description, None, show=verbose) as advance:
+    with progress_bar(description, job.rows, show=verbose) as advance:
         for number in complete:
             rows, errors = rows + marks[number].rows, errors + marks[number].errors
+        advance(resumed if executor is None else rows)  # workers report whole shards
 
         def calls() -> Iterator[ShardCall]:
             for number, shard in output.read_plan():
                 if number not in complete:
-                    yield ShardCall(work, output.address, number, shard, part_rows)
+                    yield ShardCall(work, output.address, number, shard, job.part_rows)
 
         for mark in _marks(calls(), executor, threads, advance):
             rows, errors = rows + mark.rows, errors + mark.errors

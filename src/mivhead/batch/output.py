@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
@@ -55,6 +55,8 @@ class Job:
         Number of rows of a part.
     complete : bool, default=False
         Whether all parts are there.
+    rows : int or None, default=None
+        Number of rows, if it is known.
     """
 
     format: int
@@ -64,6 +66,7 @@ class Job:
     settings: dict[str, Any]
     part_rows: int
     complete: bool = False
+    rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ class Output:
                 "--overwrite."
             )
         if found is None:
-            return Job(**{**vars(job), "complete": True})  # the parts have become one file
+            return replace(job, complete=True)  # the parts have become one file
         self._check_same(found, job)
         return found
 
@@ -195,15 +198,19 @@ class Output:
 
     # The plan: the shards of the sources, as they were when the job started.
 
-    def write_plan(self, job: Job, shards: Iterator[Shard]) -> None:
-        """Write the shards, then the job."""
+    def write_plan(self, job: Job, shards: Iterator[Shard]) -> Job:
+        """Write the shards, then the job; return the job with its number of rows, if known."""
+        rows: int | None = 0
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, PLAN)
             with path.open("w", encoding="utf-8") as file:
                 for shard in shards:
                     file.write(json.dumps(to_json(shard)) + "\n")
+                    rows = rows + shard.count if rows is not None and shard.count else None
             self.folder.put(PLAN, path)
+        job = replace(job, rows=rows)
         self.folder.write_json(JOB, to_json(job))
+        return job
 
     def read_plan(self) -> Iterator[tuple[int, Shard]]:
         """Yield the shards with their numbers."""
@@ -282,7 +289,7 @@ class Output:
         """Make one file of the parts and remove them; a folder of parts stays as it is."""
         marks = self.marks()
         if self.suffix is None:
-            self.folder.write_json(JOB, to_json(Job(**{**vars(job), "complete": True})))
+            self.folder.write_json(JOB, to_json(replace(job, complete=True)))
             self.folder.remove(PLAN)
             Folder(self.folder / MARKS).remove_all()
             return

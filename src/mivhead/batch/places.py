@@ -91,6 +91,7 @@ def stamp(path: str) -> str:
             raise InputError(f"{path} cannot be read: {error.strerror}.") from error
         return f"{found.st_size} {found.st_mtime_ns}"
     fs, inside = file_system(path)
+    fs.invalidate_cache(inside.rpartition("/")[0])
     info = _reach(path, lambda: fs.info(inside))
     changing = ("ETag", "etag", "mtime", "LastModified", "updated", "created", "blob_id")
     dates = [str(info[key]) for key in changing if info.get(key)]

@@ -71,6 +71,8 @@ class Shard:
         What changes when the file changes.
     column : str, default=""
         The column of the images in a Parquet file.
+    count : int, default=0
+        Number of rows; 0 if it is not known.
     """
 
     kind: Kind
@@ -81,6 +83,7 @@ class Shard:
     first: int = 0
     stamp: str = ""
     column: str = ""
+    count: int = 0
 
     @property
     def holds_features(self) -> bool:
@@ -137,7 +140,7 @@ def _list(path: str, rows: int, column: str | None) -> Iterator[Shard]:
             raise InputError(f"{path} contains no images.")
         mark = places.stamp(absolute)
         for part in _batched(members, rows):
-            yield Shard("zip", absolute, name, tuple(part), stamp=mark)
+            yield Shard("zip", absolute, name, tuple(part), stamp=mark, count=len(part))
     elif lower.endswith(LISTS):
         yield from _list_paths(absolute, name, rows, column)
     elif lower.endswith(ARRAYS):
@@ -145,7 +148,7 @@ def _list(path: str, rows: int, column: str | None) -> Iterator[Shard]:
     elif (found := _list_archive(absolute, name, rows, column)) is not None:
         yield from found
     else:
-        yield Shard("files", "", "", (absolute, name))
+        yield Shard("files", "", "", (absolute, name), count=1)
 
 
 def _files(absolute_of: Sequence[Path], rows: int, column: str | None) -> Iterator[Shard]:
@@ -155,7 +158,7 @@ def _files(absolute_of: Sequence[Path], rows: int, column: str | None) -> Iterat
     def flush() -> Iterator[Shard]:
         for part in _batched(images, rows):
             names = [text for each in part for text in (str(each.absolute()), each.as_posix())]
-            yield Shard("files", "", "", tuple(names))
+            yield Shard("files", "", "", tuple(names), count=len(part))
         images.clear()
 
     for path in absolute_of:
@@ -180,11 +183,11 @@ def _list_folder(
             found = True
             yield from shards
         if len(images) == rows:
-            yield Shard("files", absolute, name, tuple(images))
+            yield Shard("files", absolute, name, tuple(images), count=len(images))
             found = True
             images = []
     if images:
-        yield Shard("files", absolute, name, tuple(images))
+        yield Shard("files", absolute, name, tuple(images), count=len(images))
     elif not found:
         raise InputError(f"{path} contains no images, tars or Parquet files.")
 
@@ -261,12 +264,12 @@ def _list_paths(path: str, name: str, rows: int, column: str | None) -> Iterator
             items += [_locate(base, given), given]
             empty = False
             if len(items) == 2 * rows:
-                yield Shard("files", "", "", tuple(items))
+                yield Shard("files", "", "", tuple(items), count=len(items) // 2)
                 items = []
     if empty:
         raise InputError(f"{name} lists no images.")
     if items:
-        yield Shard("files", "", "", tuple(items))
+        yield Shard("files", "", "", tuple(items), count=len(items) // 2)
 
 
 def _locate(base: str, given: str) -> str:
@@ -375,7 +378,7 @@ def _list_parquet(path: str, name: str, rows: int, column: str | None) -> Iterat
     for group, size in enumerate(sizes):
         total += size
         if total >= rows or group == len(sizes) - 1:
-            yield Shard(kind, path, name, (), (start, group + 1), first, mark, chosen)
+            yield Shard(kind, path, name, (), (start, group + 1), first, mark, chosen, total)
             first, start, total = first + total, group + 1, 0
 
 
