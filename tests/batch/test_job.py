@@ -19,7 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
+import mivhead
 from mivhead import batch, stores
 from mivhead.batch import output as output_module
 from mivhead.batch.places import expand
@@ -224,6 +226,22 @@ def test_features_of_every_kind(folder, here, expected):
     with pytest.raises(InputError, match="images and features"):
         batch.predict("model.onnx", ["new", "features.parquet"], "out.parquet")
     assert not Path("out.parquet.parts").exists()
+
+
+def test_large_jpegs_are_decoded_at_a_fraction_of_their_size(folder):
+    model = mivhead.load("model.onnx")
+    rng = np.random.default_rng(3)
+    Path("large").mkdir()
+    for i in range(6):
+        coarse = rng.integers(0, 255, (12, 16, 3), dtype=np.uint8)
+        picture = Image.fromarray(coarse).resize((1600, 1200), Image.Resampling.BICUBIC)
+        noisy = np.asarray(picture) + rng.normal(0, 4, (1200, 1600, 1))
+        Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)).save(f"large/{i}.jpg", quality=90)
+    own = model.predict_proba("large")[:, 0]
+    batch.predict("model.onnx", "large", "out.parquet")
+    found = [row["probabilities"]["dark"] for row in read("out.parquet")]
+    assert found == pytest.approx(own.tolist(), abs=1e-2)
+    assert found != pytest.approx(own.tolist(), abs=1e-9)
 
 
 # Outputs.
