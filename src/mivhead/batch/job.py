@@ -100,7 +100,7 @@ def predict(
         each on this computer or at an address that fsspec opens, such as `s3://bucket/photos`.
     out : path or address
         A file `.parquet`, `.csv` or `.jsonl`, or a folder of Parquet files.
-    backbone, weights, device : str or None
+    backbone, weights, device : str or None, default=None
         As for `mivhead.load`.
     threads : int or None, default=None
         Number of threads; None: the cores that this process may use.
@@ -128,6 +128,11 @@ def predict(
     Returns
     -------
     Result
+
+    Examples
+    --------
+    >>> import mivhead  # doctest: +SKIP
+    >>> mivhead.batch.predict("birds.onnx", "s3://photos", "names.parquet")  # doctest: +SKIP
     """
     path = Path(model).absolute()
     work = Predicting(
@@ -170,13 +175,25 @@ def extract(
 
     Parameters
     ----------
-    sources, column, part_rows, resume, overwrite, threads, workers, ray, verbose
-        As for `predict`; a part has 256 rows by default.
+    sources : path, address, or sequence of these
+        Images, as for `predict`.
     out : path or address
         A `.parquet` file, or a folder of Parquet files; `mivhead.stores.open` and `predict` read
         both.
-    backbone, weights, image_size, device
-        As for `mivhead.backbones.load_backbone`.
+    backbone, weights, image_size, device : default=None
+        As for `mivhead.backbones.load_backbone`; None: the default backbone.
+    threads, column : default=None
+        As for `predict`.
+    part_rows : int or None, default=None
+        Number of rows that are written at a time; None: 256.
+    resume, overwrite : bool, default=False
+        As for `predict`.
+    workers : int, default=0
+        As for `predict`.
+    ray : str or bool, default=False
+        As for `predict`.
+    verbose : bool, default=True
+        Show a progress bar if it takes more than two seconds.
 
     Returns
     -------
