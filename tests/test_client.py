@@ -6,6 +6,8 @@ import gc
 import io
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from PIL import Image
 
 from mivhead import FewShotClassifier
-from mivhead.errors import ImageError, InputError, NotAvailableError
+from mivhead.errors import ImageError, InputError, MivError, NotAvailableError
 from tests.helpers.services import FaultyServer, Reply, as_json, hangs_up, running, status
 from tests.service.conftest import colours, model_file, photo, url  # noqa: F401  # fixtures
 
@@ -121,6 +123,52 @@ def test_odd_answers(reply: Reply, error: type[Exception], message: str) -> None
         pytest.raises(error, match=message),
     ):
         client.models()
+
+
+WRONG = {"file": "a", "label": "b", "probability": 1, "top": 3, "decision": "b", "unknown": None}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(b"[" * 100_000),
+        Reply(b"\xff\xfe{}"),
+        as_json({}),
+        as_json({"predictions": 3}),
+        as_json({"predictions": [3]}),
+        as_json({"predictions": [{}]}),
+        as_json({"predictions": [WRONG]}),
+        as_json({"predictions": [{"error": ["x"]}]}),
+        Reply(b"not gzip", headers={"Content-Encoding": "gzip"}),
+    ],
+)
+def test_no_answer_leads_to_an_error_that_is_not_ours(reply: Reply) -> None:
+    server = FaultyServer(lambda r: as_json({}) if r.method == "GET" else reply)
+    with running(server) as address, Client(address, attempts=1) as client:
+        with pytest.raises(MivError):
+            client.predict([photo()])
+        with pytest.raises(MivError):
+            client.models()
+
+
+def test_endless_answers_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "ANSWER_BYTES", 1000)
+    server = FaultyServer(lambda _: as_json({"models": ["x" * 2000]}))
+    with running(server) as address, pytest.raises(InputError, match="more than 1,000 bytes"):
+        Client(address).models()
+
+
+def test_an_answer_that_trickles_is_cut_off() -> None:
+    def trickles(handler: Any, request: Any, answer: Any) -> None:
+        handler.reply(Reply(b"x" * 1000), send=1)
+        with suppress(OSError):  # the client gave up
+            while True:
+                threading.Event().wait(0.05)
+                handler.wfile.write(b"x")
+
+    server = FaultyServer(lambda _: as_json({}), [trickles])
+    with running(server) as address, pytest.raises(NotAvailableError, match="took too long"):
+        Client(address, timeout=0.5, attempts=1).predict([photo()])
 
 
 def test_key_is_sent_but_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ def folder(tmp_path_factory) -> Path:
     """A folder with `model.onnx`, `model.miv` and labelled images in `new/`."""
     import torch
 
+    pytest.importorskip("onnxscript")  # to export; not needed afterwards
     root = tmp_path_factory.mktemp("runtime")
     rng = np.random.default_rng(0)
     for name, low in (("dark", 0), ("light", 150)):

@@ -28,6 +28,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:  # exported models run without PyTorch and safetensors
+    from numpy.typing import NDArray
     from torch import Tensor
 
 METADATA_KEY = "mivhead"
@@ -71,7 +72,7 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
             folder = path.with_name(f".{path.name}.{uuid4().hex[:12]}.part")
             folder.mkdir(mode=0o700)
             with suppress(FileNotFoundError):
-                stack.enter_context(_lock(folder))
+                stack.enter_context(locked(folder))
             if folder.is_dir():  # else another process took it for abandoned before the lock
                 break
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -80,7 +81,7 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _lock(folder: Path, *, wait: bool = True) -> Iterator[None]:
+def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
     """Lock a folder until the end of the block, or of the process."""
     if fcntl is None:
         if not wait and time.time() - folder.stat().st_mtime < ABANDONED:
@@ -108,7 +109,7 @@ def _remove_abandoned(path: Path, own: Path) -> None:
         found = [each for each in path.parent.iterdir() if name.fullmatch(each.name)]
     for each in found:
         if each != own:
-            with suppress(OSError), _lock(each, wait=False):
+            with suppress(OSError), locked(each, wait=False):
                 if each.is_dir():
                     shutil.rmtree(each)
                 else:  # of version 0.1.0
@@ -126,8 +127,9 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, An
         if tensor.data_ptr() in places:
             contiguous[name] = tensor.clone()
         places.add(tensor.data_ptr())
+    arrays = {name: tensor.numpy() for name, tensor in contiguous.items()}
     text = json.dumps(
-        {**meta, CHECKSUM: checksum(contiguous, meta)}, ensure_ascii=False, allow_nan=False
+        {**meta, CHECKSUM: checksum(arrays, meta)}, ensure_ascii=False, allow_nan=False
     )
     with replacing(path) as part:
         try:
@@ -138,6 +140,7 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, An
 
 def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read tensors and the JSON document of a file written by `write`."""
+    import torch
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
@@ -147,13 +150,12 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise ModelFileError(f"{path} is not a file.")
         if size > MAX_BYTES:
             raise ModelFileError(f"{path} is {size:,} bytes; at most {MAX_BYTES:,} are read.")
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
             if METADATA_KEY not in metadata:
                 raise ModelFileError(f"{path} was not written by mivhead.")
             meta = parse_json(metadata[METADATA_KEY])
-            # Copied: mapped memory changes with the file, and its alignment affects rounding.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            arrays = {name: _read_array(path, file, name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise ModelFileError(f"{path} does not exist.") from None
     except (OSError, SafetensorError, ValueError) as error:
@@ -162,30 +164,38 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ModelFileError(
             f"{path} cannot be read: it is corrupted or not a mivhead file ({error})."
         ) from error
-    for name, tensor in tensors.items():
-        if (kind := str(tensor.dtype).removeprefix("torch.")) not in TYPES:
-            raise ModelFileError(f"{path} cannot be used: tensor {name!r} has the type {kind}.")
     if not isinstance(meta, dict):
         raise ModelFileError(f"{path} is corrupted: its metadata is not a JSON object.")
-    if CHECKSUM in meta and meta.pop(CHECKSUM) != checksum(tensors, meta):
+    if CHECKSUM in meta and meta.pop(CHECKSUM) != checksum(arrays, meta):
         raise ModelFileError(f"{path} is corrupted: its checksum does not match its contents.")
-    return tensors, meta
+    # Tensors are built last: a damaged file is refused in a fraction of the time. They are copies,
+    # one at a time, because PyTorch aligns its memory, and the alignment affects rounding.
+    return {name: torch.from_numpy(arrays.pop(name)).clone() for name in list(arrays)}, meta
 
 
-def checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:
-    """Return the CRC-32 of a JSON document and of the names, types, shapes and values of tensors.
+def _read_array(path: Path, file: Any, name: str) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = file.get_tensor(name)
+        kind = array.dtype.name
+    except TypeError as error:  # a type that NumPy does not have, such as bfloat16
+        kind = str(error)
+    if kind not in TYPES:
+        raise ModelFileError(f"{path} cannot be used: tensor {name!r} has a wrong type ({kind}).")
+    return array
+
+
+def checksum(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> str:
+    """Return the CRC-32 of a JSON document and of the names, types, shapes and values of arrays.
 
     >>> checksum({}, {"format": 1})
     'e234bd89'
     """
-    import torch
+    import numpy as np
 
     value = zlib.crc32(json.dumps(meta, sort_keys=True).encode())
-    for name, tensor in sorted(tensors.items()):
-        value = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), value)
-        flat = tensor.reshape(-1)
-        flat = flat.as_strided(flat.shape, (1,))  # a single value may have any stride
-        value = zlib.crc32(flat.view(torch.uint8).numpy().data, value)
+    for name, array in sorted(arrays.items()):
+        what = f"{name} torch.{array.dtype.name} {list(array.shape)}"  # the name of PyTorch's type
+        value = zlib.crc32(np.ascontiguousarray(array).data, zlib.crc32(what.encode(), value))
     return f"{value:08x}"
 
 

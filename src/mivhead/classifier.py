@@ -146,12 +146,18 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
         Parameters
         ----------
-        X, y, views, view_of
-            As for `fit`.
+        X : Features, array or tensor
+            Features of the shots, as for `fit`.
+        y : array-like of shape (n,)
+            Their labels.
+        views : Features, array or tensor, default=None
+            Features of augmented views.
+        view_of : array-like of int, default=None
+            For each view, the row of X that it was made from.
 
         Returns
         -------
-        object
+        FeatureClassifier
             A new classifier; this one stays as it is.
         """
         check_is_fitted(self, "classes_")

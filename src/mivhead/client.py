@@ -17,6 +17,7 @@ from typing import Any, Self
 from PIL import Image
 
 from mivhead._optional import need
+from mivhead._schema import parse_json
 from mivhead.errors import ImageError, InputError, NotAvailableError
 from mivhead.images.decoding import ImageLike, load_image, read_capped, read_file
 from mivhead.images.imageset import Skipped
@@ -25,6 +26,7 @@ from mivhead.prediction import Prediction
 KEY = "MIV_KEY"  # environment variable
 IMAGES = 16  # per request
 REQUEST_BYTES = 16 * 2**20  # of images; a larger image is sent alone
+ANSWER_BYTES = 64 * 2**20
 LONGEST_WAIT = 60.0  # seconds that a server may ask for
 
 
@@ -39,7 +41,7 @@ class Client:
         The key that the service requires; by default the value of the environment variable
         `MIV_KEY`, if it is set.
     timeout : float, default=60.0
-        Seconds to wait for a response.
+        Seconds to wait for a response, and then for the rest of it.
     attempts : int, default=5
         Maximum number of attempts per request: a busy server and lost connections are retried.
     concurrency : int, default=4
@@ -73,7 +75,7 @@ class Client:
             )
         self._httpx = need("httpx", "serve")
         self.url = url.rstrip("/")
-        self._attempts, self._concurrency = attempts, concurrency
+        self._attempts, self._concurrency, self._timeout = attempts, concurrency, timeout
         key = key or os.environ.get(KEY, "").strip()
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
@@ -106,8 +108,7 @@ class Client:
 
     def models(self) -> list[dict[str, Any]]:
         """List the models, with their classes, shots and versions."""
-        found: list[dict[str, Any]] = self._send("GET", "/v1/models")["models"]
-        return found
+        return self._list(self._send("GET", "/v1/models"), "models")
 
     def model(self, name: str) -> dict[str, Any]:
         """Describe one model."""
@@ -147,19 +148,18 @@ class Client:
         def ask(part: list[tuple[str, bytes]]) -> list[dict[str, Any]]:
             files = [("images", each) for each in part]
             answer = self._send("POST", "/v1/predict", params=options, files=files, bad_images=True)
-            found: list[dict[str, Any]] = answer["predictions"]
-            return found
+            return self._list(answer, "predictions")
 
         parts = _requests(_files(images), min(IMAGES, self._max_images))
         with ThreadPoolExecutor(self._concurrency) as pool:
             for part in pool.map(ask, parts):
                 for each in part:
                     if "error" not in each:
-                        results.append(_prediction(each))
+                        results.append(self._prediction(each))
                     elif skip_bad:
-                        self.skipped.append(Skipped(each["file"], each["error"]))
+                        self.skipped.append(Skipped(str(each.get("file")), _message(each)))
                     else:
-                        raise ImageError(each["error"])
+                        raise ImageError(_message(each))
         return results
 
     @cached_property
@@ -174,15 +174,15 @@ class Client:
         for attempt in range(1, self._attempts + 1):
             wait = 0.5 * 2 ** (attempt - 1)
             try:
-                response = self._http.request(method, path, **what)
+                response, document = self._exchange(method, path, **what)
             except (self._httpx.InvalidURL, self._httpx.UnsupportedProtocol) as error:
                 raise InputError(f"{self.url} is not the address of a service.") from error
-            except self._httpx.TransportError as error:
+            except self._httpx.RequestError as error:
                 reason = f"connection lost: {error or type(error).__name__}"
             else:
                 if response.status_code not in (408, 429, 502, 503, 504):
-                    return self._read(response, bad_images)
-                reason = f"HTTP {response.status_code}: {_message(response)}"
+                    return self._read(response.status_code, document, bad_images)
+                reason = f"HTTP {response.status_code}: {_message(document)}"
                 asked = response.headers.get("Retry-After", "")
                 wait = max(wait, float(asked) if asked.isdecimal() else 0.0)
             if attempt < self._attempts:
@@ -192,12 +192,23 @@ class Client:
             "the service is running and reachable, and try again."
         )
 
-    def _read(self, response: Any, bad_images: bool) -> Any:
+    def _exchange(self, method: str, path: str, **what: Any) -> tuple[Any, Any]:
+        """Return a response and its JSON document, or None if it has none."""
+        body = bytearray()
+        with self._http.stream(method, path, **what) as response:
+            end = time.monotonic() + self._timeout
+            for chunk in response.iter_bytes():
+                body += chunk
+                if len(body) > ANSWER_BYTES:
+                    raise InputError(f"{self.url} sent more than {ANSWER_BYTES:,} bytes.")
+                if time.monotonic() > end:
+                    raise self._httpx.ReadTimeout("the response took too long")
         try:
-            document = response.json()
+            return response, parse_json(bytes(body))
         except ValueError:
-            document = None
-        status = response.status_code
+            return response, None
+
+    def _read(self, status: int, document: Any, bad_images: bool) -> Any:
         if status == 401:
             raise NotAvailableError(
                 f"{self.url} requires a key: give it as `key`, or in the variable {KEY}."
@@ -205,37 +216,48 @@ class Client:
         if bad_images and isinstance(document, dict) and "predictions" in document:
             return document
         if status >= 500:
-            raise NotAvailableError(f"{self.url} failed (HTTP {status}): {_message(response)}")
+            raise NotAvailableError(f"{self.url} failed (HTTP {status}): {_message(document)}")
         if status >= 400:
-            raise InputError(f"{self.url} refused the request: {_message(response)}")
+            raise InputError(f"{self.url} refused the request: {_message(document)}")
         if not isinstance(document, dict) or status >= 300:
-            raise InputError(f"{self.url} is not a mivhead service.")
+            raise self._stranger()
         return document
 
+    def _list(self, document: dict[str, Any], name: str) -> list[dict[str, Any]]:
+        """Return a list of objects in an answer."""
+        found = document.get(name)
+        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+            raise self._stranger()
+        return found
 
-def _message(response: Any) -> str:
-    try:
-        text = str(response.json()["error"])
-    except (ValueError, KeyError, TypeError):
-        text = "no reason was given."
-    return "".join(c if c.isprintable() else " " for c in text)[:300]
+    def _prediction(self, document: Mapping[str, Any]) -> Prediction:
+        try:
+            return Prediction(
+                document["file"],
+                document["label"],
+                document["probability"],
+                {each["label"]: each["probability"] for each in document["top"]},
+                document["decision"],
+                document["unknown"],
+            )
+        except (KeyError, TypeError):
+            raise self._stranger() from None
+
+    def _stranger(self) -> InputError:
+        return InputError(f"{self.url} is not a mivhead service.")
+
+
+def _message(document: Any) -> str:
+    text = document.get("error") if isinstance(document, dict) else None
+    if text is None:
+        return "no reason was given."
+    return "".join(c if c.isprintable() else " " for c in str(text))[:300]
 
 
 def _quoted(name: str) -> str:
     from urllib.parse import quote
 
     return quote(name, safe="")
-
-
-def _prediction(document: Mapping[str, Any]) -> Prediction:
-    return Prediction(
-        document["file"],
-        document["label"],
-        document["probability"],
-        {each["label"]: each["probability"] for each in document["top"]},
-        document["decision"],
-        document["unknown"],
-    )
 
 
 def _files(images: ImageLike | Iterable[ImageLike]) -> Iterator[tuple[str, bytes]]:

@@ -143,7 +143,18 @@ class Features:
         return self._map(lambda t: t[index])
 
     def to(self, target: torch.dtype | torch.device | str) -> Features:
-        """Convert to a float dtype or move to a device."""
+        """Convert to a float dtype or move to a device.
+
+        Parameters
+        ----------
+        target : torch.dtype, torch.device or str
+            Such as `torch.float16` or `"cuda"`.
+
+        Returns
+        -------
+        Features
+            Converted or moved; this object is not changed.
+        """
         if isinstance(target, torch.dtype) and target not in FLOATS:
             raise InputError(f"Features hold float16, float32 or float64, not {target}.")
         return self._map(lambda t: t.to(target))
@@ -159,7 +170,17 @@ class Features:
         return tuple(_exponent(block) for block in self.blocks)
 
     def divide(self, exponents: Sequence[int]) -> Features:
-        """Divide the values of every block by a power of two, which loses no digit."""
+        """Divide the values of every block by a power of two, which loses no digit.
+
+        Parameters
+        ----------
+        exponents : sequence of int
+            One per block: a block with exponent e is divided by 2^e.
+
+        Returns
+        -------
+        Features
+        """
         if not any(exponents):
             return self
         if len(exponents) != len(self.blocks) or max(map(abs, exponents)) > max(MAX_POWER.values()):
@@ -179,6 +200,18 @@ class Features:
     def concat(parts: Sequence[Features]) -> Features:
         """Join the images of several Features of one layout.
 
+        Parameters
+        ----------
+        parts : sequence of Features
+            At least one; all of the same layout.
+
+        Returns
+        -------
+        Features
+            The images of all parts, in their order.
+
+        Examples
+        --------
         >>> import numpy as np
         >>> len(Features.concat([Features(np.ones((2, 3))), Features(np.ones((4, 3)))]))
         6
@@ -213,18 +246,44 @@ class Features:
         return f"Features(n={len(self)}, {_layout_text(self.blocks)})"
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, atomically."""
+        """Write one safetensors file, atomically.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file; it is replaced if it exists.
+        """
         write_features_file(path, self.tensors, {})
 
     @classmethod
     def load(cls, path: str | Path) -> Features:
-        """Read a file that `save` or `miv extract` wrote; no code from the file is run."""
+        """Read a file that `save` or `miv extract` wrote; no code from the file is run.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+
+        Returns
+        -------
+        Features
+        """
         tensors, _ = read_features_file(path)
         return cls.from_tensors({k: v for k, v in tensors.items() if k.startswith("block")})
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Array]) -> Features:
-        """Make Features from tensors named `block{i}.map` and `block{i}.token`."""
+        """Make Features from tensors named `block{i}.map` and `block{i}.token`.
+
+        Parameters
+        ----------
+        tensors : mapping of str to array or tensor
+            Maps of shape (n, C, H, W) and tokens of shape (n, C).
+
+        Returns
+        -------
+        Features
+        """
         blocks: list[dict[str, Array]] = []
         left = dict(tensors)
         while True:
@@ -531,7 +590,13 @@ class FeatureTable:
         return self.features.nbytes + (0 if self.views is None else self.views.nbytes)
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, atomically."""
+        """Write one safetensors file, atomically.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file; it is replaced if it exists.
+        """
         tensors = dict(self.features.tensors)
         if self.views is not None and self.view_of is not None:
             tensors |= {_VIEWS + name: tensor for name, tensor in self.views.tensors.items()}
@@ -551,7 +616,17 @@ class FeatureTable:
 
     @classmethod
     def load(cls, path: str | Path) -> FeatureTable:
-        """Read a file that `save` wrote; no code from the file is run."""
+        """Read a file that `save` wrote; no code from the file is run.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+
+        Returns
+        -------
+        FeatureTable
+        """
         tensors, meta = read_features_file(path)
         try:
             view_of = tensors.pop(_VIEW_OF, None)

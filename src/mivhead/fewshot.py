@@ -208,6 +208,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         FewShotClassifier
             Itself.
         """
+        if _is_features(images):
+            raise InputError(
+                "fit takes images. To train on features, use MIVClassifier().fit(X, y), or "
+                "FewShotClassifier(backbone=None).fit_table(table)."
+            )
         return self._fit_images(label_images(from_images(images), labels), labels)
 
     def fit_folder(
@@ -348,6 +353,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             As for `classify`.
         thresholds : Thresholds or None, default=None
             When not to give a name; None: as `thresholds()` returns them.
+
+        Yields
+        ------
+        list of Prediction
+            The predictions of the next images, in their order.
         """
         thresholds = thresholds or self.thresholds()
         image_set = as_image_set(images)
@@ -365,6 +375,19 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """Return the thresholds of decisions, with the parameters of `classify`.
 
         A model without a decision rule (`no_decision` says why) always gives a name.
+
+        Parameters
+        ----------
+        reject : float or None, default=0.1
+            Share of the images of known classes that may be rejected as "none of these".
+        max_errors : float or None, default=0.1
+            Share of wrong names among the names that are given.
+        coverage : float or None, default=None
+            Share of prediction sets that hold the true class.
+
+        Returns
+        -------
+        Thresholds
         """
         check_is_fitted(self, "classifier_")
         rule: DecisionRule | None = getattr(self.classifier_, "decision_", None)
@@ -679,7 +702,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         ----------
         images : images or features
             As for `predict`.
-        **decision
+        **decision : dict
             Thresholds, as for `classify`.
 
         Returns
@@ -729,7 +752,17 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return get_method(self.method).needs == "images"
 
     def make_classifier(self, preset: Preset | None = None) -> Classifier:
-        """Make the estimator that `fit` trains, not fitted yet."""
+        """Make the estimator that `fit` trains, not fitted yet.
+
+        Parameters
+        ----------
+        preset : Preset, default=None
+            Settings of the backbone; None: derived from the shapes of the features.
+
+        Returns
+        -------
+        FeatureClassifier or TuningClassifier
+        """
         known = get_method(self.method).hyperparameters()
         shown = {"verbose": self.verbose} if "verbose" in known else {}
         classifier: Classifier = make_method(
@@ -850,8 +883,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     def _given_features(self, X: Any) -> Any | None:
         """Return the features in X, or None if it holds images."""
-        table = isinstance(X, np.ndarray | Tensor) and X.ndim == 2
-        if not isinstance(X, FeatureTable | Features) and not (table and "float" in str(X.dtype)):
+        if not _is_features(X):
             return None
         if _tunes(self.classifier_):
             raise InputError("The model has a tuned backbone: it needs images, not features.")
@@ -928,6 +960,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             self._loaded = load_backbone(given, weights=self.weights, device=self.device)
         backbone = self._load_backbone()
         check_origin(table.backbone, backbone.identity)
+        found, expected = len(table.features.blocks), len(backbone.preset.blocks)
+        if found != expected:
+            raise InputError(
+                f"The features have {found} block{'s' * (found != 1)}, those of the backbone "
+                f"{backbone.identity.name!r} have {expected}: for features from elsewhere, use "
+                "FewShotClassifier(backbone=None)."
+            )
         return backbone.preset, backbone.identity
 
     def _load_backbone(self) -> Backbone:
@@ -1038,6 +1077,12 @@ class _PixelReader:
 
 def _tunes(classifier: Any) -> bool:
     return getattr(classifier, "needs", "features") == "images"
+
+
+def _is_features(X: Any) -> bool:
+    """Return whether X holds features; a table of floating-point numbers is not an image."""
+    table = isinstance(X, np.ndarray | Tensor) and X.ndim == 2
+    return isinstance(X, FeatureTable | Features) or (table and "float" in str(X.dtype))
 
 
 def network_of(backbone: Backbone, method: str) -> Network:

@@ -287,7 +287,7 @@ def changing(
         Where to write the changed model; None replaces the file, atomically.
     keep_old : bool, default=True
         Keep the replaced file under its name with `.bak` added.
-    **how
+    **how : dict
         Parameters of `load`.
 
     Yields

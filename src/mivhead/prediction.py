@@ -42,7 +42,7 @@ class Prediction:
         Its probability.
     probabilities : dict
         Probabilities of all classes, in descending order.
-    decision : object
+    decision : object, default=label
         The class if the model is sure enough of it, `"unsure"` if other classes are plausible too,
         or `"none of these"` if the image is unlike all shots.
     unknown : float or None, default=None
@@ -67,13 +67,30 @@ class Prediction:
     def top(self, count: int) -> list[tuple[Any, float]]:
         """Return the most probable classes with their probabilities, in descending order.
 
+        Parameters
+        ----------
+        count : int
+            How many to return at most.
+
+        Returns
+        -------
+        list of (label, probability)
+
+        Examples
+        --------
         >>> Prediction("a.jpg", "dog", 0.75, {"dog": 0.75, "cat": 0.25}).top(1)
         [('dog', 0.75)]
         """
         return list(islice(self.probabilities.items(), count))
 
     def to_frame(self) -> Any:
-        """Return all classes and their probabilities as a pandas `DataFrame`."""
+        """Return all classes and their probabilities as a pandas `DataFrame`.
+
+        Returns
+        -------
+        pandas.DataFrame
+            With the columns `label` and `probability`.
+        """
         frame = need("pandas", "pandas").DataFrame
         return frame(self.probabilities.items(), columns=["label", "probability"])
 

@@ -123,7 +123,7 @@ class Preprocessing:
     ----------
     size : int, default=224
         Side of the square, in pixels.
-    mean, std : tuple of three floats
+    mean, std : tuple of three floats, optional
         Mean and standard deviation per colour channel; the defaults are those of ImageNet.
     """
 
@@ -148,7 +148,7 @@ class Preset:
         Names of the blocks to tap, shallow to deep; the backbone defines their meaning.
     blocks : tuple of BlockPreset
         How the head treats each of them, in the same order.
-    preprocessing : Preprocessing
+    preprocessing : Preprocessing, optional
         How an image becomes the backbone's input.
     threshold : int, default=15
         T: a class with at most T shots gets augmented views.

@@ -29,9 +29,10 @@ import httpx
 
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.service import server as server_module
-from mivhead.service.application import create_app
+from mivhead.service.application import create_app, protect
 from mivhead.service.batching import Budget
 from mivhead.service.models import ModelLoader
+from mivhead.service.observation import Metrics
 from mivhead.service.protection import LOOPBACK_HOSTS, ApiKeys, Limits
 from mivhead.service.server import Server
 from tests.helpers.web import web
@@ -355,6 +356,30 @@ def test_a_late_answer_is_503(model_file: Path) -> None:
         response = web.post(f"{url}/v1/predict", files={"images": photo()})
         assert (response.status_code, response.headers["Retry-After"]) == (503, "5")
         assert "not ready within 0.5 s" in response.json()["error"]
+
+
+def test_requests_are_answered_after_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As of a process that was stopped or a computer that slept: all deadlines are over at once.
+    monkeypatch.setattr(server_module, "GRACE", 0.5)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"] == "/stall":
+            time.sleep(1.5)  # blocks the event loop
+        elif scope["type"] == "http":
+            await asyncio.sleep(60)
+
+    limits = Limits(deadline=0.5)
+    protected = protect(app, [], Metrics(), limits)
+    with serving(Server(protected, port=0, deadline=limits.deadline)) as url:
+        waiting, stalling = connect(url), connect(url)
+        waiting.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        time.sleep(0.1)
+        stalling.sendall(b"GET /stall HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = waiting.recv(2**16)
+        waiting.close()
+        stalling.close()
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 5" in answer.lower()
 
 
 # Pixels.

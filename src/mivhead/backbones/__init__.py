@@ -123,7 +123,7 @@ def load_backbone(
         Where the backbone runs, such as "cpu" or "cuda"; by default a GPU if there is one.
     dtype : str or torch.dtype, default="float16"
         The type that features are rounded to: float16, float32 or float64.
-    **options
+    **options : dict
         Options of one kind of backbone, such as `outputs` of an ONNX file.
 
     Returns

@@ -68,12 +68,33 @@ class Identity:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values for a JSON document."""
+        """Return plain values for a JSON document.
+
+        Returns
+        -------
+        dict
+            What `from_json` reads.
+        """
         return to_json(self)
 
     @classmethod
     def from_json(cls, document: Any) -> Identity:
-        """Read what `as_json` wrote; raise `InputError` for anything else."""
+        """Read what `as_json` wrote.
+
+        Parameters
+        ----------
+        document : dict
+            Parsed JSON.
+
+        Returns
+        -------
+        Identity
+
+        Raises
+        ------
+        InputError
+            If the document is anything else.
+        """
         return from_json(cls, document, "backbone")
 
 
@@ -96,6 +117,16 @@ class Backbone(Protocol):
 
         The values are rounded to the storage type (float16 unless the backbone was loaded with
         another `dtype`), so that cached features equal freshly extracted ones.
+
+        Parameters
+        ----------
+        images : sequence of PIL.Image.Image or uint8 arrays of shape (H, W, 3)
+            Decoded RGB images of any size.
+
+        Returns
+        -------
+        Features
+            One row per image.
         """
         ...
 

@@ -62,9 +62,11 @@ def from_callable(
         Takes a list of RGB PIL images of `size` x `size` and returns an array, or a list with one
         entry per block, shallow to deep: anything that `Features` accepts, with one row per image.
         The features of an image must not depend on the other images in its batch.
-    name, version : str
-        Its identity, which is stored in model files and cache keys. A change of the code cannot be
-        detected: change the version (default "1") when the function returns other values.
+    name : str
+        Its name, which is stored in model files and cache keys.
+    version : str, default="1"
+        Its version, stored with the name. A change of the code cannot be detected: change the
+        version when the function returns other values.
     size : int, default=224
         Side of the images that the function receives.
     blocks : sequence of BlockPreset, optional

@@ -111,7 +111,17 @@ class MethodConfig:
         return self.method or self.name
 
     def runs_on(self, backbone: str) -> bool:
-        """Tell whether the method runs on a backbone of the run."""
+        """Tell whether the method runs on a backbone of the run.
+
+        Parameters
+        ----------
+        backbone : str
+            Name of a backbone in the configuration.
+
+        Returns
+        -------
+        bool
+        """
         return not self.backbones or backbone in self.backbones
 
     @property
@@ -166,11 +176,11 @@ class RunConfig:
 
     Parameters
     ----------
-    backbones : tuple of BackboneConfig
-        By default the default backbone.
-    methods : tuple of MethodConfig
+    backbones : tuple of BackboneConfig, optional
+        By default only efficientnet_lite0.
+    methods : tuple of MethodConfig, optional
         By default `miv` and `ncc`.
-    sets : tuple of str
+    sets : tuple of str, default=()
         Names of data sets.
     protocols : tuple of str, default=("varying",)
         How to sample tasks, such as `varying` or `5-way 1-shot`.
@@ -230,11 +240,27 @@ class RunConfig:
                     raise InputError(f"The column {column!r} must be written as METHOD@BACKBONE.")
 
     def methods_on(self, backbone: str) -> tuple[MethodConfig, ...]:
-        """Return the methods that run on a backbone."""
+        """Return the methods that run on a backbone.
+
+        Parameters
+        ----------
+        backbone : str
+            Name of a backbone in the configuration.
+
+        Returns
+        -------
+        tuple of MethodConfig
+        """
         return tuple(method for method in self.methods if method.runs_on(backbone))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the configuration as plain values for a JSON document."""
+        """Return the configuration as plain values for a JSON document.
+
+        Returns
+        -------
+        dict
+            What `read_config` reads.
+        """
         return to_json(self)
 
 
@@ -242,6 +268,17 @@ def read_config(document: Mapping[str, Any], where: str = "The configuration") -
     """Read a configuration; the error about an unknown key suggests the right one.
 
     A backbone or a method may be a name or a table of its settings.
+
+    Parameters
+    ----------
+    document : mapping
+        The keys and values of a TOML file.
+    where : str, default="The configuration"
+        What errors call the document.
+
+    Returns
+    -------
+    RunConfig
     """
     expanded = {key: value for key, value in document.items() if key != ABOUT}
     for key in ("backbones", "methods"):
@@ -253,7 +290,17 @@ def read_config(document: Mapping[str, Any], where: str = "The configuration") -
 
 
 def load_config(source: str | Path) -> RunConfig:
-    """Read a TOML file, or a ready-made configuration by name (see `list_tables`)."""
+    """Read a TOML file, or a ready-made configuration by name (see `list_tables`).
+
+    Parameters
+    ----------
+    source : str or Path
+        A `.toml` file, or the name of a ready-made configuration.
+
+    Returns
+    -------
+    RunConfig
+    """
     return read_config(_read_toml(source), str(source))
 
 

@@ -80,7 +80,7 @@ class Result:
     calibration : tuple
         Per bin of confidence: queries, sum of confidences, correct ones; for the expected
         calibration error.
-    adapt_wall, infer_wall, backbone_wall : float or None
+    adapt_wall, infer_wall, backbone_wall : float or None, default=None
         The same durations by the wall clock, which depend on what else the machine was doing; None
         in results of earlier versions.
     """
@@ -128,6 +128,15 @@ def read_results(run: str | Path) -> list[Result]:
     """Read all results of a run, one per method and task.
 
     A failure is included only if no other attempt succeeded.
+
+    Parameters
+    ----------
+    run : str or Path
+        The run folder.
+
+    Returns
+    -------
+    list of Result
     """
     path = Path(run) / RESULTS
     if not path.is_file():

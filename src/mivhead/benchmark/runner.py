@@ -38,6 +38,7 @@ from mivhead.benchmark.results import FEATURES, RESULTS, TASKS, Result, ResultKe
 from mivhead.benchmark.samplers import LeftOut, find_tasks
 from mivhead.benchmark.tasks import Task, TaskSet
 from mivhead.datasets.catalogue import paper_size
+from mivhead.datasets.sets import check_sets
 from mivhead.errors import InputError, MivError, NotAvailableError
 from mivhead.extraction.cache import DEFAULT_LIMIT, open_cache
 from mivhead.fewshot import network_of
@@ -73,7 +74,15 @@ class Place:
     device: str | None = None
 
     def find_cache(self) -> tuple[Path, int]:
-        """Return the folder of the feature cache and its limit in bytes."""
+        """Find the feature cache that a run uses.
+
+        Returns
+        -------
+        folder : Path
+            The folder of the feature cache.
+        limit : int
+            Its maximum size in bytes.
+        """
         usual = open_cache(self.cache)
         folder = self.folder / FEATURES if usual is None else usual.folder
         limit = DEFAULT_LIMIT if usual is None else usual.limit
@@ -114,6 +123,7 @@ def run(
     executor = executor or InlineExecutor()
     view = view or LiveView(quiet=True)
     own = backbones or {}
+    check_sets(config.sets, place.data)
     check_methods(config, place, own)
     with discard_if_failed(place.folder):
         return _run(config, place, executor, own, view)

@@ -102,7 +102,17 @@ class Protocol:
 
     @classmethod
     def parse(cls, text: str) -> Protocol:
-        """Read a string such as `varying`, `5-way 1-shot` or `varying, max_support 100`."""
+        """Read a string such as `varying`, `5-way 1-shot` or `varying, max_support 100`.
+
+        Parameters
+        ----------
+        text : str
+            The protocol, as configurations and run folders spell it.
+
+        Returns
+        -------
+        Protocol
+        """
         base, *options = [part.strip() for part in text.split(",")]
         match = _FIXED.fullmatch(base)
         if match is None and base != "varying":
@@ -135,7 +145,19 @@ class Protocol:
         return (self.shots or 1) + 1
 
     def sample_ways(self, rng: np.random.Generator, classes: int) -> int:
-        """Sample the number of classes of a task."""
+        """Sample the number of classes of a task.
+
+        Parameters
+        ----------
+        rng : numpy.random.Generator
+            Source of randomness.
+        classes : int
+            Number of classes in the data set.
+
+        Returns
+        -------
+        int
+        """
         if self.ways is not None:
             return min(self.ways, classes)
         return int(rng.integers(MIN_WAYS, min(self.max_ways, classes) + 1))
@@ -145,6 +167,17 @@ class Protocol:
 
         At most half of the smallest class, as in Meta-Dataset, and what the shots leave of it.
 
+        Parameters
+        ----------
+        sizes : array of int
+            Number of images in each class of the task.
+
+        Returns
+        -------
+        int
+
+        Examples
+        --------
         >>> [Protocol.parse("5-way 1-shot").queries_per_class(np.array([n])) for n in (2, 7, 40)]
         [1, 3, 10]
         """
@@ -152,7 +185,20 @@ class Protocol:
         return min(self.max_queries, smallest // 2, smallest - (self.shots or 1))
 
     def sample_shots(self, rng: np.random.Generator, sizes: Counts) -> Counts:
-        """Sample the shots of each class in a task whose classes have these sizes."""
+        """Sample the shots of each class in a task whose classes have these sizes.
+
+        Parameters
+        ----------
+        rng : numpy.random.Generator
+            Source of randomness.
+        sizes : array of int
+            Number of images in each class of the task.
+
+        Returns
+        -------
+        array of int
+            Number of shots of each class.
+        """
         if self.shots is not None:
             return np.full(len(sizes), self.shots)
         left = sizes - self.queries_per_class(sizes)  # (class)

@@ -21,13 +21,22 @@ class Task:
     """A few-shot task (an episode): a support set to learn from and queries to classify.
 
     Images are given by their ids in the data set, which are the same on every machine.
+
+    Parameters
+    ----------
+    classes : tuple of str
+        Names of the classes.
+    support, queries : tuple of str
+        Ids of the images.
+    support_labels, query_labels : tuple of int
+        The class of each image, as an index into `classes`.
     """
 
     classes: tuple[str, ...]
-    support: tuple[str, ...]  # image ids
-    support_labels: tuple[int, ...]  # places in `classes`
-    queries: tuple[str, ...]  # image ids
-    query_labels: tuple[int, ...]  # places in `classes`
+    support: tuple[str, ...]
+    support_labels: tuple[int, ...]
+    queries: tuple[str, ...]
+    query_labels: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,7 @@ class TaskSet:
         Random seed of the sampler.
     tasks : tuple of Task
         In the order of their numbers.
-    left_out : tuple of str
+    left_out : tuple of str, default=()
         Parts of the data set that no task uses, with the reason.
     """
 
@@ -55,7 +64,13 @@ class TaskSet:
     left_out: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as plain values."""
+        """Return everything as plain values.
+
+        Returns
+        -------
+        dict
+            Plain values for a JSON document.
+        """
         # Not `asdict`, whose deep copies take longer than everything else.
         return {
             "set": self.set,
@@ -73,6 +88,11 @@ class TaskSet:
 
     def save(self, path: str | Path) -> None:
         """Write the tasks to a JSON file, atomically.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file; it is replaced if it exists.
 
         Examples
         --------
@@ -108,7 +128,17 @@ class TaskSet:
 
     @classmethod
     def load(cls, path: str | Path) -> TaskSet:
-        """Read a file that `save` wrote; a corrupted or modified file is an error."""
+        """Read a file that `save` wrote; a corrupted or modified file is an error.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+
+        Returns
+        -------
+        TaskSet
+        """
         try:
             document = parse_json(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

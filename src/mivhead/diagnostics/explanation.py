@@ -105,7 +105,7 @@ class Explanation:
         The closest shots of the predicted class, then of the runner-up.
     votes : tuple of Vote
         The members of the ensemble, those that separate the two classes most first.
-    image : PIL.Image.Image or None
+    image : PIL.Image.Image or None, default=None
         The image itself; None if only its features were given.
 
     Examples
@@ -132,7 +132,12 @@ class Explanation:
         return f"<Explanation of {self.prediction!r}>"
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values for a JSON document, without pictures."""
+        """Return plain values for a JSON document, without pictures.
+
+        Returns
+        -------
+        dict
+        """
         best = self.prediction
         return {
             "file": best.id,
@@ -153,7 +158,17 @@ class Explanation:
         }
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Draw the reasons; with a path, also write the drawing to a .png, .svg or .pdf file."""
+        """Draw the reasons.
+
+        Parameters
+        ----------
+        path : str or Path, default=None
+            Where to write the drawing: a .png, .svg or .pdf file. None writes nothing.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+        """
         from mivhead.diagnostics.pictures import save_figure
         from mivhead.diagnostics.reasons_picture import draw_reasons
 
@@ -182,7 +197,7 @@ def explain_images(
         What `FewShotClassifier.predict` takes.
     pictures : bool, default=True
         Whether explanations hold the images.
-    **decision
+    **decision : dict
         Thresholds, as for `FewShotClassifier.classify`.
 
     Yields

@@ -80,6 +80,17 @@ _reported: set[Path] = set()  # folders whose problems were reported
 def open_cache(folder: str | Path | None = None) -> FeatureCache | None:
     """Open the cache in a folder, by default the user's; None if the user has disabled it.
 
+    Parameters
+    ----------
+    folder : str or Path, default=None
+        The folder. None: the one that the variable `MIV_CACHE` names, or the user's cache folder.
+
+    Returns
+    -------
+    FeatureCache or None
+
+    Examples
+    --------
     >>> open_cache("features").folder.name
     'features'
     """
@@ -115,7 +126,19 @@ def _limit() -> int:
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """Contents of a cache: its folder, number of entries, bytes on disk, and limit in bytes."""
+    """Contents of a cache.
+
+    Parameters
+    ----------
+    folder : Path
+        Its folder.
+    entries : int
+        Number of entries.
+    bytes : int
+        Their size on disk.
+    limit : int
+        Maximum size in bytes.
+    """
 
     folder: Path
     entries: int
@@ -162,6 +185,16 @@ class FeatureCache:
         """Return an entry as read-only views of the mapped file, or None if it is missing.
 
         A corrupted entry is removed, so that it is computed and stored again.
+
+        Parameters
+        ----------
+        key : str
+            Key of the entry.
+
+        Returns
+        -------
+        dict of str to array, or None
+            The parts of the entry by name.
         """
         path = self._path(key)
         try:
@@ -179,7 +212,15 @@ class FeatureCache:
         return parts
 
     def put(self, key: str, parts: Parts) -> None:
-        """Store an entry, then remove old entries if the cache exceeds its limit."""
+        """Store an entry, then remove old entries if the cache exceeds its limit.
+
+        Parameters
+        ----------
+        key : str
+            Key of the entry.
+        parts : mapping of str to array
+            The features of one image by name, as in `Features.tensors`.
+        """
         if not self._writable:
             return
         data = encode(key, parts)
@@ -211,6 +252,16 @@ class FeatureCache:
 
         As long as their size is within `capacity`, entries that were just used are not removed to
         make room for new ones.
+
+        Parameters
+        ----------
+        keys : iterable of str
+            Keys of the entries.
+
+        Returns
+        -------
+        list of str
+            The keys without an entry, in their order.
         """
         absent = []
         for key in keys:
@@ -228,12 +279,23 @@ class FeatureCache:
         return int(self.limit * KEEP)
 
     def info(self) -> CacheInfo:
-        """Count the entries and their bytes on disk."""
+        """Count the entries and their bytes on disk.
+
+        Returns
+        -------
+        CacheInfo
+        """
         files = list(self._files())
         return CacheInfo(self.folder, len(files), sum(file.bytes for file in files), self.limit)
 
     def clear(self) -> CacheInfo:
-        """Remove all entries, and no other file in the folder; return the contents before."""
+        """Remove all entries, and no other file in the folder.
+
+        Returns
+        -------
+        CacheInfo
+            The contents before.
+        """
         before = self.info()
         try:
             for file in self._files():

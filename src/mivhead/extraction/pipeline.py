@@ -139,6 +139,22 @@ def iter_features(
     """Yield the features of any number of images, `PART` at a time, in constant memory.
 
     The next images are decoded while the caller processes a part, unless that would slow it down.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        The frozen backbone.
+    images : ImageSet
+        The images; they may be unlabelled.
+    cache : FeatureCache, default=None
+        Where features are looked up and stored; None: nowhere.
+    verbose : bool, default=True
+        Show a progress bar.
+
+    Yields
+    ------
+    Features
+        The features of the next images, in their order.
     """
     flow = _Flow(backbone, _loaders(images), NO_VIEWS, Augmentation(), cache)
     with flow, progress_bar("backbone", len(images), show=verbose) as advance:

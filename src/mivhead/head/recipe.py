@@ -132,6 +132,17 @@ class Recipe:
     def paper(cls, **changes: Any) -> Self:
         """Return the recipe of the paper, with some fields replaced.
 
+        Parameters
+        ----------
+        **changes : dict
+            Fields to replace, such as `steps=10`.
+
+        Returns
+        -------
+        Recipe
+
+        Examples
+        --------
         >>> Recipe.paper(steps=10).eta
         0.1
         """
@@ -151,6 +162,15 @@ class Recipe:
         """Read the recipe of a model file, checking every key and type.
 
         Version 0.1.0 knew the paper's recipe only, so a missing field has the paper's value.
+
+        Parameters
+        ----------
+        document : dict
+            Parsed JSON.
+
+        Returns
+        -------
+        Recipe
         """
         if isinstance(document, Mapping):
             document = {**to_json(cls.paper()), **document}

@@ -78,7 +78,12 @@ class DataReport:
         return not self.unreadable and not self.contradictions
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values for a JSON document."""
+        """Return plain values for a JSON document.
+
+        Returns
+        -------
+        dict
+        """
         return {**asdict(self), "images": self.images, "good": self.good}
 
 

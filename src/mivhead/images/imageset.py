@@ -85,17 +85,53 @@ class ImageSet:
         return tuple(sorted(set(self.labels or ())))
 
     def load(self, row: int) -> Image.Image:
-        """Decode one image."""
+        """Decode one image.
+
+        Parameters
+        ----------
+        row : int
+            Row of the image.
+
+        Returns
+        -------
+        PIL.Image.Image
+            In RGB.
+        """
         return self.sources[row].load()
 
     def take(self, rows: Iterable[int]) -> ImageSet:
-        """Return the images of these rows, in this order."""
+        """Return the images of these rows, in this order.
+
+        Parameters
+        ----------
+        rows : iterable of int
+            The rows to keep.
+
+        Returns
+        -------
+        ImageSet
+        """
         rows = list(rows)
         labels = None if self.labels is None else tuple(self.labels[row] for row in rows)
         return ImageSet(tuple(self.sources[row] for row in rows), labels)
 
     def without(self, skipped: Iterable[Skipped]) -> ImageSet:
-        """Drop the images that could not be read; raise an error if a class becomes empty."""
+        """Drop the images that could not be read.
+
+        Parameters
+        ----------
+        skipped : iterable of Skipped
+            The unreadable images.
+
+        Returns
+        -------
+        ImageSet
+
+        Raises
+        ------
+        InputError
+            If a class becomes empty.
+        """
         reasons = {each.id: each.reason for each in skipped}
         kept = self.take(row for row, each in enumerate(self.ids) if each not in reasons)
         if reasons and not kept.sources:

@@ -108,7 +108,19 @@ class Method:
 
     @classmethod
     def from_class(cls, name: str, home: str) -> Method:
-        """Read the facts that an estimator's class has as attributes of the same names."""
+        """Read the facts that an estimator's class has as attributes of the same names.
+
+        Parameters
+        ----------
+        name : str
+            Name of the method.
+        home : str
+            Where its class is, as `module:Class`.
+
+        Returns
+        -------
+        Method
+        """
         kind = _load(home, name)
         for member in ("fit", "predict_proba"):
             if not callable(getattr(kind, member, None)):
@@ -118,13 +130,24 @@ class Method:
         return cls(name, home, **{"summary": documented} | facts)
 
     def load(self) -> type[Any]:
-        """Import the estimator's class."""
+        """Import the estimator's class.
+
+        Returns
+        -------
+        type
+        """
         kind: type[Any] = _load(self.home, self.name)
         return kind
 
     def hyperparameters(self) -> dict[str, Any]:
-        """All parameters of the estimator and their values in this method.
+        """Return all parameters of the estimator and their values in this method.
 
+        Returns
+        -------
+        dict of str to object
+
+        Examples
+        --------
         >>> METHODS["knn"].hyperparameters()["neighbours"]
         5
         """
@@ -140,6 +163,22 @@ class Method:
     def make(self, *, random_state: Any = None, device: str | None = None, **params: Any) -> Any:
         """Make an estimator, with the settings of the variant unless they are given.
 
+        Parameters
+        ----------
+        random_state : int or numpy.random.RandomState, default=None
+            Source of randomness.
+        device : str, default=None
+            Where it computes, such as "cpu" or "cuda"; None: where its input is.
+        **params : dict
+            Hyperparameters of the method.
+
+        Returns
+        -------
+        Classifier
+            Not fitted yet.
+
+        Examples
+        --------
         >>> METHODS["miv-eta0"].make().recipe.eta
         0.0
         """
@@ -163,7 +202,24 @@ class Method:
     def work(
         self, classifier: Any, size: TaskSize, features: Features, backbone: BackboneWork
     ) -> Work | None:
-        """Count the work of fitting; None for a method that does not count it."""
+        """Count the work of fitting.
+
+        Parameters
+        ----------
+        classifier : Classifier
+            An estimator of this method, not necessarily fitted.
+        size : TaskSize
+            Number of shots and views of each class.
+        features : Features
+            Features of one image or more; only their layout matters.
+        backbone : BackboneWork
+            The work of one pass of the backbone.
+
+        Returns
+        -------
+        Work or None
+            None for a method that does not count its work.
+        """
         if self.cost:
             counted: Work | None = _load(self.cost, self.name)(classifier, size, features, backbone)
             return counted
@@ -331,8 +387,14 @@ METHODS: Mapping[str, Method] = _Methods()
 
 
 def list_methods() -> list[Method]:
-    """All registered methods, the MIV-head first.
+    """Return all registered methods, the MIV-head first.
 
+    Returns
+    -------
+    list of Method
+
+    Examples
+    --------
     >>> [method.name for method in list_methods()][:4]
     ['miv', 'ncc', 'baseline', 'baseline++']
     """
@@ -342,6 +404,17 @@ def list_methods() -> list[Method]:
 def get_method(name: str) -> Method:
     """Look up a registered method by name, or a class of your own as `module:Class`.
 
+    Parameters
+    ----------
+    name : str
+        Name of the method, or `module:Class`.
+
+    Returns
+    -------
+    Method
+
+    Examples
+    --------
     >>> get_method("ncc").needs
     'features'
     >>> get_method("nnc")
@@ -374,9 +447,11 @@ def make_method(
         Settings of the backbone; ignored by methods that have no recipe.
     recipe : str or Recipe, default=None
         How the MIV-head and its ablations are trained; an error for other methods.
-    random_state, device
-        As for every estimator.
-    **params
+    random_state : int or numpy.random.RandomState, default=None
+        Source of randomness.
+    device : str, default=None
+        Where it computes, such as "cpu" or "cuda"; None: where its input is.
+    **params : dict
         Hyperparameters of the method; see `METHODS[name].hyperparameters()`.
 
     Returns
@@ -399,8 +474,19 @@ def make_method(
 
 
 def method_name(classifier: Any) -> str:
-    """Name of the method that an estimator belongs to, for model files and tables.
+    """Return the name of the method that an estimator belongs to, for model files and tables.
 
+    Parameters
+    ----------
+    classifier : Classifier
+        The estimator.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
     >>> method_name(make_method("miv-eta0"))
     'miv-eta0'
     """

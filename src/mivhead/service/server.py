@@ -23,7 +23,7 @@ from mivhead.errors import NotAvailableError
 
 DEFAULT_PORT = 8765
 HEAD_SECONDS = 10.0  # to send the request line and the headers
-GRACE = 2.0  # seconds after the deadline of the application, which answers first
+GRACE = 2.0  # seconds after a deadline, in which the application can still answer
 MAX_HEAD = 64 * 2**10  # bytes of the request line and the headers
 MAX_CONNECTIONS = 800  # below 1,024, the usual limit of open files
 KEEP_ALIVE = 5  # seconds that an idle connection is kept
@@ -60,7 +60,7 @@ class Server:
         self._uvicorn = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http=_protocol(deadline + GRACE),
+                http=_protocol(deadline),
                 ws="none",
                 loop="asyncio",  # the same everywhere, whatever else is installed
                 lifespan="on",
@@ -210,6 +210,10 @@ class _Connection(H11Protocol):
             self._timer = None
 
     def _expire(self) -> None:
+        # The grace starts now: after a stall, the application learns only now that it is late.
+        self._timer = self.loop.call_later(GRACE, self._abort)
+
+    def _abort(self) -> None:
         self._timer = None
         if not self._is_idle():
             self.transport.abort()

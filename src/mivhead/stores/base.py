@@ -106,7 +106,21 @@ class Store(ABC):
 
     @classmethod
     def from_address(cls, address: str, options: Mapping[str, str], columns: Columns) -> Store:
-        """Open `SCHEME://FOLDER/TABLE`; `options` are the store's own, after the question mark."""
+        """Open `SCHEME://FOLDER/TABLE`.
+
+        Parameters
+        ----------
+        address : str
+            The address without its options.
+        options : mapping of str to str
+            Options that only this kind of store has, which follow the question mark.
+        columns : Columns
+            Which rows and columns to read.
+
+        Returns
+        -------
+        Store
+        """
         scheme, _, path = address.partition("://")
         for option in options:
             check_one_of(f"An option of {scheme}", option, [each.name for each in fields(Columns)])
@@ -126,11 +140,26 @@ class Store(ABC):
 
     @abstractmethod
     def iter_batches(self, batch_size: int = BATCH) -> Iterator[FeatureTable]:
-        """Yield the images batch by batch, without their views, using little memory."""
+        """Yield the images batch by batch, without their views, using little memory.
+
+        Parameters
+        ----------
+        batch_size : int, default=256
+            Number of images per batch.
+
+        Yields
+        ------
+        FeatureTable
+        """
 
     @abstractmethod
     def read(self) -> FeatureTable:
-        """Read all images that match the filter, and their views, in the order of writing."""
+        """Read all images that match the filter, and their views, in the order of writing.
+
+        Returns
+        -------
+        FeatureTable
+        """
 
     @abstractmethod
     def write(self, table: FeatureTable) -> None:
@@ -138,11 +167,24 @@ class Store(ABC):
 
         In a database, rows with the same ids are replaced together with their views, and all other
         rows are kept; a file is replaced as a whole.
+
+        Parameters
+        ----------
+        table : FeatureTable
+            The images to write.
         """
 
     @abstractmethod
     def annotate(self, ids: Sequence[str], values: Mapping[str, Sequence[str | float]]) -> None:
-        """Write values, such as predictions, into columns, which are created if needed."""
+        """Write values, such as predictions, into columns, which are created if needed.
+
+        Parameters
+        ----------
+        ids : sequence of str
+            The images to annotate; they must be in the store.
+        values : mapping of str to sequence
+            For each column, one string or number per image.
+        """
 
 
 class FileStore(Store):

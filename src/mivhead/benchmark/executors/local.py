@@ -49,9 +49,12 @@ class InlineExecutor:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Compute in one thread, as results may differ in the last digit with the number of threads."""
-    import torch
-    from threadpoolctl import threadpool_limits
-
+    try:
+        import torch
+        from threadpoolctl import threadpool_limits
+    except ModuleNotFoundError:  # exported models run without them, and read the environment
+        yield
+        return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -87,7 +90,20 @@ class LocalExecutor:
         self._pool: list[_Worker] = []
 
     def run(self, calls: Iterable[Call[T]]) -> Iterator[tuple[Call[T], T | Died]]:
-        """Run calls; a worker that dies is replaced, and the outcome of its call is `Died`."""
+        """Run calls; a worker that dies is replaced, and the outcome of its call is `Died`.
+
+        Parameters
+        ----------
+        calls : iterable of Call
+            Functions and their arguments.
+
+        Yields
+        ------
+        call : Call
+            One of the calls, in the order in which they finish.
+        outcome : object
+            What it returned, or `Died` if its process ended without a result.
+        """
         waiting = iter(calls)
         self._hand_out(waiting)
         while busy := {worker.pipe: worker for worker in self._pool if worker.call is not None}:
