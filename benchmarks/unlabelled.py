@@ -93,10 +93,8 @@ def report(path: Path) -> None:
                 f"{share:.0%} |"
             )
         low, high, gain, share = np.mean(means, axis=0)
-        error = 1.96 * _error(own)
-        print(
-            f"| **mean** | {len(own)} | {low:.1f} | {high:.1f} | **{gain:+.2f} ± {error:.2f}** | "
-        )
+        change = f"**{gain:+.1f} ± {1.96 * _error(own):.1f}**"
+        print(f"| **mean** | {len(own)} | {low:.1f} | {high:.1f} | {change} | | {share:.0%} |")
 
 
 def _error(rows: list[dict[str, Any]]) -> float:

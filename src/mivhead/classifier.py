@@ -206,6 +206,8 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             Features of augmented views.
         view_of : array-like of int, default=None
             For each view, the row of X that it was made from.
+        unlabelled : Features, array or tensor, default=None
+            Features of images without labels, as for `fit`.
 
         Returns
         -------

@@ -32,12 +32,17 @@ def test_every_entry_makes_a_cloneable_classifier_of_its_name(name: str) -> None
     assert method.paper
     classifier = make_method(name, random_state=3, device="cpu")
     assert isinstance(classifier, FeatureClassifier)
-    # Without parameters, the name for any mixture of changes stands for the paper's recipe; whether
-    # there are unlabelled images is no property of the estimator.
-    others = {"miv-ablation": "miv-paper", "miv+unlabelled": "miv"}
-    assert method_name(clone(classifier)) == others.get(name, name)
+    # Without parameters, the name for any mixture of changes stands for the paper's recipe.
+    assert method_name(clone(classifier)) == ("miv-paper" if name == "miv-ablation" else name)
     assert {"random_state", "device"} <= set(method.hyperparameters())
     assert classifier.get_params()["random_state"] == 3
+
+
+def test_whether_there_are_unlabelled_images_is_not_a_property_of_the_estimator() -> None:
+    method = METHODS["miv+unlabelled"]
+    assert method.uses_unlabelled
+    assert not METHODS["miv"].uses_unlabelled
+    assert method_name(make_method("miv+unlabelled")) == "miv"
 
 
 def test_listing_imports_neither_torch_nor_sklearn() -> None:

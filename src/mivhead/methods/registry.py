@@ -310,8 +310,8 @@ _ABLATIONS = (
 
 _ROWS: dict[str, str | Method] = {
     "miv": _MIV,
-    "miv+unlabelled": _UNLABELLED,
     **_RIVALS,
+    "miv+unlabelled": _UNLABELLED,
     **{method.name: method for method in _ABLATIONS},
 }
 
