@@ -24,7 +24,7 @@ from torch import Tensor
 
 from mivhead._progress import progress_bar
 from mivhead._schema import to_json
-from mivhead._shots import Change, Shots
+from mivhead._shots import Change, Shots, digests
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.background import background_vectors
 from mivhead.backbones.base import (
@@ -39,6 +39,7 @@ from mivhead.backbones.base import (
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.preprocessing import preprocess, to_pixels
 from mivhead.decision import MAX_ERRORS, REJECT, DecisionRule, Thresholds
+from mivhead.ensemble.unlabelled import LIMIT, UnlabelledUse
 from mivhead.errors import InputError, check_no_missing
 from mivhead.extraction.cache import FeatureCache, open_cache
 from mivhead.extraction.pipeline import (
@@ -194,7 +195,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self.cache = cache
         self.verbose = verbose
 
-    def fit(self, images: Iterable[ImageLike], labels: Sequence[Any]) -> Self:
+    def fit(
+        self, images: Iterable[ImageLike], labels: Sequence[Any], *, unlabelled: Any = None
+    ) -> Self:
         """Train on images and their labels.
 
         Parameters
@@ -203,6 +206,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             The shots.
         labels : sequence
             A label per image.
+        unlabelled : images, features or None, default=None
+            Images without labels, to learn from as well: what `predict` takes. They should look
+            like the images to predict, and some may show none of the classes. The method must be
+            `miv` with its default recipe. The model does not keep them. Of more than 500, a random
+            sample is used.
 
         Returns
         -------
@@ -214,7 +222,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 "fit takes images. To train on features, use MIVClassifier().fit(X, y), or "
                 "FewShotClassifier(backbone=None).fit_table(table)."
             )
-        return self._fit_images(label_images(from_images(images), labels), labels)
+        shots = label_images(from_images(images), labels)
+        return self._fit_images(shots, labels, unlabelled=unlabelled)
 
     def fit_folder(
         self,
@@ -223,6 +232,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         skip_bad: bool = False,
         label: str | None = None,
         encoding: str | None = None,
+        unlabelled: Any = None,
     ) -> Self:
         """Train on a folder of class folders, a zip of one, or a CSV of paths and labels.
 
@@ -236,17 +246,24 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             The column of the labels in a CSV; None: `label` or `class`.
         encoding : str or None, default=None
             The encoding of a CSV, such as `"cp1252"`; None: UTF-8.
+        unlabelled : images, features or None, default=None
+            Images without labels, as for `fit`.
 
         Returns
         -------
         FewShotClassifier
             Itself.
         """
-        return self._fit_images(
-            open_labelled(path, label=label, encoding=encoding), skip_bad=skip_bad
-        )
+        images = open_labelled(path, label=label, encoding=encoding)
+        return self._fit_images(images, skip_bad=skip_bad, unlabelled=unlabelled)
 
-    def fit_table(self, table: FeatureTable, labels: Sequence[Any] | None = None) -> Self:
+    def fit_table(
+        self,
+        table: FeatureTable,
+        labels: Sequence[Any] | None = None,
+        *,
+        unlabelled: Any = None,
+    ) -> Self:
         """Train on features that were extracted before, by `extract` or elsewhere.
 
         Parameters
@@ -255,6 +272,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             Features, and perhaps labels, views and the identity of the backbone.
         labels : sequence or None, default=None
             A label per image, instead of the table's.
+        unlabelled : images, features or None, default=None
+            Images without labels, as for `fit`.
 
         Returns
         -------
@@ -273,7 +292,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self._check_params()
         self.__dict__.pop("identity_", None)
         preset, identity = self._origin(table)
-        return self._fit_table(self.make_classifier(preset), table, labels, identity)
+        classifier = self.make_classifier(preset)
+        others = self._read_unlabelled(unlabelled, classifier, identity)
+        return self._fit_table(classifier, table, labels, identity, others)
 
     def extract(self, images: Any, *, skip_bad: bool = False) -> FeatureTable:
         """Pass images, and the augmented views of labelled ones, through the frozen backbone.
@@ -464,7 +485,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return chosen
 
     def add(
-        self, images: Any, labels: Sequence[Any] | None = None, *, skip_bad: bool = False
+        self,
+        images: Any,
+        labels: Sequence[Any] | None = None,
+        *,
+        skip_bad: bool = False,
+        unlabelled: Any = None,
     ) -> Change:
         """Add shots, of new classes or of classes that the model has.
 
@@ -480,6 +506,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             A label per image, if the images do not come with labels.
         skip_bad : bool, default=False
             Leave out images that cannot be read, and list them in `skipped_`.
+        unlabelled : images, features or None, default=None
+            Images without labels, as for `fit`. Without them, the changed model learns from its
+            shots alone.
 
         Returns
         -------
@@ -508,9 +537,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             for label, count in added.counts.items()
         )
         text = f"added {len(added)} {'shot' if len(added) == 1 else 'shots'}: {counts}"
-        return self._change("add", text, joined, notes)
+        return self._change("add", text, joined, notes, unlabelled)
 
-    def remove(self, *names: Any) -> Change:
+    def remove(self, *names: Any, unlabelled: Any = None) -> Change:
         """Remove classes, or single shots.
 
         Parameters
@@ -518,6 +547,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         *names : str
             Classes, or shots by their names in `shots_`; the end of a name, such as `1.jpg`, is
             enough if only one shot has it.
+        unlabelled : images, features or None, default=None
+            As for `add`.
 
         Returns
         -------
@@ -526,9 +557,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """
         left, classes, singles = self._own_shots().remove([str(name) for name in names])
         parts = [f"the class {label}" for label in classes] + [f"the shot {n}" for n in singles]
-        return self._change("remove", f"removed {', '.join(parts)}", left)
+        text = f"removed {', '.join(parts)}"
+        return self._change("remove", text, left, unlabelled=unlabelled)
 
-    def rename(self, old: Any, new: Any, *, merge: bool = False) -> Change:
+    def rename(self, old: Any, new: Any, *, merge: bool = False, unlabelled: Any = None) -> Change:
         """Rename a class, or merge it into another one.
 
         Parameters
@@ -537,6 +569,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             The class, and its new name.
         merge : bool, default=False
             `new` is a class of the model, and gets the shots of `old`.
+        unlabelled : images, features or None, default=None
+            As for `add`.
 
         Returns
         -------
@@ -545,10 +579,16 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """
         shots = self._own_shots().rename(old, new, merge=merge)
         verb = ("merged", "into") if merge else ("renamed", "to")
-        return self._change("rename", f"{verb[0]} {old} {verb[1]} {new}", shots)
+        text = f"{verb[0]} {old} {verb[1]} {new}"
+        return self._change("rename", text, shots, unlabelled=unlabelled)
 
     def relabel(
-        self, shot: str | Mapping[str, Any], label: Any = None, *, new: bool = False
+        self,
+        shot: str | Mapping[str, Any],
+        label: Any = None,
+        *,
+        new: bool = False,
+        unlabelled: Any = None,
     ) -> Change:
         """Move a shot to another class, or several shots at once.
 
@@ -560,6 +600,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             The class that the shot belongs to; not given for a mapping.
         new : bool, default=False
             Whether it may be a new class.
+        unlabelled : images, features or None, default=None
+            As for `add`.
 
         Returns
         -------
@@ -573,7 +615,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         for each, target in moves.items():
             shots, name, old = shots.relabel(each, target, new=new)
             parts.append(f"{name} from {old} to {target}")
-        return self._change("relabel", f"moved {', '.join(parts)}", shots)
+        text = f"moved {', '.join(parts)}"
+        return self._change("relabel", text, shots, unlabelled=unlabelled)
 
     # How good the model is, and why it decides as it does: short cuts to `mivhead.diagnostics`.
 
@@ -630,6 +673,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         CrossValidation
             Its `accuracy`, `interval` and `suspects`: the shots that were predicted as another
             class.
+
+        Notes
+        -----
+        Models of folds learn from shots alone, not from unlabelled images. A model of a compact
+        file has no augmented views, so its estimate may differ from the one that `miv fit` printed.
         """
         from mivhead.diagnostics.cross_validation import cross_validate
 
@@ -777,7 +825,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return classifier
 
     def _fit_images(
-        self, images: ImageSet, labels: Sequence[Any] | None = None, *, skip_bad: bool = False
+        self,
+        images: ImageSet,
+        labels: Sequence[Any] | None = None,
+        *,
+        skip_bad: bool = False,
+        unlabelled: Any = None,
     ) -> Self:
         self._check_params()  # before the backbone is loaded
         for name in ("identity_", "_loaded"):  # of an earlier fit, perhaps with other parameters
@@ -786,24 +839,63 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         classifier = self.make_classifier(backbone.preset)
         reader = self._reader(backbone, classifier)
         reader.attach(classifier)  # refuses a network that does not suit, before images are read
+        others = self._read_unlabelled(unlabelled, classifier, backbone.identity, skip_bad)
         images = self._readable(images, skip_bad)
         given = images.labels if labels is None else labels
         rule = self._view_rule(backbone.preset)
         if isinstance(reader, _FeatureReader):
             table = reader.table(images, rule)
-            return self._fit_table(classifier, table, given, backbone.identity)
+            return self._fit_table(classifier, table, given, backbone.identity, others)
         pixels, views, view_of = reader.read(images, rule)
         classifier.fit(pixels, np.asarray(given), views=views, view_of=view_of)
         return self._set_fitted(classifier, backbone.identity)
 
     def _fit_table(
-        self, classifier: Classifier, table: FeatureTable, labels: Any, identity: Identity | None
+        self,
+        classifier: Any,
+        table: FeatureTable,
+        labels: Any,
+        identity: Identity | None,
+        unlabelled: Features | None = None,
     ) -> Self:
         """Fit a method on features; every such fit, and every change of a model, is like this."""
         shots = Shots.from_table(table, labels).in_order()
         X, y, views, view_of = shots.training()
-        classifier.fit(X, y, views=views, view_of=view_of)
+        others = {} if unlabelled is None else {"unlabelled": unlabelled}
+        classifier.fit(X, y, views=views, view_of=view_of, **others)
         return self._set_fitted(classifier, identity, shots)
+
+    def _read_unlabelled(
+        self,
+        unlabelled: Any,
+        classifier: Any,
+        identity: Identity | None,
+        skip_bad: bool = False,
+    ) -> Features | None:
+        """Return features of unlabelled images, in an order that follows from their contents."""
+        if unlabelled is None:
+            return None
+        if not getattr(classifier, "_learns_unlabelled", False):
+            raise InputError(
+                f"{self.method} cannot learn from unlabelled images with these settings: use the "
+                "method miv with its default recipe, or omit them."
+            )
+        if isinstance(unlabelled, FeatureTable) and identity is not None:
+            check_origin(unlabelled.backbone, identity)
+        if _is_features(unlabelled):
+            given = unlabelled.features if isinstance(unlabelled, FeatureTable) else unlabelled
+            features = Features(given)
+            found = features[_sample(len(features), self.random_state)]
+        else:
+            if identity is None and self.backbone is None:
+                raise InputError(
+                    "The shots are features of unknown origin, so the unlabelled images must be "
+                    "features, too."
+                )
+            images = replace(self._readable(as_image_set(unlabelled), skip_bad), labels=None)
+            images = images.take(_sample(len(images), self.random_state))
+            found = _FeatureReader(self._load_backbone(), self).table(images, None).features
+        return found[np.argsort(digests(found), kind="stable")]
 
     def _own_shots(self) -> Shots:
         """Return the shots, which a model needs to be changed."""
@@ -841,8 +933,16 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         images = self._readable(images, skip_bad)
         return _FeatureReader(self._load_backbone(), self).table(images, None)
 
-    def _change(self, action: str, text: str, shots: Shots, notes: Iterable[str] = ()) -> Change:
+    def _change(
+        self,
+        action: str,
+        text: str,
+        shots: Shots,
+        notes: Iterable[str] = (),
+        unlabelled: Any = None,
+    ) -> Change:
         """Fit to changed shots; if anything fails, the model stays as it was."""
+        others = self._read_unlabelled(unlabelled, self.classifier_, self.identity_)
         shots = shots.in_order()
         if shots.rule is not None and shots.missing_views:
             pictures, plan = shots.plan_missing_views()
@@ -850,8 +950,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 reader = _FeatureReader(self._load_backbone(), self)
                 shots = shots.with_views(reader.views(pictures, plan, shots.rule.augmentation))
         X, y, views, view_of = shots.training()
-        classifier = self.classifier_.refitted(X, y, views=views, view_of=view_of)
-        change = Change.now(action, text, [*notes, *self._what_is_missing(shots)])
+        classifier = self.classifier_.refitted(
+            X, y, views=views, view_of=view_of, unlabelled=others
+        )
+        missing = [*self._what_is_missing(shots), *self._what_is_forgotten(others)]
+        change = Change.now(action, text, [*notes, *missing])
         self._set_fitted(classifier, self.identity_, shots, [*self.history_, change])
         return change
 
@@ -864,6 +967,17 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             "them nor the pictures to make them of, because it was trained on features, is "
             "compact, or was written by an earlier version. To avoid that, fit it again on the "
             "images."
+        ]
+
+    def _what_is_forgotten(self, unlabelled: Features | None) -> list[str]:
+        """Say that the model does not learn from unlabelled images any more."""
+        before: UnlabelledUse | None = getattr(self.classifier_, "unlabelled_", None)
+        if before is None or not before.used or unlabelled is not None:
+            return []
+        return [
+            f"The model had learned from {before.images} unlabelled images, which it does not "
+            "keep: it now learns from its shots alone. To use unlabelled images again, give them "
+            "with the change (--unlabelled)."
         ]
 
     def _check_params(self) -> None:
@@ -1076,6 +1190,14 @@ class _PixelReader:
         for start in range(0, max(1, len(images)), PART):
             part = images.take(range(start, min(start + PART, len(images))))
             yield load_pixels(part, self._size, verbose=self._model.verbose)[0]
+
+
+def _sample(count: int, seed: int) -> list[int]:
+    """Return the rows of all unlabelled images or, if they are too many, of a random sample."""
+    if count <= LIMIT:
+        return list(range(count))
+    chosen = np.random.default_rng(seed).choice(count, LIMIT, replace=False)
+    return sorted(chosen.tolist())
 
 
 def _tunes(classifier: Any) -> bool:

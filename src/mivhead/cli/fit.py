@@ -28,6 +28,7 @@ from mivhead.errors import InputError
 
 if TYPE_CHECKING:
     from mivhead.diagnostics.cross_validation import CrossValidation
+    from mivhead.ensemble.unlabelled import UnlabelledUse
     from mivhead.features import FeatureTable
     from mivhead.fewshot import FewShotClassifier
 
@@ -39,6 +40,7 @@ miv fit shots/ -o birds.miv              # shots/robin/1.jpg, shots/wren/1.jpg, 
 miv fit shots.zip -o birds.miv --skip-bad
 miv fit labels.csv -o birds.miv          # a path and a label per row
 miv fit labels.csv -o birds.miv --label species --encoding cp1252
+miv fit shots/ -o birds.miv --unlabelled new/   # learns from photos without names as well
 miv fit digits/ -o digits.miv --no-flip  # a mirrored digit is not the same digit
 miv fit shots/ -o birds.miv --backbone efficientnet_lite0 --backbone efficientnet_lite2  # both
 miv fit features.safetensors -o birds.miv
@@ -70,6 +72,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "-o", "--output", required=True, metavar="MODEL", help="model file to write"
     )
+    options.add_unlabelled(parser)
     options.add_skip_bad(parser)
     options.add_csv(parser)
     options.add_table(parser)
@@ -80,7 +83,7 @@ def add_parser(subparsers: Any) -> None:
         "--compact",
         action="store_true",
         help="write a smaller file, without pictures of the shots and features of their views; "
-        "later changes (`miv add`, ...) are then less exact",
+        "later changes (`miv add`, ...) and a later `check()` are then less exact",
     )
     parser.add_argument(
         "--html",
@@ -102,6 +105,7 @@ class _Fitted:
     shots: Mapping[str, int]  # by class
     views: int
     seconds: Mapping[str, float]
+    unlabelled: UnlabelledUse | None = None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -165,7 +169,7 @@ def _fit_backbone(model: FewShotClassifier, args: argparse.Namespace, started: f
             "a frozen one."
         )
     how = {"label": args.label, "encoding": args.encoding}
-    model.fit_folder(args.shots, skip_bad=args.skip_bad, **how)
+    model.fit_folder(args.shots, skip_bad=args.skip_bad, unlabelled=args.unlabelled, **how)
     model.save(args.output)
     tuner = model.classifier_
     shots = dict(zip(tuner.classes_.tolist(), tuner.shots_, strict=True))
@@ -182,11 +186,14 @@ def _fit_head(model: FewShotClassifier, args: argparse.Namespace, started: float
         images = open_labelled(args.shots, label=args.label, encoding=args.encoding)
         shots = model.extract(images, skip_bad=args.skip_bad)
     extracted = time.perf_counter()
-    model.fit_table(shots)
+    skipped = getattr(model, "skipped_", [])
+    model.fit_table(shots, unlabelled=options.read_unlabelled(args.unlabelled))
+    model.skipped_ = skipped
     model.save(args.output, compact=args.compact)
     times = {"features": extracted - started, "training": time.perf_counter() - extracted}
     views = 0 if shots.views is None else len(shots.views)
-    return _Fitted(Counter(shots.labels or ()), views, times)
+    use = getattr(model.classifier_, "unlabelled_", None)
+    return _Fitted(Counter(shots.labels or ()), views, times, use)
 
 
 def _read_features(args: argparse.Namespace) -> FeatureTable:
@@ -215,8 +222,21 @@ def _describe_model(fitted: _Fitted, output: str) -> str:
         text += f"\n... and {len(shots) - MAX_CLASSES} more (`miv info {output}` lists them)"
     return (
         f"Learned {plural(len(shots), 'class')} from "
-        f"{plural(sum(shots.values()), 'image')}{with_views}: {spent}.\n\n{text}\n\n"
+        f"{plural(sum(shots.values()), 'image')}{with_views}: {spent}.\n"
+        f"{_describe_unlabelled(fitted.unlabelled)}\n{text}\n\n"
         f"Saved {output} ({size(Path(output).stat().st_size)})."
+    )
+
+
+def _describe_unlabelled(use: UnlabelledUse | None) -> str:
+    if use is None:
+        return ""
+    images = plural(use.images, "unlabelled image")
+    if use.used:
+        return f"Learned from {images}, too; the estimate below does not count them.\n"
+    return (
+        f"Not used: {images}, because they made the predictions of shots that were left out "
+        "worse.\n"
     )
 
 
@@ -270,6 +290,7 @@ def _as_json(fitted: _Fitted, estimate: CrossValidation | None, output: str) -> 
         "images": sum(fitted.shots.values()),
         "views": fitted.views,
         "seconds": dict(fitted.seconds),
+        "unlabelled": None if fitted.unlabelled is None else asdict(fitted.unlabelled),
         "check": None,
     }
     if estimate is not None:

@@ -12,7 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mivhead.cli import options
+from mivhead.cli import jobs, options
 from mivhead.cli.loading import (
     check_takes_features,
     check_takes_images,
@@ -53,6 +53,8 @@ miv predict birds.miv new/ -o names.csv --excel  # opens in Excel with the right
 miv predict birds.miv new/ --html results.html   # a page with reasons and corrections
 miv predict birds.miv new/ --sort-into sorted/   # copies the images
 miv predict birds.miv new.safetensors --json     # from `miv extract`
+miv predict birds.miv archive/ --out predictions.parquet          # any number of images
+miv predict birds.onnx s3://bucket/photos --out names.csv --resume  # after an interruption
 miv predict birds.miv lancedb://data/birds --where "split = 'new'" --write species
 """
 
@@ -118,10 +120,12 @@ def add_parser(subparsers: Any) -> None:
     group.add_argument(
         "--write",
         metavar="COLUMN",
-        help="write the classes to this column of the table, and the probabilities to "
+        help="write the most probable classes to this column of the table, the decisions (a class, "
+        "'unsure' or 'none of these') to COLUMN_decision, and the probabilities to "
         "COLUMN_probability",
     )
     options.add_skip_bad(parser)
+    jobs.add_job(parser, "this .parquet, .csv or .jsonl file or folder")
     options.add_model_backbone(parser)
     options.add_device(parser)
     parser.set_defaults(run=run)
@@ -129,6 +133,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `miv predict`."""
+    if args.out:
+        return jobs.run_predict(args)
+    jobs.check_no_job(args)
     _check_form(args)
     model = load_any_model(args.model, args)
     if len(args.images) == 1 and is_features(args.images[0]):
@@ -235,17 +242,18 @@ def _predict_features(
             check_takes_features(model, args.model, batch)
             predictions += model.classify(batch, **decision)
         if args.write:
-            columns = (args.write, f"{args.write}_probability")
+            decisions = [str(each.decision) for each in predictions]
             values: dict[str, Sequence[str | float]] = {
-                columns[0]: [str(each.label) for each in predictions],
-                columns[1]: [each.probability for each in predictions],
+                args.write: [str(each.label) for each in predictions],
+                f"{args.write}_decision": decisions,
+                f"{args.write}_probability": [each.probability for each in predictions],
             }
             store.annotate([each.id for each in predictions], values)
-            counts = Counter(values[columns[0]]).most_common()
-            rows = table(["class", "rows"], counts[:MAX_CLASSES], right="rows")
+            counts = Counter(decisions).most_common()
+            rows = table(["decision", "rows"], counts[:MAX_CLASSES], right="rows")
             if len(counts) > MAX_CLASSES:
                 rows += f"\n... and {len(counts) - MAX_CLASSES} more classes"
-            written = f"Wrote {' and '.join(columns)} of {plural(len(predictions), 'row')}"
+            written = f"Wrote {', '.join(values)} of {plural(len(predictions), 'row')}"
             _tell(args, f"{written} to {store.name}.\n{rows}")
     return predictions
 

@@ -58,6 +58,7 @@ def out_of_fold_cosines(
     recipe: Recipe,
     seed: int,
     on_step: Callable[[int], None] | None = None,
+    on_fold: Callable[[int, MIVHead, SupportSet, Tensor], None] | None = None,
     fold: NDArray[np.int64] | None = None,
 ) -> tuple[Tensor, NDArray[np.bool_]]:
     """Predict support images with heads that were trained on the other folds.
@@ -71,6 +72,9 @@ def out_of_fold_cosines(
         Images and their views.
     blocks, recipe, seed, on_step
         As for `mivhead.head.training.fit_head`.
+    on_fold : callable or None, default=None
+        Called with the number of each fold, the head that was trained without it, what that head
+        was trained on, and its cosines (block, image, class) of the fold.
     fold : array of int or None, default=None
         The fold of each image, -1 for those that are in every training set; None: as
         `assign_folds` returns them.
@@ -84,7 +88,7 @@ def out_of_fold_cosines(
     """
     fold = assign_folds(support) if fold is None else fold
     found: Tensor | None = None
-    for number in np.unique(fold[fold >= 0]):
+    for number in np.unique(fold[fold >= 0]).tolist():
         kept = support.take(fold != number)
         head, _ = fit_head(kept, blocks, recipe, seed, on_step)
         rows = np.flatnonzero(fold == number)
@@ -93,6 +97,8 @@ def out_of_fold_cosines(
         if found is None:
             found = cosines.new_zeros(len(cosines), len(fold), cosines.shape[2])
         found[:, rows] = cosines
+        if on_fold is not None:
+            on_fold(number, head, kept, cosines)
     if found is None:
         found = torch.zeros(0, len(fold), len(support.shots))
     return found, fold >= 0
@@ -204,7 +210,7 @@ class OutOfFold:
                 torch.as_tensor(np.flatnonzero(x)) for x in (fold == number, fold != number)
             )
             weights = fit_weights(self.members[:, kept], self.labels[kept], self.prior)
-            logits[out] = _weigh(weights, self.members[:, out]).numpy(force=True)
+            logits[out] = weigh(weights, self.members[:, out]).numpy(force=True)
         return logits
 
 
@@ -275,14 +281,14 @@ class Ensemble:
         rows = torch.as_tensor(np.flatnonzero(predicted), device=labels.device)
         members = torch.cat([cosines, predictions])[:, rows]  # (member, image, class)
         weights = fit_weights(members, labels[rows], prior)
-        logits = _weigh(weights, members).numpy(force=True)
+        logits = weigh(weights, members).numpy(force=True)
         left_out = OutOfFold(rows.numpy(force=True), labels[rows], members, prior, logits)
         return cls(experts, weights, left_out)
 
     def logits(self, cosines: Tensor, features: Features) -> Tensor:
         """Logits (image, class) from the head's cosines (block, image, class) and the experts."""
         predictions = torch.cat([cosines, self.experts(features)])  # (member, image, class)
-        return _weigh(self.weights, predictions)
+        return weigh(self.weights, predictions)
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors of a model file, by name."""
@@ -305,6 +311,6 @@ class Ensemble:
         return {WEIGHTS: (head_blocks + experts,), **shapes}
 
 
-def _weigh(weights: Tensor, predictions: Tensor) -> Tensor:
+def weigh(weights: Tensor, predictions: Tensor) -> Tensor:
     """Logits (image, class): the weighted sum of predictions (member, image, class)."""
     return (weights[:, None, None] * predictions).sum(dim=0)

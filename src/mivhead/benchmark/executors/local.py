@@ -8,7 +8,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -49,9 +49,12 @@ class InlineExecutor:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Compute in one thread, as results may differ in the last digit with the number of threads."""
-    import torch
-    from threadpoolctl import threadpool_limits
-
+    try:
+        import torch
+        from threadpoolctl import threadpool_limits
+    except ModuleNotFoundError:  # exported models run without them, and read the environment
+        yield
+        return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -185,9 +188,10 @@ def _work(pipe: Connection) -> None:
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C is for the main process, which stops this one
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    import torch
+    with suppress(ModuleNotFoundError):  # exported models run without it
+        import torch
 
-    torch.set_num_threads(1)
+        torch.set_num_threads(1)
     while True:
         try:
             call = pipe.recv()
