@@ -26,13 +26,14 @@ from torch import Tensor
 from mivhead._progress import progress_bar
 from mivhead._schema import check_tensors, from_json, split_tensors, to_json
 from mivhead._threads import shared_cores
-from mivhead.decision import MAX_ERRORS, REJECT, DecisionRule
+from mivhead.decision import ENERGY, MAX_ERRORS, REJECT, DecisionRule
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.ensemble.stacking import (
     BATCH,
     FOLDS,
     Ensemble,
     assign_folds,
+    is_one_shot,
     out_of_fold_cosines,
     predict_cosines,
 )
@@ -54,6 +55,10 @@ from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
 from mivhead.head.training import fit_head
 from mivhead.prediction import predictions
 from mivhead.preset import BlockPreset, Preset
+
+# Factor of the energy in the scores of one-shot models: with their weights, energies are 1.4 times as
+# large as those that `mivhead.decision.PRIOR_SCORES` were measured with (tuning sets).
+ONE_SHOT_ENERGY = 0.72
 
 
 class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn: untyped
@@ -694,8 +699,13 @@ class MIVClassifier(FeatureClassifier):
         if self.ensemble_ is None or self.head_.recipe.vote != "stacked":
             return super()._make_rule(support)
         left_out = self.ensemble_.left_out
-        logits, rows = (None, None) if left_out is None else (left_out.logits, left_out.rows)
-        return DecisionRule.fit(_vectors(support.features), support.labels, logits, rows)
+        vectors, weight = _vectors(support.features), ENERGY
+        if left_out is not None:
+            given = left_out.logits, left_out.rows
+            return DecisionRule.fit(vectors, support.labels, *given, weight=weight)
+        if is_one_shot(self.ensemble_.experts, torch.as_tensor(support.labels)):
+            weight *= ONE_SHOT_ENERGY
+        return DecisionRule.fit(vectors, support.labels, None, None, weight=weight)
 
     def _set_fitted(
         self,

@@ -69,8 +69,8 @@ USUAL_FAR = 0.3  # similarity to the nearest background image if there are none 
 # tasks (docs/results/open-set.md, tuning sets): their quantiles 5 %, 10 %, ..., 95 %, relative to
 # how similar the shots of different classes are to each other. With energy, and without.
 PRIOR_SCORES = (
-    *(-1.56, -1.41, -1.33, -1.26, -1.20, -1.16, -1.12, -1.09, -1.06, -1.03),
-    *(-1.01, -0.98, -0.95, -0.93, -0.90, -0.87, -0.83, -0.79, -0.73),
+    *(-1.37, -1.22, -1.14, -1.07, -1.01, -0.97, -0.93, -0.90, -0.87, -0.84),
+    *(-0.82, -0.79, -0.76, -0.74, -0.71, -0.68, -0.64, -0.60, -0.54),
 )
 PRIOR_DISTANCES = (
     *(-0.23, -0.18, -0.15, -0.12, -0.10, -0.08, -0.07, -0.05, -0.03, -0.02),

@@ -236,6 +236,12 @@ def one_shot_scale(features: Features, labels: Tensor) -> float:
     return float(ONE_SHOT_SCALE * max(distance, 0.01) ** ONE_SHOT_POWER)
 
 
+def is_one_shot(experts: Experts, labels: Tensor) -> bool:
+    """Whether the weights of one-shot tasks apply: they are for features with maps."""
+    second_order = any(expert.kind == "second_order" for expert in experts.ridges)
+    return second_order and int(torch.bincount(labels).max()) == 1
+
+
 @dataclass(frozen=True, eq=False)
 class Ensemble:
     """The ridge experts, and the weights of all members: the head's blocks, then the experts."""
@@ -270,7 +276,7 @@ class Ensemble:
         spans = spans or [range(len(features.blocks))]
         deepest = {max((i for i in taken if i in span), default=None) for span in spans}
         of_blocks = torch.tensor([DEEPEST_BLOCK if i in deepest else BLOCK for i in taken])
-        one_shot = int(torch.bincount(labels).max()) == 1
+        one_shot = is_one_shot(experts, labels)
         if one_shot:
             of_blocks *= ONE_SHOT_BLOCKS
         of_experts = prior_weights(list(experts.ridges), spans, one_shot=one_shot)
