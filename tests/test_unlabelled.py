@@ -159,9 +159,11 @@ def test_on_the_command_line(
     shots, pool = folders
     model = tmp_path / "m.miv"
     fit_ = ("fit", shots, "-o", model, "--no-augmentation", "--no-check")
-    assert "12 unlabelled images" in miv(capsys, *fit_, "--unlabelled", pool)
-    said = json.loads(miv(capsys, *fit_, "--unlabelled", pool, "--json"))["unlabelled"]
-    assert said["images"] == 12
+    said = miv(capsys, *fit_[:-1], "--unlabelled", pool)
+    assert "Learned from 12 unlabelled images, too." in said
+    assert said.endswith("The estimate is that of a model without the unlabelled images.\n")
+    document = json.loads(miv(capsys, *fit_, "--unlabelled", pool, "--json"))
+    assert document["unlabelled"] == {"images": 12, "used": True}
     assert "12 images" in miv(capsys, "info", model)
     features = tmp_path / "pool.safetensors"
     miv(capsys, "extract", pool, "-o", features, "--threshold", "0")

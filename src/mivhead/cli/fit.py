@@ -132,6 +132,8 @@ def run(args: argparse.Namespace) -> int:
         print_json({**document, "skipped": [asdict(each) for each in skipped]})
     elif for_people and estimate is not None:
         print(_describe_estimate(estimate))
+        if fitted.unlabelled is not None and fitted.unlabelled.used:
+            print("\nThe estimate is that of a model without the unlabelled images.")
         if args.html:
             print(f"\nSaved {args.html}.")
     elif for_people and model.needs_images:
@@ -232,7 +234,7 @@ def _describe_unlabelled(use: UnlabelledUse | None) -> str:
         return ""
     images = plural(use.images, "unlabelled image")
     if use.used:
-        return f"Learned from {images}, too; the estimate below does not count them.\n"
+        return f"Learned from {images}, too.\n"
     return (
         f"Not used: {images}, because they made the predictions of shots that were left out "
         "worse.\n"
