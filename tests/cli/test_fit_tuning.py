@@ -64,7 +64,7 @@ def test_cross_validation_is_skipped_and_the_output_says_so(miv, shots, tmp_path
 
 def test_features_are_refused(fails, model, features, tmp_path):
     text = fails("fit", features, "-o", tmp_path / "m.miv", "--method", "finetune")
-    assert "finetune tunes the backbone, so it needs images" in text
+    assert "finetune tunes the backbone: it needs images" in text
     assert "needs images, not features" in fails("evaluate", model, features)
 
 
