@@ -12,7 +12,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 import mivhead
-from mivhead import FewShotClassifier, Preset
+from mivhead import Features, FeatureTable, FewShotClassifier, Preset
 from mivhead.errors import ImageError, InputError, NotAvailableError
 from mivhead.images.sources import open_labelled
 from tests.helpers.tiny_backbone import TinyBackbone
@@ -163,6 +163,17 @@ def test_features_of_unknown_origin(shots: Path, queries: Path, tmp_path: Path) 
         loaded.predict(queries)
     with_backbone = mivhead.load(tmp_path / "m.miv", backbone=TinyBackbone())
     assert len(with_backbone.predict(queries)) == 15
+
+
+def test_features_from_elsewhere_need_no_backbone() -> None:
+    X = Features(np.random.default_rng(0).normal(size=(4, 8)))
+    table = FeatureTable(X, tuple("abcd"), tuple("xxyy"))
+    with pytest.raises(InputError, match=r"have 1 block, .* have 2: .*backbone=None"):
+        FewShotClassifier(TinyBackbone()).fit_table(table)
+    for features in (X, table, np.zeros((4, 8))):
+        with pytest.raises(InputError, match=r"fit takes images.*MIVClassifier.*fit_table"):
+            FewShotClassifier(TinyBackbone()).fit(features, list("xxyy"))
+    assert FewShotClassifier(None).fit_table(table).classes_.tolist() == ["x", "y"]
 
 
 def test_a_table_may_name_the_backbone(shots: Path) -> None:

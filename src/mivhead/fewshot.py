@@ -198,6 +198,11 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         FewShotClassifier
             Itself.
         """
+        if _is_features(images):
+            raise InputError(
+                "fit takes images. To train on features, use MIVClassifier().fit(X, y), or "
+                "FewShotClassifier(backbone=None).fit_table(table)."
+            )
         return self._fit_images(label_images(from_images(images), labels), labels)
 
     def fit_folder(
@@ -813,8 +818,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
 
     def _given_features(self, X: Any) -> Any | None:
         """Return the features in X, or None if it holds images."""
-        table = isinstance(X, np.ndarray | Tensor) and X.ndim == 2
-        if not isinstance(X, FeatureTable | Features) and not (table and "float" in str(X.dtype)):
+        if not _is_features(X):
             return None
         if self.needs_images:
             raise InputError("The model has a tuned backbone: it needs images, not features.")
@@ -896,6 +900,13 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
             self._loaded = load_backbone(given, weights=self.weights, device=self.device)
         backbone = self.load_backbone()
         check_origin(table.backbone, backbone.identity)
+        found, expected = len(table.features.blocks), len(backbone.preset.blocks)
+        if found != expected:
+            raise InputError(
+                f"The features have {found} block{'s' * (found != 1)}, those of the backbone "
+                f"{backbone.identity.name!r} have {expected}: for features from elsewhere, use "
+                "FewShotClassifier(backbone=None)."
+            )
         return backbone.preset, backbone.identity
 
     def _cache(self) -> FeatureCache | None:
@@ -923,3 +934,9 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
     def __getstate__(self) -> dict[str, Any]:
         """Leave the backbone out of pickles; it is loaded again where it is needed."""
         return {key: value for key, value in super().__getstate__().items() if key != "_loaded"}
+
+
+def _is_features(X: Any) -> bool:
+    """Return whether X holds features; a table of floating-point numbers is not an image."""
+    table = isinstance(X, np.ndarray | Tensor) and X.ndim == 2
+    return isinstance(X, FeatureTable | Features) or (table and "float" in str(X.dtype))

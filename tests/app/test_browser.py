@@ -179,6 +179,17 @@ def drop(target: Any, files: list[tuple[str, bytes]]) -> None:
     )
 
 
+def drop_paths(page: Page, target: Any, paths: list[Path]) -> None:
+    """Drop files and folders of the disk: only the browser itself can make a drop with folders."""
+    target.scroll_into_view_if_needed()
+    box = target.bounding_box()
+    place = {"x": box["x"] + box["width"] / 2, "y": box["y"] + 20}
+    data = {"items": [], "files": list(map(str, paths)), "dragOperationsMask": 1}
+    session = page.context.new_cdp_session(page)
+    for kind in ("dragEnter", "dragOver", "drop"):
+        session.send("Input.dispatchDragEvent", {"type": kind, **place, "data": data})
+
+
 def fit(page: Page, photos: dict[str, list[Path]]) -> None:
     """Make the classes, add the photos and wait for the estimate."""
     make_classes(page)
@@ -251,6 +262,56 @@ def journey(page: Page, app: Any, tmp_path: Path) -> None:
         assert download.value.path().stat().st_size > 100
 
 
+def test_folders_are_dropped_and_chosen(page: Page, app: Any, tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos", 3)
+    (tmp_path / "photos/leaf/.DS_Store").write_bytes(b"litter")
+    (tmp_path / "photos/leaf/notes.txt").write_text("not a photo")
+    # A folder of class folders on the empty page: every folder becomes a class.
+    drop_paths(page, page.locator(".welcome"), [tmp_path / "photos"])
+    for name in CLASSES:
+        expect(card(page, name).locator(".thumb")).to_have_count(3, timeout=SECONDS)
+    expect(page.locator(".problems")).to_have_count(0)
+    # A folder on a card: its photos join this class.
+    more = write_photos(tmp_path / "more", 2, first=10)
+    drop_paths(page, card(page, "noon"), [tmp_path / "more/noon", more["leaf"][0]])
+    expect(card(page, "noon").locator(".thumb")).to_have_count(6)
+    assert (app.folder / "noon/leaf-10.jpg").exists()
+    # Photos without a folder, where they belong to no class.
+    drop_paths(page, page.locator(".new-class"), more["night"])
+    expect(page.locator(".toast")).to_contain_text("Drop photos on a class")
+    page.get_by_role("link", name="Try it").click()
+    page.locator(".try input[webkitdirectory]").set_input_files(tmp_path / "more")
+    expect(page.locator(".result")).to_have_count(6, timeout=SECONDS)
+
+
+def test_photos_are_pasted(page: Page) -> None:
+    def copy_and_paste(side: int) -> None:
+        page.evaluate(
+            """async (side) => {
+                const canvas = new OffscreenCanvas(side, side);
+                canvas.getContext("2d").fillRect(5, 5, 20, 20);
+                const blob = await canvas.convertToBlob();
+                await navigator.clipboard.write([new ClipboardItem({ "image/png": blob })]);
+            }""",
+            side,
+        )
+        page.keyboard.press("Control+v")
+
+    make_classes(page)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    for side, name in enumerate(("noon", "leaf"), start=40):
+        card(page, name).hover()  # photos go to the class under the pointer
+        copy_and_paste(side)
+        expect(card(page, name).locator(".thumb")).to_have_count(1)
+    card(page, "night").hover()
+    page.get_by_label("Name of the new class").focus()  # a text field does not swallow a photo
+    copy_and_paste(60)
+    expect(card(page, "night").locator(".thumb")).to_have_count(1)
+    page.get_by_role("link", name="Try it").click()
+    copy_and_paste(70)
+    expect(page.locator(".result")).to_have_count(1)
+
+
 def test_photos_are_dragged_between_classes_renamed_and_deleted(
     page: Page, app: Any, tmp_path: Path
 ) -> None:
@@ -307,13 +368,33 @@ def test_killed_and_started_again_under_an_open_page(browser: Browser, tmp_path:
             expect(card(page, "night").locator(".thumb")).to_have_count(2)
             app.kill()
             expect(page.locator(".banner")).to_contain_text("The app is not running")
+            expect(page.locator(".status")).to_contain_text("Not connected")
             add(page, "noon", photos["noon"])  # waits for the app
             app.start()
             expect(page.locator(".banner")).to_have_count(0, timeout=SECONDS)
             expect(card(page, "noon").locator(".thumb")).to_have_count(2, timeout=SECONDS)
             expect(card(page, "night").locator(".thumb")).to_have_count(2)
+            expect(page.locator(".status")).not_to_contain_text("Not connected")
     finally:
         app.kill()
+
+
+def test_thumbnails_that_failed_are_loaded_when_the_app_is_back(
+    browser: Browser, tmp_path: Path
+) -> None:
+    write_photos(tmp_path / "garden", 2)
+    with running(tmp_path / "garden") as app, visiting(browser, app) as page:
+        page.route("**/thumb/*", lambda route: route.abort())
+        page.reload()
+        expect(page.locator(".cards .thumb")).to_have_count(6)
+        expect(page.locator(".cards .thumb img[hidden]")).to_have_count(6)
+        page.unroute("**/thumb/*")
+        page.context.set_offline(True)
+        page.get_by_label("Delete the class noon").click()
+        expect(page.locator(".banner")).to_be_visible()
+        page.context.set_offline(False)
+        expect(page.locator(".banner")).to_have_count(0, timeout=SECONDS)
+        expect(page.locator(".cards .thumb img:not([hidden])")).to_have_count(6)
 
 
 def test_two_tabs_show_the_same(page: Page, app: Any) -> None:

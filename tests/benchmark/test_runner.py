@@ -294,6 +294,14 @@ def test_a_set_with_too_few_classes_is_left_out_and_told(tmp_path, capsys):
         bench(Place(tmp_path / "run", data), sets=[])
 
 
+def test_a_missing_set_is_told_before_anything_runs(place):
+    backbone = TinyBackbone()
+    with pytest.raises(InputError, match="has no set 'absent'"):
+        bench(place, backbone, sets=["dots", "absent"])
+    assert backbone.seen == 0
+    assert not place.folder.exists()
+
+
 def test_a_threshold_of_its_own_changes_the_views(place):
     variant = {"name": "few", "method": "miv", "threshold": 0, "params": {"steps": 2}}
     results = bench(place, methods=[MIV, variant], sets=["dots"])

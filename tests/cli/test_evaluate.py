@@ -53,6 +53,15 @@ def test_one_class_and_features_will_do(miv, model, shots, features, new, tmp_pa
     assert document["accuracy"] == 1.0  # the shots it was trained on
 
 
+def test_readable_images_that_are_all_shots_are_told_from_unreadable_ones(
+    fails, model, shots, tmp_path
+):
+    copied = shutil.copytree(shots, tmp_path / "copied")
+    (copied / "rings" / "damaged.png").write_bytes(b"not an image")
+    error = fails("evaluate", model, copied, "--skip-bad")
+    assert "trained on all of the 9 readable images" in error
+
+
 def test_images_that_the_model_was_trained_on_are_left_out(
     miv, fails, model, shots, features, new, tmp_path
 ):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import warnings
 from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,11 +66,15 @@ def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         line = text[: match.start(4)].count("\n")
         if file is not None:
             Path(file).write_text(code)
-        elif kind == "python":
-            # The empty lines make the line numbers of a traceback those of the page.
-            exec(compile("\n" * line + code, page, "exec"), names)
-        else:
-            run_commands(code)
+            continue
+        with warnings.catch_warnings():
+            if package:  # what it warns about is not an error
+                warnings.simplefilter("default")
+            if kind == "python":
+                # The empty lines make the line numbers of a traceback those of the page.
+                exec(compile("\n" * line + code, page, "exec"), names)
+            else:
+                run_commands(code)
 
 
 def run_commands(code: str) -> None:

@@ -121,6 +121,9 @@ class _FaultyHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._do()
 
+    def do_HEAD(self) -> None:
+        self._do()
+
     def do_POST(self) -> None:
         self._do()
 
@@ -141,8 +144,10 @@ class _FaultyHandler(BaseHTTPRequestHandler):
             if name.lower() not in ("content-length", "connection"):
                 self.send_header(name, value)
         self.send_header("Content-Length", str(len(reply.body)))
+        self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(reply.body[:send])
+        if self.command != "HEAD":
+            self.wfile.write(reply.body[:send])
         self.wfile.flush()
 
     def log_message(self, *_: Any) -> None:

@@ -394,9 +394,16 @@ class Comparison:
         means = {m: self.mean(m, used) for m in self.methods if used}
         return Average(title, used, missing, means, self.best(used))
 
+    def ranked(self) -> tuple[list[str], list[str]]:
+        """Return the methods that have results, and the sets on which all of these have some."""
+        methods = [m for m in self.methods if any(self.cell(s, m).results for s in self.sets)]
+        sets = [s for s in self.sets if all(self.cell(s, m).state == "done" for m in methods)]
+        return methods, sets
+
     def ranks(self) -> dict[str, float]:
-        """Compute the average rank of every method over the complete sets."""
-        return average_ranks({m: [self.mean(m, [s]) for s in self.complete] for m in self.methods})
+        """Compute the average rank of the methods that have results, over the sets of `ranked`."""
+        methods, sets = self.ranked()
+        return average_ranks({m: [self.mean(m, [s]) for s in sets] for m in methods})
 
     def _reasons(self, name: str) -> list[str]:
         """Return the reasons for which a set is excluded from averages, if any."""

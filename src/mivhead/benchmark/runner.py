@@ -39,6 +39,7 @@ from mivhead.benchmark.results import FEATURES, RESULTS, TASKS, Result, ResultKe
 from mivhead.benchmark.samplers import LeftOut, find_tasks
 from mivhead.benchmark.tasks import Task, TaskSet
 from mivhead.datasets.catalogue import paper_size
+from mivhead.datasets.sets import check_sets
 from mivhead.errors import InputError, MivError, NotAvailableError
 from mivhead.extraction.cache import DEFAULT_LIMIT, open_cache
 from mivhead.images.imageset import ImageSet
@@ -122,6 +123,7 @@ def run(
     executor = executor or InlineExecutor()
     view = view or LiveView(quiet=True)
     own = backbones or {}
+    check_sets(config.sets, place.data)
     check_methods(config, place, own)
     with discard_if_failed(place.folder):
         return _run(config, place, executor, own, view)

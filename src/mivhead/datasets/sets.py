@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -65,9 +65,7 @@ def open_set(name: str, data: str | os.PathLike[str], *, paper_sizes: bool = Fal
     ImageSet
         With labels. Meta-Dataset's records give the classes of the test split only.
     """
-    found = find_sets(data)
-    if name not in found:
-        raise InputError(_not_found(name, data, found))
+    check_sets([name], data)
     folder = Path(data, name)
     images = open_labelled(folder if folder.is_dir() else folder.with_name(f"{name}.zip"))
     size = paper_size(name) if paper_sizes else None
@@ -92,6 +90,14 @@ class _Resized:
 
     def __call__(self) -> Image.Image:
         return resize(load_image(self.get(), name=self.name), self.size)
+
+
+def check_sets(names: Iterable[str], data: str | os.PathLike[str]) -> None:
+    """Raise an error if a data folder lacks one of these sets."""
+    found = find_sets(data)
+    for name in names:
+        if name not in found:
+            raise InputError(_not_found(name, data, found))
 
 
 def _not_found(name: str, data: str | os.PathLike[str], found: tuple[str, ...]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,9 +216,28 @@ def _image(axes: Any, picture: Any, caption: str) -> None:
 
 def _label(axes: Any, name: str, probability: float, most: int) -> None:
     axes.axis("off")
-    lines = textwrap.wrap(name, LETTERS, max_lines=most, placeholder="...") or [name]
-    text = "\n".join([*lines, f"{100 * probability:.0f} %"])
+    text = "\n".join([*_lines(name, most), f"{100 * probability:.0f} %"])
     axes.text(0, 0.5, text, va="center", fontsize=9, color=INK, parse_math=False)
+
+
+def _lines(name: str, most: int) -> list[str]:
+    """Break a class name into lines, after a separator if possible.
+
+    >>> _lines("class_012_yellow_headed_blackbird", 3)
+    ['class_012_yellow_', 'headed_blackbird']
+    >>> _lines("a" * 30 + " " + "b" * 30, 3)
+    ['aaaaaaaaaaaaaaaaaaa', 'aaaaaaaaaaa', 'bbbbbbbbbbbbbbbb...']
+    """
+    parts = re.findall(rf"[^\s_./-]{{1,{LETTERS}}}[\s_./-]?|[\s_./-]", name)
+    lines = [""]
+    for part in parts:
+        if lines[-1] and len((lines[-1] + part).rstrip()) > LETTERS:
+            lines.append("")
+        lines[-1] += part
+    lines = [line.rstrip() for line in lines]
+    if len(lines) > most:
+        lines[most - 1 :] = [lines[most - 1][: LETTERS - 3] + "..."]
+    return lines
 
 
 def _excess(weights: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mivhead.decision import NONE, Thresholds
 from mivhead.errors import ImageError, InputError
-from mivhead.images.imageset import ImageSet, Skipped
+from mivhead.images.imageset import ImageSet, Skipped, check_images
 from mivhead.images.sources import open_labelled
 
 if TYPE_CHECKING:
@@ -391,13 +391,13 @@ def evaluate(
         images = source if isinstance(source, ImageSet) else open_labelled(source, min_classes=1)
         name = "The image set" if isinstance(source, ImageSet) else str(source)
         _check_labels(model, images.labels, name)
+        skipped = check_images(images) if skip_bad else []
+        images = images.without(skipped)
         seen = set() if include_shots else _shots_in_images(model, images)
         left_out = tuple(images.ids[row] for row in sorted(seen))
         images = images.take(row for row in range(len(images)) if row not in seen)
-        _check_left(images.sources, left_out)
-        predictions = model.classify(images, skip_bad=skip_bad)
-        skipped = model.skipped_
-        labels = images.without(skipped).labels or ()
+        _check_left(images.sources, left_out, skipped)
+        labels, predictions = images.labels or (), model.classify(images)
     compared = compare_predictions(
         labels, predictions, model.classes_.tolist(), skipped, other=model.thresholds().other
     )
@@ -470,10 +470,11 @@ def _take(table: FeatureTable, rows: list[int]) -> FeatureTable:
     )
 
 
-def _check_left(chosen: Sequence[Any], shots: Sequence[str]) -> None:
+def _check_left(chosen: Sequence[Any], shots: Sequence[str], skipped: Sequence[Any] = ()) -> None:
     if not len(chosen) and shots:
+        which = "readable images" if skipped else "images"
         raise InputError(
-            f"The model was trained on all of the {len(shots)} images, so its accuracy on them "
+            f"The model was trained on all of the {len(shots)} {which}, so its accuracy on them "
             "says nothing about new images: give other images, or measure these with "
             "--include-shots (include_shots=True)."
         )

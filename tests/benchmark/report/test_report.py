@@ -167,12 +167,13 @@ def test_latency_by_hand():
 def test_the_wall_clock_is_shown_but_not_mixed_in():
     slow = {"adapt_wall": 50.0, "infer_wall": 3.0, "backbone_wall": 10.0}
     (comparison,) = compare(cell("cu_birds", "miv", [0.5], **slow))
-    (row,) = latency_table(comparison).rows
-    texts = [entry.text for entry in row]
+    table = latency_table(comparison)
+    wall = table.header.index("wall clock")
+    texts = [entry.text for entry in table.rows[0]]
     assert texts[1:4] == ["1.5", "0.6", "2.1"]
-    assert texts[6] == "68"  # 50 + 3 and 15 s for 150 passes
+    assert texts[wall] == "68"  # 50 + 3 and 15 s for 150 passes
     (comparison,) = compare(cell("cu_birds", "miv", [0.5]))  # of an earlier version
-    assert latency_table(comparison).rows[0][6].text == "unknown"
+    assert latency_table(comparison).rows[0][wall].text == "unknown"
 
 
 def test_gflops_and_shares(run):
@@ -286,6 +287,16 @@ def test_a_rival_that_always_failed_heads_no_column():
     for section in make_sections(results):
         for table in section.tables:
             assert "None" not in " ".join(table.header)
+            assert not any(title.startswith("%") for title in table.header)
+
+
+def test_a_method_that_always_failed_does_not_stop_the_ranks():
+    results = cell("birds", "miv", [0.7, 0.8]) + cell("birds", "ncc", [0.5, 0.6])
+    failed = cell("birds", "tsa", [None, None])
+    (table,) = (t for s in make_sections(results + failed) for t in s.tables if "ranks" in t.title)
+    assert [entry.text for entry in table.rows[0]][1:] == ["1", "miv 1.00, ncc 2.00"]
+    assert "tsa finished no set" in table.notes[0]
+    assert not any("ranks" in table.title for s in make_sections(failed) for table in s.tables)
 
 
 def test_the_scatter_starts_where_the_accuracies_do():

@@ -3,6 +3,7 @@
 export const store = {
   state: null, // what the server told last
   offline: false,
+  connection: 0, // counts how often the app came back
   expired: false,
   uploads: { done: 0, all: 0, waiting: false },
   problems: [], // {key, target, name, message}: photos that were not added
@@ -27,6 +28,7 @@ export async function follow() {
       }
       if (!answer.ok) throw new Error(answer.status);
       store.state = await answer.json();
+      if (store.offline) store.connection++;
       store.offline = store.expired = false;
       changed();
     } catch {

@@ -39,7 +39,9 @@ function App() {
       }
     };
     const onPaste = async (event) => {
-      if (/^(INPUT|TEXTAREA)$/.test(event.target.tagName) || !event.clipboardData.files.length) return;
+      const { files: pasted, types } = event.clipboardData;
+      const writing = /^(INPUT|TEXTAREA)$/.test(event.target.tagName) && types.includes("text/plain");
+      if (writing || !pasted.length) return;
       event.preventDefault();
       const files = await filesOf(event.clipboardData);
       const name = target.current;
@@ -92,7 +94,8 @@ async function step(kind) {
 
 function Header({ view }) {
   const { project, folder, undo, redo, learner, new: photos } = store.state;
-  const busy = !["ready", "waiting", "failed"].includes(learner.stage);
+  const stage = store.offline ? "offline" : learner.stage;
+  const busy = !["ready", "waiting", "failed", "offline"].includes(stage);
   return html`
     <header class="top">
       <a class="brand" href="#teach" title=${folder}><img src="/static/icon.svg" alt="" width="26" height="26" /><span>${project}</span></a>
@@ -102,7 +105,7 @@ function Header({ view }) {
           ${t.tryIt}${photos.length > 0 && html` <span class="count">${photos.length}</span>`}
         </a>
       </nav>
-      <span class="status ${learner.stage} ${busy ? "busy" : ""}" role="status"><i></i>${t.stages[learner.stage]}</span>
+      <span class="status ${stage} ${busy ? "busy" : ""}" role="status"><i></i>${t.stages[stage]}</span>
       <div class="tools-right">
         <${IconButton}
           icon="undo" label=${undo ? t.undoWhat(say(undo)) : t.nothingToUndo} disabled=${!undo} onClick=${() => step("undo")}

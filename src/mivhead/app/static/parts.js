@@ -1,6 +1,6 @@
 // Building blocks: icons, virtual lists, drop areas, dialogs.
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
-import { filesOf } from "./api.js";
+import { filesOf, store } from "./api.js";
 import { t } from "./strings.js";
 
 const PATHS = {
@@ -27,6 +27,14 @@ export const IconButton = ({ icon, label, ...rest }) => html`
   <button type="button" class="icon-button" aria-label=${label} title=${label} ...${rest}>
     <${Icon} name=${icon} />
   </button>
+`;
+
+// A thumbnail. One that could not be loaded is asked for again as soon as the app is back.
+export const Thumbnail = ({ id, ...rest }) => html`
+  <img
+    key=${store.connection} src="/thumb/${id}" alt="" loading="lazy" decoding="async" fetchpriority="low"
+    onError=${(event) => (event.target.hidden = true)} ...${rest}
+  />
 `;
 
 // A button that chooses files.

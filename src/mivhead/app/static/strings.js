@@ -43,6 +43,7 @@ export const t = {
     checking: "Checking how good it is…",
     ready: "Up to date",
     failed: "Not learned",
+    offline: "Not connected",
   },
   offline: "The app is not running. Start miv app again: this page reconnects by itself.",
   expired: "This page has expired. Open the link that miv app prints.",
@@ -80,6 +81,7 @@ export const t = {
   dismissAll: "Dismiss all",
   moreProblems: (n) => `and ${n} more`,
   pasteWhere: "Point at a class first, then paste.",
+  dropWhere: "Drop photos on a class. A folder becomes a class by itself.",
   noImages: "There are no photos among these files.",
 
   howGood: "How good is it?",

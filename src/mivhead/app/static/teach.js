@@ -1,7 +1,7 @@
 // The page Teach: a card per class, and how good the model is.
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { change, dismissProblems, fromInput, store, toast, upload } from "./api.js";
-import { Bar, FileButton, Icon, IconButton, IDS, useDrop, VirtualGrid } from "./parts.js";
+import { Bar, FileButton, Icon, IconButton, IDS, Thumbnail, useDrop, VirtualGrid } from "./parts.js";
 import { percent, t } from "./strings.js";
 
 export function Teach({ open, camera, setTarget }) {
@@ -36,7 +36,7 @@ async function addFolders(files) {
     if (name) named.set(name, [...(named.get(name) ?? []), each]);
   }
   if (!named.size) {
-    toast(files.length ? t.pasteWhere : t.noImages);
+    toast(files.length ? t.dropWhere : t.noImages);
     return;
   }
   for (const [name, own] of named) {
@@ -167,7 +167,7 @@ export function Thumb({ photo, suspect, label, onOpen }) {
     >
       ${photo.problem
         ? html`<${Icon} name="warn" />`
-        : html`<img src="/thumb/${photo.id}" alt="" loading="lazy" decoding="async" fetchpriority="low" draggable=${false} />`}
+        : html`<${Thumbnail} id=${photo.id} draggable=${false} />`}
     </button>
   `;
 }
@@ -279,7 +279,7 @@ function Insights({ open }) {
             return html`
               <li key=${each.id}>
                 <button type="button" class="thumb" aria-label=${photo.name} onClick=${() => open(each.id, [photo])}>
-                  <img src="/thumb/${each.id}" alt="" loading="lazy" />
+                  <${Thumbnail} id=${each.id} />
                 </button>
                 <div>
                   <p>${t.suspectText(each)} <span class="quiet">${percent(each.probability)}</span></p>

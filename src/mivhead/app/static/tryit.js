@@ -1,7 +1,7 @@
 // The page Try it: new photos, what they were named, and corrections.
 import { html, useRef, useState } from "./vendor/htm-preact.js";
 import { change, fromInput, store, toast, upload } from "./api.js";
-import { Bar, FileButton, focusPlace, Icon, IconButton, useDrop, VirtualGrid } from "./parts.js";
+import { Bar, FileButton, focusPlace, Icon, IconButton, Thumbnail, useDrop, VirtualGrid } from "./parts.js";
 import { Problems } from "./teach.js";
 import { percent, t } from "./strings.js";
 
@@ -126,7 +126,7 @@ function Result({ item, open, onDone }) {
   return html`
     <article class="result ${kind}" onKeyDown=${onKey} aria-label="${photo.name}: ${title || photo.problem}">
       <button type="button" class="picture" data-focus aria-label=${t.details(photo.name)} onClick=${open}>
-        ${!photo.problem && html`<img src="/thumb/${photo.id}" alt="" loading="lazy" decoding="async" fetchpriority="low" />`}
+        ${!photo.problem && html`<${Thumbnail} id=${photo.id} />`}
         ${photo.problem && html`<span class="problem"><${Icon} name="warn" /> ${photo.problem}</span>`}
       </button>
       <${IconButton} icon="close" label=${t.remove(photo.name)} onClick=${remove} />

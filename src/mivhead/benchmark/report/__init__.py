@@ -92,7 +92,10 @@ def make_sections(
         *([across] if comparisons else []),  # the table that was asked for comes first
         ReportSection(
             "Accuracy",
-            (*map(accuracy.accuracy_table, by_protocol.values()), accuracy.rank_table(found)),
+            (
+                *map(accuracy.accuracy_table, by_protocol.values()),
+                *_each(accuracy.rank_table, [found]),
+            ),
             (
                 *map(charts.accuracy_bars, found),
                 *_each(charts.accuracy_against_cost, found),

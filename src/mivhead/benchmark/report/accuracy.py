@@ -23,7 +23,7 @@ def reference(comparison: Comparison) -> str:
         if method.partition("@")[0] == OURS:
             return method
     ranks = comparison.ranks()
-    return min(comparison.methods, key=lambda m: ranks.get(m, 0.0))
+    return min(comparison.methods, key=lambda m: ranks.get(m, math.inf))
 
 
 def set_title(name: str) -> str:
@@ -102,16 +102,25 @@ def _missing_note(comparison: Comparison, average: Average) -> str:
     )
 
 
-def rank_table(comparisons: Sequence[Comparison]) -> Table:
-    """Tabulate average ranks over the sets that every method has finished."""
-    rows = []
+def rank_table(comparisons: Sequence[Comparison]) -> Table | None:
+    """Tabulate average ranks over the sets that all methods with results have finished."""
+    rows, notes = [], []
     for comparison in comparisons:
-        ranks = sorted(comparison.ranks().items(), key=lambda item: item[1])
-        listed = ", ".join(f"{method} {rank:.2f}" for method, rank in ranks)
         where = f"{comparison.backbone}, {comparison.protocol}"
-        rows.append((where, len(comparison.complete), listed or "-"))
+        methods, sets = comparison.ranked()
+        ranks = sorted(comparison.ranks().items(), key=lambda item: item[1])
+        if ranks:
+            listed = ", ".join(f"{method} {rank:.2f}" for method, rank in ranks)
+            rows.append((where, len(sets), listed))
+        if failed := [method for method in comparison.methods if method not in methods]:
+            notes.append(f"{where}: {', '.join(failed)} finished no set.")
+    if not rows:
+        return None
     return plain_table(
-        "Average ranks over data sets (1 is best)", ("backbone, protocol", "sets", "ranks"), rows
+        "Average ranks over data sets (1 is best)",
+        ("backbone, protocol", "sets", "ranks"),
+        rows,
+        *notes,
     )
 
 

@@ -18,6 +18,7 @@ from mivhead.benchmark.results import Result
 FULL_SETS, FULL_TASKS = 17, 600
 MACHINES = (1, 100)
 CORES = 8  # per machine
+PERCENT = "% of {rival}"  # heads a column
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,10 @@ def latency_table(comparison: Comparison) -> Table:
             number(printed.total_seconds) if printed and printed.total_seconds else "",
         ]
 
-    rival, rows = _rows(comparison, row)
+    header = ("data set, method", "train", "infer", "total", "infer %", PERCENT, "wall clock")
     return plain_table(
         f"Latency per task in seconds, {comparison.backbone}, {comparison.protocol}",
-        (
-            *("data set, method", "train", "infer", "total", "infer %", _percent_of(rival)),
-            *("wall clock", "paper: total"),
-        ),
-        rows,
+        *_header_and_rows(comparison, (*header, "paper: total"), row),
         "Processor time in one thread, warmed up (on a GPU: wall time). The backbone's passes over "
         "support, views and queries are included; decoding, resizing and augmentation are not, for "
         "any method. The wall clock depends on what else the machine was doing. The paper's "
@@ -109,35 +106,25 @@ def gflops_table(comparison: Comparison) -> Table:
         paper = number(printed.gflops) if printed and printed.gflops else ""
         return [*shown, paper, number(cell.mean("peak_bytes") / 1e6)]
 
-    rival, rows = _rows(comparison, row)
-    percent = _percent_of(rival)
+    header = ("data set, method", "all operations", PERCENT, "paper's rule", PERCENT, "paper")
     return plain_table(
         f"GFLOPs of adaptation per task, {comparison.backbone}, {comparison.protocol}",
-        (
-            "data set, method",
-            "all operations",
-            percent,
-            "paper's rule",
-            percent,
-            "paper",
-            "peak MB",
-        ),
-        rows,
+        *_header_and_rows(comparison, (*header, "peak MB"), row),
         "All operations: multiplications and additions of all products, attention, L1 distances "
         "and cosines. The paper's rule: multiply-adds of matrix products, three forward passes per "
         "step, in units of 2^30. Both include the backbone.",
     )
 
 
-def _percent_of(rival: str | None) -> str:
-    """Head the column of percentages, which is empty if no rival has a result."""
-    return "%" if rival is None else f"% of {rival}"
+def _header_and_rows(
+    comparison: Comparison,
+    header: Sequence[str],
+    make: Callable[[Cell, Cell, Published | None], list[str]],
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Make one row per set and method from its cell, that of the costliest rival, and the paper.
 
-
-def _rows(
-    comparison: Comparison, make: Callable[[Cell, Cell, Published | None], list[str]]
-) -> tuple[str | None, list[list[str]]]:
-    """Make one row per set and method from its cell, that of the costliest rival, and the paper."""
+    Columns of percentages are left out if no rival has a result.
+    """
     rival = costliest(comparison)
     rows = []
     for name in comparison.sets:
@@ -145,10 +132,11 @@ def _rows(
         for method in comparison.methods:
             cell = comparison.cell(name, method)
             printed = published(comparison.backbone, comparison.protocol, method, name)
-            shown = make(cell, base, printed) if cell.results else []
+            shown = make(cell, base, printed) if cell.results else ["-"] * (len(header) - 1)
             rows.append([f"{set_title(name)}, {method}", *shown])
-    width = max(map(len, rows))
-    return rival, [row + ["-"] * (width - len(row)) for row in rows]
+    kept = [i for i, title in enumerate(header) if rival or title != PERCENT]
+    titles = tuple(header[i].format(rival=rival) for i in kept)
+    return titles, [tuple(row[i] for i in kept) for row in rows]
 
 
 def budget_table(comparisons: Sequence[Comparison]) -> Table:
