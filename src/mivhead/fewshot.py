@@ -301,7 +301,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
     @property
     def no_decision(self) -> str | None:
         """Why the model always gives a name; None if it can be unsure or say "none of these"."""
-        if self.calibration is not None:
+        if getattr(self.classifier_, "decision_", None) is not None:
             return None
         if self.needs_images:
             return f"{self.method} tunes the backbone and leaves no shot out while it is fitted."
