@@ -36,6 +36,7 @@ nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 
 autosummary_generate = True
+toc_object_entries_show_parents = "hide"  # the sidebar is narrow
 autodoc_typehints = "none"  # numpydoc's sections state the types
 numpydoc_show_class_members = False
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mivhead
 from mivhead import FewShotClassifier
-from mivhead.app.learner import Knowledge, Learner
+from mivhead.app.learner import Knowledge, Learner, extrapolate
 from mivhead.app.project import MODEL, Project
 from tests.conftest import COLOURS
 from tests.helpers.services import toy
@@ -65,6 +67,33 @@ def test_it_learns_names_and_estimates(project: Project) -> None:
         saved = mivhead.load(project.folder / MODEL, backbone=toy())
         assert saved.classes_.tolist() == sorted(COLOURS)
         assert "red/0.png" in saved.shots_.names
+
+
+def test_more_photos_are_extrapolated_from_fewer(project: Project) -> None:
+    fill(project, 5)
+    with learning(project) as learner:
+        known = wait(learner, lambda known: ready(known) and len(known.shots) == 15)
+        trend = known.estimate["trend"]
+        assert trend["half"] == known.model.check(folds=2).accuracy
+        assert trend["most"] == known.estimate["accuracy"]
+        project.remove([project.snapshot().classes["red"][0].id])
+        known = wait(learner, lambda known: ready(known) and len(known.shots) == 14)
+        assert "trend" not in known.estimate  # four photos are too few to halve
+
+
+def test_the_trend_follows_a_power_of_the_number_of_shots() -> None:
+    def checked(right: int, folds: int) -> Any:
+        score = SimpleNamespace(images=100, right=right)
+        return SimpleNamespace(score=score, accuracy=right / 100, folds=folds)
+
+    rising = extrapolate(checked(60, 2), checked(70, 5))
+    exponent = np.log(40.5 / 30.5) / np.log(0.8 / 0.5)
+    assert rising["twice"] == pytest.approx(1 - 0.3 * (0.8 / 2) ** exponent)
+    for half in (70, 75):  # fewer photos gave the same, or more
+        assert extrapolate(checked(half, 2), checked(70, 5))["twice"] == 0.7
+    steep = extrapolate(checked(10, 2), checked(90, 5))
+    assert steep["twice"] == pytest.approx(1 - 0.1 * 0.8 / 2)  # not faster than 1 / n
+    assert extrapolate(checked(90, 2), checked(100, 5))["twice"] == 1
 
 
 def test_a_correction_is_learned_and_undone(project: Project) -> None:

@@ -89,12 +89,14 @@ def run_case(
             scratch = tempfile.TemporaryDirectory(prefix="chaos-", dir=where)
             trial = stack.enter_context(case.setup(Path(stack.enter_context(scratch))))
             began = time.monotonic()
-            while tally.tried < case.goal and time.monotonic() - began < seconds:
+            while tally.tried < case.goal:  # at least one
                 _try(trial, tally, seed)
                 tally.seconds = before + time.monotonic() - began
                 if time.monotonic() - saved > SAVE_SECONDS:
                     saved = time.monotonic()
                     save()
+                if time.monotonic() - began > seconds:
+                    break
     # Of the preparation, such as a fit that is the reference, or of what is checked at the end.
     except Exception as error:
         tally.fail(error)

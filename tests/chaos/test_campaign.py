@@ -65,6 +65,11 @@ def test_a_case_that_reaches_its_goal_leaves_its_time_to_others() -> None:
     assert tally.seconds > 0.9
 
 
+def test_every_case_has_one_trial_at_least() -> None:
+    cases = [Case(name, breaks_sometimes, 1.0) for name in ("first", "second")]
+    assert [tally.tried for tally in run(cases, 0.0, 0, None)] == [1, 1]
+
+
 @pytest.mark.slow
 def test_two_minutes_of_faults(tmp_path: Path) -> None:
     pytest.importorskip("starlette")

@@ -223,6 +223,8 @@ const KEPT = "miv-kept";
 const isKept = (id) => (localStorage.getItem(KEPT) ?? "").includes(id);
 const keepPhoto = (id) => localStorage.setItem(KEPT, `${localStorage.getItem(KEPT) ?? ""} ${id}`.slice(-20000));
 
+const trendText = (trend) => (trend.half < trend.most ? t.trendUp(trend) : t.trendFlat);
+
 function Insights({ open }) {
   const { classes, estimate, learner } = store.state;
   const [, again] = useState(0);
@@ -250,6 +252,7 @@ function Insights({ open }) {
                 (each) => html`<li key=${each.class}>${each.why === "few" ? t.adviceFew(each) : t.adviceErrors(each)}</li>`,
               )}
               ${!estimate.advice.length && html`<li>${t.adviceNone}</li>`}
+              ${estimate.trend?.most < 1 && html`<li class="quiet">${trendText(estimate.trend)}</li>`}
             </ul>
             <h3>${t.confusions}</h3>
             ${estimate.confusions.length
