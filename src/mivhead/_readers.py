@@ -37,7 +37,7 @@ from mivhead.methods.tuning.base import Network, Pixels
 class Reader(Protocol):
     """Turns images into what a method takes."""
 
-    what: str  # it reads, in messages
+    what: str  # the step is called, in reports of the time that it took
 
     def attach(self, classifier: Any) -> None:
         """Give the classifier what it needs of the backbone; refuse one that does not suit."""
@@ -105,7 +105,7 @@ class FeatureReader:
 class PixelReader:
     """Pixels for a copy of the backbone's network, which the method tunes."""
 
-    what = "images"
+    what = "reading"
 
     def __init__(self, backbone: Backbone, how: Augmentation | None, verbose: bool) -> None:
         self._backbone, self._augmentation, self._verbose = backbone, how, verbose

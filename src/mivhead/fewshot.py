@@ -124,7 +124,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
     history_ : list of Change
         The changes since the fit, oldest first.
     fit_seconds_ : dict of str to float
-        Duration of the last fit: `features` (or `images`, for a method that tunes the backbone) is
+        Duration of the last fit: `features` (or `reading`, for a method that tunes the backbone) is
         the time for reading the images, `training` the rest. Not part of a model file.
     skipped_ : list of Skipped
         Images that the last call with `skip_bad` left out.

@@ -44,7 +44,7 @@ def test_fit_save_and_predict(method, network, miv, new, shots, tmp_path):
     quick = ("--param", "steps=1", "--param", "use_views=false")
     answer = miv("fit", shots, "-o", path, "--method", method, *quick, *chosen)
     assert answer.code == 0, answer.err
-    assert "Learned 3 classes from 9 images: training" in answer.out
+    assert "Learned 3 classes from 9 images: reading" in answer.out
     assert f"\nmethod      {method}\n" in miv("info", path).out
     assert "probability" in miv("predict", path, new, *chosen).out
 
