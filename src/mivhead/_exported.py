@@ -7,6 +7,7 @@ installed, and starts in a fraction of the time.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,9 @@ from mivhead.images.sources import as_image_set
 
 EXTRA = "onnx"
 METADATA_KEY = "mivhead"
+CHECKSUM_KEY = "mivhead.checksum"
+CHECKSUM_MARK = b"mivhead-crc32:"  # found without parsing the file
+NO_CHECKSUM = CHECKSUM_MARK + b"00000000"
 KIND = "classifier"  # in the metadata; an exported backbone has none
 FORMAT = 1  # of the metadata
 PROBABILITIES, UNKNOWN = "probabilities", "unknown"  # outputs
@@ -74,6 +78,8 @@ class ExportedClassifier(ImageClassifier):
         self.path = Path(path)
         self.threads = threads
         self._header = read_header(self.session.metadata, path)
+        if self._header.checksum and not self._checked:
+            raise ModelFileError(f"{path} is corrupted: it has lost its checksum.")
         self.info = self._header.model
         try:
             self.classes_ = read_classes(self.info.classes)
@@ -88,7 +94,9 @@ class ExportedClassifier(ImageClassifier):
     @cached_property
     def session(self) -> Session:
         """The model in onnxruntime; loaded on first use."""
-        return Session(_read(self.path), str(self.path), self.threads)
+        content = _read(self.path)
+        self._checked = _has_checksum(content, self.path)
+        return Session(content, str(self.path), self.threads)
 
     @property
     def export_facts(self) -> dict[str, str]:
@@ -216,6 +224,8 @@ class Header:
         Out-of-fold scores of the shots, from which the thresholds of decisions follow.
     shots : tuple of int or None, default=None
         Number of shots per class; None if it is not known.
+    checksum : bool, default=False
+        Whether the file holds the checksum of its contents.
     """
 
     format: int
@@ -226,6 +236,7 @@ class Header:
     model: ModelInfo
     decision: Calibration | None = None
     shots: tuple[int, ...] | None = None
+    checksum: bool = False
 
 
 def read_header(metadata: Mapping[str, str], path: str | Path) -> Header:
@@ -249,6 +260,33 @@ def read_header(metadata: Mapping[str, str], path: str | Path) -> Header:
         return from_json(Header, document, "the description")
     except ValueError as error:  # also of JSON
         raise ModelFileError(f"{path} cannot be used: {error}") from error
+
+
+def with_checksum(content: bytes) -> bytes:
+    """Return an exported model with the checksum of its contents in place of `NO_CHECKSUM`."""
+    assert content.count(NO_CHECKSUM) == 1
+    return content.replace(NO_CHECKSUM, CHECKSUM_MARK + _checksum(content))
+
+
+def _has_checksum(content: bytes, path: Path) -> bool:
+    """Return whether a file holds its checksum; raise an error if it is wrong."""
+    start = content.find(CHECKSUM_MARK)
+    if start < 0:
+        return False
+    end = start + len(NO_CHECKSUM)
+    if content[start + len(CHECKSUM_MARK) : end] != _checksum(content):
+        raise ModelFileError(
+            f"{path} is corrupted: its checksum does not match its contents. Copy or export it "
+            "again."
+        )
+    return True
+
+
+def _checksum(content: bytes) -> bytes:
+    """Return the CRC-32 of everything but the checksum itself, as eight digits."""
+    start, view = content.find(CHECKSUM_MARK), memoryview(content)
+    value = zlib.crc32(view[start + len(NO_CHECKSUM) :], zlib.crc32(view[:start]))
+    return f"{value:08x}".encode()
 
 
 def _read(path: Path) -> bytes:

@@ -72,7 +72,7 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
             folder = path.with_name(f".{path.name}.{uuid4().hex[:12]}.part")
             folder.mkdir(mode=0o700)
             with suppress(FileNotFoundError):
-                stack.enter_context(_lock(folder))
+                stack.enter_context(locked(folder))
             if folder.is_dir():  # else another process took it for abandoned before the lock
                 break
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -81,7 +81,7 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _lock(folder: Path, *, wait: bool = True) -> Iterator[None]:
+def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
     """Lock a folder until the end of the block, or of the process."""
     if fcntl is None:
         if not wait and time.time() - folder.stat().st_mtime < ABANDONED:
@@ -109,7 +109,7 @@ def _remove_abandoned(path: Path, own: Path) -> None:
         found = [each for each in path.parent.iterdir() if name.fullmatch(each.name)]
     for each in found:
         if each != own:
-            with suppress(OSError), _lock(each, wait=False):
+            with suppress(OSError), locked(each, wait=False):
                 if each.is_dir():
                     shutil.rmtree(each)
                 else:  # of version 0.1.0

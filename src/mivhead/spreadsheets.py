@@ -61,7 +61,7 @@ def _escape(character: str) -> str:
 
 
 def to_csv(
-    header: Sequence[str],
+    header: Sequence[str] | None,
     rows: Iterable[Sequence[object]],
     *,
     raw: bool = False,
@@ -71,8 +71,8 @@ def to_csv(
 
     Parameters
     ----------
-    header : sequence of str
-        Names of the columns.
+    header : sequence of str or None
+        Names of the columns; None for rows that follow others.
     rows : iterable of sequences
         The rows. None is an empty cell.
     raw : bool, default=False
@@ -91,9 +91,10 @@ def to_csv(
     "file,score\n'=a.jpg,-1.5\n"
     """
     out = StringIO(newline="")
-    out.write(BYTE_ORDER_MARK * excel)
     writer = csv.writer(out, lineterminator="\r\n" if excel else "\n")
-    writer.writerow(header)
+    if header is not None:
+        out.write(BYTE_ORDER_MARK * excel)
+        rows = [header, *rows]
     for row in rows:
         writer.writerow([neutralise(v) if isinstance(v, str) and not raw else v for v in row])
     return out.getvalue()

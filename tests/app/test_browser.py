@@ -100,6 +100,7 @@ def running(folder: Path, **options: Any) -> Iterator[Any]:
         with serving(make_server(project, learner, token)) as address:
             yield SimpleNamespace(folder=project.folder, url=f"{address}/?token={token.value}")
         learner.stop()
+        learner._thread.join()  # PyTorch aborts a process that ends while it computes
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,7 @@ NEEDS = {  # pages that use optional packages
     "backbones-transformers": ["transformers"],
     "databases": ["lancedb"],
     "export": ["onnxscript"],
+    "million-images": ["onnxscript", "pyarrow", "fsspec"],
     "own-method": ["matplotlib"],
     "photos": ["matplotlib"],
     "predictions": ["pandas"],

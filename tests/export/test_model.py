@@ -290,3 +290,30 @@ def test_metadata_that_is_not_text_is_refused_in_silence(exported, tmp_path, cap
         with pytest.raises(ModelFileError):
             mivhead.load(tmp_path / name)
     assert capfd.readouterr().out == ""
+
+
+def test_damage_is_found_before_the_model_is_used(exported, tmp_path) -> None:
+    content = exported.read_bytes()
+    path = tmp_path / "damaged.onnx"
+    rng = np.random.default_rng(0)
+    places = rng.integers(0, len(content), 60)
+    mark = content.index(b"mivhead-crc32:")
+    for place in [*places, mark, mark + 3, mark + 15, content.index(b'"checksum"') + 2]:
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << rng.integers(8)
+        path.write_bytes(damaged)
+        with pytest.raises(InputError):  # also: not a model, an unknown key
+            mivhead.load(path)
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ModelFileError, match="corrupted"):
+        mivhead.load(path)
+
+
+def test_files_without_a_checksum_are_still_read(model, exported, tmp_path) -> None:
+    proto = onnx.load(exported)
+    found = {each.key: each.value for each in proto.metadata_props}
+    document = json.loads(found["mivhead"])
+    del document["checksum"]
+    onnx.helper.set_model_props(proto, {"mivhead": json.dumps(document)})
+    onnx.save(proto, tmp_path / "old.onnx")
+    check(model, tmp_path / "old.onnx")

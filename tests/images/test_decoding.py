@@ -328,3 +328,20 @@ def test_an_address_is_not_a_file(address):
     for opened in (open_unlabelled, open_labelled, as_image_set):
         with pytest.raises(InputError, match=re.escape(f"{address} is an address")):
             opened(address)
+
+
+@pytest.mark.parametrize("at_least", [None, 100, 300, 448, 2000])
+def test_large_jpegs_can_be_decoded_at_a_fraction_of_their_size(at_least):
+    buffer = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be rotated
+    Image.new("RGB", (1600, 1200), (200, 30, 30)).save(buffer, "JPEG", exif=exif)
+    fraction = {None: 1, 100: 8, 300: 4, 448: 2, 2000: 1}[at_least]
+    found = load_image(buffer.getvalue(), at_least=at_least)
+    assert found.size == (1200 // fraction, 1600 // fraction)
+    assert found.getpixel((20, 20)) == pytest.approx((200, 30, 30), abs=3)
+    with pytest.raises(ImageError, match="corrupted"):
+        load_image(buffer.getvalue()[:2000], at_least=at_least)
+    png = io.BytesIO()
+    Image.new("L", (1600, 1200)).save(png, "PNG")
+    assert load_image(png.getvalue(), at_least=at_least).size == (1600, 1200)

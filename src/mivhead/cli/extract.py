@@ -7,13 +7,14 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from mivhead.cli import options
+from mivhead.cli import jobs, options
 from mivhead.cli.output import check_output, plural, print_json, report_skipped, seconds, size
 from mivhead.errors import InputError
 
 EXAMPLES = """
 miv extract shots/ -o shots.safetensors                 # for `miv fit`
 miv extract new/*.jpg -o new.safetensors --unlabelled   # for `miv predict`
+miv extract archive/ --out features/                    # any number of images, in parts
 miv extract shots/ -o lancedb://data/birds              # to a database table
 """
 
@@ -36,12 +37,13 @@ def add_parser(subparsers: Any) -> None:
         "labels; with --unlabelled any images, folders, zip archives or patterns",
     )
     parser.add_argument(
-        "-o", "--output", required=True, metavar="FILE", help="features file or table to write"
+        "-o", "--output", metavar="FILE", help="features file or table to write; or --out"
     )
     parser.add_argument(
         "--unlabelled", action="store_true", help="extract images without labels, not augmented"
     )
     options.add_skip_bad(parser)
+    jobs.add_job(parser, "this .parquet file or folder, without labels and augmented views")
     options.add_csv(parser)
     options.add_extraction(parser)
     options.add_device(parser)
@@ -52,6 +54,11 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `miv extract`."""
     started = time.perf_counter()
+    if args.out:
+        return jobs.run_extract(args)
+    jobs.check_no_job(args)
+    if not args.output:
+        raise InputError("Say where the features go, with -o FILE or --out PATH.")
     from mivhead import stores
     from mivhead.images.sources import open_labelled, open_unlabelled
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mivhead.fewshot import FewShotClassifier
 
 
+FEATURES = (".safetensors", ".npz", ".npy", ".parquet")  # suffixes of files of features
 MAX_HEADER = 100_000_000  # bytes; the limit of safetensors
 
 
@@ -60,7 +61,10 @@ def is_features(path: str | Path) -> bool:
 
         check_local(path)
         return True
-    return Path(path).suffix.lower() == ".safetensors" or kind_of(path) == "features"
+    path = Path(path)
+    if path.is_dir():  # of `miv extract --out`
+        return any(path.glob("part-*.parquet"))
+    return path.suffix.lower() in FEATURES or kind_of(path) == "features"
 
 
 def load_model(path: str, args: argparse.Namespace) -> FewShotClassifier:

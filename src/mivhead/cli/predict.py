@@ -12,7 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mivhead.cli import options
+from mivhead.cli import jobs, options
 from mivhead.cli.loading import (
     check_takes_features,
     check_takes_images,
@@ -53,6 +53,8 @@ miv predict birds.miv new/ -o names.csv --excel  # opens in Excel with the right
 miv predict birds.miv new/ --html results.html   # a page with reasons and corrections
 miv predict birds.miv new/ --sort-into sorted/   # copies the images
 miv predict birds.miv new.safetensors --json     # from `miv extract`
+miv predict birds.miv archive/ --out predictions.parquet          # any number of images
+miv predict birds.onnx s3://bucket/photos --out names.csv --resume  # after an interruption
 miv predict birds.miv lancedb://data/birds --where "split = 'new'" --write species
 """
 
@@ -122,6 +124,7 @@ def add_parser(subparsers: Any) -> None:
         "COLUMN_probability",
     )
     options.add_skip_bad(parser)
+    jobs.add_job(parser, "this .parquet, .csv or .jsonl file or folder")
     options.add_model_backbone(parser)
     options.add_device(parser)
     parser.set_defaults(run=run)
@@ -129,6 +132,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `miv predict`."""
+    if args.out:
+        return jobs.run_predict(args)
+    jobs.check_no_job(args)
     _check_form(args)
     model = load_any_model(args.model, args)
     if len(args.images) == 1 and is_features(args.images[0]):

@@ -17,7 +17,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mivhead._exported import FORMAT, KIND, METADATA_KEY, PROBABILITIES, UNKNOWN, Input, Session
+from mivhead._exported import (
+    CHECKSUM_KEY,
+    FORMAT,
+    KIND,
+    METADATA_KEY,
+    NO_CHECKSUM,
+    PROBABILITIES,
+    UNKNOWN,
+    Input,
+    Session,
+    with_checksum,
+)
 from mivhead._files import replacing
 from mivhead._optional import need
 from mivhead._readers import PixelReader
@@ -134,13 +145,15 @@ def export_model(
         "model": asdict(info_of(model)),
         "decision": None if rule is None else asdict(rule.calibration),
         "shots": _shots(model, classifier),
+        "checksum": True,
     }
     onnx = need("onnx", EXTRA)
-    onnx.helper.set_model_props(proto, {METADATA_KEY: json.dumps(document)})
+    metadata = {METADATA_KEY: json.dumps(document), CHECKSUM_KEY: NO_CHECKSUM.decode()}
+    onnx.helper.set_model_props(proto, metadata)
     if proto.ByteSize() > MAX_BYTES:
         raise InputError("The model is larger than 2 GB, which an ONNX file cannot hold.")
     onnx.checker.check_model(proto, full_check=True)
-    content: bytes = proto.SerializeToString()
+    content = with_checksum(proto.SerializeToString())
     difference = _compare(model, content, input)
     if not difference <= TOLERANCES[storage]:
         raise NotAvailableError(

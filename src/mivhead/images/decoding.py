@@ -54,7 +54,9 @@ _filters = warnings.catch_warnings()
 _decoding = 0  # threads
 
 
-def load_image(source: ImageLike, *, name: str | None = None) -> Image.Image:
+def load_image(
+    source: ImageLike, *, name: str | None = None, at_least: int | None = None
+) -> Image.Image:
     """Decode one image to a new, upright RGB picture.
 
     HEIC, which iPhones write, needs the extra `heic`. The first frame of an animation is used,
@@ -68,6 +70,9 @@ def load_image(source: ImageLike, *, name: str | None = None) -> Image.Image:
         (H, W), (H, W, 3) or (H, W, 4).
     name : str, optional
         Its name in errors; by default its path.
+    at_least : int, optional
+        How long both sides must be, if the picture is going to be shrunk: a JPEG that is twice as
+        large is decoded at 1/2, 1/4 or 1/8 of its size, several times as fast.
 
     Returns
     -------
@@ -100,7 +105,7 @@ def load_image(source: ImageLike, *, name: str | None = None) -> Image.Image:
     data = source if isinstance(source, bytes) else read_capped(source, name)
     if not data:
         raise ImageError(f"{name} is empty (0 bytes).")
-    return _decode(data, name)
+    return _decode(data, name, at_least)
 
 
 def check_local(path: str | os.PathLike[str]) -> None:
@@ -198,12 +203,12 @@ def encode_square(image: Image.Image, size: int) -> bytes:
     return buffer.getvalue()
 
 
-def _decode(source: bytes | Image.Image, name: str) -> Image.Image:
+def _decode(source: bytes | Image.Image, name: str, at_least: int | None = None) -> Image.Image:
     with _errors(name):
         if isinstance(source, Image.Image):
             return _to_rgb(source, name)
         with _open(source, name) as image:
-            return _to_rgb(image, name)
+            return _to_rgb(image, name, at_least)
 
 
 def _open(data: bytes, name: str) -> Image.Image:
@@ -263,12 +268,14 @@ def _quiet() -> Iterator[None]:
                 _filters.__exit__(None, None, None)
 
 
-def _to_rgb(image: Image.Image, name: str) -> Image.Image:
+def _to_rgb(image: Image.Image, name: str, at_least: int | None = None) -> Image.Image:
     """Check the size, then decode the first frame to upright RGB."""
     if image.width * image.height > MAX_PIXELS:
         raise _too_large(name)
     if not image.width or not image.height:
         raise ImageError(f"{name} has no pixels: it is {image.width} x {image.height}.")
+    if at_least is not None:
+        image.draft(None, (at_least, at_least))  # does nothing but to a JPEG
     image.load()
     method = _UPRIGHT.get(_orientation(image))  # after load, which rotates a TIFF
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):

@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from pkgutil import resolve_name
-from typing import Any
+from typing import IO, Any
 
 from PIL import Image
 
@@ -187,14 +187,14 @@ def _find(path: Path) -> Iterator[ImageSource]:
         if is_image_name(path.name) or not is_litter(path.name):  # `new/*` may name a Thumbs.db
             yield ImageSource(path.as_posix(), given(path), str(path))
     else:
-        matches = _expand(path)
+        matches = expand_pattern(path)
         if not matches:
             raise InputError(f"{path} does not exist.")
         for match in matches:
             yield from _find(match)
 
 
-def _expand(pattern: Path) -> list[Path]:
+def expand_pattern(pattern: Path) -> list[Path]:
     """Return what matches a pattern: some shells do not expand it, and Python never does."""
     matches: Iterable[Path]
     if "**" not in pattern.parts:
@@ -330,14 +330,17 @@ def _sorted(sources: Iterable[ImageSource]) -> list[ImageSource]:
 # whole, and a member is read up to a limit, whatever its header says.
 
 
-def list_zip(path: Path) -> tuple[set[str], list[ImageSource]]:
-    """Return the folders in a zip and its images, whose ids are their paths inside the zip."""
+def list_zip(path: Path | str, file: IO[bytes] | None = None) -> tuple[set[str], list[ImageSource]]:
+    """Return the folders in a zip and its images, whose ids are their paths inside the zip.
+
+    An open file is read instead of the path, which then only names it.
+    """
     try:
-        archive = zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(path if file is None else file)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise InputError(f"{path} cannot be read as a zip: {error}.") from error
     infos = archive.infolist()
-    _check_size(path, infos)
+    _check_size(path, infos, archive.fp)
     folders: set[str] = set()
     sources = []
     for info in infos:
@@ -356,11 +359,11 @@ def list_zip(path: Path) -> tuple[set[str], list[ImageSource]]:
     return folders, sources
 
 
-def _check_size(path: Path, infos: list[zipfile.ZipInfo]) -> None:
+def _check_size(path: Path | str, infos: list[zipfile.ZipInfo], file: IO[bytes] | None) -> None:
     if len(infos) > MAX_MEMBERS:
         raise InputError(f"{path} has {len(infos):,} members; at most {MAX_MEMBERS:,} are read.")
     total = sum(info.file_size for info in infos)
-    ratio = total / max(1, path.stat().st_size)
+    ratio = total / max(1, file.seek(0, os.SEEK_END) if file is not None else 0)
     if total > MAX_TOTAL_BYTES or (total > _RATIO_FROM and ratio > MAX_RATIO):
         raise InputError(
             f"{path} would unpack to {total / 2**30:.1f} GiB, {ratio:,.0f} times its size; "
@@ -368,7 +371,7 @@ def _check_size(path: Path, infos: list[zipfile.ZipInfo]) -> None:
         )
 
 
-def _check_member(path: Path, member: str, info: zipfile.ZipInfo) -> None:
+def _check_member(path: Path | str, member: str, info: zipfile.ZipInfo) -> None:
     """Raise an error for a suspicious member; `member` has forward slashes only."""
     if member.startswith("/") or member[1:2] == ":" or ".." in member.split("/"):
         raise InputError(

@@ -12,16 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mivhead._optional import need
 from mivhead.errors import InputError, MivError
+from mivhead.stores.arrow import from_arrow, is_vector, to_arrow
 from mivhead.stores.base import (
     ID,
     LABEL,
     POSITION,
     VIEW_OF,
-    Array,
     Columns,
     DatabaseStore,
     Rows,
@@ -92,9 +90,7 @@ class LanceStore(DatabaseStore):
     def _scan(self, info: TableInfo | None, *, views: bool, batch_size: int) -> Iterator[Rows]:
         table = self._open_table()
         names = table.schema.names
-        vectors = self._vectors(
-            info, lambda: [f.name for f in table.schema if self._is_vector(f.type)]
-        )
+        vectors = self._vectors(info, lambda: [f.name for f in table.schema if is_vector(f.type)])
         id_column, label = self.columns.choose_id(names), self.columns.choose_label(names)
         own = [] if info is None else [VIEW_OF, POSITION]
         selected = [*filter(None, (id_column, label)), *own, *vectors]
@@ -108,7 +104,7 @@ class LanceStore(DatabaseStore):
                 count += batch.num_rows
                 yield Rows(
                     ids,
-                    {name: self._values(columns[name], name, ids, stacker) for name in vectors},
+                    {name: from_arrow(columns[name], name, ids, stacker) for name in vectors},
                     strings(columns[label].to_pylist()) if label else None,
                     columns[VIEW_OF].to_pylist() if own else None,
                     columns[POSITION].to_pylist() if own else None,
@@ -141,10 +137,7 @@ class LanceStore(DatabaseStore):
         blocks: dict[str, dict[str, Any]] = {}
         for name, part in rows.parts.items():
             block, _, field = name.partition(".")
-            flat = np.ascontiguousarray(part).reshape(len(part), -1)
-            blocks.setdefault(block, {})[field] = pa.FixedSizeListArray.from_arrays(
-                pa.array(flat.reshape(-1)), flat.shape[1]
-            )
+            blocks.setdefault(block, {})[field] = to_arrow(part)
         labels = rows.labels or [None] * len(rows.ids)
         columns = {
             ID: pa.array(rows.ids, pa.string()),
@@ -156,22 +149,6 @@ class LanceStore(DatabaseStore):
             columns[block] = pa.StructArray.from_arrays(list(fields.values()), list(fields))
         return pa.table(columns).replace_schema_metadata({_METADATA: info.to_string()})
 
-    def _is_vector(self, kind: Any) -> bool:
-        types = self._pa.types
-        if types.is_list(kind) or types.is_fixed_size_list(kind):
-            return types.is_floating(kind.value_type) or self._is_vector(kind.value_type)
-        return False
-
-    def _values(self, column: Any, name: str, ids: Sequence[str], stacker: Stacker) -> Array:
-        """Return vectors (n, width), or several per row (n, vectors, width)."""
-        types = self._pa.types
-        flat = types.is_fixed_size_list(column.type) and types.is_floating(column.type.value_type)
-        if flat and not column.null_count:
-            values: Array = column.flatten().to_numpy(zero_copy_only=False)
-            return values.reshape(len(column), column.type.list_size)
-        vectors = [_nested(row.values) if row.is_valid else None for row in column]
-        return stacker.stack(name, ids, vectors)
-
     @contextmanager
     def _explained(self) -> Iterator[None]:
         """Turn LanceDB's errors (a wrong filter, a corrupted table) into mivhead's."""
@@ -181,15 +158,6 @@ class LanceStore(DatabaseStore):
             if isinstance(error, MivError):
                 raise
             raise InputError(f"{self.name}: {str(error).partition(', /')[0]}.") from error
-
-
-def _nested(values: Any) -> Array:
-    """Return the values of a list: numbers, or lists of numbers."""
-    if hasattr(values, "flatten") and hasattr(values.type, "value_type"):
-        inner: Array = values.flatten().to_numpy(zero_copy_only=False)
-        return inner.reshape(len(values), -1)
-    numbers: Array = values.to_numpy(zero_copy_only=False)
-    return numbers
 
 
 def _read(table: Any, columns: list[str], where: str | None, batch_size: int = 4096) -> Any:

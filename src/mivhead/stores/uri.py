@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl
 
 from mivhead.errors import check_one_of
@@ -15,6 +16,12 @@ SCHEMES = {
     "lancedb": "mivhead.stores.lance:LanceStore",
     "postgresql": "mivhead.stores.postgres:PostgresStore",
     "qdrant": "mivhead.stores.qdrant:QdrantStore",
+}
+# suffix of a file -> the class that opens it
+SUFFIXES = {
+    ".npy": "mivhead.stores.arrays:ArrayStore",
+    ".npz": "mivhead.stores.arrays:ArrayStore",
+    ".parquet": "mivhead.stores.parquet:ParquetStore",
 }
 _OPTIONS = ("id", "label", "vectors", "where")
 
@@ -56,7 +63,8 @@ def open_store(
     uri : str or Path
         `lancedb://FOLDER/TABLE`, `postgresql://USER@HOST/DATABASE?table=NAME`,
         `qdrant://FOLDER/COLLECTION`, `qdrant://http://HOST:6333/COLLECTION`, or the path of a
-        `.safetensors` file. The other parameters may also be part of the address:
+        `.safetensors`, `.parquet`, `.npz` or `.npy` file or of a folder of `.parquet` files. The
+        other parameters may also be part of the address:
         `lancedb://data/birds?label=species`.
     id : str, optional
         Column of the row ids; by default `id`, or the database's own ids.
@@ -86,7 +94,11 @@ def open_store(
     """
     given = {"id": id, "label": label, "vectors": ",".join(vectors) or None, "where": where}
     if not is_store(uri):
-        return FileStore(uri, _columns(given))
+        suffix = ".parquet" if Path(uri).is_dir() else Path(uri).suffix.lower()
+        if suffix not in SUFFIXES:
+            return FileStore(uri, _columns(given))
+        opened: Store = _class(SUFFIXES[suffix])(str(uri), _columns(given))
+        return opened
     scheme, _, rest = str(uri).partition("://")
     scheme = "postgresql" if scheme == "postgres" else scheme
     check_one_of("The kind of store", scheme, SCHEMES)
@@ -94,9 +106,13 @@ def open_store(
     options = dict(parse_qsl(query))
     own = {key: options.pop(key, None) for key in _OPTIONS}
     columns = _columns({key: given[key] or own[key] for key in _OPTIONS})
-    module, _, name = SCHEMES[scheme].partition(":")
-    kind: type[Store] = getattr(import_module(module), name)
-    return kind.from_address(f"{scheme}://{path}", options, columns)
+    store: Store = _class(SCHEMES[scheme]).from_address(f"{scheme}://{path}", options, columns)
+    return store
+
+
+def _class(name: str) -> Any:
+    module, _, kind = name.partition(":")
+    return getattr(import_module(module), kind)
 
 
 def _columns(given: dict[str, str | None]) -> Columns:

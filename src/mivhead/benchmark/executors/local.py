@@ -49,9 +49,12 @@ class InlineExecutor:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Compute in one thread, as results may differ in the last digit with the number of threads."""
-    import torch
-    from threadpoolctl import threadpool_limits
-
+    try:
+        import torch
+        from threadpoolctl import threadpool_limits
+    except ModuleNotFoundError:  # exported models run without them, and read the environment
+        yield
+        return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

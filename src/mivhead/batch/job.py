@@ -1,0 +1,468 @@
+"""Predict, or extract features of, any number of images: streamed, in parts, and resumable."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from mivhead._optional import need
+from mivhead._progress import progress_bar
+from mivhead._threads import available_cores
+from mivhead.batch import places
+from mivhead.batch.output import FORMAT, Job, Mark, Output
+from mivhead.batch.places import EXTRA
+from mivhead.batch.sources import Row, Shard, backbone_of, list_shards
+from mivhead.batch.work import ERROR, Extracting, Failed, Predicting, hash_file
+from mivhead.errors import ImageError, InputError, NotAvailableError
+
+if TYPE_CHECKING:
+    from mivhead.benchmark.executors import Executor
+
+CHUNK = 32  # rows that are read, decoded and computed at a time
+PART_ROWS = 4096  # predictions of a part
+FEATURE_ROWS = 256  # images of a part of features, which are large
+READERS = 16  # threads that read from a network
+ATTEMPTS = 3  # of a shard whose worker dies
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a job did.
+
+    Parameters
+    ----------
+    out : str
+        Where the rows are.
+    rows : int
+        Number of rows.
+    errors : int
+        How many of them hold an error instead of a result.
+    resumed : int
+        How many rows an earlier run had written.
+    seconds : float
+        Duration of this run.
+    complete : bool, default=False
+        Whether there was nothing left to do; the rows of a file are then not counted again.
+    """
+
+    out: str
+    rows: int
+    errors: int
+    resumed: int
+    seconds: float
+    complete: bool = False
+
+
+def predict(
+    model: str | os.PathLike[str],
+    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    backbone: str | None = None,
+    weights: str | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    column: str | None = None,
+    part_rows: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    workers: int = 0,
+    ray: str | bool = False,
+    raw: bool = False,
+    excel: bool = False,
+    verbose: bool = True,
+    **decision: float,
+) -> Result:
+    """Predict any number of images or features, and write the predictions in parts.
+
+    Memory does not grow with the number of rows. A run that was interrupted, even killed, is
+    completed with `resume`; no row is lost or repeated. An image that cannot be read becomes a row
+    with an error.
+
+    Parameters
+    ----------
+    model : path
+        A model file, or an exported model, which needs no PyTorch.
+    sources : path, address, or sequence of these
+        Folders, zips, images, patterns, lists of paths (`.csv`, `.tsv`, `.txt`), tars as WebDataset
+        writes them, Parquet files of images or of embeddings, other files or tables of features;
+        each on this computer or at an address that fsspec opens, such as `s3://bucket/photos`.
+    out : path or address
+        A file `.parquet`, `.csv` or `.jsonl`, or a folder of Parquet files.
+    backbone, weights, device : str or None, default=None
+        As for `mivhead.load`.
+    threads : int or None, default=None
+        Number of threads; None: the cores that this process may use.
+    column : str or None, default=None
+        The column of the images in Parquet files, or of the paths in lists; None: it is found by
+        its type or name.
+    part_rows : int or None, default=None
+        Number of rows that are written at a time; None: 4,096. A killed run computes at most that
+        many rows again, per worker.
+    resume : bool, default=False
+        Complete what an earlier run began.
+    overwrite : bool, default=False
+        Replace what an earlier run wrote.
+    workers : int, default=0
+        Number of worker processes with one thread each; 0 computes in this process.
+    ray : str or bool, default=False
+        Compute on the Ray cluster with this address; True starts one on this computer.
+    raw, excel : bool, default=False
+        How text is written to a `.csv` file; as for `miv predict`.
+    verbose : bool, default=True
+        Show a progress bar if it takes more than two seconds.
+    **decision : float
+        `reject`, `max_errors` and `coverage`, as for `FewShotClassifier.classify`.
+
+    Returns
+    -------
+    Result
+
+    Examples
+    --------
+    >>> import mivhead  # doctest: +SKIP
+    >>> mivhead.batch.predict("birds.onnx", "s3://photos", "names.parquet")  # doctest: +SKIP
+    """
+    path = Path(model).absolute()
+    work = Predicting(
+        str(path), hash_file(path), backbone, weights, device, threads, tuple(decision.items())
+    )
+    return _run(
+        work,
+        sources,
+        out,
+        column=column,
+        part_rows=part_rows or PART_ROWS,
+        resume=resume,
+        overwrite=overwrite,
+        threads=threads,
+        workers=workers,
+        ray=ray,
+        verbose=verbose,
+        form={"raw": raw, "excel": excel},
+    )
+
+
+def extract(
+    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    backbone: str | None = None,
+    weights: str | None = None,
+    image_size: int | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    column: str | None = None,
+    part_rows: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    workers: int = 0,
+    ray: str | bool = False,
+    verbose: bool = True,
+) -> Result:
+    """Extract features of any number of images, and write them in parts.
+
+    Parameters
+    ----------
+    sources : path, address, or sequence of these
+        Images, as for `predict`.
+    out : path or address
+        A `.parquet` file, or a folder of Parquet files; `mivhead.stores.open` and `predict` read
+        both.
+    backbone, weights, image_size, device : default=None
+        As for `mivhead.backbones.load_backbone`; None: the default backbone.
+    threads, column : default=None
+        As for `predict`.
+    part_rows : int or None, default=None
+        Number of rows that are written at a time; None: 256.
+    resume, overwrite : bool, default=False
+        As for `predict`.
+    workers : int, default=0
+        As for `predict`.
+    ray : str or bool, default=False
+        As for `predict`.
+    verbose : bool, default=True
+        Show a progress bar if it takes more than two seconds.
+
+    Returns
+    -------
+    Result
+    """
+    from mivhead.backbones import DEFAULT_BACKBONE
+
+    if os.fspath(out).lower().endswith((".csv", ".jsonl")):
+        raise InputError(f"Features are written to a .parquet file or a folder, not to {out}.")
+    work = Extracting(backbone or DEFAULT_BACKBONE, weights, image_size, device)
+    return _run(
+        work,
+        sources,
+        out,
+        column=column,
+        part_rows=part_rows or FEATURE_ROWS,
+        resume=resume,
+        overwrite=overwrite,
+        threads=threads,
+        workers=workers,
+        ray=ray,
+        verbose=verbose,
+        form={},
+    )
+
+
+def _run(
+    work: Predicting | Extracting,
+    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    column: str | None,
+    part_rows: int,
+    resume: bool,
+    overwrite: bool,
+    threads: int | None,
+    workers: int,
+    ray: str | bool,
+    verbose: bool,
+    form: dict[str, bool],
+) -> Result:
+    started = time.perf_counter()
+    if resume and overwrite:
+        raise InputError("Either resume a job or overwrite it.")
+    listed = [sources] if isinstance(sources, str | os.PathLike) else sources
+    names = tuple(os.fspath(each) for each in listed)
+    if not names:
+        raise InputError("There are no images: give at least one source.")
+    output = Output(os.fspath(out))
+    settings = {**work.settings, "column": column}
+    job = Job(FORMAT, work.task, work.identity, names, settings, part_rows)
+    with output.locked():
+        found = output.prepare(job, resume=resume, overwrite=overwrite)
+        if found is not None and found.complete:
+            rows = _count(output)
+            return Result(output.out, rows, 0, rows, time.perf_counter() - started, complete=True)
+        schema = work.schema()
+        if found is None:
+            shards = _checked(list_shards(names, part_rows, column), work)
+            found = output.write_plan(job, shards)
+        executor = _executor(workers, ray)
+        try:
+            rows, errors, resumed = _complete(work, output, found, executor, threads, verbose)
+        finally:
+            if executor is not None:
+                executor.close()
+        output.finish(found, schema, **form)
+    return Result(output.out, rows, errors, resumed, time.perf_counter() - started)
+
+
+def _count(output: Output) -> int:
+    """Return the rows of a folder of parts; 0 for a file, which is not read."""
+    if output.suffix is not None:
+        return 0
+    found, removed = output.check_parts()
+    if removed:
+        raise InputError(
+            f"{output.out} was complete, but {removed[0]} is corrupted now: use --overwrite."
+        )
+    return sum(sum(parts.values()) for parts in found.values())
+
+
+def _checked(shards: Iterator[Shard], work: Predicting | Extracting) -> Iterator[Shard]:
+    """Check with the first shard that the model takes what the sources hold."""
+    first = next(shards, None)
+    if first is None:
+        raise InputError("The source contains no images.")
+    features = first.holds_features
+    work.check(features=features, backbone=backbone_of(first) if features else None)
+    for shard in itertools.chain([first], shards):
+        if shard.holds_features != features:
+            raise InputError(
+                f"The sources hold images and features ({first.name}, {shard.name}): use a job for "
+                "each."
+            )
+        yield shard
+
+
+def _executor(workers: int, ray: str | bool) -> Executor | None:
+    if not workers and not ray:
+        return None
+    from mivhead.benchmark.executors import make_executor
+
+    if workers and ray:
+        raise InputError("On a Ray cluster, the cluster decides about workers: omit --workers.")
+    if ray:
+        return make_executor("ray", 0, None if ray is True else str(ray))
+    return make_executor("local", workers)
+
+
+def _complete(
+    work: Predicting | Extracting,
+    output: Output,
+    job: Job,
+    executor: Executor | None,
+    threads: int | None,
+    verbose: bool,
+) -> tuple[int, int, int]:
+    """Compute the shards that lack rows; return the rows, errors and rows that were there."""
+    parts, removed = output.check_parts()
+    for name in removed:
+        _log.warning("The part %s was corrupted; it is computed again.", name)
+    marks = output.marks()
+    complete = {
+        number
+        for number, mark in marks.items()
+        if sorted(parts.get(number, ())) == list(range(mark.parts))
+        and sum(parts.get(number, {}).values()) == mark.rows
+    }
+    resumed = sum(sum(each.values()) for each in parts.values())
+    description = {"predict": "predicting", "extract": "extracting"}[work.task]
+    rows = errors = 0
+    with progress_bar(description, job.rows, show=verbose) as advance:
+        for number in complete:
+            rows, errors = rows + marks[number].rows, errors + marks[number].errors
+        advance(resumed if executor is None else rows)  # workers report whole shards
+
+        def calls() -> Iterator[ShardCall]:
+            for number, shard in output.read_plan():
+                if number not in complete:
+                    yield ShardCall(work, output.address, number, shard, job.part_rows)
+
+        for mark in _marks(calls(), executor, threads, advance):
+            rows, errors = rows + mark.rows, errors + mark.errors
+    return rows, errors, resumed
+
+
+def _marks(
+    calls: Iterator[ShardCall],
+    executor: Executor | None,
+    threads: int | None,
+    advance: Callable[[int], object],
+) -> Iterator[Mark]:
+    if executor is None:
+        for call in calls:
+            yield call.run(threads or available_cores(), advance)
+        return
+    from mivhead.benchmark.executors import Died
+
+    deaths: dict[int, int] = {}
+    again: list[ShardCall] = []
+    while True:
+        died: list[ShardCall] = []
+        for done, outcome in executor.run(itertools.chain(again, calls)):
+            call = cast("ShardCall", done)
+            if not isinstance(outcome, Died):
+                advance(outcome.rows)
+                yield outcome
+                continue
+            deaths[call.number] = deaths.get(call.number, 0) + 1
+            if deaths[call.number] == ATTEMPTS:
+                raise NotAvailableError(
+                    f"The workers that computed {call.shard.name or 'images'} (shard "
+                    f"{call.number}) died {ATTEMPTS} times: {outcome.reason}. Run the same command "
+                    "with --resume."
+                )
+            died.append(call)
+        if not died:
+            return
+        again, calls = died, iter(())
+
+
+@dataclass(frozen=True)
+class ShardCall:
+    """Computes the rows of one shard that are missing; can be sent to another process."""
+
+    work: Predicting | Extracting
+    out: str
+    number: int
+    shard: Shard
+    part_rows: int
+
+    def __call__(self) -> Mark:
+        """Compute in one thread."""
+        return self.run(1, lambda _: None)
+
+    def run(self, threads: int, advance: Callable[[int], object]) -> Mark:
+        """Write the missing parts, then the mark."""
+        output = Output(self.out)
+        there = cache(partial(output.has_part, self.number))
+        numbered = self.shard.rows(lambda row: not there(row // self.part_rows))
+        rows = errors = 0
+        with _Reader(self.work, threads, places.is_address(self.shard.path)) as reader:
+            for part in itertools.count():
+                taken = itertools.islice(numbered, self.part_rows)
+                if there(part):
+                    deque(taken, maxlen=0)
+                    table = output.read_part(self.number, part)
+                else:
+                    table = reader.compute(taken, advance)
+                    if table is not None:
+                        output.write_part(self.number, part, table)
+                if table is not None:
+                    rows += table.num_rows
+                    errors += table.num_rows - table[ERROR].null_count
+                if table is None or table.num_rows < self.part_rows:
+                    break
+        parts = part + (table is not None)
+        mark = Mark(rows, errors, parts)
+        output.write_mark(self.number, mark)
+        return mark
+
+
+class _Reader:
+    """Reads, decodes and computes rows, a chunk at a time; the next chunk is read meanwhile."""
+
+    def __init__(self, work: Predicting | Extracting, threads: int, remote: bool) -> None:
+        self._work = work
+        self._readers = ThreadPoolExecutor(READERS if remote else threads, "read")
+        self._decoders = ThreadPoolExecutor(threads, "decode")
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pool in (self._readers, self._decoders):
+            pool.shutdown(cancel_futures=True)
+
+    def compute(self, rows: Iterator[Row | None], advance: Callable[[int], object]) -> Any:
+        """Return a table of the results of rows, all of which are wanted; None without rows."""
+        tables = []
+        ahead = self._read(rows)
+        while ahead:
+            chunk, ahead = ahead, self._read(rows)
+            contents = [future.result() for _, future in chunk]
+            names = [row.id for row, _ in chunk]
+            pictures = list(self._decoders.map(self._prepare, contents, names))
+            good = [each for each in pictures if not isinstance(each, Failed)]
+            found: Iterator[Any] = iter(self._work.compute(good) if good else ())
+            results = [each if isinstance(each, Failed) else next(found) for each in pictures]
+            tables.append(self._work.table(names, results))
+            advance(len(chunk))
+        return need("pyarrow", EXTRA).concat_tables(tables) if tables else None
+
+    def _read(self, rows: Iterator[Row | None]) -> list[Any]:
+        taken = list(itertools.islice(rows, CHUNK))
+        return [(row, self._readers.submit(_load, row)) for row in taken if row is not None]
+
+    def _prepare(self, content: Any, name: str) -> Any:
+        if isinstance(content, Failed):
+            return content
+        try:
+            return self._work.prepare(content, name)
+        except ImageError as error:
+            return Failed(str(error))
+
+
+def _load(row: Row) -> Any:
+    try:
+        return row.load()
+    except ImageError as error:
+        return Failed(str(error))

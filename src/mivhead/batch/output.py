@@ -1,0 +1,370 @@
+"""What a job writes: a folder of parts, and from them one file at the end.
+
+A part is a Parquet file of some rows of one shard, written as a whole. When all parts of a shard
+are there, a mark says how many rows they have. A job that is killed and resumed computes the parts
+that are missing, and no others, so that no row is lost or repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from mivhead._files import locked
+from mivhead._optional import need
+from mivhead._schema import from_json, parse_json, to_json
+from mivhead.batch import places
+from mivhead.batch.places import EXTRA, Folder
+from mivhead.batch.sources import Shard
+from mivhead.errors import InputError
+
+JOB, PLAN, MARKS = "_job.json", "_plan.jsonl", "_done"
+PART = re.compile(r"part-(\d{6,})-(\d{4,})\.parquet")
+MERGED = "_merged."  # the one file at the end, until it is complete
+TEMPORARY = (".", MERGED)
+SUFFIXES = (".parquet", ".csv", ".jsonl")
+GROUP_ROWS, GROUP_BYTES = 2**16, 2**25  # of a row group in the one file at the end
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job is about; one that is resumed must be the same.
+
+    Parameters
+    ----------
+    format : int
+        Version of this description.
+    task : str
+        `"predict"` or `"extract"`.
+    model : str
+        SHA-256 of the model file, or the identity of the backbone.
+    sources : tuple of str
+        What is read.
+    settings : dict
+        Everything else that changes the rows.
+    part_rows : int
+        Number of rows of a part.
+    complete : bool, default=False
+        Whether all parts are there.
+    rows : int or None, default=None
+        Number of rows, if it is known.
+    """
+
+    format: int
+    task: str
+    model: str
+    sources: tuple[str, ...]
+    settings: dict[str, Any]
+    part_rows: int
+    complete: bool = False
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How many rows a shard has, how many of them are errors, and the number of its parts."""
+
+    rows: int
+    errors: int
+    parts: int
+
+
+class Output:
+    """The parts of a job, and where they go at the end.
+
+    Parameters
+    ----------
+    out : str
+        A file `.parquet`, `.csv` or `.jsonl`, or a folder, in which the parts stay.
+    """
+
+    def __init__(self, out: str) -> None:
+        self.out = out = places.plain(out)
+        suffix = "." + out.rpartition("/")[2].rpartition(".")[2].lower()
+        self.suffix = suffix if suffix in SUFFIXES and not out.endswith("/") else None
+        if self.suffix is None and "." in out.rstrip("/").rpartition("/")[2]:
+            raise InputError(
+                f"The output {out} must be a .parquet, .csv or .jsonl file, or a folder; a "
+                "folder's name has no suffix, or ends with a slash."
+            )
+        target = places.absolute(out)
+        self.address = target if self.suffix else f"{target}/"  # for other processes
+        self.folder = Folder(f"{target}.parts" if self.suffix else target)
+        parent, _, self._file = target.replace("\\", "/").rpartition("/")
+        self._parent = Folder(parent)
+        if not places.is_address(target):
+            need("pyarrow", EXTRA)
+            if not Path(parent or "/").is_dir():
+                raise InputError(f"The output folder {parent} does not exist; create it first.")
+            if self.suffix and Path(target).is_dir():
+                raise InputError(f"The output {out} is a folder; give it another name.")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let no other process of this computer work on the same job."""
+        if places.is_address(self.folder.path):
+            yield
+            return
+        Path(self.folder.path).mkdir(exist_ok=True)
+        try:
+            with locked(Path(self.folder.path), wait=False):
+                yield
+        except BlockingIOError:
+            raise InputError(
+                f"Another process is working on {self.out}: wait for it, or stop it."
+            ) from None
+        finally:
+            with suppress(OSError):
+                Path(self.folder.path).rmdir()  # if it is empty
+
+    def prepare(self, job: Job, *, resume: bool, overwrite: bool) -> Job | None:
+        """Check what is there; return the job that is resumed, or None for a new one."""
+        found = self._read_job()
+        finished = self.suffix is not None and self._parent.exists(self._file)
+        if overwrite:
+            self._clear()
+            return None
+        if found is None and not finished:
+            self._clear()
+            return None
+        if not resume:
+            what = "exists" if finished or (found and found.complete) else "was not finished"
+            raise InputError(
+                f"The output {self.out} {what}: complete it with --resume, or replace it with "
+                "--overwrite."
+            )
+        if found is None:
+            return replace(job, complete=True)  # the parts have become one file
+        self._check_same(found, job)
+        return found
+
+    def _read_job(self) -> Job | None:
+        if not self.folder.exists(JOB):
+            return None
+        try:
+            document = parse_json(self.folder.read(JOB))
+            number = document.get("format") if isinstance(document, dict) else None
+            if isinstance(number, int) and number > FORMAT:
+                raise InputError("it was written by a newer version of mivhead.")
+            return from_json(Job, document, JOB)
+        except ValueError as error:
+            raise InputError(f"{self.folder / JOB} cannot be used: {error}") from error
+
+    def _clear(self) -> None:
+        """Remove an earlier job, but nothing that is not one."""
+        names = self.folder.names()
+        parts = [name for name in names if PART.fullmatch(name)]
+        known = (JOB, PLAN, MARKS, *parts)
+        foreign = [each for each in names if each not in known and not each.startswith(TEMPORARY)]
+        if foreign or (parts and JOB not in names):
+            raise InputError(
+                f"The folder {self.folder.path} holds {(foreign or parts)[0]}, which is not a part "
+                "of a job: choose another output, or empty the folder."
+            )
+        self.folder.remove(*parts)
+        if MARKS in names:
+            Folder(self.folder / MARKS).remove_all()
+        self.folder.remove(JOB, PLAN)  # last: until then the job could be resumed
+
+    def _check_same(self, found: Job, job: Job) -> None:
+        texts = {
+            "task": "for another command",
+            "model": "with another model",
+            "sources": "on other images",
+            "part_rows": "with another --part-rows",
+        }
+        for name, text in texts.items():
+            if getattr(found, name) != getattr(job, name):
+                raise InputError(
+                    f"{self.out} was started {text} ({_short(getattr(found, name))}, now "
+                    f"{_short(getattr(job, name))}): use the same, or --overwrite."
+                )
+        for name in {**found.settings, **job.settings}:
+            old, new = found.settings.get(name), job.settings.get(name)
+            if old != new:
+                raise InputError(
+                    f"{self.out} was started with another {name.replace('_', '-')} "
+                    f"({_short(old)}, now {_short(new)}): use the same, or --overwrite."
+                )
+
+    # The plan: the shards of the sources, as they were when the job started.
+
+    def write_plan(self, job: Job, shards: Iterator[Shard]) -> Job:
+        """Write the shards, then the job; return the job with its number of rows, if known."""
+        rows: int | None = 0
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, PLAN)
+            with path.open("w", encoding="utf-8") as file:
+                for shard in shards:
+                    file.write(json.dumps(to_json(shard)) + "\n")
+                    rows = rows + shard.count if rows is not None and shard.count else None
+            self.folder.put(PLAN, path)
+        job = replace(job, rows=rows)
+        self.folder.write_json(JOB, to_json(job))
+        return job
+
+    def read_plan(self) -> Iterator[tuple[int, Shard]]:
+        """Yield the shards with their numbers."""
+        with places.open_file(self.folder / PLAN) as file:
+            for number, line in enumerate(file):
+                try:
+                    yield number, from_json(Shard, parse_json(line), f"shard {number}")
+                except ValueError as error:
+                    raise InputError(
+                        f"{self.folder / PLAN} is corrupted: {error} Start again with --overwrite."
+                    ) from error
+
+    # Parts and marks.
+
+    def write_part(self, shard: int, part: int, table: Any) -> None:
+        """Write one part."""
+        pq = need("pyarrow.parquet", EXTRA)
+        buffer = BytesIO()
+        pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
+        self.folder.write(_part_name(shard, part), buffer.getvalue())
+
+    def has_part(self, shard: int, part: int) -> bool:
+        """Return whether a part is there."""
+        return self.folder.exists(_part_name(shard, part))
+
+    def read_part(self, shard: int, part: int) -> Any:
+        """Read one part; an error says what to do if it is corrupted."""
+        name = _part_name(shard, part)
+        try:
+            return _read_table(self.folder.read(name))
+        except (ValueError, OSError, RuntimeError) as error:  # pyarrow's errors derive from these
+            raise InputError(
+                f"The part {self.folder / name} is corrupted: run the same command with --resume, "
+                "which computes it again."
+            ) from error
+
+    def write_mark(self, shard: int, mark: Mark) -> None:
+        """Write that a shard is complete."""
+        self.folder.write(f"{MARKS}/{shard:06d}.json", json.dumps(to_json(mark)).encode())
+
+    def marks(self) -> dict[int, Mark]:
+        """Return the shards that are complete."""
+        folder = Folder(self.folder / MARKS)
+        found = {}
+        for name in folder.names():
+            with suppress(ValueError):
+                number = int(name.partition(".")[0])
+                found[number] = from_json(Mark, parse_json(folder.read(name)), name)
+        return found
+
+    def check_parts(self) -> tuple[dict[int, dict[int, int]], list[str]]:
+        """Read every part; return the rows of each, by shard and part, and remove corrupted ones.
+
+        Returns
+        -------
+        dict and list of str
+            Rows by shard and part; and the names of what was removed.
+        """
+        rows: dict[int, dict[int, int]] = {}
+        removed = []
+        for name in self.folder.names():
+            if (match := PART.fullmatch(name)) is None:
+                continue
+            try:
+                table = _read_table(self.folder.read(name))
+            except (ValueError, OSError, RuntimeError):
+                self.folder.remove(name)
+                removed.append(name)
+            else:
+                rows.setdefault(int(match[1]), {})[int(match[2])] = table.num_rows
+        return rows, removed
+
+    # The end.
+
+    def finish(self, job: Job, schema: Any, *, raw: bool = False, excel: bool = False) -> None:
+        """Make one file of the parts and remove them; a folder of parts stays as it is."""
+        marks = self.marks()
+        if self.suffix is None:
+            self.folder.write_json(JOB, to_json(replace(job, complete=True)))
+            self.folder.remove(PLAN)
+            Folder(self.folder / MARKS).remove_all()
+            return
+        local = None if places.is_address(self.folder.path) else self.folder.path
+        with tempfile.TemporaryDirectory(dir=local, prefix=MERGED) as folder:
+            path = Path(folder, self._file)
+            tables = self._tables(marks)
+            if self.suffix == ".parquet":
+                _write_parquet(path, schema, tables)
+            elif self.suffix == ".jsonl":
+                _write_jsonl(path, tables)
+            else:
+                _write_csv(path, schema, tables, raw=raw, excel=excel)
+            self._parent.put(self._file, path)
+        self._clear()
+        self.folder.remove_all()
+
+    def _tables(self, marks: dict[int, Mark]) -> Iterator[Any]:
+        for shard in sorted(marks):
+            for part in range(marks[shard].parts):
+                yield self.read_part(shard, part)
+
+
+def _read_table(data: bytes) -> Any:
+    pq = need("pyarrow.parquet", EXTRA)
+    return pq.read_table(BytesIO(data), page_checksum_verification=True)
+
+
+def _part_name(shard: int, part: int) -> str:
+    return f"part-{shard:06d}-{part:04d}.parquet"
+
+
+def _short(value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _write_parquet(path: Path, schema: Any, tables: Iterator[Any]) -> None:
+    pa, pq = need("pyarrow", EXTRA), need("pyarrow.parquet", EXTRA)
+    kept: list[Any] = []
+    with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
+
+        def flush() -> None:
+            if kept:
+                writer.write_table(pa.concat_tables(kept))
+                kept.clear()
+
+        for table in tables:
+            kept.append(table.cast(schema))
+            large = sum(each.nbytes for each in kept) >= GROUP_BYTES
+            if large or sum(map(len, kept)) >= GROUP_ROWS:
+                flush()
+        flush()
+
+
+def _write_jsonl(path: Path, tables: Iterator[Any]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for table in tables:
+            for row in table.to_pylist():
+                file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _write_csv(path: Path, schema: Any, tables: Iterator[Any], *, raw: bool, excel: bool) -> None:
+    from mivhead.spreadsheets import to_csv
+
+    names = schema.empty_table().flatten().column_names
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.write(to_csv(names, [], raw=raw, excel=excel))
+        for table in tables:
+            columns = [column.to_pylist() for column in table.flatten().columns]
+            rows = ([_cell(value) for value in row] for row in zip(*columns, strict=True))
+            file.write(to_csv(None, rows, raw=raw, excel=excel))
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return Decimal(f"{value:.6f}")
+    return ";".join(map(str, value)) if isinstance(value, list) else value

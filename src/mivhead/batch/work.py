@@ -1,0 +1,348 @@
+"""What a job computes: predictions, or features, of images; predictions of features.
+
+A *work* is a small description that can be sent to another process. `prepare` runs in several
+threads and turns the content of a row into a picture of the backbone's size, `compute` takes some
+of them at a time, and `table` makes the rows that are written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from mivhead._files import is_exported
+from mivhead._optional import need
+from mivhead.batch.places import EXTRA
+from mivhead.errors import InputError
+from mivhead.images.decoding import load_image
+from mivhead.images.imageset import from_images
+from mivhead.prediction import Prediction, predictions
+
+if TYPE_CHECKING:
+    from mivhead._exported import ExportedClassifier
+    from mivhead.backbones.base import Backbone
+    from mivhead.features import FeatureTable
+    from mivhead.fewshot import FewShotClassifier
+
+# Large JPEGs are decoded at a fraction of their size, at least this many times the backbone's. That
+# is three times as fast at 12 megapixels and moves probabilities by less than 0.01
+# (`benchmarks/batch.py decode`). Extracted features are exact: others may have the same identity.
+SCALED = 2
+MODEL_BATCH = 8  # images per run of an exported model
+FILE, ID, ERROR = "file", "id", "error"  # columns
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A row that could not be read, and the reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Predicting:
+    """Predictions of a model.
+
+    Parameters
+    ----------
+    model : str
+        The file of a model, or of an exported one; on a cluster, the same on every machine.
+    sha256 : str
+        Its hash, by which workers notice another file.
+    backbone, weights, device : str or None
+        As for `mivhead.load`.
+    threads : int or None
+        Threads of an exported model.
+    decision : dict
+        Arguments of `classify` that are not the default.
+    """
+
+    model: str
+    sha256: str
+    backbone: str | None
+    weights: str | None
+    device: str | None
+    threads: int | None
+    decision: tuple[tuple[str, float], ...] = ()
+
+    task = "predict"
+    extracts = False
+
+    @property
+    def identity(self) -> str:
+        """What must be the same in a job that is resumed."""
+        return self.sha256
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything else that changes the rows."""
+        names = ("reject", "max_errors", "coverage")
+        chosen: dict[str, Any] = dict(self.decision)
+        return {**{name: chosen.get(name) for name in names}, "backbone": self.backbone}
+
+    @property
+    def loaded(self) -> FewShotClassifier | ExportedClassifier:
+        """The model, loaded once per process."""
+        return _load_model(self)
+
+    def check(self, *, features: bool, backbone: dict[str, Any] | None = None) -> None:
+        """Raise an error if the model does not take what the source holds."""
+        model = self.loaded
+        exported = is_exported(self.model)
+        if not features:
+            if exported and not model.needs_images:
+                raise InputError(
+                    f"{self.model} was exported without its backbone: give it features, or export "
+                    "the model again without --features."
+                )
+            if model.identity_ is None:
+                raise InputError(
+                    f"The model {self.model} was trained on features of unknown origin, not on "
+                    "images: give it features."
+                )
+        elif model.needs_images:
+            reason = "contains its backbone" if exported else "has a tuned backbone"
+            raise InputError(f"{self.model} {reason}: give it images, not features.")
+        elif backbone is not None and model.identity_ is not None:
+            from mivhead.backbones.base import check_origin
+
+            check_origin(backbone, model.identity_)
+
+    def prepare(self, content: Any, name: str) -> Any:
+        """Decode an image and resize it, so that no large picture is kept."""
+        if isinstance(content, dict):
+            return content
+        size = self._size
+        return _picture(content, name, size, SCALED * size if size else None)
+
+    @property
+    def _size(self) -> int | None:
+        model = self.loaded
+        if getattr(model, "export_facts", {}).get("input") == "pixels":
+            return None  # the graph resizes
+        assert model.identity_ is not None
+        return model.identity_.preprocessing.size
+
+    def compute(self, contents: Sequence[Any]) -> list[Prediction]:
+        """Predict pictures or features."""
+        from mivhead._exported import ExportedClassifier
+
+        model = self.loaded
+        decision: dict[str, Any] = dict(self.decision)
+        if isinstance(contents[0], dict):
+            return list(model.classify(_stack(contents), **decision))
+        thresholds = model.thresholds(**decision)
+        if not isinstance(model, ExportedClassifier):
+            parts = model.classify_parts(from_images(contents), thresholds)
+            return [each for part in parts for each in part]
+        found = []
+        for start in range(0, len(contents), MODEL_BATCH):
+            part = contents[start : start + MODEL_BATCH]
+            probabilities, unknown = model.score(part)
+            names = [""] * len(part)
+            found += predictions(names, model.classes_, probabilities, unknown, thresholds)
+        return found
+
+    def schema(self) -> Any:
+        """Return the columns of a part."""
+        pa = need("pyarrow", EXTRA)
+        classes = [str(each) for each in self.loaded.classes_.tolist()]
+        numbers = pa.struct([pa.field(name, pa.float32()) for name in classes])
+        sets = [("set", pa.list_(pa.string()))] * ("coverage" in dict(self.decision))
+        return pa.schema(
+            [
+                (FILE, pa.string()),
+                ("label", pa.string()),
+                ("probability", pa.float32()),
+                ("decision", pa.string()),
+                ("unknown", pa.float32()),
+                *sets,
+                ("probabilities", numbers),
+                (ERROR, pa.string()),
+            ]
+        )
+
+    def table(self, ids: Sequence[str], results: Sequence[Prediction | Failed]) -> Any:
+        """Return the rows of a part."""
+        pa = need("pyarrow", EXTRA)
+        schema = self.schema()
+        rows: list[dict[str, Any]] = []
+        for name, each in zip(ids, results, strict=True):
+            if isinstance(each, Failed):
+                rows.append({FILE: name, ERROR: each.reason})
+                continue
+            row: dict[str, Any] = {
+                FILE: name,
+                "label": str(each.label),
+                "probability": each.probability,
+                "decision": str(each.decision),
+                "unknown": each.unknown,
+                "probabilities": {str(label): p for label, p in each.probabilities.items()},
+            }
+            if each.prediction_set is not None:
+                row["set"] = [str(label) for label in each.prediction_set]
+            rows.append(row)
+        return pa.Table.from_pylist(rows, schema)
+
+
+@dataclass(frozen=True)
+class Extracting:
+    """Features of a backbone.
+
+    Parameters
+    ----------
+    backbone : str
+        Its name.
+    weights : str or None
+        A checkpoint.
+    image_size : int or None
+        Side of the input of a backbone `timm:NAME`.
+    device : str or None
+        Where it runs.
+    """
+
+    backbone: str
+    weights: str | None
+    image_size: int | None
+    device: str | None
+
+    task = "extract"
+    extracts = True
+
+    @property
+    def identity(self) -> str:
+        """What must be the same in a job that is resumed."""
+        return self.loaded.identity.key
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Nothing else changes the rows."""
+        return {}
+
+    @property
+    def loaded(self) -> Backbone:
+        """The backbone, loaded once per process."""
+        return _load_backbone(self)
+
+    def check(self, *, features: bool, backbone: dict[str, Any] | None = None) -> None:  # noqa: ARG002
+        """Raise an error if the source holds features already."""
+        if features:
+            raise InputError("Features are extracted from images; the source holds features.")
+
+    def prepare(self, content: Any, name: str) -> Image.Image:
+        """Decode an image and resize it."""
+        return _picture(content, name, self.loaded.preset.preprocessing.size)
+
+    def compute(self, contents: Sequence[Any]) -> list[dict[str, Any]]:
+        """Pass pictures through the backbone."""
+        tensors = self.loaded.extract(contents).tensors
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        return [{name: array[i] for name, array in arrays.items()} for i in range(len(contents))]
+
+    def schema(self) -> Any:
+        """Return the columns of a part, which `mivhead.stores` can read."""
+        return _features_schema(self)
+
+    def table(self, ids: Sequence[str], results: Sequence[dict[str, Any] | Failed]) -> Any:
+        """Return the rows of a part."""
+        pa = need("pyarrow", EXTRA)
+        schema = self.schema()
+        failed = np.array([isinstance(each, Failed) for each in results])
+        columns = [pa.array(ids, pa.string())]
+        for field in list(schema)[1:-1]:
+            width, kind = field.type.list_size, field.type.value_type.to_pandas_dtype()
+            values = np.zeros((len(ids), width), kind)
+            for i, each in enumerate(results):
+                if not isinstance(each, Failed):
+                    values[i] = each[field.name].reshape(-1)
+            flat = pa.array(values.reshape(-1), field.type.value_type)
+            columns.append(
+                pa.FixedSizeListArray.from_arrays(flat, type=field.type, mask=pa.array(failed))
+            )
+        reasons = [each.reason if isinstance(each, Failed) else None for each in results]
+        columns.append(pa.array(reasons, pa.string()))
+        return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _picture(content: Any, name: str, size: int | None, at_least: int | None = None) -> Image.Image:
+    from mivhead.backbones.preprocessing import to_picture
+
+    if size is None:
+        return load_image(content, name=name)
+    return to_picture(load_image(content, name=name, at_least=at_least), 0, size)
+
+
+def _stack(rows: Sequence[dict[str, Any]]) -> FeatureTable:
+    """Return the features of rows as the model takes them."""
+    for row in rows:
+        for name, array in row.items():
+            if array.shape != rows[0][name].shape:
+                raise InputError(
+                    f"The vectors in {name!r} have different shapes, {array.shape} and "
+                    f"{rows[0][name].shape}: all vectors of a column must have the same shape."
+                )
+    arrays = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    from mivhead.features import Features, FeatureTable
+
+    named = any(name.startswith("block") for name in arrays)
+    features = Features.from_tensors(arrays) if named else Features(list(arrays.values()))
+    return FeatureTable(features, ("",) * len(rows))
+
+
+@lru_cache(maxsize=1)
+def _load_model(work: Predicting) -> FewShotClassifier | ExportedClassifier:
+    path = Path(work.model)
+    if hash_file(path) != work.sha256:
+        raise InputError(f"{path} is not the model file that the job was started with.")
+    if is_exported(path):
+        from mivhead._exported import ExportedClassifier
+
+        return ExportedClassifier(path, threads=work.threads, verbose=False)
+    from mivhead.model_file import load
+
+    model = load(path, backbone=work.backbone, weights=work.weights, device=work.device)
+    model.verbose = False
+    model.cache = False  # millions of features would fill the disk
+    return model
+
+
+@lru_cache(maxsize=1)
+def _load_backbone(work: Extracting) -> Backbone:
+    from mivhead.backbones import load_backbone
+
+    return load_backbone(
+        work.backbone, weights=work.weights, image_size=work.image_size, device=work.device
+    )
+
+
+@lru_cache(maxsize=1)
+def _features_schema(work: Extracting) -> Any:
+    from mivhead.features import FeatureTable
+    from mivhead.stores.base import TableInfo
+    from mivhead.stores.parquet import METADATA
+
+    pa = need("pyarrow", EXTRA)
+    backbone = work.loaded
+    side = backbone.preset.preprocessing.size
+    black = backbone.extract([Image.new("RGB", (side, side))])  # has the shapes of all images
+    info = TableInfo.of(FeatureTable(black, ("",), backbone=backbone.identity.as_json()))
+    value = pa.from_numpy_dtype(np.dtype(info.dtype))
+    columns = [(name, pa.list_(value, int(np.prod(s)))) for name, s in info.shapes.items()]
+    fields = [(ID, pa.string()), *columns, (ERROR, pa.string())]
+    return pa.schema(fields, metadata={METADATA: info.to_string()})
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from error

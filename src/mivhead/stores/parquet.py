@@ -1,0 +1,185 @@
+"""Parquet files of embeddings, and folders of them.
+
+A file that mivhead wrote has the columns of a table in a database (`mivhead.stores.base`): lists of
+fixed size in the type of the features, and their shapes in the metadata of the schema. Other files
+can be read as well, as long as they have a column of vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mivhead._files import replacing
+from mivhead._optional import need
+from mivhead.errors import InputError, MivError
+from mivhead.features import FeatureTable
+from mivhead.stores.arrow import from_arrow, is_vector, to_arrow
+from mivhead.stores.base import (
+    BATCH,
+    ID,
+    LABEL,
+    POSITION,
+    VIEW_OF,
+    Columns,
+    DatabaseStore,
+    Rows,
+    Stacker,
+    TableInfo,
+    rows_of,
+    strings,
+)
+
+EXTRA = "batch"
+METADATA = b"mivhead"
+ERROR = "error"  # column of jobs over many images: why an image has no features
+
+
+class ParquetStore(DatabaseStore):
+    """A Parquet file, or a folder of Parquet files.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file or folder.
+    columns : Columns
+        Which columns to read; there is no filter.
+    """
+
+    def __init__(self, path: str | Path, columns: Columns) -> None:
+        super().__init__(str(path), columns)
+        self._path = Path(path)
+        if columns.where is not None:
+            raise InputError(f"{path} is a Parquet file, which has no filter: omit where.")
+        self._pq = need("pyarrow.parquet", EXTRA)
+
+    def write(self, table: FeatureTable) -> None:
+        """Write a new file; an existing one is replaced."""
+        self._insert(TableInfo.of(table), rows_of(table, 0, BATCH))
+
+    def annotate(self, ids: Sequence[str], values: Mapping[str, Sequence[str | float]]) -> None:  # noqa: ARG002  # the signature of all stores
+        """Raise an error: a file is not changed."""
+        raise InputError(
+            f"{self.name} is a Parquet file, which is not changed: write the predictions to a new "
+            "file with --out."
+        )
+
+    def _exists(self) -> bool:
+        return self._path.exists()
+
+    def _files(self) -> list[Path]:
+        if not self._path.is_dir():
+            return [self._path]
+        files = sorted(self._path.glob("*.parquet"))
+        if not files:
+            raise InputError(f"The folder {self.name} holds no Parquet files.")
+        return files
+
+    @contextmanager
+    def _open(self, path: Path) -> Iterator[Any]:
+        """Open one file, and turn the errors of pyarrow into mivhead's."""
+        try:
+            with self._pq.ParquetFile(path, page_checksum_verification=True) as file:
+                yield file
+        except FileNotFoundError:
+            raise InputError(f"{path} does not exist.") from None
+        except (ValueError, RuntimeError, OSError) as error:  # pyarrow's derive from these
+            if isinstance(error, MivError):
+                raise
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise InputError(f"{path} cannot be read: {reason}.") from error
+
+    def _read_info(self) -> TableInfo | None:
+        with self._open(self._files()[0]) as file:
+            return info_of(file.schema_arrow, self.name)
+
+    def _scan(self, info: TableInfo | None, *, views: bool, batch_size: int) -> Iterator[Rows]:
+        stacker, count = Stacker(self.name), 0
+        for path in self._files():
+            with self._open(path) as file:
+                schema = file.schema_arrow
+                if info_of(schema, str(path)) != info:
+                    raise InputError(f"{path} holds other features than {self._files()[0]}.")
+                vectors = self._vectors(info, partial(vector_columns, schema, self.name))
+                names = schema.names
+                id_column, label = self.columns.choose_id(names), self.columns.choose_label(names)
+                own = [name for name in (VIEW_OF, POSITION, ERROR) if info and name in names]
+                selected = [*filter(None, (id_column, label)), *own, *vectors]
+                for batch in file.iter_batches(batch_size, columns=selected):
+                    numbers = range(count, count + batch.num_rows)
+                    count += batch.num_rows
+                    columns = _kept(batch, numbers, views=views)
+                    ids = strings(columns[id_column or _NUMBER].to_pylist())
+                    if not ids:
+                        continue
+                    yield Rows(
+                        ids,
+                        {name: from_arrow(columns[name], name, ids, stacker) for name in vectors},
+                        strings(columns[label].to_pylist()) if label else None,
+                        columns[VIEW_OF].to_pylist() if VIEW_OF in own else None,
+                        columns[POSITION].to_pylist() if POSITION in own else None,
+                    )
+
+    def _next_position(self) -> int:
+        return 0
+
+    def _insert(self, info: TableInfo, batches: Iterator[Rows]) -> None:
+        pa = need("pyarrow", EXTRA)
+        writer = None
+        with replacing(self._path) as part:
+            try:
+                for rows in batches:
+                    columns = {
+                        ID: pa.array(rows.ids, pa.string()),
+                        LABEL: pa.array(rows.labels or [None] * len(rows.ids), pa.string()),
+                        VIEW_OF: pa.array(rows.view_of, pa.string()),
+                        POSITION: pa.array(rows.positions, pa.int64()),
+                        **{name: to_arrow(values) for name, values in rows.parts.items()},
+                    }
+                    table = pa.table(columns).replace_schema_metadata({METADATA: info.to_string()})
+                    if writer is None:
+                        writer = self._pq.ParquetWriter(
+                            part, table.schema, write_page_checksum=True
+                        )
+                    writer.write_table(table)
+            finally:
+                if writer is not None:
+                    writer.close()
+
+
+_NUMBER = "row number"  # stands for the ids of a file that has none
+
+
+def info_of(schema: Any, name: str) -> TableInfo | None:
+    """Read what a file that mivhead wrote says about its features; None for any other file."""
+    text = (schema.metadata or {}).get(METADATA)
+    return None if text is None else TableInfo.read(text, name)
+
+
+def vector_columns(schema: Any, name: str) -> list[str]:
+    """Return the columns that hold vectors; raise an error if there are none."""
+    found = [field.name for field in schema if is_vector(field.type)]
+    if not found:
+        raise InputError(
+            f"{name} has no column of vectors (lists of floats); it has "
+            f"{', '.join(schema.names[:8])}. If it holds images, predict them with --out."
+        )
+    return found
+
+
+def _kept(batch: Any, numbers: range, *, views: bool) -> dict[str, Any]:
+    """Return the columns of the images or of the views, without rows that have only an error."""
+    pa, pc = need("pyarrow", EXTRA), need("pyarrow.compute", EXTRA)
+
+    batch = batch.append_column(_NUMBER, pa.array(numbers))
+    if VIEW_OF in batch.schema.names:
+        chosen = pc.is_valid(batch[VIEW_OF]) if views else pc.is_null(batch[VIEW_OF])
+        batch = batch.filter(chosen)
+    elif views:
+        batch = batch.slice(0, 0)
+    if ERROR in batch.schema.names:
+        batch = batch.filter(pc.is_null(batch[ERROR]))
+    return dict(zip(batch.schema.names, batch.columns, strict=True))

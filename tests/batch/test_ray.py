@@ -1,0 +1,63 @@
+"""A job on a real Ray cluster of two nodes: the rows of the local run, whoever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pyarrow.parquet as pq
+import pytest
+
+from mivhead import batch
+from mivhead.batch import job
+from tests.helpers.clusters import find_worker, kill_node_at_work
+
+ray = pytest.importorskip("ray", reason="needs the extra ray")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # Ray has many
+]
+
+
+class Saboteur:
+    """An executor that kills a worker after the first shard and, from the third on, a node."""
+
+    def __init__(self, executor, cluster):
+        self._executor, self._cluster = executor, cluster
+        self.workers = executor.workers
+        self.died = self.done = 0
+        self.node_lives = True
+
+    def run(self, calls):
+        for call, outcome in self._executor.run(calls):
+            self.died += type(outcome).__name__ == "Died"
+            self.done += 1
+            if self.done == 1:
+                os.kill(find_worker(self._cluster.list_all_nodes()), signal.SIGKILL)
+            if self.done >= 3 and self.node_lives:
+                self.node_lives = not kill_node_at_work(self._cluster)
+            yield call, outcome
+
+    def close(self):
+        self._executor.close()
+
+
+def test_the_rows_of_the_local_run_though_a_worker_and_a_node_die(
+    cluster, here, tmp_path, monkeypatch
+):
+    local, there = tmp_path / "local.parquet", tmp_path / "ray.parquet"
+    sources = [here / "new", here / "new" / "dark", here / "new" / "light"]
+    options = {"part_rows": 2, "threads": 1}
+    assert batch.predict(here / "model.onnx", sources, local, **options).rows == 40
+    real, made = job._executor, []
+
+    def executor(*args):
+        made.append(Saboteur(real(*args), cluster))
+        return made[0]
+
+    monkeypatch.setattr(job, "_executor", executor)
+    result = batch.predict(here / "model.onnx", sources, there, ray=cluster.address, **options)
+    assert (result.rows, result.errors) == (40, 4)
+    assert made[0].died >= 2
+    assert not made[0].node_lives
+    assert pq.read_table(there).equals(pq.read_table(local))

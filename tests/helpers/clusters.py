@@ -1,0 +1,36 @@
+"""Ways to kill a worker or a node of the Ray cluster of the tests (the fixture `cluster`)."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+
+def find_worker(nodes, seconds=10):
+    """Wait for a process of these nodes that runs one of our calls; None if none is seen."""
+    raylets = [info for node in nodes for info in node.all_processes["raylet"]]
+    parents = {info.process.pid for info in raylets}
+    for _ in range(20 * seconds):
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                parent = int(stat.read_text().rpartition(")")[2].split()[1])
+                name = (stat.parent / "cmdline").read_text()
+            except OSError:  # it has ended
+                continue
+            if parent in parents and name.startswith("ray::_in_one_thread"):
+                return int(stat.parent.name)
+        time.sleep(0.05)
+    return None
+
+
+def kill_node_at_work(cluster):
+    """Remove the second node if it has a call, which is held back so that it cannot end."""
+    worker = find_worker([cluster.second], seconds=1)
+    if worker is None:
+        return False
+    os.kill(worker, signal.SIGSTOP)
+    cluster.remove_node(cluster.second, allow_graceful=False)
+    with suppress(ProcessLookupError):
+        os.kill(worker, signal.SIGKILL)
+    return True

@@ -1,0 +1,152 @@
+"""Parquet, `.npz` and `.npy` files of embeddings: read, written, and refused if they are bad."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mivhead import Features, FeatureTable, stores
+from mivhead.cli.main import main
+from mivhead.errors import InputError
+
+rng = np.random.default_rng(0)
+X = (0.2 * rng.normal(size=(12, 6)) + np.repeat([[1], [-1]], 6, axis=0)).astype(np.float32)
+IDS = tuple(f"row {i}" for i in range(12))
+LABELS = ("cat",) * 6 + ("dog",) * 6
+
+
+@pytest.fixture
+def table():
+    """Two blocks, with labels and views."""
+    maps, tokens = rng.normal(size=(12, 3, 2, 2)), rng.normal(size=(12, 5))
+    features = Features([{"map": maps}, {"token": tokens}]).to(torch.float16)
+    return FeatureTable(features, IDS, LABELS, features[[0, 3]], np.array([0, 3]))
+
+
+def test_parquet_keeps_everything(table, tmp_path):
+    pytest.importorskip("pyarrow", reason="the extra batch is not installed")
+    with stores.open(tmp_path / "a.parquet") as store:
+        store.write(table)
+        found = store.read()
+        batches = list(store.iter_batches(5))
+    assert found.features == table.features
+    assert (found.ids, found.labels) == (table.ids, table.labels)
+    assert found.views == table.views
+    assert found.view_of.tolist() == [0, 3]
+    assert sum(map(len, batches)) == 12
+    with pytest.raises(InputError, match="not changed"):
+        store.annotate(IDS, {"x": LABELS})
+    with pytest.raises(InputError, match="no filter"):
+        stores.open(tmp_path / "a.parquet", where="x = 1")
+
+
+@pytest.mark.parametrize("kind", ["list", "fixed", "large", "double"])
+def test_foreign_parquet(tmp_path, kind):
+    pa = pytest.importorskip("pyarrow", reason="the extra batch is not installed")
+    import pyarrow.parquet as pq
+
+    value = pa.float64() if kind == "double" else pa.float32()
+    column = pa.array(
+        X.tolist(),
+        {"fixed": pa.list_(value, 6), "large": pa.large_list(value)}.get(kind, pa.list_(value)),
+    )
+    pq.write_table(
+        pa.table({"embedding": column, "species": LABELS, "n": range(12)}), tmp_path / "a.parquet"
+    )
+    found = stores.open(tmp_path / "a.parquet", label="species", id="n").read()
+    assert found.features.blocks[0].token.numpy() == pytest.approx(X)
+    assert (found.labels, found.ids[:2]) == (LABELS, ("0", "1"))
+    with pytest.raises(InputError, match="must be one of"):
+        stores.open(tmp_path / "a.parquet", label="nothing").read()
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    (tmp_path / "a.parquet").write_bytes(data[: len(data) // 2])
+    with pytest.raises(InputError, match="cannot be read"):
+        stores.open(tmp_path / "a.parquet").read()
+
+
+@pytest.mark.parametrize("names", [("labels", "ids"), ("y", "names"), ("label", "id")])
+def test_archives(tmp_path, names):
+    np.savez(tmp_path / "a.npz", X=X, **{names[0]: LABELS, names[1]: IDS})
+    found = stores.open(tmp_path / "a.npz").read()
+    assert found.features.blocks[0].token.numpy() == pytest.approx(X)
+    assert (found.labels, found.ids) == (LABELS, IDS)
+    np.savez(tmp_path / "b.npz", X=X, species=np.array(LABELS))
+    assert stores.open(tmp_path / "b.npz", label="species").read().labels == LABELS
+
+
+def test_archives_of_blocks(table, tmp_path):
+    arrays = {name: tensor.numpy() for name, tensor in table.features.tensors.items()}
+    np.savez(tmp_path / "a.npz", **arrays)
+    assert stores.open(tmp_path / "a.npz").read().features == table.features
+
+
+def test_arrays_without_labels(tmp_path):
+    np.save(tmp_path / "a.npy", X)
+    found = stores.open(tmp_path / "a.npy").read()
+    assert (len(found), found.labels, found.ids[0]) == (12, None, "0")
+
+
+def bad_archive(path: Path, **arrays: object) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def write_lying_header(path: Path) -> Path:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f4", "fortran_order": False, "shape": (10**9, 10**6)}
+    )
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("X.npy", header.getvalue() + b"0" * 100)
+    return path
+
+
+def test_bad_files(tmp_path):
+    bad = {
+        "no column|exactly one": bad_archive(tmp_path / "two.npz", a=X, b=X),
+        "exactly one": bad_archive(tmp_path / "none.npz", n=np.arange(3)),
+        "labels have the shape": bad_archive(tmp_path / "short.npz", X=X, y=LABELS[:3]),
+        "pickle|Object": bad_archive(tmp_path / "object.npz", X=np.array([{}], object)),
+        "too short for its header": write_lying_header(tmp_path / "lie.npz"),
+    }
+    (tmp_path / "text.npz").write_text("hello")
+    (tmp_path / "text.npy").write_text("hello")
+    np.save(tmp_path / "cut.npy", X)
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:-40])
+    for message, path in bad.items():
+        with pytest.raises(InputError, match=message):
+            stores.open(path).read()
+    for name in ("text.npz", "text.npy", "cut.npy", "nothing.npy"):
+        with pytest.raises(InputError, match=r"cannot be read|does not exist"):
+            stores.open(tmp_path / name).read()
+    with pytest.raises(InputError, match=r"give a .safetensors or .parquet file"):
+        stores.open(tmp_path / "a.npz").write(FeatureTable(Features(X), IDS))
+
+
+@pytest.mark.parametrize("suffix", ["npz", "parquet"])
+def test_the_command_line_fits_and_predicts_them(tmp_path, monkeypatch, capsys, suffix):
+    monkeypatch.chdir(tmp_path)
+    if suffix == "npz":
+        np.savez("shots.npz", X=X, y=LABELS)
+    else:
+        pa = pytest.importorskip("pyarrow", reason="the extra batch is not installed")
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({"embedding": X.tolist(), "label": LABELS}), "shots.parquet")
+    fit = ["fit", f"shots.{suffix}", "-o", "m.miv", "--method", "ncc", "--no-check"]
+    assert main(fit) == 0
+    np.save("new.npy", X[::-1])
+    capsys.readouterr()
+    assert main(["predict", "m.miv", "new.npy", "--csv"]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert [row.split(",")[1] for row in rows] == list(LABELS[::-1])
+    if suffix == "parquet":
+        assert main(["predict", "m.miv", "new.npy", "--out", "out.csv"]) == 0
+        assert [row.split(",")[1] for row in Path("out.csv").read_text().splitlines()[1:]] == list(
+            LABELS[::-1]
+        )
