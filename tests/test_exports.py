@@ -28,7 +28,9 @@ SHARED_MODULES = {  # modules of the same name in several rooms, and why
     "export": "the room and the command",
     "head": "the head, and its export",
     "methods": "the room, the command, and the export of methods",
+    "output": "what commands print, and what jobs write",
     "ridge": "the regression, and the method that consists of it alone",
+    "sources": "where images come from, for a model and for a job",
 }
 PRIVATE = {  # members that front doors may use although they are private
     "main.py: atexit._run_exitfuncs",
