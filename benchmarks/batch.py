@@ -1,6 +1,6 @@
 """What large jobs cost: images per second and core, where the time goes, decoders, and memory.
 
-    python benchmarks/batch.py speed   --data DIR [--json batch.json]
+    python benchmarks/batch.py speed   --data DIR [--models a.onnx b.miv] [--json batch.json]
     python benchmarks/batch.py decode  --data DIR
     python benchmarks/batch.py memory  [--rows 10000 100000]
 
@@ -81,7 +81,7 @@ def timed(action: Callable[[], Any], repeats: int) -> float:
     return statistics.median(seconds)
 
 
-def speed(data: Path, count: int) -> list[dict[str, Any]]:
+def speed(data: Path, count: int, models: list[Path] | None = None) -> list[dict[str, Any]]:
     """Predict jobs of small and large JPEGs, and time their stages."""
     from mivhead import batch
     from mivhead.backbones.preprocessing import to_picture
@@ -91,33 +91,44 @@ def speed(data: Path, count: int) -> list[dict[str, Any]]:
     found = []
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        queries = fit(data / SETS[0], root)
+        if models is None:
+            queries = fit(data / SETS[0], root)
+            models = [root / "model.onnx", root / "model.miv"]
+        else:
+            queries = pick(data / SETS[0])[2]
         for label, size in SIDES.items():
             number = count if label == "64 px" else max(8, count // 8)
             folder = root / label.replace(" ", "")
             folder.mkdir()
-            files = [enlarge(queries[i % len(queries)], size) for i in range(min(number, 24))]
+            files = [enlarge(queries[i % len(queries)], size) for i in range(min(number, 8))]
             for i in range(number):
                 (folder / f"{i}.jpg").write_bytes(files[i % len(files)])
-            for model in ("model.onnx", "model.miv"):
-                path = root / model
+            for path in models:
                 work = Predicting(str(path), hash_file(path), None, None, None, 1)
+                shrunk = 2 * SIZE  # as jobs decode
                 small = [to_picture(load_image(each), 0, SIZE) for each in files[:8]]
                 work.compute(small)  # the model is loaded
-                decoded = [load_image(each) for each in files[:8]]
+                decoded = [load_image(each, at_least=shrunk) for each in files[:8]]
                 stages = {
-                    "decoding": timed(lambda: [load_image(each) for each in files[:8]], 3) / 8,  # noqa: B023
+                    "decoding in full": timed(lambda: [load_image(d) for d in files[:8]], 1) / 8,  # noqa: B023
+                    "decoding": timed(
+                        lambda: [load_image(d, at_least=shrunk) for d in files[:8]],  # noqa: B023
+                        3,
+                    )
+                    / 8,
                     "resizing": timed(lambda: [to_picture(d, 0, SIZE) for d in decoded], 3) / 8,  # noqa: B023
                     "model": timed(lambda: work.compute(small), 3) / 8,  # noqa: B023
                 }
-                out = root / f"{label}-{model}.parquet"
+                out = root / f"{label}-{path.name}.parquet"
+                warm = root / f"warm{path.suffix}.parquet"  # what a process does only once
+                batch.predict(path, folder / "0.jpg", warm, overwrite=True, verbose=False)
                 wall = time.perf_counter()
                 total = timed(lambda: batch.predict(path, folder, out, threads=1, verbose=False), 1)  # noqa: B023
                 found.append(
                     {
                         "images": label,
                         "bytes": round(statistics.mean(map(len, files))),
-                        "model": model,
+                        "model": path.suffix,
                         "milliseconds": {k: round(1000 * v, 2) for k, v in stages.items()},
                         "job_milliseconds": round(1000 * total / number, 2),
                         "per_core_second": round(number / total, 1),
@@ -308,6 +319,7 @@ def main() -> None:
     parser.add_argument("what", choices=("speed", "decode", "memory"))
     parser.add_argument("--data", type=Path, default=os.environ.get("MIV_DATA"))
     parser.add_argument("--count", type=int, default=100, help="images")
+    parser.add_argument("--models", type=Path, nargs="+", help="instead of fitting one")
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -316,7 +328,9 @@ def main() -> None:
     elif args.data is None:
         parser.error("--data, or the variable MIV_DATA, must name a folder of image sets")
     else:
-        found = (speed if args.what == "speed" else decode)(Path(args.data), args.count)
+        data = Path(args.data)
+        decodes = args.what == "decode"
+        found = decode(data, args.count) if decodes else speed(data, args.count, args.models)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
     print(f"peak of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB")

@@ -49,9 +49,10 @@ def folder(tmp_path_factory) -> Path:
     return root
 
 
-def run(code: str, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(code: str | Path, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-    command = [sys.executable, "-c", code, *map(str, arguments)]
+    program = [code] if isinstance(code, Path) else ["-c", code]
+    command = [sys.executable, *map(str, program), *map(str, arguments)]
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )
@@ -75,6 +76,21 @@ def test_commands_work(arguments: list[str], folder: Path) -> None:
     done = run(MIV, *arguments, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+@pytest.mark.parametrize("workers", [[], ["--workers", "2"]], ids=["", "workers"])
+def test_jobs_work(workers: list[str], folder: Path) -> None:
+    pytest.importorskip("pyarrow", reason="the extra batch is not installed")
+    pytest.importorskip("fsspec", reason="the extra batch is not installed")
+    job = ["predict", "model.onnx", "new/", "--out", "out.csv", "--overwrite", "--part-rows", "3"]
+    program = folder / "miv.py"  # workers import it, so that PyTorch is absent there too
+    program.write_text(
+        f"{BLOCKED}from mivhead.cli.main import main\n"
+        "if __name__ == '__main__':\n    sys.exit(main(sys.argv[1:]))\n"
+    )
+    done = run(program, *job, *workers, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert len((folder / "out.csv").read_text().splitlines()) == 1 + 8
 
 
 def test_python_works(folder: Path) -> None:

@@ -129,7 +129,7 @@ def fitting(folder: Path) -> Iterator[Trial]:
     def trial(rng: np.random.Generator) -> str:
         path.unlink(missing_ok=True)
         if rng.random() < 0.3:
-            shutil.rmtree(cache)
+            shutil.rmtree(cache, ignore_errors=True)
         outcome = kill_during(work, rng, 1.1 * longest)
         if path.exists():
             found = mivhead.load(path, backbone=TinyBackbone()).predict_proba(queries)

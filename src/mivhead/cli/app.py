@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from mivhead.cli import options
-from mivhead.cli.output import print_json
+from mivhead.cli.output import announce, print_json
 
 EXAMPLES = """
 miv app                      # a new project in the folder my-classes
@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
     for module in ("starlette", "uvicorn"):
         need(module, "serve")
+    announce("Starting ...", args)
     from mivhead.app.learner import Learner
     from mivhead.app.project import opened
     from mivhead.app.routes import Token, make_server

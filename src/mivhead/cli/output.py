@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -165,6 +166,12 @@ def report_skipped(skipped: Sequence[Skipped]) -> None:
         print(f"Skipped {plural(len(skipped), 'image')}:", file=sys.stderr)
     for each in skipped:
         print(f"  {one_line(each.reason)}", file=sys.stderr)
+
+
+def announce(text: str, args: argparse.Namespace) -> None:
+    """Say on a terminal what the next seconds are for."""
+    if sys.stdout.isatty() and not args.quiet and not args.json:
+        print(text, flush=True)
 
 
 def check_output(path: str | Path, *, replaces: str | None = None) -> None:

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from mivhead.cli import options, serving
-from mivhead.cli.output import plural
+from mivhead.cli.output import announce, plural
 
 EXAMPLES = """
 miv serve birds.miv                                   # for programs on this computer
@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from mivhead.service.models import ModelLoader, name_files
 
     files = name_files(args.models)
+    announce("Loading ...", args)
     if not all(is_exported(path) for path in files.values()):  # those need no PyTorch
         options.prepare(args)
     load = ModelLoader(backbone=args.backbone, weights=args.weights, device=args.device)

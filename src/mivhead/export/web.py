@@ -70,6 +70,7 @@ def export_web(
         and {
             "unknown": thresholds.unknown if math.isfinite(thresholds.unknown) else None,
             "probability": thresholds.probability,
+            "other": thresholds.other,
         },
         "version": __version__,
     }

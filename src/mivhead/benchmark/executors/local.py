@@ -8,7 +8,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -188,9 +188,10 @@ def _work(pipe: Connection) -> None:
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C is for the main process, which stops this one
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    import torch
+    with suppress(ModuleNotFoundError):  # exported models run without it
+        import torch
 
-    torch.set_num_threads(1)
+        torch.set_num_threads(1)
     while True:
         try:
             call = pipe.recv()
