@@ -143,8 +143,8 @@ def test_the_metadata_says_what_the_model_file_says(model, exported, tmp_path) -
 
     model.save(tmp_path / "model.miv")
     assert mivhead.load(exported).info == read_info(tmp_path / "model.miv")
-    (entry,) = onnx.load(exported).metadata_props
-    assert json.loads(entry.value)["model"]["classes"] == LABELS
+    metadata = {each.key: each.value for each in onnx.load(exported).metadata_props}
+    assert json.loads(metadata["mivhead"])["model"]["classes"] == LABELS
 
 
 def test_resizing_in_the_graph(model, tmp_path) -> None:
