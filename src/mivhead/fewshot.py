@@ -24,7 +24,7 @@ from torch import Tensor
 
 from mivhead._image_classifier import Floats, ImageClassifier, Scores
 from mivhead._readers import FeatureReader, Reader, reader_for
-from mivhead._shots import Change, Shots, Training
+from mivhead._shots import Change, Shots, Training, digests
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.background import background_vectors
 from mivhead.backbones.base import (
@@ -36,6 +36,7 @@ from mivhead.backbones.base import (
     named_by_file,
 )
 from mivhead.decision import Calibration, DecisionRule
+from mivhead.ensemble.unlabelled import LIMIT, UnlabelledUse
 from mivhead.errors import InputError, check_no_missing
 from mivhead.extraction.cache import FeatureCache, open_cache
 from mivhead.features import Features, FeatureTable
@@ -183,7 +184,9 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         self.cache = cache
         self.verbose = verbose
 
-    def fit(self, images: Iterable[ImageLike], labels: Sequence[Any]) -> Self:
+    def fit(
+        self, images: Iterable[ImageLike], labels: Sequence[Any], *, unlabelled: Any = None
+    ) -> Self:
         """Train on images and their labels.
 
         Parameters
@@ -192,6 +195,11 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
             The shots.
         labels : sequence
             A label per image.
+        unlabelled : images, features or None, default=None
+            Images without labels, to learn from as well: what `predict` takes. They should look
+            like the images to predict, and some may show none of the classes. The method must be
+            `miv` with its default recipe. The model does not keep them. Of more than 500, a random
+            sample is used.
 
         Returns
         -------
@@ -203,7 +211,8 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
                 "fit takes images. To train on features, use MIVClassifier().fit(X, y), or "
                 "FewShotClassifier(backbone=None).fit_table(table)."
             )
-        return self._fit_images(label_images(from_images(images), labels), labels)
+        shots = label_images(from_images(images), labels)
+        return self._fit_images(shots, labels, unlabelled=unlabelled)
 
     def fit_folder(
         self,
@@ -212,6 +221,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         skip_bad: bool = False,
         label: str | None = None,
         encoding: str | None = None,
+        unlabelled: Any = None,
     ) -> Self:
         """Train on a folder of class folders, a zip of one, or a CSV of paths and labels.
 
@@ -225,17 +235,24 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
             The column of the labels in a CSV; None: `label` or `class`.
         encoding : str or None, default=None
             The encoding of a CSV, such as `"cp1252"`; None: UTF-8.
+        unlabelled : images, features or None, default=None
+            Images without labels, as for `fit`.
 
         Returns
         -------
         FewShotClassifier
             Itself.
         """
-        return self._fit_images(
-            open_labelled(path, label=label, encoding=encoding), skip_bad=skip_bad
-        )
+        images = open_labelled(path, label=label, encoding=encoding)
+        return self._fit_images(images, skip_bad=skip_bad, unlabelled=unlabelled)
 
-    def fit_table(self, table: FeatureTable, labels: Sequence[Any] | None = None) -> Self:
+    def fit_table(
+        self,
+        table: FeatureTable,
+        labels: Sequence[Any] | None = None,
+        *,
+        unlabelled: Any = None,
+    ) -> Self:
         """Train on features that were extracted before, by `extract` or elsewhere.
 
         Parameters
@@ -244,6 +261,8 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
             Features, and perhaps labels, views and the identity of the backbone.
         labels : sequence or None, default=None
             A label per image, instead of the table's.
+        unlabelled : images, features or None, default=None
+            Images without labels, as for `fit`.
 
         Returns
         -------
@@ -262,8 +281,10 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         self._check_params()
         self.__dict__.pop("identity_", None)
         preset, identity = self._origin(table)
+        classifier = self.make_classifier(preset)
+        others = self._read_unlabelled(unlabelled, classifier, identity)
         shots = Shots.from_table(table, labels).in_order()
-        return self._fit(self.make_classifier(preset), shots.training(), shots, identity)
+        return self._fit(classifier, shots.training(), shots, identity, others)
 
     def extract(self, images: Any, *, skip_bad: bool = False) -> FeatureTable:
         """Pass images, and the augmented views of labelled ones, through the frozen backbone.
@@ -349,7 +370,12 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         return np.concatenate([self.classifier_.predict_proba(part) for part in parts])
 
     def add(
-        self, images: Any, labels: Sequence[Any] | None = None, *, skip_bad: bool = False
+        self,
+        images: Any,
+        labels: Sequence[Any] | None = None,
+        *,
+        skip_bad: bool = False,
+        unlabelled: Any = None,
     ) -> Change:
         """Add shots, of new classes or of classes that the model has.
 
@@ -365,6 +391,9 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
             A label per image, if the images do not come with labels.
         skip_bad : bool, default=False
             Leave out images that cannot be read, and list them in `skipped_`.
+        unlabelled : images, features or None, default=None
+            Images without labels, as for `fit`. Without them, the changed model learns from its
+            shots alone.
 
         Returns
         -------
@@ -393,9 +422,9 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
             for label, count in added.counts.items()
         )
         text = f"added {len(added)} {'shot' if len(added) == 1 else 'shots'}: {counts}"
-        return self._change("add", text, joined, notes)
+        return self._change("add", text, joined, notes, unlabelled)
 
-    def remove(self, *names: Any) -> Change:
+    def remove(self, *names: Any, unlabelled: Any = None) -> Change:
         """Remove classes, or single shots.
 
         Parameters
@@ -403,6 +432,8 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         *names : str
             Classes, or shots by their names in `shots_`; the end of a name, such as `1.jpg`, is
             enough if only one shot has it.
+        unlabelled : images, features or None, default=None
+            As for `add`.
 
         Returns
         -------
@@ -411,9 +442,10 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         """
         left, classes, singles = self._own_shots().remove([str(name) for name in names])
         parts = [f"the class {label}" for label in classes] + [f"the shot {n}" for n in singles]
-        return self._change("remove", f"removed {', '.join(parts)}", left)
+        text = f"removed {', '.join(parts)}"
+        return self._change("remove", text, left, unlabelled=unlabelled)
 
-    def rename(self, old: Any, new: Any, *, merge: bool = False) -> Change:
+    def rename(self, old: Any, new: Any, *, merge: bool = False, unlabelled: Any = None) -> Change:
         """Rename a class, or merge it into another one.
 
         Parameters
@@ -422,6 +454,8 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
             The class, and its new name.
         merge : bool, default=False
             `new` is a class of the model, and gets the shots of `old`.
+        unlabelled : images, features or None, default=None
+            As for `add`.
 
         Returns
         -------
@@ -430,10 +464,16 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         """
         shots = self._own_shots().rename(old, new, merge=merge)
         verb = ("merged", "into") if merge else ("renamed", "to")
-        return self._change("rename", f"{verb[0]} {old} {verb[1]} {new}", shots)
+        text = f"{verb[0]} {old} {verb[1]} {new}"
+        return self._change("rename", text, shots, unlabelled=unlabelled)
 
     def relabel(
-        self, shot: str | Mapping[str, Any], label: Any = None, *, new: bool = False
+        self,
+        shot: str | Mapping[str, Any],
+        label: Any = None,
+        *,
+        new: bool = False,
+        unlabelled: Any = None,
     ) -> Change:
         """Move a shot to another class, or several shots at once.
 
@@ -445,6 +485,8 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
             The class that the shot belongs to; not given for a mapping.
         new : bool, default=False
             Whether it may be a new class.
+        unlabelled : images, features or None, default=None
+            As for `add`.
 
         Returns
         -------
@@ -458,7 +500,8 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         for each, target in moves.items():
             shots, name, old = shots.relabel(each, target, new=new)
             parts.append(f"{name} from {old} to {target}")
-        return self._change("relabel", f"moved {', '.join(parts)}", shots)
+        text = f"moved {', '.join(parts)}"
+        return self._change("relabel", text, shots, unlabelled=unlabelled)
 
     # How good the model is, and why it decides as it does: short cuts to `mivhead.diagnostics`.
 
@@ -515,6 +558,11 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         CrossValidation
             Its `accuracy`, `interval` and `suspects`: the shots that were predicted as another
             class.
+
+        Notes
+        -----
+        Models of folds learn from shots alone, not from unlabelled images. A model of a compact
+        file has no augmented views, so its estimate may differ from the one that `miv fit` printed.
         """
         from mivhead.diagnostics.cross_validation import cross_validate
 
@@ -710,7 +758,12 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         yield from reader.parts(unlabelled)
 
     def _fit_images(
-        self, images: ImageSet, labels: Sequence[Any] | None = None, *, skip_bad: bool = False
+        self,
+        images: ImageSet,
+        labels: Sequence[Any] | None = None,
+        *,
+        skip_bad: bool = False,
+        unlabelled: Any = None,
     ) -> Self:
         self._check_params()  # before the backbone is loaded
         for name in ("identity_", "_loaded"):  # of an earlier fit, perhaps with other parameters
@@ -720,28 +773,64 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         classifier = self.make_classifier(backbone.preset)
         reader = self._reader(classifier)
         reader.attach(classifier)  # refuses a network that does not suit, before images are read
+        others = self._read_unlabelled(unlabelled, classifier, backbone.identity, skip_bad)
         images = self.readable(images, skip_bad=skip_bad)
         given = images.labels if labels is None else labels
         assert given is not None, "the images are labelled"
         training, shots = reader.read(images, given, self._view_rule(backbone.preset))
         reading = {reader.what: time.perf_counter() - started}
-        return self._fit(classifier, training, shots, backbone.identity, reading)
+        return self._fit(classifier, training, shots, backbone.identity, others, reading)
 
     def _fit(
         self,
-        classifier: Classifier,
+        classifier: Any,
         training: Training,
         shots: Shots | None,
         identity: Identity | None,
+        unlabelled: Features | None,
         reading: Mapping[str, float] = MappingProxyType({}),
     ) -> Self:
         """Fit a method; `reading` is the time that it took to read what it is fitted to."""
         started = time.perf_counter()
         X, y, views, view_of = training
-        classifier.fit(X, y, views=views, view_of=view_of)
+        others = {} if unlabelled is None else {"unlabelled": unlabelled}
+        classifier.fit(X, y, views=views, view_of=view_of, **others)
         self._set_fitted(classifier, identity, shots)
         self.fit_seconds_ = {**reading, "training": time.perf_counter() - started}
         return self
+
+    def _read_unlabelled(
+        self,
+        unlabelled: Any,
+        classifier: Any,
+        identity: Identity | None,
+        skip_bad: bool = False,
+    ) -> Features | None:
+        """Return features of unlabelled images, in an order that follows from their contents."""
+        if unlabelled is None:
+            return None
+        if not getattr(classifier, "_learns_unlabelled", False):
+            raise InputError(
+                f"{self.method} cannot learn from unlabelled images with these settings: use the "
+                "method miv with its default recipe, or omit them."
+            )
+        if isinstance(unlabelled, FeatureTable) and identity is not None:
+            check_origin(unlabelled.backbone, identity)
+        if _is_features(unlabelled):
+            given = unlabelled.features if isinstance(unlabelled, FeatureTable) else unlabelled
+            features = Features(given)
+            found = features[_sample(len(features), self.random_state)]
+        else:
+            if identity is None and self.backbone is None:
+                raise InputError(
+                    "The shots are features of unknown origin, so the unlabelled images must be "
+                    "features, too."
+                )
+            images = self.readable(as_image_set(unlabelled), skip_bad=skip_bad)
+            images = replace(images, labels=None)
+            images = images.take(_sample(len(images), self.random_state))
+            found = self._feature_reader().table(images, None).features
+        return found[np.argsort(digests(found), kind="stable")]
 
     def _own_shots(self) -> Shots:
         """Return the shots, which a model needs to be changed."""
@@ -779,8 +868,16 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         images = self.readable(images, skip_bad=skip_bad)
         return self._feature_reader().table(images, None)
 
-    def _change(self, action: str, text: str, shots: Shots, notes: Iterable[str] = ()) -> Change:
+    def _change(
+        self,
+        action: str,
+        text: str,
+        shots: Shots,
+        notes: Iterable[str] = (),
+        unlabelled: Any = None,
+    ) -> Change:
         """Fit to changed shots; if anything fails, the model stays as it was."""
+        others = self._read_unlabelled(unlabelled, self.classifier_, self.identity_)
         shots = shots.in_order()
         if shots.rule is not None and shots.missing_views:
             pictures, plan = shots.plan_missing_views()
@@ -788,8 +885,11 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
                 how = shots.rule.augmentation
                 shots = shots.with_views(self._feature_reader().views(pictures, plan, how))
         X, y, views, view_of = shots.training()
-        classifier = self.classifier_.refitted(X, y, views=views, view_of=view_of)
-        change = Change.now(action, text, [*notes, *self._what_is_missing(shots)])
+        classifier = self.classifier_.refitted(
+            X, y, views=views, view_of=view_of, unlabelled=others
+        )
+        missing = [*self._what_is_missing(shots), *self._what_is_forgotten(others)]
+        change = Change.now(action, text, [*notes, *missing])
         self._set_fitted(classifier, self.identity_, shots, [*self.history_, change])
         return change
 
@@ -802,6 +902,17 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
             "them nor the pictures to make them of, because it was trained on features, is "
             "compact, or was written by an earlier version. To avoid that, fit it again on the "
             "images."
+        ]
+
+    def _what_is_forgotten(self, unlabelled: Features | None) -> list[str]:
+        """Say that the model does not learn from unlabelled images any more."""
+        before: UnlabelledUse | None = getattr(self.classifier_, "unlabelled_", None)
+        if before is None or not before.used or unlabelled is not None:
+            return []
+        return [
+            f"The model had learned from {before.images} unlabelled images, which it does not "
+            "keep: it now learns from its shots alone. To use unlabelled images again, give them "
+            "with the change (--unlabelled)."
         ]
 
     def _check_params(self) -> None:
@@ -934,6 +1045,14 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
     def __getstate__(self) -> dict[str, Any]:
         """Leave the backbone out of pickles; it is loaded again where it is needed."""
         return {key: value for key, value in super().__getstate__().items() if key != "_loaded"}
+
+
+def _sample(count: int, seed: int) -> list[int]:
+    """Return the rows of all unlabelled images or, if they are too many, of a random sample."""
+    if count <= LIMIT:
+        return list(range(count))
+    chosen = np.random.default_rng(seed).choice(count, LIMIT, replace=False)
+    return sorted(chosen.tolist())
 
 
 def _is_features(X: Any) -> bool:

@@ -132,11 +132,14 @@ class TaskRun:
             random_state=self.seed,
             device=self.inputs.device,
         )
+        extra = features.take_views(views)
+        if get_method(method.kind).uses_unlabelled:
+            extra["unlabelled"] = features.unlabelled
         return _Prepared(
             lambda changes: make(**method.params | changes),
             features.support,
             features.queries,
-            features.take_views(views),
+            extra,
             lambda: features.queries[:1],
         )
 
@@ -219,7 +222,7 @@ class _Prepared:
     make: Callable[[dict[str, Any]], Any]  # an unfitted classifier, from changed hyperparameters
     support: Any  # features, or pixels
     queries: Any
-    views: dict[str, Any]  # `views` and `view_of`, or nothing
+    views: dict[str, Any]  # `views`, `view_of` and `unlabelled`, or nothing
     sample: Callable[[], Features]  # features of any image, for their shapes
 
     def warm_up(self, labels: Sequence[int], changes: dict[str, Any]) -> None:

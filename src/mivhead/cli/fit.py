@@ -27,6 +27,7 @@ from mivhead.errors import InputError
 
 if TYPE_CHECKING:
     from mivhead.diagnostics.cross_validation import CrossValidation
+    from mivhead.ensemble.unlabelled import UnlabelledUse
     from mivhead.features import FeatureTable
     from mivhead.fewshot import FewShotClassifier
 
@@ -38,6 +39,7 @@ miv fit shots/ -o birds.miv              # shots/robin/1.jpg, shots/wren/1.jpg, 
 miv fit shots.zip -o birds.miv --skip-bad
 miv fit labels.csv -o birds.miv          # a path and a label per row
 miv fit labels.csv -o birds.miv --label species --encoding cp1252
+miv fit shots/ -o birds.miv --unlabelled new/   # learns from photos without names as well
 miv fit digits/ -o digits.miv --no-flip  # a mirrored digit is not the same digit
 miv fit features.safetensors -o birds.miv
 miv fit lancedb://data/birds -o birds.miv --label species --where "split = 'train'"
@@ -68,6 +70,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "-o", "--output", required=True, metavar="MODEL", help="model file to write"
     )
+    options.add_unlabelled(parser)
     options.add_skip_bad(parser)
     options.add_csv(parser)
     options.add_table(parser)
@@ -78,7 +81,7 @@ def add_parser(subparsers: Any) -> None:
         "--compact",
         action="store_true",
         help="write a smaller file, without pictures of the shots and features of their views; "
-        "later changes (`miv add`, ...) are then less exact",
+        "later changes (`miv add`, ...) and a later `check()` are then less exact",
     )
     parser.add_argument(
         "--html",
@@ -146,15 +149,16 @@ def _check_arguments(args: argparse.Namespace) -> None:
 
 def _fit(model: FewShotClassifier, args: argparse.Namespace) -> dict[str, float]:
     """Fit to images or features, and write the model; return the seconds that the parts took."""
+    unlabelled = options.read_unlabelled(args.unlabelled)
     if not is_features(args.shots):
-        how = {"label": args.label, "encoding": args.encoding}
+        how = {"label": args.label, "encoding": args.encoding, "unlabelled": unlabelled}
         model.fit_folder(args.shots, skip_bad=args.skip_bad, **how)
         times = model.fit_seconds_
     else:
         started = time.perf_counter()
         shots = _read_features(args)
         times = {"features": time.perf_counter() - started}
-        times |= model.fit_table(shots).fit_seconds_
+        times |= model.fit_table(shots, unlabelled=unlabelled).fit_seconds_
     model.save(args.output, compact=args.compact)
     return times
 
@@ -185,8 +189,26 @@ def _describe_model(model: FewShotClassifier, times: Mapping[str, float], output
         text += f"\n... and {len(shots) - MAX_CLASSES} more (`miv info {output}` lists them)"
     return (
         f"Learned {plural(len(shots), 'class')} from "
-        f"{plural(sum(shots.values()), 'image')}{with_views}: {spent}.\n\n{text}\n\n"
+        f"{plural(sum(shots.values()), 'image')}{with_views}: {spent}.\n"
+        f"{_describe_unlabelled(_unlabelled_use(model))}\n{text}\n\n"
         f"Saved {output} ({size(Path(output).stat().st_size)})."
+    )
+
+
+def _unlabelled_use(model: FewShotClassifier) -> UnlabelledUse | None:
+    use: UnlabelledUse | None = getattr(model.classifier_, "unlabelled_", None)
+    return use
+
+
+def _describe_unlabelled(use: UnlabelledUse | None) -> str:
+    if use is None:
+        return ""
+    images = plural(use.images, "unlabelled image")
+    if use.used:
+        return f"Learned from {images}, too; the estimate below does not count them.\n"
+    return (
+        f"Not used: {images}, because they made the predictions of shots that were left out "
+        "worse.\n"
     )
 
 
@@ -246,6 +268,7 @@ def _as_json(
         "images": sum(shots.values()),
         "views": model.view_count,
         "seconds": dict(times),
+        "unlabelled": None if (use := _unlabelled_use(model)) is None else asdict(use),
         "check": None,
     }
     if estimate is not None:

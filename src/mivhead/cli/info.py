@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,8 @@ def _model_facts(path: str) -> dict[str, Any]:
     facts["shots"] = listed
     facts["views"] = model.view_count
     facts["pictures"] = kept is not None and None not in kept.pictures
+    use = getattr(model.classifier_, "unlabelled_", None)
+    facts["unlabelled"] = None if use is None else asdict(use)
     facts["history"] = [
         {"when": each.when, "action": each.action, "text": each.text} for each in model.history_
     ]
@@ -135,6 +138,9 @@ def _describe(facts: dict[str, Any]) -> str:
     if facts["kind"] in ("model", "exported"):
         lines.append(("method", facts["method"]))
         lines.append(("weights", f"initialised by seed {facts['seed']}, drawn from --seed"))
+        if use := facts.get("unlabelled"):
+            images = plural(use["images"], "image")
+            lines.append(("unlabelled", f"{images}, {'used' if use['used'] else 'not used'}"))
         if facts.get("history"):
             last = facts["history"][-1]
             changes = plural(len(facts["history"]), "change")
