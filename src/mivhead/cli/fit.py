@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({**document, "skipped": [asdict(each) for each in skipped]})
     elif for_people and estimate is not None:
         print(_describe_estimate(estimate))
-        if fitted.unlabelled is not None and fitted.unlabelled.used:
+        if (use := _unlabelled_use(model)) is not None and use.used:
             print("\nThe estimate is that of a model without the unlabelled images.")
         if args.html:
             print(f"\nSaved {args.html}.")
