@@ -84,12 +84,20 @@ export async function classify(blob) {
   const unknown = output.unknown ? output.unknown.data[0] : null;
   const ranking = model.classes.map((name, i) => ({ name, probability: probabilities[i] }));
   ranking.sort((a, b) => b.probability - a.probability);
-  const best = ranking[0];
   const { thresholds } = model;
+  const other = thresholds?.other == null ? null : model.classes[thresholds.other]; // everything else
+  const best = ranking.find((each) => each.name !== other);
   let decision = best.name;
   if (thresholds && unknown !== null && thresholds.unknown !== null && unknown > thresholds.unknown) decision = "none of these";
+  else if (ranking[0].name === other) decision = "none of these";
   else if (thresholds && best.probability < thresholds.probability) decision = "unsure";
   return { label: best.name, probability: best.probability, decision, unknown, probabilities, ranking };
+}
+
+// 100 % and 0 % only if it is exactly that, as on the command line.
+function percent(share) {
+  if (share >= 0.995 && share < 1) return ">99 %";
+  return share > 0 && share < 0.005 ? "<1 %" : `${Math.round(100 * share)} %`;
 }
 
 async function show(blob, name) {
@@ -109,7 +117,7 @@ async function show(blob, name) {
     for (const each of found.ranking.slice(0, SHOWN)) {
       const row = add(list, "li");
       add(row, "span", each.name);
-      add(row, "span", `${Math.round(100 * each.probability)} %`);
+      add(row, "span", percent(each.probability));
       add(add(row, "span", undefined, "bar"), "span").style.setProperty("width", `${100 * each.probability}%`);
     }
   } catch (error) {
