@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import mivhead
 from mivhead import FewShotClassifier
@@ -91,6 +92,20 @@ def test_an_empty_folder_is_an_error_before_anything_is_read(tmp_path: Path) -> 
     with pytest.raises(InputError, match="no images"):
         FewShotClassifier(backbone).fit([noise(0), noise(1)], ["a", "b"], unlabelled=tmp_path)
     assert backbone.seen == 0
+
+
+def test_unreadable_images_are_skipped_on_request(tmp_path: Path) -> None:
+    from tests.helpers.patterns import write_images
+
+    shots = write_images(tmp_path / "shots")
+    (tmp_path / "pool").mkdir()
+    Image.fromarray(noise(1)).save(tmp_path / "pool" / "good.png")
+    (tmp_path / "pool" / "bad.png").write_bytes(b"not an image")
+    (shots / "rings" / "worse.png").write_bytes(b"not an image either")
+    model = FewShotClassifier(TinyBackbone(), recipe=mivhead.Recipe(steps=2))
+    model.fit_folder(shots, skip_bad=True, unlabelled=tmp_path / "pool")
+    assert [Path(each.id).name for each in model.skipped_] == ["worse.png", "bad.png"]
+    assert model.classifier_.unlabelled_.images == 1
 
 
 FORGED = {

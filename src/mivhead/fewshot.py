@@ -773,8 +773,11 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         classifier = self.make_classifier(backbone.preset)
         reader = self._reader(classifier)
         reader.attach(classifier)  # refuses a network that does not suit, before images are read
+        self.skipped_ = []
         others = self._read_unlabelled(unlabelled, classifier, backbone.identity, skip_bad)
+        unreadable = self.skipped_
         images = self.readable(images, skip_bad=skip_bad)
+        self.skipped_ += unreadable
         given = images.labels if labels is None else labels
         assert given is not None, "the images are labelled"
         training, shots = reader.read(images, given, self._view_rule(backbone.preset))
@@ -826,8 +829,10 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
                     "The shots are features of unknown origin, so the unlabelled images must be "
                     "features, too."
                 )
+            of_shots = list(getattr(self, "skipped_", []))
             images = self.readable(as_image_set(unlabelled), skip_bad=skip_bad)
             images = replace(images, labels=None)
+            self.skipped_ = [*of_shots, *self.skipped_]
             images = images.take(_sample(len(images), self.random_state))
             found = self._feature_reader().table(images, None).features
         return found[np.argsort(digests(found), kind="stable")]
