@@ -661,10 +661,16 @@ class MIVClassifier(FeatureClassifier):
 
         Parameters
         ----------
-        X, y, views, view_of
-            As for `fit`.
+        X : Features, array-like of shape (n_images, n_values) or list of blocks
+            Features of the support images.
+        y : array-like of shape (n_images,)
+            Class labels.
         fold : ndarray of shape (n_images,)
             The fold of each image; -1 for an image that is not tested.
+        views : Features or list of blocks, default=None
+            Features of augmented views.
+        view_of : array-like of int, default=None
+            For each view, the row of X that it was made from.
         on_fold : callable, default=nothing
             Called after each fold.
 

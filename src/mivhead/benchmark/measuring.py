@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mivhead._readers import load_pixels, network_of
 from mivhead.benchmark.clock import Clock, Seconds
 from mivhead.benchmark.config import MethodConfig
 from mivhead.benchmark.gflops import count
@@ -26,7 +27,6 @@ from mivhead.benchmark.results import Result
 from mivhead.benchmark.tasks import Task
 from mivhead.errors import MivError
 from mivhead.features import Features
-from mivhead.fewshot import load_pixels, network_of
 from mivhead.images.augmentation import number_views
 from mivhead.methods.cost import BackboneWork, TaskSize
 from mivhead.methods.registry import get_method, make_method

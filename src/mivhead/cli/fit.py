@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,28 +97,16 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-@dataclass(frozen=True)
-class _Fitted:
-    """What a model was fitted on, and how long it took."""
-
-    shots: Mapping[str, int]  # by class
-    views: int
-    seconds: Mapping[str, float]
-    unlabelled: UnlabelledUse | None = None
-
-
 def run(args: argparse.Namespace) -> int:
     """Run `miv fit`."""
-    started = time.perf_counter()
     _check_arguments(args)
     model = options.classifier_from(args)
-    fit = _fit_backbone if model.needs_images else _fit_head
-    fitted = fit(model, args, started)
+    times = _fit(model, args)
     skipped = getattr(model, "skipped_", [])
     report_skipped(skipped)
     for_people = not args.quiet and not args.json
     if for_people:
-        print(_describe_model(fitted, args.output))
+        print(_describe_model(model, times, args.output))
     estimate = None
     if not model.needs_images and not args.no_check:
         estimate = model.check(folds=args.folds)
@@ -129,10 +116,12 @@ def run(args: argparse.Namespace) -> int:
         name = f"{Path(args.output).name}: suspicious shots"
         write_suspects(estimate, model.shots_, args.html, title=name)
     if args.json:
-        document = _as_json(fitted, estimate, args.output)
+        document = _as_json(model, times, estimate, args.output)
         print_json({**document, "skipped": [asdict(each) for each in skipped]})
     elif for_people and estimate is not None:
         print(_describe_estimate(estimate))
+        if (use := _unlabelled_use(model)) is not None and use.used:
+            print("\nThe estimate is that of a model without the unlabelled images.")
         if args.html:
             print(f"\nSaved {args.html}.")
     elif for_people and model.needs_images:
@@ -161,39 +150,20 @@ def _check_arguments(args: argparse.Namespace) -> None:
     options.prepare(args)
 
 
-def _fit_backbone(model: FewShotClassifier, args: argparse.Namespace, started: float) -> _Fitted:
-    """Fit a method that tunes the backbone, which takes images."""
-    if is_features(args.shots):
-        raise InputError(
-            f"{args.method} tunes the backbone, so it needs images; {args.shots} holds features of "
-            "a frozen one."
-        )
-    how = {"label": args.label, "encoding": args.encoding}
-    model.fit_folder(args.shots, skip_bad=args.skip_bad, unlabelled=args.unlabelled, **how)
-    model.save(args.output)
-    tuner = model.classifier_
-    shots = dict(zip(tuner.classes_.tolist(), tuner.shots_, strict=True))
-    return _Fitted(shots, tuner.views_, {"training": time.perf_counter() - started})
-
-
-def _fit_head(model: FewShotClassifier, args: argparse.Namespace, started: float) -> _Fitted:
-    """Fit a method on features, which are extracted unless they are given."""
-    from mivhead.images.sources import open_labelled
-
-    if is_features(args.shots):
-        shots = _read_features(args)
+def _fit(model: FewShotClassifier, args: argparse.Namespace) -> dict[str, float]:
+    """Fit to images or features, and write the model; return the seconds that the parts took."""
+    unlabelled = options.read_unlabelled(args.unlabelled)
+    if not is_features(args.shots):
+        how = {"label": args.label, "encoding": args.encoding, "unlabelled": unlabelled}
+        model.fit_folder(args.shots, skip_bad=args.skip_bad, **how)
+        times = model.fit_seconds_
     else:
-        images = open_labelled(args.shots, label=args.label, encoding=args.encoding)
-        shots = model.extract(images, skip_bad=args.skip_bad)
-    extracted = time.perf_counter()
-    skipped = getattr(model, "skipped_", [])
-    model.fit_table(shots, unlabelled=options.read_unlabelled(args.unlabelled))
-    model.skipped_ = skipped
+        started = time.perf_counter()
+        shots = _read_features(args)
+        times = {"features": time.perf_counter() - started}
+        times |= model.fit_table(shots, unlabelled=unlabelled).fit_seconds_
     model.save(args.output, compact=args.compact)
-    times = {"features": extracted - started, "training": time.perf_counter() - extracted}
-    views = 0 if shots.views is None else len(shots.views)
-    use = getattr(model.classifier_, "unlabelled_", None)
-    return _Fitted(Counter(shots.labels or ()), views, times, use)
+    return times
 
 
 def _read_features(args: argparse.Namespace) -> FeatureTable:
@@ -213,19 +183,24 @@ def _read_features(args: argparse.Namespace) -> FeatureTable:
     return replace(shots, views=None, view_of=None) if args.no_augmentation else shots
 
 
-def _describe_model(fitted: _Fitted, output: str) -> str:
-    shots = fitted.shots
-    spent = ", ".join(f"{what} {seconds(time)}" for what, time in fitted.seconds.items())
-    with_views = f" and {plural(fitted.views, 'augmented view')}" if fitted.views else ""
+def _describe_model(model: FewShotClassifier, times: Mapping[str, float], output: str) -> str:
+    shots = model.shot_counts or {}
+    spent = ", ".join(f"{what} {seconds(time)}" for what, time in times.items())
+    with_views = f" and {plural(model.view_count, 'augmented view')}" if model.view_count else ""
     text = table(["class", "shots"], sorted(shots.items())[:MAX_CLASSES], right="shots")
     if len(shots) > MAX_CLASSES:
         text += f"\n... and {len(shots) - MAX_CLASSES} more (`miv info {output}` lists them)"
     return (
         f"Learned {plural(len(shots), 'class')} from "
         f"{plural(sum(shots.values()), 'image')}{with_views}: {spent}.\n"
-        f"{_describe_unlabelled(fitted.unlabelled)}\n{text}\n\n"
+        f"{_describe_unlabelled(_unlabelled_use(model))}\n{text}\n\n"
         f"Saved {output} ({size(Path(output).stat().st_size)})."
     )
+
+
+def _unlabelled_use(model: FewShotClassifier) -> UnlabelledUse | None:
+    use: UnlabelledUse | None = getattr(model.classifier_, "unlabelled_", None)
+    return use
 
 
 def _describe_unlabelled(use: UnlabelledUse | None) -> str:
@@ -233,7 +208,7 @@ def _describe_unlabelled(use: UnlabelledUse | None) -> str:
         return ""
     images = plural(use.images, "unlabelled image")
     if use.used:
-        return f"Learned from {images}, too; the estimate below does not count them.\n"
+        return f"Learned from {images}, too.\n"
     return (
         f"Not used: {images}, because they made the predictions of shots that were left out "
         "worse.\n"
@@ -283,14 +258,20 @@ def _all_of(count: int) -> str:
     return "1 shot was" if count == 1 else f"{count} shots were"
 
 
-def _as_json(fitted: _Fitted, estimate: CrossValidation | None, output: str) -> dict[str, Any]:
+def _as_json(
+    model: FewShotClassifier,
+    times: Mapping[str, float],
+    estimate: CrossValidation | None,
+    output: str,
+) -> dict[str, Any]:
+    shots = model.shot_counts or {}
     document: dict[str, Any] = {
         "model": output,
-        "classes": dict(sorted(fitted.shots.items())),
-        "images": sum(fitted.shots.values()),
-        "views": fitted.views,
-        "seconds": dict(fitted.seconds),
-        "unlabelled": None if fitted.unlabelled is None else asdict(fitted.unlabelled),
+        "classes": {str(label): count for label, count in shots.items()},
+        "images": sum(shots.values()),
+        "views": model.view_count,
+        "seconds": dict(times),
+        "unlabelled": None if (use := _unlabelled_use(model)) is None else asdict(use),
         "check": None,
     }
     if estimate is not None:

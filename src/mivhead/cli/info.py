@@ -72,7 +72,6 @@ def _model_facts(path: str) -> dict[str, Any]:
     model = load(path)  # checks every tensor
     description = read_info(path)
     kept = model.shots_
-    counts = {} if kept is None else kept.counts
     listed = None
     if kept is not None:
         rows = sorted(
@@ -80,9 +79,9 @@ def _model_facts(path: str) -> dict[str, Any]:
             key=lambda row: (row[1], natural_key(row[0])),
         )
         listed = [{"name": name, "class": label, "sha256": sha} for name, label, sha in rows]
-    facts = _facts(path, description, counts)
+    facts = _facts(path, description, model.shot_counts or {})
     facts["shots"] = listed
-    facts["views"] = 0 if kept is None else len(kept.view_of)
+    facts["views"] = model.view_count
     facts["pictures"] = kept is not None and None not in kept.pictures
     use = getattr(model.classifier_, "unlabelled_", None)
     facts["unlabelled"] = None if use is None else asdict(use)
@@ -96,7 +95,7 @@ def _exported_facts(path: str) -> dict[str, Any]:
     from mivhead._exported import ExportedClassifier
 
     model = ExportedClassifier(path)
-    facts = _facts(path, model.info, dict(zip(model.classes_.tolist(), model.shots, strict=False)))
+    facts = _facts(path, model.info, model.shot_counts or {})
     return {**facts, "kind": "exported", **model.export_facts}
 
 

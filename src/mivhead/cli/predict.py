@@ -188,7 +188,7 @@ def _predict_to_page(
     from mivhead.diagnostics.explanation import explain_images
     from mivhead.diagnostics.pages import write_results
 
-    images = model._readable(images, args.skip_bad)
+    images = model.readable(images, skip_bad=args.skip_bad)
     found: dict[str, Prediction] = {}
 
     def explanations() -> Iterator[Explanation]:
