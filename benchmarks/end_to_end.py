@@ -86,7 +86,7 @@ def run_command(arguments: list[str]) -> None:
     from mivhead.backbones.base import LazyBackbone
     from mivhead.classifier import FeatureClassifier
     from mivhead.cli.main import exit_process, main
-    from mivhead.diagnostics import estimate as diagnostics
+    from mivhead.diagnostics import cross_validation as diagnostics
     from mivhead.extraction import pipeline as extraction
     from mivhead.extraction.pipeline import _Writer
 

@@ -17,8 +17,8 @@ import torch
 from torchvision.models import resnet18
 
 from mivhead import Preprocessing
+from mivhead._readers import network_of
 from mivhead.backbones import from_module
-from mivhead.fewshot import network_of
 from mivhead.methods import make_method
 
 SIZE, CLASSES, SHOTS, STEPS = 84, 50, 10, 2

@@ -28,7 +28,13 @@ SHARED_MODULES = {  # modules of the same name in several rooms, and why
     "export": "the room and the command",
     "head": "the head, and its export",
     "methods": "the room, the command, and the export of methods",
+    "output": "what commands print, and what jobs write",
     "ridge": "the regression, and the method that consists of it alone",
+    "sources": "where images come from, for a model and for a job",
+}
+PRIVATE = {  # members that front doors may use although they are private
+    "main.py: atexit._run_exitfuncs",
+    "main.py: os._exit",
 }
 IMPORT = re.compile(r"^(?:>>> )?from (mivhead[\w.]*) import (.+)$", re.MULTILINE)
 
@@ -82,3 +88,16 @@ def test_modules_of_the_same_name_mean_the_same_thing():
 def test_the_top_of_the_package_stays_small():
     public = {path.stem for path in SOURCE.glob("*.py") if not path.name.startswith("_")}
     assert public <= PUBLIC_MODULES, "move it into a room, or make it private"
+
+
+@pytest.mark.parametrize("room", ["cli", "service", "app", "export"])
+def test_front_doors_use_no_private_members(room):
+    found = [
+        f"{path.name}: {ast.unparse(node)}"
+        for path in sorted((SOURCE / room).glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+        and re.match(r"_[a-z]", node.attr)
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    ]
+    assert [each for each in found if each not in PRIVATE] == []

@@ -186,6 +186,15 @@ def test_a_table_may_name_the_backbone(shots: Path) -> None:
     np.testing.assert_array_equal(model.predict_proba(image), expected)
 
 
+def test_a_fit_says_what_it_saw_and_how_long_it_took(shots: Path) -> None:
+    model = FewShotClassifier(TinyBackbone(), threshold=9).fit_folder(shots)
+    counts = {folder.name: len([*folder.iterdir()]) for folder in shots.iterdir()}
+    assert model.shot_counts == counts
+    assert model.view_count == len(model.extract(open_labelled(shots)).views)
+    assert model.fit_seconds_.keys() == {"features", "training"}
+    assert min(model.fit_seconds_.values()) > 0
+
+
 def test_a_method_that_tunes_the_backbone_refuses_a_table(shots: Path) -> None:
     table = FewShotClassifier(TinyBackbone()).extract(open_labelled(shots))
     with pytest.raises(InputError, match="finetune tunes the backbone: it needs images"):

@@ -1,8 +1,8 @@
 """Few-shot image classification on frozen, black-box backbones.
 
-The names below, and the modules `backbones`, `batch`, `benchmark`, `datasets`, `diagnostics`,
-`errors`, `extraction`, `images`, `methods` and `stores`, are loaded on first use, so that `import
-mivhead` costs nothing.
+The names below, and the modules `backbones`, `batch`, `benchmark`, `client`, `datasets`,
+`diagnostics`, `errors`, `extraction`, `images`, `methods`, `spreadsheets` and `stores`, are loaded
+on first use, so that `import mivhead` costs nothing.
 """
 
 from typing import TYPE_CHECKING
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
         backbones,
         batch,
         benchmark,
+        client,
         datasets,
         diagnostics,
         errors,
         extraction,
         images,
         methods,
+        spreadsheets,
         stores,
     )
     from mivhead._load import load
@@ -52,6 +54,7 @@ __all__ = [
     "batch",
     "benchmark",
     "changing",
+    "client",
     "datasets",
     "diagnostics",
     "errors",
@@ -60,6 +63,7 @@ __all__ = [
     "load",
     "methods",
     "save",
+    "spreadsheets",
     "stores",
 ]
 
@@ -79,6 +83,6 @@ __getattr__, __dir__ = lazy(
         "prediction": "Prediction",
         "preset": "BlockPreset Preprocessing Preset",
     },
-    modules="backbones batch benchmark datasets diagnostics errors extraction images methods "
-    "stores",
+    modules="backbones batch benchmark client datasets diagnostics errors extraction images "
+    "methods spreadsheets stores",
 )

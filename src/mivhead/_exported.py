@@ -11,14 +11,14 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, overload
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from mivhead._image_classifier import Floats, ImageClassifier, Scores
 from mivhead._model_info import ModelInfo, read_classes
 from mivhead._optional import need
 from mivhead._progress import progress_bar
@@ -26,11 +26,10 @@ from mivhead._schema import from_json, parse_json
 from mivhead._threads import available_cores
 from mivhead.backbones.base import Identity
 from mivhead.backbones.preprocessing import normalise
-from mivhead.decision import MAX_ERRORS, REJECT, Calibration, Thresholds
+from mivhead.decision import Calibration
 from mivhead.errors import InputError, ModelFileError
-from mivhead.images.imageset import ImageSet, Skipped, check_images
+from mivhead.images.imageset import ImageSet, Skipped
 from mivhead.images.sources import as_image_set
-from mivhead.prediction import Prediction, predictions
 
 EXTRA = "onnx"
 METADATA_KEY = "mivhead"
@@ -44,17 +43,9 @@ BATCH = 8  # images per run: a compromise between speed and memory
 MAX_BYTES = 2 * 2**30  # the limit of one ONNX file
 
 Input: TypeAlias = Literal["images", "pixels", "features"]
-Floats: TypeAlias = NDArray[np.floating[Any]]
 
 
-class Scores(NamedTuple):
-    """What the graph returns for a batch."""
-
-    probabilities: Floats  # (image, class)
-    unknown: Floats | None  # (image,): how unlike the shots it is; None if the model cannot tell
-
-
-class ExportedClassifier:
+class ExportedClassifier(ImageClassifier):
     """A model that `miv export` wrote; it predicts like a `FewShotClassifier`, without PyTorch.
 
     `mivhead.load` makes it from a file.
@@ -114,87 +105,26 @@ class ExportedClassifier:
         return {"input": header.input, "storage": header.storage, "exporter": header.exporter}
 
     @property
-    def shots(self) -> tuple[int, ...]:
-        """Number of shots per class; empty if it is not known."""
-        return self._header.shots or ()
+    def shot_counts(self) -> dict[Any, int] | None:
+        """Number of shots per class; None if it is not known."""
+        if self._header.shots is None:
+            return None
+        return dict(zip(self.classes_.tolist(), self._header.shots, strict=False))
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Out-of-fold scores of the shots, from which thresholds follow; None if there are none."""
+        return self._header.decision
 
     @property
     def needs_images(self) -> bool:
         """Whether the file contains the backbone, so that it takes images and not features."""
         return self._header.input != "features"
 
-    def classify(
-        self,
-        images: Any,
-        *,
-        skip_bad: bool = False,
-        reject: float | None = REJECT,
-        max_errors: float | None = MAX_ERRORS,
-        coverage: float | None = None,
-    ) -> list[Prediction]:
-        """Predict names and probabilities, and decide whether a name can be given.
-
-        Parameters
-        ----------
-        images : images or features
-            Images, a folder, a zip or a single image; or, for a model that was exported without
-            its backbone, features.
-        skip_bad : bool, default=False
-            Leave out images that cannot be read, and list them in `skipped_`.
-        reject, max_errors, coverage : float or None
-            As for `FewShotClassifier.classify`.
-
-        Returns
-        -------
-        list of Prediction
-            One per image, in their order.
-        """
-        thresholds = self.thresholds(reject, max_errors, coverage)
-        if not self.needs_images:
-            scores = self.session.run(self._features(images))
-            ids = getattr(images, "ids", None) or map(str, range(len(scores.probabilities)))
-            return predictions(list(ids), self.classes_, *scores, thresholds)
-        image_set = as_image_set(images)
-        self.skipped_ = check_images(image_set) if skip_bad else []
-        parts = self.classify_parts(image_set.without(self.skipped_), thresholds)
-        return [each for part in parts for each in part]
-
-    def classify_parts(
-        self, images: Any, thresholds: Thresholds | None = None
-    ) -> Iterator[list[Prediction]]:
-        """Predict any number of images in bounded memory, one list of predictions after another.
-
-        Parameters
-        ----------
-        images : images
-            As for `classify`.
-        thresholds : Thresholds or None, default=None
-            When not to give a name; None: as `thresholds()` returns them.
-        """
-        thresholds = thresholds or self.thresholds()
-        image_set = as_image_set(images)
-        ids = iter(image_set.ids)
-        for scores in self._scores(image_set):
-            own = list(islice(ids, len(scores.probabilities)))
-            yield predictions(own, self.classes_, *scores, thresholds)
-
-    def thresholds(
-        self,
-        reject: float | None = REJECT,
-        max_errors: float | None = MAX_ERRORS,
-        coverage: float | None = None,
-    ) -> Thresholds:
-        """Return the thresholds of decisions, with the parameters of `classify`."""
-        if self._header.decision is not None:
-            return self._header.decision.thresholds(reject, max_errors, coverage)
-        if coverage is not None:
-            raise InputError(f"There are no prediction sets: {self.no_decision}")
-        return Thresholds()
-
     @property
     def no_decision(self) -> str | None:
         """Why the model always gives a name; None if it can be unsure or say "none of these"."""
-        if self._header.decision is not None:
+        if self.calibration is not None:
             return None
         return "the model that was exported has no out-of-fold scores of its shots."
 
@@ -215,38 +145,17 @@ class ExportedClassifier:
         """
         if not self.needs_images:
             return self.session.run(self._features(images)).probabilities
-        parts = self._scores(as_image_set(images))
+        parts = self._score_parts(as_image_set(images))
         return np.concatenate([part.probabilities for part in parts])
 
-    @overload
-    def predict(self, images: Any, *, coverage: None = None) -> NDArray[Any]: ...
+    def _score_features(self, given: Any) -> tuple[list[str], Scores] | None:
+        if self.needs_images:
+            return None
+        scores = self.session.run(self._features(given))
+        ids = getattr(given, "ids", None) or map(str, range(len(scores.probabilities)))
+        return list(ids), scores
 
-    @overload
-    def predict(self, images: Any, *, coverage: float) -> list[tuple[Any, ...]]: ...
-
-    def predict(
-        self, images: Any, *, coverage: float | None = None
-    ) -> NDArray[Any] | list[tuple[Any, ...]]:
-        """Predict the most probable class of each image, or a set of classes.
-
-        Parameters
-        ----------
-        images : images or features
-            As for `predict_proba`.
-        coverage : float or None, default=None
-            Predict sets, as small as possible, of which this share holds the true class.
-
-        Returns
-        -------
-        ndarray of shape (n_images,), or list of tuple
-            Class labels; or per image a set of them, the most probable first.
-        """
-        if coverage is not None:
-            return [each.prediction_set or () for each in self.classify(images, coverage=coverage)]
-        chosen: NDArray[Any] = self.classes_[self.predict_proba(images).argmax(axis=1)]
-        return chosen
-
-    def _scores(self, images: ImageSet) -> Iterator[Scores]:
+    def _score_parts(self, images: ImageSet) -> Iterator[Scores]:
         if not self.needs_images:
             raise InputError(
                 f"{self.path} was exported without its backbone: give it features, or export the "

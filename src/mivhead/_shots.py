@@ -67,9 +67,9 @@ class Change:
 class Training(NamedTuple):
     """What a classifier is fitted to: the arguments of its `fit`."""
 
-    X: Features
+    X: Any  # Features, or pixels for a method that tunes the backbone
     y: NDArray[Any]
-    views: Features | None
+    views: Any  # like X, or None
     view_of: NDArray[np.int64] | None
 
 

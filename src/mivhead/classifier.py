@@ -28,7 +28,15 @@ from mivhead._schema import check_tensors, from_json, split_tensors, to_json
 from mivhead._threads import shared_cores
 from mivhead.decision import MAX_ERRORS, REJECT, DecisionRule
 from mivhead.ensemble.descriptors import mean_vectors
-from mivhead.ensemble.stacking import BATCH, FOLDS, Ensemble, out_of_fold_cosines
+from mivhead.ensemble.stacking import (
+    BATCH,
+    FOLDS,
+    Ensemble,
+    assign_folds,
+    out_of_fold_cosines,
+    predict_cosines,
+)
+from mivhead.ensemble.unlabelled import UnlabelledUse, refine
 from mivhead.errors import InputError, check_no_missing
 from mivhead.features import (
     Block,
@@ -99,7 +107,13 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """Set the fitted state from what `_state` returned, checking everything."""
 
     def fit(
-        self, X: Any, y: ArrayLike, *, views: Any = None, view_of: ArrayLike | None = None
+        self,
+        X: Any,
+        y: ArrayLike,
+        *,
+        views: Any = None,
+        view_of: ArrayLike | None = None,
+        unlabelled: Any = None,
     ) -> Self:
         """Fit to a support set.
 
@@ -113,6 +127,10 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             Features of augmented views.
         view_of : array-like of int, default=None
             For each view, the row of X that it was made from.
+        unlabelled : Features, array-like or list of blocks, default=None
+            Features of images without labels, to learn from as well. They should look like the
+            images to predict; some may show none of the classes. Only for `MIVClassifier` with
+            ridge experts, as in the default recipe.
 
         Returns
         -------
@@ -120,25 +138,59 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             The fitted classifier.
         """
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        return self._fit_seeded(X, y, views, view_of, seed)
+        return self._fit_seeded(X, y, views, view_of, seed, unlabelled)
 
     def _fit_seeded(
-        self, X: Any, y: ArrayLike, views: Any, view_of: ArrayLike | None, seed: int
+        self,
+        X: Any,
+        y: ArrayLike,
+        views: Any,
+        view_of: ArrayLike | None,
+        seed: int,
+        unlabelled: Any = None,
     ) -> Self:
+        if unlabelled is not None and not self._learns_unlabelled:
+            raise InputError(
+                f"{type(self).__name__} cannot learn from unlabelled images with these settings: "
+                "use the method miv with its default recipe, or omit them."
+            )
         features = self._as_features(X, reset=True)
         labels = self._encode(y, len(features))
         extra, rows = self._check_views(views, view_of, features)
         order = np.argsort(labels, kind="stable")
         place = np.argsort(order)  # position of each image in that order
-        support = SupportSet(features[order], labels[order], extra, place[rows])
+        others = None if unlabelled is None else self._as_unlabelled(unlabelled, features)
+        support = SupportSet(features[order], labels[order], extra, place[rows], others)
         self.seed_ = seed
         with shared_cores():
             self._fit(support, seed)
         self.decision_ = self._make_rule(support)
         return self
 
+    @property
+    def _learns_unlabelled(self) -> bool:
+        """Whether `fit` takes unlabelled images."""
+        return False
+
+    def _as_unlabelled(self, unlabelled: Any, features: Features) -> Features:
+        """Check features of unlabelled images, whose layout must be that of the shots."""
+        found = Features(unlabelled)
+        if found.layout != features.layout:
+            raise InputError(
+                f"The unlabelled images have other blocks than X: {found} and {features}."
+            )
+        if not len(found):
+            raise InputError("There are no unlabelled images: give at least one, or omit them.")
+        return found.divide(self.scale_).to(features.device)
+
     def refitted(
-        self, X: Any, y: ArrayLike, *, views: Any = None, view_of: ArrayLike | None = None
+        self,
+        X: Any,
+        y: ArrayLike,
+        *,
+        views: Any = None,
+        view_of: ArrayLike | None = None,
+        unlabelled: Any = None,
     ) -> Self:
         """Fit a copy to another support set, with the same settings and the same random seed.
 
@@ -154,6 +206,8 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             Features of augmented views.
         view_of : array-like of int, default=None
             For each view, the row of X that it was made from.
+        unlabelled : Features, array or tensor, default=None
+            Features of images without labels, as for `fit`.
 
         Returns
         -------
@@ -161,7 +215,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             A new classifier; this one stays as it is.
         """
         check_is_fitted(self, "classes_")
-        return self._unfitted()._fit_seeded(X, y, views, view_of, self.seed_)
+        return self._unfitted()._fit_seeded(X, y, views, view_of, self.seed_, unlabelled)
 
     def _unfitted(self) -> Self:
         """Return a copy that fits as this classifier was fitted."""
@@ -479,6 +533,8 @@ class MIVClassifier(FeatureClassifier):
         Number of support images per class.
     blocks_ : tuple of BlockConfig
         How each block of the features is treated.
+    unlabelled_ : UnlabelledUse or None
+        What the fit made of unlabelled images; None if there were none.
 
     References
     ----------
@@ -497,6 +553,8 @@ class MIVClassifier(FeatureClassifier):
     >>> len(paper.losses_)
     10
     """
+
+    unlabelled_: UnlabelledUse | None = None
 
     def __init__(
         self,
@@ -531,15 +589,35 @@ class MIVClassifier(FeatureClassifier):
         with progress_bar("training", steps, show=self.verbose, unit="step") as advance:
             head, self.losses_ = fit_head(support, blocks, recipe, seed, lambda _: advance(1))
             out_of_fold = None
+            votes: dict[int, tuple[Tensor, Tensor]] = {}  # of the heads of each fold
+
+            def on_fold(number: int, head: MIVHead, kept: SupportSet, cosines: Tensor) -> None:
+                if support.unlabelled is not None:
+                    votes[number] = cosines, _compare(head, kept, support.unlabelled)
+
             if stacked:
                 out_of_fold = out_of_fold_cosines(
-                    support, blocks, recipe, seed, lambda _: advance(1)
+                    support, blocks, recipe, seed, lambda _: advance(1), on_fold
                 )
-        ensemble = None
+        ensemble, self.unlabelled_ = None, None
         if recipe.has_experts:
             labels = torch.as_tensor(support.labels, device=support.features.device)
             ensemble = Ensemble.fit(support.features, labels, len(head.layers), out_of_fold)
+            if support.unlabelled is not None:
+                ensemble, self.unlabelled_ = refine(
+                    ensemble,
+                    support.features,
+                    labels,
+                    support.unlabelled,
+                    _compare(head, support, support.unlabelled),
+                    assign_folds(support),
+                    votes,
+                )
         self._set_fitted(blocks, head, ensemble, support.features, support.shots)
+
+    @property
+    def _learns_unlabelled(self) -> bool:
+        return resolve_recipe(self.recipe).has_experts
 
     def _make_rule(self, support: SupportSet) -> DecisionRule:
         if self.ensemble_ is None or self.head_.recipe.vote != "stacked":
@@ -647,13 +725,20 @@ class MIVClassifier(FeatureClassifier):
         self._set_fitted(blocks, head, ensemble, safe, saved.shots)
 
 
+def _compare(head: MIVHead, support: SupportSet, images: Features) -> Tensor:
+    """Cosines (block, image, class) of images with a support set."""
+    bags = Bags.from_shots(support.shots, support.features.device)
+    return predict_cosines(head, support.features, bags, images)
+
+
 def _select(support: SupportSet, recipe: Recipe, blocks: Sequence[BlockConfig]) -> SupportSet:
     """Keep the blocks and the views that a recipe uses."""
-    views = support.views if recipe.use_views else None
+    views, others = support.views if recipe.use_views else None, support.unlabelled
     return replace(
         support,
         features=_last_blocks(support.features, recipe, blocks),
         views=None if views is None else _last_blocks(views, recipe, blocks),
+        unlabelled=None if others is None else _last_blocks(others, recipe, blocks),
         view_rows=support.view_rows if recipe.use_views else support.view_rows[:0],
     )
 

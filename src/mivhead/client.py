@@ -24,6 +24,8 @@ from mivhead.images.imageset import Skipped
 from mivhead.prediction import Prediction
 
 KEY = "MIV_KEY"  # environment variable
+__all__ = ["Client"]
+
 IMAGES = 16  # per request
 REQUEST_BYTES = 16 * 2**20  # of images; a larger image is sent alone
 ANSWER_BYTES = 64 * 2**20
@@ -107,11 +109,28 @@ class Client:
         return f"Client({self.url!r})"
 
     def models(self) -> list[dict[str, Any]]:
-        """List the models, with their classes, shots and versions."""
+        """List the models.
+
+        Returns
+        -------
+        list of dict
+            Per model its name, classes, shots and version, and what else the service says.
+        """
         return self._list(self._send("GET", "/v1/models"), "models")
 
     def model(self, name: str) -> dict[str, Any]:
-        """Describe one model."""
+        """Describe one model.
+
+        Parameters
+        ----------
+        name : str
+            Its name in the service.
+
+        Returns
+        -------
+        dict
+            Its name, classes, shots and version, and what else the service says.
+        """
         found: dict[str, Any] = self._send("GET", f"/v1/models/{_quoted(name)}")
         return found
 

@@ -484,6 +484,7 @@ class SupportSet:
     labels: NDArray[np.int64]  # class numbers 0 .. classes - 1, ascending
     views: Features | None  # augmented views of the images
     view_rows: NDArray[np.int64]  # the image that each view was made from
+    unlabelled: Features | None = None  # images without labels
 
     @property
     def view_labels(self) -> NDArray[np.int64]:

@@ -1,19 +1,19 @@
 """`FewShotClassifier`: images in, names out; everything that a fitted model can do.
 
-A method sees images in one of two ways, which the two readers at the end of this module provide:
-as features of a frozen backbone, or, if it tunes the backbone, as pixels for a copy of its network.
-Everything else is the same for all methods.
+Fitting and changing models is here, with short cuts to everything else: names and decisions come
+from `mivhead._image_classifier`, images in the form that a method takes from `mivhead._readers`,
+and evaluation and explanations from `mivhead.diagnostics`.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, overload
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,49 +22,37 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from mivhead._progress import progress_bar
-from mivhead._schema import to_json
-from mivhead._shots import Change, Shots
+from mivhead._image_classifier import Floats, ImageClassifier, Scores
+from mivhead._readers import FeatureReader, Reader, reader_for
+from mivhead._shots import Change, Shots, Training, digests
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.background import background_vectors
 from mivhead.backbones.base import (
     Backbone,
     Identity,
-    LazyBackbone,
     check_origin,
     check_same,
     expected_preset,
     named_by_file,
 )
-from mivhead.backbones.module import ModuleBackbone
-from mivhead.backbones.preprocessing import preprocess, to_pixels
-from mivhead.decision import MAX_ERRORS, REJECT, DecisionRule, Thresholds
+from mivhead.decision import Calibration, DecisionRule
+from mivhead.ensemble.unlabelled import LIMIT, UnlabelledUse
 from mivhead.errors import InputError, check_no_missing
 from mivhead.extraction.cache import FeatureCache, open_cache
-from mivhead.extraction.pipeline import (
-    PART,
-    LoadedImage,
-    extract_table,
-    extract_views,
-    iter_features,
-)
 from mivhead.features import Features, FeatureTable
 from mivhead.head.recipe import Recipe
-from mivhead.images.augmentation import NO_VIEWS, Augmentation, ViewPlan, ViewRule
+from mivhead.images.augmentation import Augmentation, ViewRule
 from mivhead.images.decoding import ImageLike
 from mivhead.images.imageset import (
     ImageSet,
-    Skipped,
-    check_images,
     check_names,
     from_images,
     label_images,
 )
 from mivhead.images.sources import as_image_set, open_labelled
 from mivhead.methods.miv import views_rule
-from mivhead.methods.registry import Classifier, get_method, make_method, method_name
-from mivhead.methods.tuning.base import Network, Pixels
-from mivhead.prediction import Prediction, Predictions, predictions
+from mivhead.methods.registry import Classifier, get_method, make_method
+from mivhead.prediction import Prediction, Predictions
 from mivhead.preset import Preset
 
 if TYPE_CHECKING:
@@ -79,7 +67,7 @@ MAX_SHOWN = 8  # classes that the short form of a model names
 __all__ = ["FewShotClassifier", "Prediction", "Predictions"]
 
 
-class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn: untyped
+class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn: untyped
     """Few-shot image classifier on a frozen backbone.
 
     Images may be paths, PIL images or uint8 arrays; where many are expected, a folder, a zip or a
@@ -136,6 +124,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         tunes the backbone.
     history_ : list of Change
         The changes since the fit, oldest first.
+    fit_seconds_ : dict of str to float
+        Duration of the last fit: `features` (or `reading`, for a method that tunes the backbone) is
+        the time for reading the images, `training` the rest. Not part of a model file.
     skipped_ : list of Skipped
         Images that the last call with `skip_bad` left out.
 
@@ -193,7 +184,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self.cache = cache
         self.verbose = verbose
 
-    def fit(self, images: Iterable[ImageLike], labels: Sequence[Any]) -> Self:
+    def fit(
+        self, images: Iterable[ImageLike], labels: Sequence[Any], *, unlabelled: Any = None
+    ) -> Self:
         """Train on images and their labels.
 
         Parameters
@@ -202,6 +195,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             The shots.
         labels : sequence
             A label per image.
+        unlabelled : images, features or None, default=None
+            Images without labels, to learn from as well: what `predict` takes. They should look
+            like the images to predict, and some may show none of the classes. The method must be
+            `miv` with its default recipe. The model does not keep them. Of more than 500, a random
+            sample is used.
 
         Returns
         -------
@@ -213,7 +211,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 "fit takes images. To train on features, use MIVClassifier().fit(X, y), or "
                 "FewShotClassifier(backbone=None).fit_table(table)."
             )
-        return self._fit_images(label_images(from_images(images), labels), labels)
+        shots = label_images(from_images(images), labels)
+        return self._fit_images(shots, labels, unlabelled=unlabelled)
 
     def fit_folder(
         self,
@@ -222,6 +221,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         skip_bad: bool = False,
         label: str | None = None,
         encoding: str | None = None,
+        unlabelled: Any = None,
     ) -> Self:
         """Train on a folder of class folders, a zip of one, or a CSV of paths and labels.
 
@@ -235,17 +235,24 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             The column of the labels in a CSV; None: `label` or `class`.
         encoding : str or None, default=None
             The encoding of a CSV, such as `"cp1252"`; None: UTF-8.
+        unlabelled : images, features or None, default=None
+            Images without labels, as for `fit`.
 
         Returns
         -------
         FewShotClassifier
             Itself.
         """
-        return self._fit_images(
-            open_labelled(path, label=label, encoding=encoding), skip_bad=skip_bad
-        )
+        images = open_labelled(path, label=label, encoding=encoding)
+        return self._fit_images(images, skip_bad=skip_bad, unlabelled=unlabelled)
 
-    def fit_table(self, table: FeatureTable, labels: Sequence[Any] | None = None) -> Self:
+    def fit_table(
+        self,
+        table: FeatureTable,
+        labels: Sequence[Any] | None = None,
+        *,
+        unlabelled: Any = None,
+    ) -> Self:
         """Train on features that were extracted before, by `extract` or elsewhere.
 
         Parameters
@@ -254,6 +261,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             Features, and perhaps labels, views and the identity of the backbone.
         labels : sequence or None, default=None
             A label per image, instead of the table's.
+        unlabelled : images, features or None, default=None
+            Images without labels, as for `fit`.
 
         Returns
         -------
@@ -272,7 +281,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self._check_params()
         self.__dict__.pop("identity_", None)
         preset, identity = self._origin(table)
-        return self._fit_table(self.make_classifier(preset), table, labels, identity)
+        classifier = self.make_classifier(preset)
+        others = self._read_unlabelled(unlabelled, classifier, identity)
+        shots = Shots.from_table(table, labels).in_order()
+        return self._fit(classifier, shots.training(), shots, identity, others)
 
     def extract(self, images: Any, *, skip_bad: bool = False) -> FeatureTable:
         """Pass images, and the augmented views of labelled ones, through the frozen backbone.
@@ -295,107 +307,17 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         check_names(images.ids)  # a table holds them
         if images.labels is not None:
             self._check_params()
-        backbone = self._load_backbone()
-        images = self._readable(images, skip_bad)
+        backbone = self.load_backbone()
+        images = self.readable(images, skip_bad=skip_bad)
         rule = None if images.labels is None else self._view_rule(backbone.preset)
-        return _FeatureReader(backbone, self).table(images, rule)
+        return self._feature_reader().table(images, rule)
 
-    def classify(
-        self,
-        images: Any,
-        *,
-        skip_bad: bool = False,
-        reject: float | None = REJECT,
-        max_errors: float | None = MAX_ERRORS,
-        coverage: float | None = None,
-    ) -> Predictions:
-        """Predict names and probabilities, and decide whether a name can be given.
-
-        Parameters
-        ----------
-        images : images or features
-            Images, a folder, a zip or a single image; or features, as for `predict`.
-        skip_bad : bool, default=False
-            Leave out images that cannot be read, and list them in `skipped_`.
-        reject : float or None, default=0.1
-            Share of the images of known classes that may be rejected as "none of these". A larger
-            share rejects more images of other things; None or 0 rejects none.
-        max_errors : float or None, default=0.1
-            Share of wrong names among the names that are given; other images are "unsure". None
-            is never unsure.
-        coverage : float or None, default=None
-            Share of prediction sets that hold the true class, such as 0.9; None makes no sets.
-
-        Returns
-        -------
-        Predictions
-            A list with one `Prediction` per image, in their order. A notebook shows it as a table
-            with thumbnails; `to_frame()` makes it a pandas `DataFrame`.
-        """
-        thresholds = self.thresholds(reject, max_errors, coverage)
-        if (table := self._given_table(images)) is not None:
-            probabilities, unknown = self._score(table.features)
-            return Predictions(
-                predictions(list(table.ids), self.classes_, probabilities, unknown, thresholds)
-            )
-        readable = self._readable(as_image_set(images), skip_bad)
-        parts = self.classify_parts(readable, thresholds)
-        return Predictions((each for part in parts for each in part), readable.load)
-
-    def classify_parts(
-        self, images: Any, thresholds: Thresholds | None = None
-    ) -> Iterator[list[Prediction]]:
-        """Predict any number of images in bounded memory, one list of predictions after another.
-
-        Parameters
-        ----------
-        images : images
-            As for `classify`.
-        thresholds : Thresholds or None, default=None
-            When not to give a name; None: as `thresholds()` returns them.
-
-        Yields
-        ------
-        list of Prediction
-            The predictions of the next images, in their order.
-        """
-        thresholds = thresholds or self.thresholds()
-        image_set = as_image_set(images)
-        ids = iter(image_set.ids)
-        for probabilities, unknown in map(self._score, self._parts(image_set)):
-            own = list(islice(ids, len(probabilities)))
-            yield predictions(own, self.classes_, probabilities, unknown, thresholds)
-
-    def thresholds(
-        self,
-        reject: float | None = REJECT,
-        max_errors: float | None = MAX_ERRORS,
-        coverage: float | None = None,
-    ) -> Thresholds:
-        """Return the thresholds of decisions, with the parameters of `classify`.
-
-        A model without a decision rule (`no_decision` says why) always gives a name.
-
-        Parameters
-        ----------
-        reject : float or None, default=0.1
-            Share of the images of known classes that may be rejected as "none of these".
-        max_errors : float or None, default=0.1
-            Share of wrong names among the names that are given.
-        coverage : float or None, default=None
-            Share of prediction sets that hold the true class.
-
-        Returns
-        -------
-        Thresholds
-        """
+    @property
+    def calibration(self) -> Calibration | None:
+        """Out-of-fold scores of the shots, from which thresholds follow; None if there are none."""
         check_is_fitted(self, "classifier_")
         rule: DecisionRule | None = getattr(self.classifier_, "decision_", None)
-        if rule is not None:
-            return rule.thresholds(reject, max_errors, coverage)
-        if coverage is not None:
-            raise InputError(f"There are no prediction sets: {self.no_decision}")
-        return Thresholds()
+        return None if rule is None else rule.calibration
 
     @property
     def no_decision(self) -> str | None:
@@ -409,7 +331,24 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             "scores; fit the model again."
         )
 
-    def predict_proba(self, images: Any) -> NDArray[np.floating[Any]]:
+    @property
+    def shot_counts(self) -> dict[Any, int] | None:
+        """Number of shots per class; None if it is not known."""
+        if self.shots_ is not None:
+            return self.shots_.counts
+        counts = getattr(self.classifier_, "shots_", None)
+        if counts is None:
+            return None
+        return dict(zip(self.classes_.tolist(), map(int, counts), strict=True))
+
+    @property
+    def view_count(self) -> int:
+        """Number of augmented views that the model was trained on."""
+        if self.shots_ is not None:
+            return len(self.shots_.view_of)
+        return getattr(self.classifier_, "views_", 0)
+
+    def predict_proba(self, images: Any) -> Floats:
         """Predict probabilities.
 
         Parameters
@@ -425,45 +364,18 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """
         check_is_fitted(self, "classifier_")
         if (features := self._given_features(images)) is not None:
-            found: NDArray[np.floating[Any]] = self.classifier_.predict_proba(features)
+            found: Floats = self.classifier_.predict_proba(features)
             return found
-        parts = self._parts(as_image_set(images))
+        parts = self.read_parts(as_image_set(images))
         return np.concatenate([self.classifier_.predict_proba(part) for part in parts])
 
-    @overload
-    def predict(self, images: Any, *, coverage: None = None) -> NDArray[Any]: ...
-
-    @overload
-    def predict(self, images: Any, *, coverage: float) -> list[tuple[Any, ...]]: ...
-
-    def predict(
-        self, images: Any, *, coverage: float | None = None
-    ) -> NDArray[Any] | list[tuple[Any, ...]]:
-        """Predict the most probable class of each image, or a set of classes.
-
-        Parameters
-        ----------
-        images : images or features
-            As for `predict_proba`.
-        coverage : float or None, default=None
-            Predict sets, as small as possible, so that this share of them contains the true class.
-
-        Returns
-        -------
-        ndarray of shape (n_images,), or list of tuple
-            Class labels; or per image a set of them, the most probable first.
-        """
-        check_is_fitted(self, "classifier_")
-        if coverage is not None:
-            return [each.prediction_set or () for each in self.classify(images, coverage=coverage)]
-        probabilities, other = self.predict_proba(images), self.thresholds().other
-        if other is not None:
-            probabilities[:, other] = -1.0  # never a name
-        chosen: NDArray[Any] = self.classes_[probabilities.argmax(axis=1)]
-        return chosen
-
     def add(
-        self, images: Any, labels: Sequence[Any] | None = None, *, skip_bad: bool = False
+        self,
+        images: Any,
+        labels: Sequence[Any] | None = None,
+        *,
+        skip_bad: bool = False,
+        unlabelled: Any = None,
     ) -> Change:
         """Add shots, of new classes or of classes that the model has.
 
@@ -479,6 +391,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             A label per image, if the images do not come with labels.
         skip_bad : bool, default=False
             Leave out images that cannot be read, and list them in `skipped_`.
+        unlabelled : images, features or None, default=None
+            Images without labels, as for `fit`. Without them, the changed model learns from its
+            shots alone.
 
         Returns
         -------
@@ -507,9 +422,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             for label, count in added.counts.items()
         )
         text = f"added {len(added)} {'shot' if len(added) == 1 else 'shots'}: {counts}"
-        return self._change("add", text, joined, notes)
+        return self._change("add", text, joined, notes, unlabelled)
 
-    def remove(self, *names: Any) -> Change:
+    def remove(self, *names: Any, unlabelled: Any = None) -> Change:
         """Remove classes, or single shots.
 
         Parameters
@@ -517,6 +432,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         *names : str
             Classes, or shots by their names in `shots_`; the end of a name, such as `1.jpg`, is
             enough if only one shot has it.
+        unlabelled : images, features or None, default=None
+            As for `add`.
 
         Returns
         -------
@@ -525,9 +442,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """
         left, classes, singles = self._own_shots().remove([str(name) for name in names])
         parts = [f"the class {label}" for label in classes] + [f"the shot {n}" for n in singles]
-        return self._change("remove", f"removed {', '.join(parts)}", left)
+        text = f"removed {', '.join(parts)}"
+        return self._change("remove", text, left, unlabelled=unlabelled)
 
-    def rename(self, old: Any, new: Any, *, merge: bool = False) -> Change:
+    def rename(self, old: Any, new: Any, *, merge: bool = False, unlabelled: Any = None) -> Change:
         """Rename a class, or merge it into another one.
 
         Parameters
@@ -536,6 +454,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             The class, and its new name.
         merge : bool, default=False
             `new` is a class of the model, and gets the shots of `old`.
+        unlabelled : images, features or None, default=None
+            As for `add`.
 
         Returns
         -------
@@ -544,10 +464,16 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """
         shots = self._own_shots().rename(old, new, merge=merge)
         verb = ("merged", "into") if merge else ("renamed", "to")
-        return self._change("rename", f"{verb[0]} {old} {verb[1]} {new}", shots)
+        text = f"{verb[0]} {old} {verb[1]} {new}"
+        return self._change("rename", text, shots, unlabelled=unlabelled)
 
     def relabel(
-        self, shot: str | Mapping[str, Any], label: Any = None, *, new: bool = False
+        self,
+        shot: str | Mapping[str, Any],
+        label: Any = None,
+        *,
+        new: bool = False,
+        unlabelled: Any = None,
     ) -> Change:
         """Move a shot to another class, or several shots at once.
 
@@ -559,6 +485,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             The class that the shot belongs to; not given for a mapping.
         new : bool, default=False
             Whether it may be a new class.
+        unlabelled : images, features or None, default=None
+            As for `add`.
 
         Returns
         -------
@@ -572,7 +500,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         for each, target in moves.items():
             shots, name, old = shots.relabel(each, target, new=new)
             parts.append(f"{name} from {old} to {target}")
-        return self._change("relabel", f"moved {', '.join(parts)}", shots)
+        text = f"moved {', '.join(parts)}"
+        return self._change("relabel", text, shots, unlabelled=unlabelled)
 
     # How good the model is, and why it decides as it does: short cuts to `mivhead.diagnostics`.
 
@@ -629,6 +558,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         CrossValidation
             Its `accuracy`, `interval` and `suspects`: the shots that were predicted as another
             class.
+
+        Notes
+        -----
+        Models of folds learn from shots alone, not from unlabelled images. A model of a compact
+        file has no augmented views, so its estimate may differ from the one that `miv fit` printed.
         """
         from mivhead.diagnostics.cross_validation import cross_validate
 
@@ -715,7 +649,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
         check_is_fitted(self, "classifier_")
         single = isinstance(images, Image | bytes) or getattr(images, "ndim", 0) in (2, 3)
-        if not self.needs_images and (table := self._given_table(images)) is not None:
+        if (table := self._given_table(images)) is not None:
             images, single = table, False
         elif isinstance(images, str | Path):
             single = Path(images).is_file() and Path(images).suffix.lower() != ".zip"
@@ -775,34 +709,133 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         )
         return classifier
 
+    def load_backbone(self) -> Backbone:
+        """Return the backbone, which is loaded on first use.
+
+        A fitted classifier needs the one that it was fitted with: any other is an error.
+
+        Returns
+        -------
+        Backbone
+        """
+        identity: Identity | None = getattr(self, "identity_", None)
+        loaded: Backbone | None = getattr(self, "_loaded", None)
+        if loaded is None:
+            given, preset = self.backbone, None
+            if identity is not None:
+                given = named_by_file(identity) if given is None else given
+                preset = expected_preset(identity)
+            loaded = load_backbone(
+                DEFAULT_BACKBONE if given is None else given,
+                weights=self.weights,
+                preset=preset,
+                image_size=self.image_size if preset is None else None,
+                device=self.device,
+            )
+            self._loaded = loaded
+        if identity is not None:
+            check_same(loaded.identity, identity)
+        return loaded
+
+    def read_parts(self, images: ImageSet) -> Iterator[Any]:
+        """Read any number of images in bounded memory, as the fitted method takes them.
+
+        Parameters
+        ----------
+        images : ImageSet
+            The images; labels are ignored.
+
+        Yields
+        ------
+        Features, or array of shape (n, R, R, 3)
+            Features of the next images, in their order; for a method that tunes the backbone,
+            their pixels.
+        """
+        self._check_takes_images()
+        reader = self._reader(self.classifier_)
+        reader.attach(self.classifier_)
+        unlabelled = replace(images, labels=None)  # labelled ones would get augmented views
+        yield from reader.parts(unlabelled)
+
     def _fit_images(
-        self, images: ImageSet, labels: Sequence[Any] | None = None, *, skip_bad: bool = False
+        self,
+        images: ImageSet,
+        labels: Sequence[Any] | None = None,
+        *,
+        skip_bad: bool = False,
+        unlabelled: Any = None,
     ) -> Self:
         self._check_params()  # before the backbone is loaded
         for name in ("identity_", "_loaded"):  # of an earlier fit, perhaps with other parameters
             self.__dict__.pop(name, None)
-        backbone = self._load_backbone()
+        started = time.perf_counter()
+        backbone = self.load_backbone()
         classifier = self.make_classifier(backbone.preset)
-        reader = self._reader(backbone, classifier)
+        reader = self._reader(classifier)
         reader.attach(classifier)  # refuses a network that does not suit, before images are read
-        images = self._readable(images, skip_bad)
+        self.skipped_ = []
+        others = self._read_unlabelled(unlabelled, classifier, backbone.identity, skip_bad)
+        unreadable = self.skipped_
+        images = self.readable(images, skip_bad=skip_bad)
+        self.skipped_ += unreadable
         given = images.labels if labels is None else labels
-        rule = self._view_rule(backbone.preset)
-        if isinstance(reader, _FeatureReader):
-            table = reader.table(images, rule)
-            return self._fit_table(classifier, table, given, backbone.identity)
-        pixels, views, view_of = reader.read(images, rule)
-        classifier.fit(pixels, np.asarray(given), views=views, view_of=view_of)
-        return self._set_fitted(classifier, backbone.identity)
+        assert given is not None, "the images are labelled"
+        training, shots = reader.read(images, given, self._view_rule(backbone.preset))
+        reading = {reader.what: time.perf_counter() - started}
+        return self._fit(classifier, training, shots, backbone.identity, others, reading)
 
-    def _fit_table(
-        self, classifier: Classifier, table: FeatureTable, labels: Any, identity: Identity | None
+    def _fit(
+        self,
+        classifier: Any,
+        training: Training,
+        shots: Shots | None,
+        identity: Identity | None,
+        unlabelled: Features | None,
+        reading: Mapping[str, float] = MappingProxyType({}),
     ) -> Self:
-        """Fit a method on features; every such fit, and every change of a model, is like this."""
-        shots = Shots.from_table(table, labels).in_order()
-        X, y, views, view_of = shots.training()
-        classifier.fit(X, y, views=views, view_of=view_of)
-        return self._set_fitted(classifier, identity, shots)
+        """Fit a method; `reading` is the time that it took to read what it is fitted to."""
+        started = time.perf_counter()
+        X, y, views, view_of = training
+        others = {} if unlabelled is None else {"unlabelled": unlabelled}
+        classifier.fit(X, y, views=views, view_of=view_of, **others)
+        self._set_fitted(classifier, identity, shots)
+        self.fit_seconds_ = {**reading, "training": time.perf_counter() - started}
+        return self
+
+    def _read_unlabelled(
+        self,
+        unlabelled: Any,
+        classifier: Any,
+        identity: Identity | None,
+        skip_bad: bool = False,
+    ) -> Features | None:
+        """Return features of unlabelled images, in an order that follows from their contents."""
+        if unlabelled is None:
+            return None
+        if not getattr(classifier, "_learns_unlabelled", False):
+            raise InputError(
+                f"{self.method} cannot learn from unlabelled images with these settings: use the "
+                "method miv with its default recipe, or omit them."
+            )
+        if isinstance(unlabelled, FeatureTable) and identity is not None:
+            check_origin(unlabelled.backbone, identity)
+        if _is_features(unlabelled):
+            given = unlabelled.features if isinstance(unlabelled, FeatureTable) else unlabelled
+            features = Features(given)
+            found = features[_sample(len(features), self.random_state)]
+        else:
+            if identity is None and self.backbone is None:
+                raise InputError(
+                    "The shots are features of unknown origin, so the unlabelled images must be "
+                    "features, too."
+                )
+            of_shots = list(getattr(self, "skipped_", []))
+            images = self.readable(as_image_set(unlabelled), skip_bad=skip_bad)
+            images = replace(images, labels=None)
+            self.skipped_ = [*of_shots, *self.skipped_]
+            images = images.take(_sample(len(images), self.random_state))
+            found = self._feature_reader().table(images, None).features
+        return found[np.argsort(digests(found), kind="stable")]
 
     def _own_shots(self) -> Shots:
         """Return the shots, which a model needs to be changed."""
@@ -837,20 +870,31 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 raise InputError("Give a label for every image.")
             images = label_images(from_images(images), labels, min_classes=1)
         self._check_takes_images()
-        images = self._readable(images, skip_bad)
-        return _FeatureReader(self._load_backbone(), self).table(images, None)
+        images = self.readable(images, skip_bad=skip_bad)
+        return self._feature_reader().table(images, None)
 
-    def _change(self, action: str, text: str, shots: Shots, notes: Iterable[str] = ()) -> Change:
+    def _change(
+        self,
+        action: str,
+        text: str,
+        shots: Shots,
+        notes: Iterable[str] = (),
+        unlabelled: Any = None,
+    ) -> Change:
         """Fit to changed shots; if anything fails, the model stays as it was."""
+        others = self._read_unlabelled(unlabelled, self.classifier_, self.identity_)
         shots = shots.in_order()
         if shots.rule is not None and shots.missing_views:
             pictures, plan = shots.plan_missing_views()
             if pictures:
-                reader = _FeatureReader(self._load_backbone(), self)
-                shots = shots.with_views(reader.views(pictures, plan, shots.rule.augmentation))
+                how = shots.rule.augmentation
+                shots = shots.with_views(self._feature_reader().views(pictures, plan, how))
         X, y, views, view_of = shots.training()
-        classifier = self.classifier_.refitted(X, y, views=views, view_of=view_of)
-        change = Change.now(action, text, [*notes, *self._what_is_missing(shots)])
+        classifier = self.classifier_.refitted(
+            X, y, views=views, view_of=view_of, unlabelled=others
+        )
+        missing = [*self._what_is_missing(shots), *self._what_is_forgotten(others)]
+        change = Change.now(action, text, [*notes, *missing])
         self._set_fitted(classifier, self.identity_, shots, [*self.history_, change])
         return change
 
@@ -865,6 +909,17 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             "images."
         ]
 
+    def _what_is_forgotten(self, unlabelled: Features | None) -> list[str]:
+        """Say that the model does not learn from unlabelled images any more."""
+        before: UnlabelledUse | None = getattr(self.classifier_, "unlabelled_", None)
+        if before is None or not before.used or unlabelled is not None:
+            return []
+        return [
+            f"The model had learned from {before.images} unlabelled images, which it does not "
+            "keep: it now learns from its shots alone. To use unlabelled images again, give them "
+            "with the change (--unlabelled)."
+        ]
+
     def _check_params(self) -> None:
         """Check all parameters that can be checked without a backbone and without images."""
         self.make_classifier()._check_params()
@@ -877,15 +932,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         threshold = preset.threshold if self.threshold is None else self.threshold
         return ViewRule(threshold, rule, self.random_state, self.augmentation or Augmentation())
 
-    def _readable(self, images: ImageSet, skip_bad: bool) -> ImageSet:
-        self.skipped_: list[Skipped] = check_images(images) if skip_bad else []
-        return images.without(self.skipped_)
-
     def _given_features(self, X: Any) -> Any | None:
         """Return the features in X, or None if it holds images."""
         if not _is_features(X):
             return None
-        if _tunes(self.classifier_):
+        if self.needs_images:
             raise InputError("The model has a tuned backbone: it needs images, not features.")
         if isinstance(X, FeatureTable):
             if self.identity_ is not None:
@@ -900,21 +951,17 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             return X if features is not None else None
         return FeatureTable(Features(features), tuple(map(str, range(len(features)))))
 
-    def _score(self, X: Any) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]] | None]:
-        """Return probabilities (image, class), and how unlike the shots each image is."""
+    def _score(self, X: Any) -> Scores:
         if getattr(self.classifier_, "decision_", None) is None:
-            return self.classifier_.predict_proba(X), None
-        found: tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]] | None]
-        found = self.classifier_.score_unknown(X)
-        return found
+            return Scores(self.classifier_.predict_proba(X), None)
+        return Scores(*self.classifier_.score_unknown(X))
 
-    def _parts(self, images: ImageSet) -> Iterator[Any]:
-        """Yield one part of the images after another, as the method takes them."""
-        self._check_takes_images()
-        reader = self._reader(self._load_backbone(), self.classifier_)
-        reader.attach(self.classifier_)
-        unlabelled = replace(images, labels=None)  # labelled ones would get augmented views
-        return reader.parts(unlabelled)
+    def _score_features(self, given: Any) -> tuple[list[str], Scores] | None:
+        table = self._given_table(given)
+        return None if table is None else (list(table.ids), self._score(table.features))
+
+    def _score_parts(self, images: ImageSet) -> Iterator[Scores]:
+        return map(self._score, self.read_parts(images))
 
     def _check_takes_images(self) -> None:
         if self.identity_ is None and self.backbone is None:
@@ -923,8 +970,17 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 "backbone they came from with `mivhead.load(path, backbone=...)`."
             )
 
-    def _reader(self, backbone: Backbone, classifier: Classifier) -> _FeatureReader | _PixelReader:
-        return (_PixelReader if _tunes(classifier) else _FeatureReader)(backbone, self)
+    def _reader(self, classifier: Classifier) -> Reader:
+        return reader_for(
+            classifier,
+            self.load_backbone(),
+            cache=self._cache(),
+            augmentation=self.augmentation,
+            verbose=self.verbose,
+        )
+
+    def _feature_reader(self) -> FeatureReader:
+        return FeatureReader(self.load_backbone(), self._cache(), self.verbose)
 
     def _prepare_decisions(self, classifier: Any, identity: Identity | None) -> None:
         """Give a classifier that was just fitted the background that its decisions use."""
@@ -958,7 +1014,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 return None, None  # the settings follow from the shapes
             given = named_by_file(Identity.from_json(table.backbone))
             self._loaded = load_backbone(given, weights=self.weights, device=self.device)
-        backbone = self._load_backbone()
+        backbone = self.load_backbone()
         check_origin(table.backbone, backbone.identity)
         found, expected = len(table.features.blocks), len(backbone.preset.blocks)
         if found != expected:
@@ -968,27 +1024,6 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 "FewShotClassifier(backbone=None)."
             )
         return backbone.preset, backbone.identity
-
-    def _load_backbone(self) -> Backbone:
-        """Load the backbone on first use; a fitted classifier needs the one it was fitted with."""
-        identity: Identity | None = getattr(self, "identity_", None)
-        loaded: Backbone | None = getattr(self, "_loaded", None)
-        if loaded is None:
-            given, preset = self.backbone, None
-            if identity is not None:
-                given = named_by_file(identity) if given is None else given
-                preset = expected_preset(identity)
-            loaded = load_backbone(
-                DEFAULT_BACKBONE if given is None else given,
-                weights=self.weights,
-                preset=preset,
-                image_size=self.image_size if preset is None else None,
-                device=self.device,
-            )
-            self._loaded = loaded
-        if identity is not None:
-            check_same(loaded.identity, identity)
-        return loaded
 
     def _cache(self) -> FeatureCache | None:
         by_name = self.backbone is None or isinstance(self.backbone, str)
@@ -1017,107 +1052,15 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return {key: value for key, value in super().__getstate__().items() if key != "_loaded"}
 
 
-# How a method sees images.
-
-
-class _FeatureReader:
-    """Features of a frozen backbone, through the extraction pipeline and its cache."""
-
-    def __init__(self, backbone: Backbone, model: FewShotClassifier) -> None:
-        self._backbone, self._model = backbone, model
-        self._how: dict[str, Any] = {"cache": model._cache(), "verbose": model.verbose}
-
-    def attach(self, classifier: Any) -> None:
-        """Accept every backbone: features are all that a method needs."""
-
-    def table(self, images: ImageSet, rule: ViewRule | None) -> FeatureTable:
-        """Read images and, by a rule, views of labelled ones."""
-        how = {**self._how, "pictures": images.labels is not None}
-        if rule is None:
-            return extract_table(self._backbone, images, **how)
-        plan = rule.plan(images.labels or ())
-        table = extract_table(self._backbone, images, plan, rule.augmentation, **how)
-        return replace(table, view_rule=to_json(rule))
-
-    def views(
-        self, pictures: Sequence[tuple[str, bytes]], plan: ViewPlan, how: Augmentation
-    ) -> Features:
-        """Make views of kept pictures."""
-        return extract_views(self._backbone, pictures, plan, how, **self._how)
-
-    def parts(self, images: ImageSet) -> Iterator[Features]:
-        return iter_features(self._backbone, images, **self._how)
-
-
-class _PixelReader:
-    """Pixels for a copy of the backbone's network, which the method tunes."""
-
-    def __init__(self, backbone: Backbone, model: FewShotClassifier) -> None:
-        self._backbone, self._model = backbone, model
-        self._size = backbone.preset.preprocessing.size
-
-    def attach(self, classifier: Any) -> None:
-        if not classifier.attached:
-            classifier.attach(network_of(self._backbone, method_name(classifier)))
-
-    def read(
-        self, images: ImageSet, rule: ViewRule | None
-    ) -> tuple[Pixels, Pixels, NDArray[np.int64]]:
-        """Read labelled images and, by a rule, their views."""
-        plan = NO_VIEWS if rule is None else rule.plan(images.labels or ())
-        how, verbose = self._model.augmentation, self._model.verbose
-        pixels, views = load_pixels(images, self._size, plan, how, verbose)
-        return pixels, views, plan.view_of
-
-    def parts(self, images: ImageSet) -> Iterator[Pixels]:
-        for start in range(0, max(1, len(images)), PART):
-            part = images.take(range(start, min(start + PART, len(images))))
-            yield load_pixels(part, self._size, verbose=self._model.verbose)[0]
-
-
-def _tunes(classifier: Any) -> bool:
-    return getattr(classifier, "needs", "features") == "images"
+def _sample(count: int, seed: int) -> list[int]:
+    """Return the rows of all unlabelled images or, if they are too many, of a random sample."""
+    if count <= LIMIT:
+        return list(range(count))
+    chosen = np.random.default_rng(seed).choice(count, LIMIT, replace=False)
+    return sorted(chosen.tolist())
 
 
 def _is_features(X: Any) -> bool:
     """Return whether X holds features; a table of floating-point numbers is not an image."""
     table = isinstance(X, np.ndarray | Tensor) and X.ndim == 2
     return isinstance(X, FeatureTable | Features) or (table and "float" in str(X.dtype))
-
-
-def network_of(backbone: Backbone, method: str) -> Network:
-    """Copy the backbone's module for a method that tunes it; the backbone stays as it is."""
-    name = backbone.identity.name
-    loaded = backbone.loaded() if isinstance(backbone, LazyBackbone) else backbone
-    if not isinstance(loaded, ModuleBackbone):
-        raise InputError(
-            f"{method} tunes the backbone, so it needs a torch module that gradients can flow "
-            f"through; {name} only gives features, as an ONNX file, a service or a function does: "
-            "choose a backbone of timm or `from_module`, or a method on features, such as miv."
-        )
-    preprocessing = loaded.preset.preprocessing
-    model, tapped = loaded.copy_to_tune()
-    prepare = partial(preprocess, preprocessing=preprocessing)
-    return Network(model, tapped, prepare, preprocessing.size, name)
-
-
-def load_pixels(
-    images: ImageSet,
-    size: int,
-    plan: ViewPlan = NO_VIEWS,
-    how: Augmentation | None = None,
-    verbose: bool = True,
-) -> tuple[Pixels, Pixels]:
-    """Decode images and make their planned views: (image, R, R, 3) and (view, R, R, 3)."""
-    if not len(images):
-        raise InputError("There are no images: give at least one.")
-    pixels = np.empty((len(images), size, size, 3), np.uint8)
-    views = np.empty((len(plan.view_of), size, size, 3), np.uint8)
-    with progress_bar("reading", len(images), show=verbose) as advance:
-        for row, source in enumerate(images.sources):
-            image = LoadedImage(source)
-            pixels[row] = to_pixels(image.picture, row, size)
-            for i in np.flatnonzero(plan.view_of == row):
-                views[i] = np.asarray(image.view(int(plan.numbers[i]), plan.seed, size, how))
-            advance(1)
-    return pixels, views

@@ -34,6 +34,7 @@ from mivhead._version import __version__
 from mivhead.backbones.base import Backbone, Identity, expected_preset, named_by_file
 from mivhead.classifier import FeatureClassifier, MIVClassifier
 from mivhead.decision import DecisionRule
+from mivhead.ensemble.unlabelled import UnlabelledUse
 from mivhead.errors import InputError, ModelFileError, NotAvailableError
 from mivhead.features import FeatureTable
 from mivhead.fewshot import FewShotClassifier
@@ -131,11 +132,26 @@ def _read_history(model: FewShotClassifier, document: Any, tensors: Mapping[str,
     model.history_ = [from_json(Change, each, "history.v1") for each in document]
 
 
+def _write_unlabelled(model: Any) -> tuple[Any, Mapping[str, Tensor]] | None:
+    use: UnlabelledUse | None = getattr(getattr(model, "classifier_", model), "unlabelled_", None)
+    return None if use is None else (to_json(use), {})
+
+
+def _read_unlabelled(
+    model: FewShotClassifier, document: Any, tensors: Mapping[str, Tensor]
+) -> None:
+    use = from_json(UnlabelledUse, document, "unlabelled.v1")
+    if tensors or use.images < 1 or not isinstance(model.classifier_, MIVClassifier):
+        raise InputError("unlabelled.v1 does not fit the model.")
+    model.classifier_.unlabelled_ = use
+
+
 _HISTORY = ("action", "text", "when")
 SECTIONS: tuple[Section, ...] = (
     Section("shots.v1", "shots", _write_shots, _read_shots),
     Section("history.v1", "history", _write_history, _read_history),
     Section("decision.v1", "decision", _write_decision, _read_decision),
+    Section("unlabelled.v1", "unlabelled", _write_unlabelled, _read_unlabelled),
 )
 _SCALE = "scale"  # key of `config`: `FeatureClassifier.scale_`, if it is not 0
 _SECTION_NAME = re.compile(r"[a-z_]+\.v[0-9]+")

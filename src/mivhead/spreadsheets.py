@@ -19,6 +19,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from io import StringIO
 
+__all__ = ["neutralise", "restore", "to_csv"]
+
 BYTE_ORDER_MARK = "\ufeff"  # by which Excel recognises UTF-8
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "'")  # noqa: RUF001  # full-width forms
 _AFTER_SEMICOLON = re.compile(r"(?<=;)[=+\-@＝＋－＠]")  # noqa: RUF001  # where Excel takes semicolons for separators
@@ -28,8 +30,19 @@ _ESCAPE = re.compile(r"\\(\\|x[0-9a-f]{2}|u[0-9a-f]{4})")
 
 
 def neutralise(text: str) -> str:
-    r"""Return text that is safe in a cell of a CSV file, by the rule above.
+    r"""Return text that is safe in a cell of a CSV file, by the rule of this module.
 
+    Parameters
+    ----------
+    text : str
+        Any text.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
     >>> neutralise("=1+1"), neutralise("red \x1b[31m"), neutralise("photos/cat.jpg")
     ("'=1+1", 'red \\x1b[31m', 'photos/cat.jpg')
     """
@@ -41,6 +54,17 @@ def neutralise(text: str) -> str:
 def restore(cell: str) -> str:
     r"""Return the text that `neutralise` was given.
 
+    Parameters
+    ----------
+    cell : str
+        A cell of a CSV file that mivhead wrote.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
     >>> restore("'=1+1"), restore("red \\x1b[31m") == "red \x1b[31m"
     ('=1+1', True)
     """

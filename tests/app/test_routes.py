@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import socket
 import zipfile
 from collections.abc import Iterator
@@ -96,7 +97,14 @@ def test_a_form_of_another_site_is_no_change(site: Any) -> None:
 
 
 def test_every_answer_is_secured(site: Any) -> None:
-    for path in ("/", "/static/app.css", "/api/state", "/nothing", "/thumb/x"):
+    for path in (
+        "/",
+        "/static/app.css",
+        "/static/palette.css",
+        "/api/state",
+        "/nothing",
+        "/thumb/x",
+    ):
         headers = site.client.get(path).headers
         policy = headers["content-security-policy"]
         assert "default-src 'none'" in policy
@@ -110,6 +118,13 @@ def test_every_answer_is_secured(site: Any) -> None:
 )
 def test_only_the_page_is_served(site: Any, path: str) -> None:
     assert site.client.get(f"/static/{path}").status_code == 404
+
+
+def test_everything_that_the_page_names_is_served(site: Any) -> None:
+    named = re.findall(r'(?:href|src)="(/static/[^"]+)"', site.client.get("/").text)
+    assert "/static/palette.css" in named
+    for path in named:
+        assert site.client.get(path).status_code == 200, path
 
 
 def test_nothing_on_the_page_comes_from_elsewhere(site: Any) -> None:

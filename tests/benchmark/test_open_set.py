@@ -1,18 +1,22 @@
 """The open-set protocol: its measures in plain loops, what its tasks hold, and a small run."""
 
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mivhead.benchmark.executors.local import InlineExecutor
 from mivhead.benchmark.open_set import (
     auroc,
+    describe_open_set,
     fpr,
     read_open_set,
     run_open_set,
     sample_open_set,
     summarise,
 )
+from mivhead.cli.main import main
 from mivhead.datasets.bundled import write_bundled
 from mivhead.datasets.sets import open_set
 from mivhead.errors import InputError
@@ -84,6 +88,31 @@ def test_a_small_run_resumes(data: Path, tmp_path: Path) -> None:
     assert rows["4-way 3-shot", "ncc", "energy"].sets == 2
     assert 0 <= rows["4-way 3-shot", "ncc", "energy"].means["calibration_error"] <= 1
     assert rows["4-way 3-shot", "features", "knn"].means["calibration_error"] is None
+    report = describe_open_set(results)
+    assert report.count("Per set, `miv`:") == 2
+    expected = rows["4-way 3-shot", "ncc", "energy"].means["auroc_same"]
+    assert f"| `ncc` | energy | 2 | {expected:.3f} |" in report
+    assert "| not possible |" in report  # sets of a 3-way 1-shot task
+    assert main(["bench", "report", str(tmp_path / "run"), "--quiet"]) == 0
+    assert (tmp_path / "run" / "report" / "report.md").read_text() == report
+
+
+def test_tasks_can_be_sent_to_workers(data: Path, tmp_path: Path) -> None:
+    """Workers get pickled calls: here, each call makes the journey, and the results are equal."""
+
+    class Pickling(InlineExecutor):
+        def run(self, calls):
+            return super().run([pickle.loads(pickle.dumps(call)) for call in calls])
+
+    def run(folder: str, executor: InlineExecutor | None) -> list:
+        return run_open_set(
+            NAMES, data, tmp_path / folder, protocols=((3, 1),), methods=("ncc",), tasks=1, views=0,
+            cache=FeatureCache(tmp_path / "cache"), executor=executor, verbose=False,
+        )  # fmt: skip
+
+    assert run("sent", Pickling()) == run("here", None)
+    with pytest.raises(InputError, match="cannot be sent to workers"):
+        run_open_set(NAMES, data, tmp_path, backbone=TinyBackbone(), executor=InlineExecutor())
 
 
 def test_one_set_is_not_enough(data: Path, tmp_path: Path) -> None:

@@ -228,7 +228,10 @@ def test_all_alphabets_too_small():
 
 @pytest.mark.parametrize(
     "text",
-    ["varying", "5-way 1-shot", "varying, max_ways 20, max_support 100", "2-way 9-shot"],
+    [
+        *("varying", "5-way 1-shot", "varying, max_ways 20, max_support 100", "2-way 9-shot"),
+        "5-way 1-shot, max_queries 5, unlabelled 60",
+    ],
 )
 def test_protocols_are_read_from_their_names(text):
     assert Protocol.parse(text).name == text
@@ -242,6 +245,7 @@ def test_protocols_are_read_from_their_names(text):
         ("1-way 1-shot", "at least 2 ways, got 1"),
         ("5-way 0-shot", "at least 1 shot, got 0"),
         ("5-way 1-shot, max_support 9", "has the option 'max_support 9'"),
+        ("varying, unlabelled 60", "has the option 'unlabelled 60'"),
         ("varying, max_support", "each once and with a number"),
         ("varying, max_ways 9, max_ways 9", "each once"),
         ("varying, max_ways 4", "max_ways is 4; expected at least 5"),
@@ -259,3 +263,33 @@ def test_ways_and_shots_go_together():
         Protocol("fixed", ways=5)
     with pytest.raises(InputError, match="a varying one has neither"):
         Protocol("varying", shots=5)
+
+
+UNLABELLED = Protocol.parse("5-way 1-shot, unlabelled 60")
+
+
+def test_unlabelled_images_are_neither_shots_nor_queries():
+    tasks = sample_tasks(equal(9, 30), "birds", UNLABELLED, 0, 20).tasks
+    class_of = {id_: id_.split("/")[0] for task in tasks for id_ in task.images}
+    frequencies = []
+    for task in tasks:
+        assert len(set(task.images)) == len(task.images)
+        assert len(task.unlabelled) == 60
+        known = [class_of[id_] for id_ in task.unlabelled if class_of[id_] in task.classes]
+        assert len(known) == 42  # 30 % are of other classes
+        frequencies.append(sorted(Counter(known)[c] for c in task.classes))
+        assert len(task.queries) == 5 * 9  # a third of what the shot leaves
+    low, *_, high = np.mean(frequencies, axis=0)
+    assert low < 5 < 8.4 < 12 < high  # unbalanced
+
+
+def test_two_classes_stay_out_of_tasks_with_unlabelled_images():
+    ten = Protocol.parse("10-way 5-shot, unlabelled 60")
+    assert len(sample_tasks(equal(10, 30), "birds", ten, 0, 1).tasks[0].classes) == 8
+    assert isinstance(sample_tasks(equal(6, 30), "birds", ten, 0, 1), LeftOut)
+
+
+def test_few_images_give_few_unlabelled_ones():
+    task = sample_tasks(equal(7, 4), "birds", UNLABELLED, 0, 1).tasks[0]
+    assert len(task.queries) == 5
+    assert len(task.unlabelled) == 5 * 2 + 2 * 4  # all that is left, and all of the other classes

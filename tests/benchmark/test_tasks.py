@@ -10,9 +10,9 @@ from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.image_sets import equal
 
 
-@pytest.fixture(scope="module")
-def tasks():
-    return sample_tasks(equal(9, 12), "bäume", Protocol(), seed=3, count=20)
+@pytest.fixture(scope="module", params=["varying", "5-way 2-shot, unlabelled 20"])
+def tasks(request):
+    return sample_tasks(equal(9, 12), "bäume", Protocol.parse(request.param), seed=3, count=20)
 
 
 def test_a_file_holds_all_of_it(tasks, tmp_path):

@@ -138,7 +138,7 @@ def test_features_of_unknown_origin_give_a_model_on_features(miv, fails, new, tm
     assert "give it a features file" in fails("predict", model, new)
 
 
-@pytest.mark.parametrize("method", [m for m in ON_FEATURES if not m.startswith("miv-")])
+@pytest.mark.parametrize("method", [m for m in ON_FEATURES if not m.startswith(("miv-", "miv+"))])
 def test_every_method_on_features(method, miv, features, tmp_path):
     path = tmp_path / "m.miv"
     quick = ["--param", "steps=5"] if method in ("miv", "baseline", "baseline++") else []

@@ -44,7 +44,7 @@ def test_fit_save_and_predict(method, network, miv, new, shots, tmp_path):
     quick = ("--param", "steps=1", "--param", "use_views=false")
     answer = miv("fit", shots, "-o", path, "--method", method, *quick, *chosen)
     assert answer.code == 0, answer.err
-    assert "Learned 3 classes from 9 images: training" in answer.out
+    assert "Learned 3 classes from 9 images: reading" in answer.out
     assert f"\nmethod      {method}\n" in miv("info", path).out
     assert "probability" in miv("predict", path, new, *chosen).out
 
@@ -64,7 +64,7 @@ def test_cross_validation_is_skipped_and_the_output_says_so(miv, shots, tmp_path
 
 def test_features_are_refused(fails, model, features, tmp_path):
     text = fails("fit", features, "-o", tmp_path / "m.miv", "--method", "finetune")
-    assert "finetune tunes the backbone, so it needs images" in text
+    assert "finetune tunes the backbone: it needs images" in text
     assert "needs images, not features" in fails("evaluate", model, features)
 
 

@@ -97,6 +97,17 @@ def test_decisions_are_those_of_the_model(model, exported) -> None:
     assert len({each.decision for each in model.classify(new)}) > 1
 
 
+def test_the_class_for_everything_else_is_never_a_name(tmp_path) -> None:
+    small = from_module(small_cnn(), ["3"], name="small", preprocessing=Preprocessing(size=32))
+    model = fitted(small, other="red")
+    export_model(model, tmp_path / "model.onnx")
+    loaded = mivhead.load(tmp_path / "model.onnx")
+    assert loaded.predict_proba(images()).argmax(axis=1).tolist() == [0, 1, 2]  # the last is red
+    assert loaded.predict(images()).tolist() == model.predict(images()).tolist()
+    assert "red" not in loaded.predict(images())
+    assert loaded.shot_counts == model.shot_counts == {"dark": 3, "light": 3, "red": 3}
+
+
 def test_a_background_is_part_of_the_score(model, tmp_path) -> None:
     classifier = model.classifier_
     rule = classifier.decision_
@@ -132,8 +143,8 @@ def test_the_metadata_says_what_the_model_file_says(model, exported, tmp_path) -
 
     model.save(tmp_path / "model.miv")
     assert mivhead.load(exported).info == read_info(tmp_path / "model.miv")
-    (entry,) = onnx.load(exported).metadata_props
-    assert json.loads(entry.value)["model"]["classes"] == LABELS
+    metadata = {each.key: each.value for each in onnx.load(exported).metadata_props}
+    assert json.loads(metadata["mivhead"])["model"]["classes"] == LABELS
 
 
 def test_resizing_in_the_graph(model, tmp_path) -> None:

@@ -22,7 +22,12 @@ RIVALS = (
     "tip-adapter",
 )
 
-ON_FEATURES = [name for name, method in METHODS.items() if method.needs == "features"]
+# Without `miv+unlabelled`, which is the estimator of `miv`.
+ON_FEATURES = [
+    name
+    for name, method in METHODS.items()
+    if method.needs == "features" and not method.uses_unlabelled
+]
 
 
 def quick(name: str) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from mivhead import Preprocessing
+from mivhead._readers import network_of
 from mivhead.backbones import from_module
 from mivhead.backbones.module import ModuleBackbone
-from mivhead.fewshot import network_of
 from mivhead.methods.tuning.base import Network
 
 pytest.importorskip("timm", reason="the extra timm is not installed")

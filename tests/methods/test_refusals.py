@@ -19,7 +19,7 @@ from tests.helpers.services import FaultyServer, relay, running, toy_server
 from tests.helpers.small_networks import backbone, resnet, vit
 from tests.helpers.tiny_backbone import TinyBackbone
 
-TUNERS = [name for name in METHODS if name not in ON_FEATURES]
+TUNERS = [name for name, method in METHODS.items() if method.needs == "images"]
 MISSING = ["missing.png", "nowhere.png"]  # to decode them would be another error
 WHY = (
     "{} tunes the backbone, so it needs a torch module that gradients can flow through; {} only "

@@ -38,6 +38,13 @@ def test_every_entry_makes_a_cloneable_classifier_of_its_name(name: str) -> None
     assert classifier.get_params()["random_state"] == 3
 
 
+def test_whether_there_are_unlabelled_images_is_not_a_property_of_the_estimator() -> None:
+    method = METHODS["miv+unlabelled"]
+    assert method.uses_unlabelled
+    assert not METHODS["miv"].uses_unlabelled
+    assert method_name(make_method("miv+unlabelled")) == "miv"
+
+
 def test_listing_imports_neither_torch_nor_sklearn() -> None:
     code = (
         "import sys; from mivhead.methods import list_methods; list_methods(); "

@@ -83,7 +83,8 @@ def test_predictions_are_written_back(
     assert main(["predict", model, uri, *unlabelled]) == 0, capsys.readouterr().err
     answer = capsys.readouterr()
     assert answer.out == ""  # not 30 rows, which may be 100,000
-    assert "Wrote guess and guess_probability of 30 rows to lancedb://" in answer.err
+    written = "Wrote guess, guess_decision, guess_probability of 30 rows to lancedb://"
+    assert written in answer.err
     assert main(["predict", model, uri, *unlabelled, "--csv"]) == 0
     assert "10.jpg" in capsys.readouterr().out
 
@@ -96,6 +97,10 @@ def test_predictions_are_written_back(
     rows = lancedb.connect(folder).open_table(name).to_arrow().to_pylist()
     assert all((row["guess"] is None) == (row["species"] is not None) for row in rows)
     assert all(0.5 <= row["guess_probability"] <= 1 for row in rows if row["guess"])
+    allowed = {"unsure", "none of these"}
+    guessed = [row for row in rows if row["guess"]]
+    assert all(row["guess_decision"] in allowed | {row["guess"]} for row in guessed)
+    assert any(row["guess_decision"] == row["guess"] for row in guessed)
     with stores.open(uri) as store:  # what was there before is as it was
         again = {i: f for t in [store.read()] for i, f in zip(t.ids, t.features, strict=True)}
     for i in range(40):

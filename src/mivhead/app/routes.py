@@ -53,6 +53,7 @@ LIMITS = Limits(max_bytes=64 * 2**20, max_memory=512 * 2**20, deadline=300.0)
 POLL_SECONDS = 20.0
 POLL_PAUSE = 0.1  # between two looks; also the least time between two answers
 TOP = 5  # classes of a prediction that the page shows
+PALETTE = "palette.css"
 TYPES = {
     ".html": "text/html",
     ".js": "text/javascript",
@@ -363,8 +364,10 @@ def make_server(
 
 
 def _static(path: str) -> Response:
-    """Return a file of the folder `static`; nothing else can be named."""
+    """Return a file of the folder `static`, or the palette; nothing else can be named."""
     file = resources.files("mivhead.app") / "static"
+    if path == PALETTE:  # shared with exported pages
+        file = resources.files("mivhead.export") / "web_page"
     for part in path.split("/"):
         if not part or part.startswith("."):
             raise Refusal(404, "There is no such file.")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from mivhead._lazy import lazy
 
 if TYPE_CHECKING:
-    from mivhead.batch.job import Result as Result
+    from mivhead.batch.job import JobResult as JobResult
     from mivhead.batch.job import extract as extract
     from mivhead.batch.job import predict as predict
 
-__getattr__, __dir__ = lazy(__name__, {"job": "Result extract predict"})
+__getattr__, __dir__ = lazy(__name__, {"job": "JobResult extract predict"})

@@ -20,7 +20,7 @@ from mivhead._threads import available_cores
 from mivhead.batch import places
 from mivhead.batch.output import FORMAT, Job, Mark, Output
 from mivhead.batch.places import EXTRA
-from mivhead.batch.sources import Row, Shard, backbone_of, list_shards
+from mivhead.batch.sources import Shard, ShardRow, backbone_of, list_shards
 from mivhead.batch.work import ERROR, Extracting, Failed, Predicting, hash_file
 from mivhead.errors import ImageError, InputError, NotAvailableError
 
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Result:
+class JobResult:
     """What a job did.
 
     Parameters
@@ -83,7 +83,7 @@ def predict(
     excel: bool = False,
     verbose: bool = True,
     **decision: float,
-) -> Result:
+) -> JobResult:
     """Predict any number of images or features, and write the predictions in parts.
 
     Memory does not grow with the number of rows. A run that was interrupted, even killed, is
@@ -127,7 +127,7 @@ def predict(
 
     Returns
     -------
-    Result
+    JobResult
 
     Examples
     --------
@@ -170,7 +170,7 @@ def extract(
     workers: int = 0,
     ray: str | bool = False,
     verbose: bool = True,
-) -> Result:
+) -> JobResult:
     """Extract features of any number of images, and write them in parts.
 
     Parameters
@@ -197,7 +197,7 @@ def extract(
 
     Returns
     -------
-    Result
+    JobResult
     """
     from mivhead.backbones import DEFAULT_BACKBONE
 
@@ -234,7 +234,7 @@ def _run(
     ray: str | bool,
     verbose: bool,
     form: dict[str, bool],
-) -> Result:
+) -> JobResult:
     started = time.perf_counter()
     if resume and overwrite:
         raise InputError("Either resume a job or overwrite it.")
@@ -249,7 +249,9 @@ def _run(
         found = output.prepare(job, resume=resume, overwrite=overwrite)
         if found is not None and found.complete:
             rows = _count(output)
-            return Result(output.out, rows, 0, rows, time.perf_counter() - started, complete=True)
+            return JobResult(
+                output.out, rows, 0, rows, time.perf_counter() - started, complete=True
+            )
         schema = work.schema()
         if found is None:
             shards = _checked(list_shards(names, part_rows, column), work)
@@ -261,7 +263,7 @@ def _run(
             if executor is not None:
                 executor.close()
         output.finish(found, schema, **form)
-    return Result(output.out, rows, errors, resumed, time.perf_counter() - started)
+    return JobResult(output.out, rows, errors, resumed, time.perf_counter() - started)
 
 
 def _count(output: Output) -> int:
@@ -432,7 +434,7 @@ class _Reader:
         for pool in (self._readers, self._decoders):
             pool.shutdown(cancel_futures=True)
 
-    def compute(self, rows: Iterator[Row | None], advance: Callable[[int], object]) -> Any:
+    def compute(self, rows: Iterator[ShardRow | None], advance: Callable[[int], object]) -> Any:
         """Return a table of the results of rows, all of which are wanted; None without rows."""
         tables = []
         ahead = self._read(rows)
@@ -448,7 +450,7 @@ class _Reader:
             advance(len(chunk))
         return need("pyarrow", EXTRA).concat_tables(tables) if tables else None
 
-    def _read(self, rows: Iterator[Row | None]) -> list[Any]:
+    def _read(self, rows: Iterator[ShardRow | None]) -> list[Any]:
         taken = list(itertools.islice(rows, CHUNK))
         return [(row, self._readers.submit(_load, row)) for row in taken if row is not None]
 
@@ -461,7 +463,7 @@ class _Reader:
             return Failed(str(error))
 
 
-def _load(row: Row) -> Any:
+def _load(row: ShardRow) -> Any:
     try:
         return row.load()
     except ImageError as error:

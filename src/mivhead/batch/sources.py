@@ -42,7 +42,7 @@ ID_COLUMNS = ("file", "path", "id", "name", "filename", "file_name", "image_path
 MAX_LINE = 2**20  # characters of a line in a list of paths
 
 
-class Row(NamedTuple):
+class ShardRow(NamedTuple):
     """One image, or the features of one."""
 
     id: str
@@ -90,7 +90,7 @@ class Shard:
         """Whether its rows are features, not images."""
         return self.kind in ("vectors", "store")
 
-    def rows(self, wanted: Wanted) -> Iterator[Row | None]:
+    def rows(self, wanted: Wanted) -> Iterator[ShardRow | None]:
         """Yield the rows in their order; None instead of a row that is not wanted."""
         self._check_unchanged()
         yield from _READERS[self.kind](self, wanted)
@@ -221,24 +221,24 @@ def safe_id(text: str) -> str:
 # Image files, and members of zips.
 
 
-def _read_files(shard: Shard, wanted: Wanted) -> Iterator[Row | None]:
+def _read_files(shard: Shard, wanted: Wanted) -> Iterator[ShardRow | None]:
     if shard.path:
         pairs = [(f"{shard.path}/{item}", f"{shard.name}/{item}") for item in shard.items]
     else:  # each with its own path, followed by its name
         pairs = list(zip(shard.items[::2], shard.items[1::2], strict=True))
     for number, (path, name) in enumerate(pairs):
         name = safe_id(name)
-        yield Row(name, partial(places.read_image, path, name)) if wanted(number) else None
+        yield ShardRow(name, partial(places.read_image, path, name)) if wanted(number) else None
 
 
-def _read_zip(shard: Shard, wanted: Wanted) -> Iterator[Row | None]:
+def _read_zip(shard: Shard, wanted: Wanted) -> Iterator[ShardRow | None]:
     members = _zip_members(shard.path, shard.stamp)
     for number, item in enumerate(shard.items):
         if not wanted(number):
             yield None
             continue
         load: Any = members[item].get
-        yield Row(safe_id(f"{shard.name}/{item}"), load)
+        yield ShardRow(safe_id(f"{shard.name}/{item}"), load)
 
 
 @lru_cache(maxsize=2)
@@ -317,7 +317,7 @@ def _read_list(file: IO[bytes], name: str, column: str | None) -> Iterator[str]:
 # Tars: images in their order, read once from the beginning to the end, as WebDataset does.
 
 
-def _read_tar(shard: Shard, wanted: Wanted) -> Iterator[Row | None]:
+def _read_tar(shard: Shard, wanted: Wanted) -> Iterator[ShardRow | None]:
     numbers = count()
     try:
         with places.open_file(shard.path) as raw:
@@ -334,7 +334,7 @@ def _read_tar(shard: Shard, wanted: Wanted) -> Iterator[Row | None]:
                     yield None
                     continue
                 name = safe_id(f"{shard.name}/{member.name}")
-                yield Row(name, _read_now(archive, member, name))
+                yield ShardRow(name, _read_now(archive, member, name))
             # Python's tarfile stops silently at a damaged header.
             file.seek(archive.offset)
             if (block := file.read(tarfile.BLOCKSIZE)) != tarfile.NUL * tarfile.BLOCKSIZE:
@@ -342,7 +342,9 @@ def _read_tar(shard: Shard, wanted: Wanted) -> Iterator[Row | None]:
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         # What follows cannot be found; the rows before it are good.
         reason = f"{shard.name} is corrupted or truncated: {error or type(error).__name__}."
-        yield Row(safe_id(shard.name), partial(_fail, reason)) if wanted(next(numbers)) else None
+        yield (
+            ShardRow(safe_id(shard.name), partial(_fail, reason)) if wanted(next(numbers)) else None
+        )
     except OSError as error:
         if isinstance(error, InputError):
             raise
@@ -448,7 +450,7 @@ def _ids(batch: Any, column: str | None, shard: Shard, first: int) -> list[str]:
     return [f"{safe_id(shard.name)}:{first + i}" for i in range(batch.num_rows)]
 
 
-def _read_images(shard: Shard, wanted: Wanted) -> Iterator[Row | None]:
+def _read_images(shard: Shard, wanted: Wanted) -> Iterator[ShardRow | None]:
     with _parquet(shard.path, shard.name) as file:
         schema = file.schema_arrow
     own = next((name for name in ID_COLUMNS if name in schema.names), None)
@@ -463,18 +465,18 @@ def _read_images(shard: Shard, wanted: Wanted) -> Iterator[Row | None]:
         start += batch.num_rows
 
 
-def _image_row(name: str, image: Any, own: str | None) -> Row:
+def _image_row(name: str, image: Any, own: str | None) -> ShardRow:
     value = image.as_py()
     if isinstance(value, dict):
         if own is None and value.get("path"):
             name = safe_id(str(value["path"]))
         value = value["bytes"]
     if value is None:
-        return Row(name, partial(_fail, f"{name} has no image."))
-    return Row(name, partial(bytes, value))
+        return ShardRow(name, partial(_fail, f"{name} has no image."))
+    return ShardRow(name, partial(bytes, value))
 
 
-def _read_vectors(shard: Shard, wanted: Wanted) -> Iterator[Row | None]:
+def _read_vectors(shard: Shard, wanted: Wanted) -> Iterator[ShardRow | None]:
     from mivhead.stores.arrow import vector
     from mivhead.stores.base import VIEW_OF, Columns
     from mivhead.stores.parquet import ERROR, info_of, vector_columns
@@ -504,9 +506,9 @@ def _read_vectors(shard: Shard, wanted: Wanted) -> Iterator[Row | None]:
             missing = next((each for each, array in arrays.items() if array is None), None)
             if missing is not None:
                 reason = errors[i] or f"{name} has no vector in the column {missing!r}."
-                yield Row(name, partial(_fail, reason))
+                yield ShardRow(name, partial(_fail, reason))
             else:
-                yield Row(name, partial(_shaped, arrays, {} if info is None else info.shapes))
+                yield ShardRow(name, partial(_shaped, arrays, {} if info is None else info.shapes))
         start += batch.num_rows
 
 
@@ -517,7 +519,7 @@ def _shaped(arrays: dict[str, Any], shapes: dict[str, list[int]]) -> dict[str, A
 # Other stores of features: read from the beginning to the end.
 
 
-def _read_store(shard: Shard, wanted: Wanted) -> Iterator[Row | None]:
+def _read_store(shard: Shard, wanted: Wanted) -> Iterator[ShardRow | None]:
     from mivhead import stores
 
     numbers = count()
@@ -528,7 +530,7 @@ def _read_store(shard: Shard, wanted: Wanted) -> Iterator[Row | None]:
                 if not wanted(next(numbers)):
                     yield None
                     continue
-                yield Row(safe_id(name), partial(_take, arrays, i))
+                yield ShardRow(safe_id(name), partial(_take, arrays, i))
 
 
 def _take(arrays: dict[str, Any], row: int) -> dict[str, Any]:
@@ -549,7 +551,7 @@ def backbone_of(shard: Shard) -> dict[str, Any] | None:
         return next((table.backbone for table in store.iter_batches()), None)
 
 
-_READERS: dict[str, Callable[[Shard, Wanted], Iterable[Row | None]]] = {
+_READERS: dict[str, Callable[[Shard, Wanted], Iterable[ShardRow | None]]] = {
     "files": _read_files,
     "zip": _read_zip,
     "tar": _read_tar,

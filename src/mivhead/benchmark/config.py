@@ -231,7 +231,14 @@ class RunConfig:
             if (name := SamplingProtocol.parse(text).name) != text:
                 raise InputError(f"The protocol {text!r} must be written as {name!r}.")
         known = [backbone.name for backbone in self.backbones]
+        without = [p for p in self.protocols if not SamplingProtocol.parse(p).unlabelled]
         for method in self.methods:
+            if without and get_method(method.kind).uses_unlabelled:
+                raise InputError(
+                    f"The method {method.name!r} needs unlabelled images, and tasks of the "
+                    f"protocol {without[0]!r} have none: use one such as "
+                    "'5-way 1-shot, unlabelled 60'."
+                )
             for name in method.backbones:
                 check_one_of(f"backbone of {method.name}", name, known)
         for comparison in self.comparisons:

@@ -146,7 +146,7 @@ def count_views(tasks: Iterable[Task], rules: Sequence[ViewLimit]) -> dict[str, 
     """
     views: dict[str, int] = {}
     for task in tasks:
-        for id_ in (*task.support, *task.queries):
+        for id_ in task.images:
             views.setdefault(id_, 0)
         for rule in rules:
             for id_, count in zip(task.support, rule.count(task), strict=True):
@@ -205,15 +205,17 @@ class FeatureKeys:
                 for id_, count in zip(task.support, views, strict=True)
             ),
             tuple(self.key(id_) for id_ in task.queries),
+            tuple(self.key(id_) for id_ in task.unlabelled),
         )
 
 
 class TaskKeys(NamedTuple):
-    """Cache keys of a task: of the support images, of the views of each, and of the queries."""
+    """Cache keys of a task: support images, the views of each, queries and unlabelled images."""
 
     support: tuple[str, ...]
     views: tuple[tuple[str, ...], ...]
     queries: tuple[str, ...]
+    unlabelled: tuple[str, ...] = ()
 
 
 class TaskFeatures:
@@ -227,17 +229,21 @@ class TaskFeatures:
         try:
             self._read(inputs.cache, keys)
         except NotAvailableError:
-            needed = dict.fromkeys(task.queries, 0) | dict(zip(task.support, counts, strict=True))
+            needed = dict.fromkeys(task.images, 0) | dict(zip(task.support, counts, strict=True))
             Extraction(inputs, tuple(needed.items()))()
             self._read(inputs.cache, keys)
         self._starts = np.cumsum([0, *counts])  # of the views of each support image
 
     def _read(self, cache: FeatureCache, keys: TaskKeys) -> None:
         views = [key for own in keys.views for key in own]
-        features = read_features(cache, [*keys.support, *keys.queries, *views])
-        shots, images = len(keys.support), len(keys.support) + len(keys.queries)
-        self.support, self.queries = features[:shots], features[shots:images]
-        self.views = features[images:] if views else None
+        parts = (keys.support, keys.queries, keys.unlabelled, views)
+        features = read_features(cache, [key for part in parts for key in part])
+        ends = np.cumsum([len(part) for part in parts])
+        self.support, self.queries, unlabelled, augmented = (
+            features[end - len(part) : end] for part, end in zip(parts, ends, strict=True)
+        )
+        self.unlabelled = unlabelled if keys.unlabelled else None
+        self.views = augmented if views else None
 
     def take_views(self, counts: Sequence[int]) -> dict[str, Any]:
         """Return the first views of each support image as the arguments `views` and `view_of`."""

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mivhead._readers import load_pixels, network_of
 from mivhead.benchmark.clock import Clock, Seconds
 from mivhead.benchmark.config import MethodConfig
 from mivhead.benchmark.gflops import count
@@ -26,7 +27,6 @@ from mivhead.benchmark.results import Result
 from mivhead.benchmark.tasks import Task
 from mivhead.errors import MivError
 from mivhead.features import Features
-from mivhead.fewshot import load_pixels, network_of
 from mivhead.images.augmentation import number_views
 from mivhead.methods.cost import BackboneWork, TaskSize
 from mivhead.methods.registry import get_method, make_method
@@ -132,11 +132,14 @@ class TaskRun:
             random_state=self.seed,
             device=self.inputs.device,
         )
+        extra = features.take_views(views)
+        if get_method(method.kind).uses_unlabelled:
+            extra["unlabelled"] = features.unlabelled
         return _Prepared(
             lambda changes: make(**method.params | changes),
             features.support,
             features.queries,
-            features.take_views(views),
+            extra,
             lambda: features.queries[:1],
         )
 
@@ -219,7 +222,7 @@ class _Prepared:
     make: Callable[[dict[str, Any]], Any]  # an unfitted classifier, from changed hyperparameters
     support: Any  # features, or pixels
     queries: Any
-    views: dict[str, Any]  # `views` and `view_of`, or nothing
+    views: dict[str, Any]  # `views`, `view_of` and `unlabelled`, or nothing
     sample: Callable[[], Features]  # features of any image, for their shapes
 
     def warm_up(self, labels: Sequence[int], changes: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,13 @@ from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.background import background_vectors
 from mivhead.backbones.base import Backbone
 from mivhead.benchmark.compare import calibration_error
+from mivhead.benchmark.executors import Died, Executor
+from mivhead.benchmark.executors.local import InlineExecutor
 from mivhead.benchmark.measuring import score as calibrate
 from mivhead.datasets.catalogue import groups_of
 from mivhead.datasets.sets import open_set
 from mivhead.decision import NONE, UNSURE, energy_of, softmax
-from mivhead.errors import InputError
+from mivhead.errors import InputError, NotAvailableError
 from mivhead.extraction.cache import FeatureCache, open_cache
 from mivhead.extraction.pipeline import extract_table
 from mivhead.features import Features
@@ -192,6 +195,7 @@ def run_open_set(
     seed: int = 0,
     backbone: str | Backbone = DEFAULT_BACKBONE,
     cache: FeatureCache | None = None,
+    executor: Executor | None = None,
     verbose: bool = True,
 ) -> list[OpenSetResult]:
     """Run what is missing of the protocol and return all its results.
@@ -219,6 +223,9 @@ def run_open_set(
         What gives the features.
     cache : FeatureCache or None, default=None
         Where features are kept; None: the user's feature cache.
+    executor : Executor or None, default=None
+        Where tasks run; by default in this process. A backbone that is an object can only be used
+        there.
     verbose : bool, default=True
         Show a progress bar.
     """
@@ -228,30 +235,86 @@ def run_open_set(
     path.parent.mkdir(parents=True, exist_ok=True)
     results = read_open_set(path) if path.exists() else []
     done = {(r.set, r.protocol, r.task, r.method) for r in results}
-    images = {name: open_set(name, data) for name in sets}
-    backbone = load_backbone(backbone)
-    cache = open_cache() if cache is None else cache
-    total = len(sets) * len(protocols) * tasks
-    with progress_bar("tasks", total, show=verbose, unit="task") as advance:
-        for number in range(tasks):
-            for ways, shots in protocols:
-                for name in sets:
-                    protocol = f"{ways}-way {shots}-shot"
-                    wanted = [*methods, "features"]
-                    missing = [m for m in wanted if (name, protocol, number, m) not in done]
-                    if missing:
-                        task = sample_open_set(name, images, ways, shots, seed, number)
-                        inputs = _read(task, name, images, backbone, cache, views, seed)
-                        found = [
-                            result
-                            for method in missing
-                            for result in _run(inputs, method, name, protocol, number, backbone)
-                        ]
-                        with path.open("a", encoding="utf-8") as file:
-                            file.writelines(json.dumps(asdict(each)) + "\n" for each in found)
-                        results += found
-                    advance(1)
+    if executor is not None and not isinstance(backbone, str):
+        raise InputError("A backbone of your own cannot be sent to workers: omit the executor.")
+    where = _Where(tuple(sets), Path(data), backbone, cache)
+    calls = [
+        _TaskCall(where, name, ways, shots, number, tuple(missing), views, seed)
+        for number in range(tasks)
+        for ways, shots in protocols
+        for name in sets
+        if (
+            missing := [
+                method
+                for method in (*methods, "features")
+                if (name, f"{ways}-way {shots}-shot", number, method) not in done
+            ]
+        )
+    ]
+    with progress_bar("tasks", len(calls), show=verbose, unit="task") as advance:
+        for call, found in (executor or InlineExecutor()).run(calls):
+            if isinstance(found, Died):
+                raise NotAvailableError(
+                    f"A worker died on task {call.number} of {call.name}: {found.reason}; run the "  # type: ignore[attr-defined]  # returns what it was given
+                    "same command again with fewer --workers."
+                )
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(asdict(each)) + "\n" for each in found)
+            results += found
+            advance(1)
     return results
+
+
+@dataclass(frozen=True)
+class _Where:
+    """Where the images and features of all tasks come from; every worker opens them itself."""
+
+    sets: tuple[str, ...]
+    data: Path
+    backbone: str | Backbone
+    cache: FeatureCache | None
+
+    def open(self) -> tuple[Mapping[str, ImageSet], Backbone, FeatureCache | None]:
+        """Open the sets, the backbone and the cache, once per process."""
+        images = {name: _open_set(name, self.data) for name in self.sets}
+        named = isinstance(self.backbone, str)
+        backbone = _load(self.backbone) if named else self.backbone  # type: ignore[arg-type]
+        return images, backbone, open_cache() if self.cache is None else self.cache  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=64)
+def _open_set(name: str, data: Path) -> ImageSet:
+    return open_set(name, data)
+
+
+@lru_cache(maxsize=1)
+def _load(name: str) -> Backbone:
+    return load_backbone(name)
+
+
+@dataclass(frozen=True)
+class _TaskCall:
+    """Runs methods on one task when called."""
+
+    where: _Where
+    name: str
+    ways: int
+    shots: int
+    number: int
+    methods: tuple[str, ...]
+    views: int
+    seed: int
+
+    def __call__(self) -> list[OpenSetResult]:
+        images, backbone, cache = self.where.open()
+        task = sample_open_set(self.name, images, self.ways, self.shots, self.seed, self.number)
+        inputs = _read(task, self.name, images, backbone, cache, self.views, self.seed)
+        protocol = f"{self.ways}-way {self.shots}-shot"
+        return [
+            result
+            for method in self.methods
+            for result in _run(inputs, method, self.name, protocol, self.number, backbone)
+        ]
 
 
 def read_open_set(path: str | Path) -> list[OpenSetResult]:
@@ -488,3 +551,74 @@ def _mean(by_set: Mapping[str, Sequence[OpenSetResult]], name: str) -> float | N
         if (own := [v for r in each if (v := getattr(r, name)) is not None])
     ]
     return float(np.mean(values)) if values else None
+
+
+_COLUMNS = {
+    "auroc_same": "AUROC same set",
+    "auroc_other": "AUROC other sets",
+    "fpr_same": "FPR same set",
+    "fpr_other": "FPR other sets",
+    "accuracy": "accuracy",
+    "accuracy_80": "accuracy at 80 %",
+    "calibration_error": "calibration error",
+}
+
+
+def describe_open_set(results: Sequence[OpenSetResult]) -> str:
+    """Return a report in Markdown: all methods and scores, then the decisions of `miv` per set.
+
+    Parameters
+    ----------
+    results : sequence of OpenSetResult
+        All results of a run.
+
+    Returns
+    -------
+    str
+        Two tables per protocol.
+    """
+    lines = ["# Open-set results"]
+    for protocol in sorted({r.protocol for r in results}):
+        own = [r for r in results if r.protocol == protocol]
+        header = ["method", "score", "tasks", *_COLUMNS.values()]
+        lines += ["", f"## {protocol}", "", *_row(header), "|---" * len(header) + "|"]
+        for each in summarise(own):
+            figures = [_figure(each.means[name]) for name in _COLUMNS]
+            lines += _row([f"`{each.method}`", each.score, str(each.tasks), *figures])
+        chosen = [r for r in own if r.method == "miv" and r.score == "unknown"]
+        if not chosen:
+            continue
+        header = [
+            *("set", "tasks", "AUROC same set / other sets", "accuracy", "calibration error"),
+            *("known / same / other rejected", "named, of these wrong"),
+            "coverage of 90 % sets, classes",
+        ]
+        lines += ["", "Per set, `miv`:", "", *_row(header), "|---" * len(header) + "|"]
+        for name in sorted({r.set for r in chosen}):
+            lines += _row(_decided(name, [r for r in chosen if r.set == name]))
+        lines += _row(_decided("**mean**", chosen))
+    return "\n".join(lines) + "\n"
+
+
+def _decided(name: str, results: Sequence[OpenSetResult]) -> list[str]:
+    """One row of the table of decisions."""
+    (found,) = summarise(results)
+    text = {key: _figure(value) for key, value in found.means.items()}
+    return [
+        name,
+        str(found.tasks),
+        f"{text['auroc_same']} / {text['auroc_other']}",
+        text["accuracy"],
+        text["calibration_error"],
+        f"{text['known_rejected']} / {text['same_rejected']} / {text['other_rejected']}",
+        f"{text['named']}, {text['named_wrong'] or 'none'}",
+        f"{text['coverage']}, {text['size']}" if text["coverage"] else "not possible",
+    ]
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _row(cells: Sequence[str]) -> list[str]:
+    return [f"| {' | '.join(cells)} |"]

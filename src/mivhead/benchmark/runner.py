@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mivhead._readers import network_of
 from mivhead.backbones.base import Backbone
 from mivhead.benchmark.clock import Seconds
 from mivhead.benchmark.config import BackboneConfig, MethodConfig, RunConfig
@@ -41,7 +42,6 @@ from mivhead.datasets.catalogue import paper_size
 from mivhead.datasets.sets import check_sets
 from mivhead.errors import InputError, MivError, NotAvailableError
 from mivhead.extraction.cache import DEFAULT_LIMIT, open_cache
-from mivhead.fewshot import network_of
 from mivhead.images.imageset import ImageSet
 from mivhead.methods.cost import BackboneWork
 from mivhead.methods.registry import make_method

@@ -37,7 +37,12 @@ Counts: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 _FIXED = re.compile(r"(\d+)-way (\d+)-shot")
 _VARYING_OPTIONS = ("max_ways", "max_support", "max_queries")
-_FIXED_OPTIONS = ("max_queries",)
+_FIXED_OPTIONS = ("max_queries", "unlabelled")
+
+# Of tasks with unlabelled images.
+FOREIGN = 0.3  # share of images of other classes
+CONCENTRATION = 2.0  # of the Dirichlet distribution of class frequencies: they are unbalanced
+FOREIGN_CLASSES = 2  # of a set that no task uses, at least
 
 
 @dataclass(frozen=True)
@@ -55,11 +60,17 @@ class Protocol:
         For a varying protocol: maximum number of classes, and of support images per task.
     max_queries : int, default=10
         Maximum number of query images per class.
+    unlabelled : int, default=0
+        For a fixed protocol: number of unlabelled images per task, of which 30 % show other classes
+        of the set; the rest is distributed over the classes at random, unevenly. At least two
+        classes of a set are then not in a task.
 
     Examples
     --------
-    >>> Protocol.parse("5-way 1-shot")
-    Protocol(kind='fixed', ways=5, shots=1, max_ways=50, max_support=500, max_queries=10)
+    >>> Protocol.parse("5-way 1-shot").shots
+    1
+    >>> Protocol.parse("5-way 1-shot, unlabelled 60").unlabelled
+    60
     >>> Protocol(max_support=100).name
     'varying, max_support 100'
     """
@@ -70,6 +81,7 @@ class Protocol:
     max_ways: int = 50
     max_support: int = 500
     max_queries: int = 10
+    unlabelled: int = 0
 
     def __post_init__(self) -> None:
         fixed = self.kind == "fixed"
@@ -137,7 +149,8 @@ class Protocol:
     @property
     def least_ways(self) -> int:
         """Minimum number of classes of a set."""
-        return min(MIN_WAYS, self.ways or MIN_WAYS)
+        fewest = min(MIN_WAYS, self.ways or MIN_WAYS)
+        return fewest + FOREIGN_CLASSES if self.unlabelled else fewest
 
     @property
     def least_images(self) -> int:
@@ -159,13 +172,14 @@ class Protocol:
         int
         """
         if self.ways is not None:
-            return min(self.ways, classes)
+            return min(self.ways, classes - (FOREIGN_CLASSES if self.unlabelled else 0))
         return int(rng.integers(MIN_WAYS, min(self.max_ways, classes) + 1))
 
     def queries_per_class(self, sizes: Counts) -> int:
         """Return the number of queries per class in a task whose classes have these sizes.
 
-        At most half of the smallest class, as in Meta-Dataset, and what the shots leave of it.
+        At most half of the smallest class, as in Meta-Dataset, and what the shots leave of it; a
+        third of that if there are unlabelled images too.
 
         Parameters
         ----------
@@ -182,6 +196,8 @@ class Protocol:
         [1, 3, 10]
         """
         smallest = int(sizes.min())
+        if self.unlabelled:
+            return min(self.max_queries, max(1, (smallest - (self.shots or 1)) // 3))
         return min(self.max_queries, smallest // 2, smallest - (self.shots or 1))
 
     def sample_shots(self, rng: np.random.Generator, sizes: Counts) -> Counts:
@@ -302,17 +318,42 @@ def _sample(
     shots = protocol.sample_shots(rng, sizes)
     query_ids: list[str] = []
     support_ids: list[str] = []
+    left: list[list[str]] = []  # per class
     for each, own_shots in zip(classes, shots.tolist(), strict=True):
         shuffled = [members[each][place] for place in rng.permutation(len(members[each]))]
         query_ids += shuffled[:queries]
         support_ids += shuffled[queries : queries + own_shots]
+        left.append(shuffled[queries + own_shots :])
     return Task(
         tuple(classes),
         tuple(support_ids),
         tuple(np.repeat(np.arange(ways), shots).tolist()),
         tuple(query_ids),
         tuple(np.repeat(np.arange(ways), queries).tolist()),
+        _sample_unlabelled(rng, left, members, classes, protocol.unlabelled),
     )
+
+
+def _sample_unlabelled(
+    rng: np.random.Generator,
+    left: list[list[str]],
+    members: Mapping[str, list[str]],
+    classes: list[str],
+    count: int,
+) -> tuple[str, ...]:
+    """Sample from what is left of the classes of a task, unevenly, and from other classes."""
+    if not count:
+        return ()
+    foreign = [id_ for each, ids in members.items() if each not in classes for id_ in ids]
+    number = min(round(FOREIGN * count), len(foreign))
+    chosen = [foreign[place] for place in rng.permutation(len(foreign))[:number]]
+    shares = rng.dirichlet([CONCENTRATION] * len(classes))  # (class)
+    for _ in range(count - number):
+        open_ = np.array([bool(own) for own in left]) * shares  # classes that have images left
+        if not open_.any():
+            break
+        chosen.append(left[rng.choice(len(left), p=open_ / open_.sum())].pop())
+    return tuple(chosen[place] for place in rng.permutation(len(chosen)))
 
 
 def _generator(seed: int, name: str, protocol: Protocol, number: int) -> np.random.Generator:

@@ -30,6 +30,8 @@ class Task:
         Ids of the images.
     support_labels, query_labels : tuple of int
         The class of each image, as an index into `classes`.
+    unlabelled : tuple of str, default=()
+        Ids of images without labels, of which some show none of the classes.
     """
 
     classes: tuple[str, ...]
@@ -37,6 +39,23 @@ class Task:
     support_labels: tuple[int, ...]
     queries: tuple[str, ...]
     query_labels: tuple[int, ...]
+    unlabelled: tuple[str, ...] = ()
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The ids of all images."""
+        return (*self.support, *self.queries, *self.unlabelled)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as plain values; unlabelled images only if there are any.
+
+        Returns
+        -------
+        dict
+            Plain values for a JSON document.
+        """
+        # Not `asdict`, whose deep copies take longer than everything else.
+        return {k: v for k, v in vars(self).items() if k != "unlabelled" or v}
 
 
 @dataclass(frozen=True)
@@ -71,12 +90,11 @@ class TaskSet:
         dict
             Plain values for a JSON document.
         """
-        # Not `asdict`, whose deep copies take longer than everything else.
         return {
             "set": self.set,
             "protocol": self.protocol,
             "seed": self.seed,
-            "tasks": [vars(task) for task in self.tasks],
+            "tasks": [task.as_json() for task in self.tasks],
             "left_out": self.left_out,
         }
 
@@ -104,13 +122,14 @@ class TaskSet:
         ...     TaskSet.load(f"{folder}/pets.json") == tasks
         True
         """
-        ids = sorted({each for task in self.tasks for each in (*task.support, *task.queries)})
+        ids = sorted({each for task in self.tasks for each in task.images})
         place = {each: number for number, each in enumerate(ids)}
         stored = tuple(
             _StoredTask(
                 task.classes,
                 _by_class(task.support, task.support_labels, len(task.classes), place),
                 _by_class(task.queries, task.query_labels, len(task.classes), place),
+                tuple(place[each] for each in task.unlabelled),
             )
             for task in self.tasks
         )
@@ -168,6 +187,7 @@ class _StoredTask:
     classes: tuple[str, ...]
     support: tuple[tuple[int, ...], ...]
     queries: tuple[tuple[int, ...], ...]
+    unlabelled: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -197,13 +217,15 @@ def _by_class(
 
 def _to_task(stored: _StoredTask, images: tuple[str, ...], path: str | Path) -> Task:
     places = [place for part in (stored.support, stored.queries) for row in part for place in row]
+    places += stored.unlabelled
     if not all(0 <= place < len(images) for place in places):
         raise InputError(f"The task file {path} refers to an image that it does not list.")
     if {len(stored.support), len(stored.queries)} != {len(stored.classes)}:
         raise InputError(f"The task file {path} has a task whose classes and images do not match.")
     support, support_labels = _flatten(stored.support, images)
     queries, query_labels = _flatten(stored.queries, images)
-    return Task(stored.classes, support, support_labels, queries, query_labels)
+    unlabelled = tuple(images[place] for place in stored.unlabelled)
+    return Task(stored.classes, support, support_labels, queries, query_labels, unlabelled)
 
 
 def _flatten(

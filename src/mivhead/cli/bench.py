@@ -474,6 +474,7 @@ OPEN_SET_EXAMPLES = """
 miv bench open-set --data sets/ --tasks 20 -o open
 miv bench open-set --data sets/ --sets birds,signs,leaves --methods miv,ncc -o open
 miv bench open-set --data sets/ --protocol "5-way 1-shot" -o open   # run it again to resume
+miv bench report open                                               # tables in Markdown
 """
 
 
@@ -522,6 +523,13 @@ def _add_open_set(actions: Any) -> None:
     parser.add_argument(
         "--seed", type=options.not_negative, default=0, metavar="N", help="random seed"
     )
+    parser.add_argument(
+        "--workers",
+        type=options.not_negative,
+        default=0,
+        metavar="N",
+        help="processes of one thread each (default: 0, in this process)",
+    )
     options.add_json(parser)
     parser.set_defaults(run=run_open_set)
 
@@ -530,6 +538,7 @@ def run_open_set(args: argparse.Namespace) -> int:
     """Run the action."""
     options.prepare(args)
     from mivhead.benchmark import open_set
+    from mivhead.benchmark.executors import make_executor
     from mivhead.benchmark.samplers import Protocol
     from mivhead.datasets.sets import find_sets
 
@@ -542,17 +551,23 @@ def run_open_set(args: argparse.Namespace) -> int:
     fixed = [(each.ways, each.shots) for each in chosen if each.ways and each.shots]
     if len(fixed) < len(chosen):
         raise InputError("The open-set protocol needs ways and shots, such as '5-way 1-shot'.")
-    results = open_set.run_open_set(
-        args.sets or find_sets(data),
-        data,
-        args.output,
-        protocols=fixed,
-        methods=args.methods or open_set.METHODS,
-        tasks=args.tasks,
-        views=args.views,
-        seed=args.seed,
-        verbose=not args.quiet,
-    )
+    executor = make_executor("local", args.workers) if args.workers else None
+    try:
+        results = open_set.run_open_set(
+            args.sets or find_sets(data),
+            data,
+            args.output,
+            protocols=fixed,
+            methods=args.methods or open_set.METHODS,
+            tasks=args.tasks,
+            views=args.views,
+            seed=args.seed,
+            executor=executor,
+            verbose=not args.quiet,
+        )
+    finally:
+        if executor is not None:
+            executor.close()
     rows = open_set.summarise(results)
     if args.json:
         print_json({"run": args.output, "results": [vars(row) for row in rows]})
@@ -611,9 +626,11 @@ def _add_report(actions: Any) -> None:
 
 def run_report(args: argparse.Namespace) -> int:
     """Run the action."""
+    from mivhead.benchmark.open_set import RESULTS as OPEN_SET
     from mivhead.benchmark.report import write_report
     from mivhead.benchmark.results import (
         CONFIG,
+        RESULTS,
         describe_process,
         read_origin,
         read_results,
@@ -621,6 +638,8 @@ def run_report(args: argparse.Namespace) -> int:
     )
 
     folder = Path(args.folder)
+    if (folder / OPEN_SET).exists() and not (folder / RESULTS).exists():
+        return _report_open_set(args, folder)
     origin = {**read_origin(folder), "report": describe_process()["time"]}
     title = args.title or f"Benchmark: {folder.resolve().name}"
     results = read_results(folder)
@@ -635,6 +654,21 @@ def run_report(args: argparse.Namespace) -> int:
         shown = ", ".join(str(path) for path in paths if path not in figures)
         more = f", and the charts as PDF and PNG in {figures[0].parent}" if figures else ""
         print(f"Wrote {shown}{more}")
+    return 0
+
+
+def _report_open_set(args: argparse.Namespace, folder: Path) -> int:
+    """Write the report of `miv bench open-set`."""
+    from mivhead._files import write_text
+    from mivhead.benchmark.open_set import RESULTS, describe_open_set, read_open_set
+
+    target = Path(args.output or folder / "report") / "report.md"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_text(target, describe_open_set(read_open_set(folder / RESULTS)))
+    if args.json:
+        print_json({"files": [str(target)]})
+    elif not args.quiet:
+        print(f"Wrote {target}")
     return 0
 
 

@@ -118,6 +118,7 @@ def _command(
         "MODEL.bak)",
     )
     parser.add_argument("--no-backup", action="store_true", help="do not keep the old model")
+    options.add_unlabelled(parser)
     options.add_model_backbone(parser)
     options.add_device(parser)
     options.add_json(parser)
@@ -131,29 +132,34 @@ def run_add(args: argparse.Namespace) -> int:
 
     def add(model: FewShotClassifier) -> Change:
         if not is_features(args.source):
-            return model.add(args.source, skip_bad=args.skip_bad)
+            return model.add(args.source, skip_bad=args.skip_bad, **_unlabelled(args))
         from mivhead import stores
 
         with stores.open(args.source, label=args.label, where=args.where) as store:
-            return model.add(store.read())
+            return model.add(store.read(), **_unlabelled(args))
 
     return _run(args, add)
 
 
 def run_remove(args: argparse.Namespace) -> int:
     """Run `miv remove`."""
-    return _run(args, lambda model: model.remove(*args.names))
+    return _run(args, lambda model: model.remove(*args.names, **_unlabelled(args)))
 
 
 def run_rename(args: argparse.Namespace) -> int:
     """Run `miv rename`."""
-    return _run(args, lambda model: model.rename(args.old, args.new, merge=args.merge))
+    how = {"merge": args.merge}
+    return _run(args, lambda model: model.rename(args.old, args.new, **how, **_unlabelled(args)))
 
 
 def run_relabel(args: argparse.Namespace) -> int:
     """Run `miv relabel`."""
     moves = _read_corrections(args.shot) if args.label is None else {args.shot: args.label}
-    return _run(args, lambda model: model.relabel(moves, new=args.new))
+    return _run(args, lambda model: model.relabel(moves, new=args.new, **_unlabelled(args)))
+
+
+def _unlabelled(args: argparse.Namespace) -> dict[str, Any]:
+    return {"unlabelled": options.read_unlabelled(args.unlabelled)}
 
 
 def _read_corrections(path: str) -> dict[str, str]:

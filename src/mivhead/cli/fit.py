@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from mivhead.errors import InputError
 
 if TYPE_CHECKING:
     from mivhead.diagnostics.cross_validation import CrossValidation
+    from mivhead.ensemble.unlabelled import UnlabelledUse
     from mivhead.features import FeatureTable
     from mivhead.fewshot import FewShotClassifier
 
@@ -39,6 +39,7 @@ miv fit shots/ -o birds.miv              # shots/robin/1.jpg, shots/wren/1.jpg, 
 miv fit shots.zip -o birds.miv --skip-bad
 miv fit labels.csv -o birds.miv          # a path and a label per row
 miv fit labels.csv -o birds.miv --label species --encoding cp1252
+miv fit shots/ -o birds.miv --unlabelled new/   # learns from photos without names as well
 miv fit digits/ -o digits.miv --no-flip  # a mirrored digit is not the same digit
 miv fit features.safetensors -o birds.miv
 miv fit lancedb://data/birds -o birds.miv --label species --where "split = 'train'"
@@ -69,6 +70,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "-o", "--output", required=True, metavar="MODEL", help="model file to write"
     )
+    options.add_unlabelled(parser)
     options.add_skip_bad(parser)
     options.add_csv(parser)
     options.add_table(parser)
@@ -79,7 +81,7 @@ def add_parser(subparsers: Any) -> None:
         "--compact",
         action="store_true",
         help="write a smaller file, without pictures of the shots and features of their views; "
-        "later changes (`miv add`, ...) are then less exact",
+        "later changes (`miv add`, ...) and a later `check()` are then less exact",
     )
     parser.add_argument(
         "--html",
@@ -94,27 +96,16 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-@dataclass(frozen=True)
-class _Fitted:
-    """What a model was fitted on, and how long it took."""
-
-    shots: Mapping[str, int]  # by class
-    views: int
-    seconds: Mapping[str, float]
-
-
 def run(args: argparse.Namespace) -> int:
     """Run `miv fit`."""
-    started = time.perf_counter()
     _check_arguments(args)
     model = options.classifier_from(args)
-    fit = _fit_backbone if model.needs_images else _fit_head
-    fitted = fit(model, args, started)
+    times = _fit(model, args)
     skipped = getattr(model, "skipped_", [])
     report_skipped(skipped)
     for_people = not args.quiet and not args.json
     if for_people:
-        print(_describe_model(fitted, args.output))
+        print(_describe_model(model, times, args.output))
     estimate = None
     if not model.needs_images and not args.no_check:
         estimate = model.check(folds=args.folds)
@@ -124,10 +115,12 @@ def run(args: argparse.Namespace) -> int:
         name = f"{Path(args.output).name}: suspicious shots"
         write_suspects(estimate, model.shots_, args.html, title=name)
     if args.json:
-        document = _as_json(fitted, estimate, args.output)
+        document = _as_json(model, times, estimate, args.output)
         print_json({**document, "skipped": [asdict(each) for each in skipped]})
     elif for_people and estimate is not None:
         print(_describe_estimate(estimate))
+        if (use := _unlabelled_use(model)) is not None and use.used:
+            print("\nThe estimate is that of a model without the unlabelled images.")
         if args.html:
             print(f"\nSaved {args.html}.")
     elif for_people and model.needs_images:
@@ -156,36 +149,20 @@ def _check_arguments(args: argparse.Namespace) -> None:
     options.prepare(args)
 
 
-def _fit_backbone(model: FewShotClassifier, args: argparse.Namespace, started: float) -> _Fitted:
-    """Fit a method that tunes the backbone, which takes images."""
-    if is_features(args.shots):
-        raise InputError(
-            f"{args.method} tunes the backbone, so it needs images; {args.shots} holds features of "
-            "a frozen one."
-        )
-    how = {"label": args.label, "encoding": args.encoding}
-    model.fit_folder(args.shots, skip_bad=args.skip_bad, **how)
-    model.save(args.output)
-    tuner = model.classifier_
-    shots = dict(zip(tuner.classes_.tolist(), tuner.shots_, strict=True))
-    return _Fitted(shots, tuner.views_, {"training": time.perf_counter() - started})
-
-
-def _fit_head(model: FewShotClassifier, args: argparse.Namespace, started: float) -> _Fitted:
-    """Fit a method on features, which are extracted unless they are given."""
-    from mivhead.images.sources import open_labelled
-
-    if is_features(args.shots):
-        shots = _read_features(args)
+def _fit(model: FewShotClassifier, args: argparse.Namespace) -> dict[str, float]:
+    """Fit to images or features, and write the model; return the seconds that the parts took."""
+    unlabelled = options.read_unlabelled(args.unlabelled)
+    if not is_features(args.shots):
+        how = {"label": args.label, "encoding": args.encoding, "unlabelled": unlabelled}
+        model.fit_folder(args.shots, skip_bad=args.skip_bad, **how)
+        times = model.fit_seconds_
     else:
-        images = open_labelled(args.shots, label=args.label, encoding=args.encoding)
-        shots = model.extract(images, skip_bad=args.skip_bad)
-    extracted = time.perf_counter()
-    model.fit_table(shots)
+        started = time.perf_counter()
+        shots = _read_features(args)
+        times = {"features": time.perf_counter() - started}
+        times |= model.fit_table(shots, unlabelled=unlabelled).fit_seconds_
     model.save(args.output, compact=args.compact)
-    times = {"features": extracted - started, "training": time.perf_counter() - extracted}
-    views = 0 if shots.views is None else len(shots.views)
-    return _Fitted(Counter(shots.labels or ()), views, times)
+    return times
 
 
 def _read_features(args: argparse.Namespace) -> FeatureTable:
@@ -205,17 +182,35 @@ def _read_features(args: argparse.Namespace) -> FeatureTable:
     return replace(shots, views=None, view_of=None) if args.no_augmentation else shots
 
 
-def _describe_model(fitted: _Fitted, output: str) -> str:
-    shots = fitted.shots
-    spent = ", ".join(f"{what} {seconds(time)}" for what, time in fitted.seconds.items())
-    with_views = f" and {plural(fitted.views, 'augmented view')}" if fitted.views else ""
+def _describe_model(model: FewShotClassifier, times: Mapping[str, float], output: str) -> str:
+    shots = model.shot_counts or {}
+    spent = ", ".join(f"{what} {seconds(time)}" for what, time in times.items())
+    with_views = f" and {plural(model.view_count, 'augmented view')}" if model.view_count else ""
     text = table(["class", "shots"], sorted(shots.items())[:MAX_CLASSES], right="shots")
     if len(shots) > MAX_CLASSES:
         text += f"\n... and {len(shots) - MAX_CLASSES} more (`miv info {output}` lists them)"
     return (
         f"Learned {plural(len(shots), 'class')} from "
-        f"{plural(sum(shots.values()), 'image')}{with_views}: {spent}.\n\n{text}\n\n"
+        f"{plural(sum(shots.values()), 'image')}{with_views}: {spent}.\n"
+        f"{_describe_unlabelled(_unlabelled_use(model))}\n{text}\n\n"
         f"Saved {output} ({size(Path(output).stat().st_size)})."
+    )
+
+
+def _unlabelled_use(model: FewShotClassifier) -> UnlabelledUse | None:
+    use: UnlabelledUse | None = getattr(model.classifier_, "unlabelled_", None)
+    return use
+
+
+def _describe_unlabelled(use: UnlabelledUse | None) -> str:
+    if use is None:
+        return ""
+    images = plural(use.images, "unlabelled image")
+    if use.used:
+        return f"Learned from {images}, too.\n"
+    return (
+        f"Not used: {images}, because they made the predictions of shots that were left out "
+        "worse.\n"
     )
 
 
@@ -262,13 +257,20 @@ def _all_of(count: int) -> str:
     return "1 shot was" if count == 1 else f"{count} shots were"
 
 
-def _as_json(fitted: _Fitted, estimate: CrossValidation | None, output: str) -> dict[str, Any]:
+def _as_json(
+    model: FewShotClassifier,
+    times: Mapping[str, float],
+    estimate: CrossValidation | None,
+    output: str,
+) -> dict[str, Any]:
+    shots = model.shot_counts or {}
     document: dict[str, Any] = {
         "model": output,
-        "classes": dict(sorted(fitted.shots.items())),
-        "images": sum(fitted.shots.values()),
-        "views": fitted.views,
-        "seconds": dict(fitted.seconds),
+        "classes": {str(label): count for label, count in shots.items()},
+        "images": sum(shots.values()),
+        "views": model.view_count,
+        "seconds": dict(times),
+        "unlabelled": None if (use := _unlabelled_use(model)) is None else asdict(use),
         "check": None,
     }
     if estimate is not None:

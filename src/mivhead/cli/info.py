@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,6 @@ def _model_facts(path: str) -> dict[str, Any]:
     model = load(path)  # checks every tensor
     description = read_info(path)
     kept = model.shots_
-    counts = {} if kept is None else kept.counts
     listed = None
     if kept is not None:
         rows = sorted(
@@ -79,10 +79,12 @@ def _model_facts(path: str) -> dict[str, Any]:
             key=lambda row: (row[1], natural_key(row[0])),
         )
         listed = [{"name": name, "class": label, "sha256": sha} for name, label, sha in rows]
-    facts = _facts(path, description, counts)
+    facts = _facts(path, description, model.shot_counts or {})
     facts["shots"] = listed
-    facts["views"] = 0 if kept is None else len(kept.view_of)
+    facts["views"] = model.view_count
     facts["pictures"] = kept is not None and None not in kept.pictures
+    use = getattr(model.classifier_, "unlabelled_", None)
+    facts["unlabelled"] = None if use is None else asdict(use)
     facts["history"] = [
         {"when": each.when, "action": each.action, "text": each.text} for each in model.history_
     ]
@@ -93,7 +95,7 @@ def _exported_facts(path: str) -> dict[str, Any]:
     from mivhead._exported import ExportedClassifier
 
     model = ExportedClassifier(path)
-    facts = _facts(path, model.info, dict(zip(model.classes_.tolist(), model.shots, strict=False)))
+    facts = _facts(path, model.info, model.shot_counts or {})
     return {**facts, "kind": "exported", **model.export_facts}
 
 
@@ -136,6 +138,9 @@ def _describe(facts: dict[str, Any]) -> str:
     if facts["kind"] in ("model", "exported"):
         lines.append(("method", facts["method"]))
         lines.append(("weights", f"initialised by seed {facts['seed']}, drawn from --seed"))
+        if use := facts.get("unlabelled"):
+            images = plural(use["images"], "image")
+            lines.append(("unlabelled", f"{images}, {'used' if use['used'] else 'not used'}"))
         if facts.get("history"):
             last = facts["history"][-1]
             changes = plural(len(facts["history"]), "change")

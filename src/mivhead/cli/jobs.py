@@ -13,7 +13,7 @@ from mivhead.cli.output import plural, print_json, seconds
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
-    from mivhead.batch.job import Result
+    from mivhead.batch.job import JobResult
 
 
 def add_job(parser: options.Parser, formats: str) -> None:
@@ -126,7 +126,7 @@ def _shared(args: argparse.Namespace) -> Mapping[str, Any]:
     }
 
 
-def _report(args: argparse.Namespace, result: Result, noun: str) -> int:
+def _report(args: argparse.Namespace, result: JobResult, noun: str) -> int:
     if args.json:
         print_json(asdict(result))
         return 0

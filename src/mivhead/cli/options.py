@@ -126,6 +126,28 @@ def add_device(parser: Parser) -> None:
     )
 
 
+def add_unlabelled(parser: argparse.ArgumentParser) -> None:
+    """Add the option for images without labels."""
+    parser.add_argument(
+        "--unlabelled",
+        metavar="FOLDER",
+        help="images without labels to learn from as well: a folder, a zip archive or a features "
+        "file. They should look like the images to predict; the model does not keep them",
+    )
+
+
+def read_unlabelled(path: str | None) -> Any:
+    """Return the features in a file, or the path of images."""
+    from mivhead.cli.loading import is_features
+
+    if path is None or not is_features(path):
+        return path
+    from mivhead import stores
+
+    with stores.open(path) as store:
+        return store.read()
+
+
 def add_skip_bad(parser: Parser) -> None:
     """Add `--skip-bad`."""
     parser.add_argument(

@@ -120,7 +120,8 @@ def add_parser(subparsers: Any) -> None:
     group.add_argument(
         "--write",
         metavar="COLUMN",
-        help="write the classes to this column of the table, and the probabilities to "
+        help="write the most probable classes to this column of the table, the decisions (a class, "
+        "'unsure' or 'none of these') to COLUMN_decision, and the probabilities to "
         "COLUMN_probability",
     )
     options.add_skip_bad(parser)
@@ -187,7 +188,7 @@ def _predict_to_page(
     from mivhead.diagnostics.explanation import explain_images
     from mivhead.diagnostics.pages import write_results
 
-    images = model._readable(images, args.skip_bad)
+    images = model.readable(images, skip_bad=args.skip_bad)
     found: dict[str, Prediction] = {}
 
     def explanations() -> Iterator[Explanation]:
@@ -241,17 +242,18 @@ def _predict_features(
             check_takes_features(model, args.model, batch)
             predictions += model.classify(batch, **decision)
         if args.write:
-            columns = (args.write, f"{args.write}_probability")
+            decisions = [str(each.decision) for each in predictions]
             values: dict[str, Sequence[str | float]] = {
-                columns[0]: [str(each.label) for each in predictions],
-                columns[1]: [each.probability for each in predictions],
+                args.write: [str(each.label) for each in predictions],
+                f"{args.write}_decision": decisions,
+                f"{args.write}_probability": [each.probability for each in predictions],
             }
             store.annotate([each.id for each in predictions], values)
-            counts = Counter(values[columns[0]]).most_common()
-            rows = table(["class", "rows"], counts[:MAX_CLASSES], right="rows")
+            counts = Counter(decisions).most_common()
+            rows = table(["decision", "rows"], counts[:MAX_CLASSES], right="rows")
             if len(counts) > MAX_CLASSES:
                 rows += f"\n... and {len(counts) - MAX_CLASSES} more classes"
-            written = f"Wrote {' and '.join(columns)} of {plural(len(predictions), 'row')}"
+            written = f"Wrote {', '.join(values)} of {plural(len(predictions), 'row')}"
             _tell(args, f"{written} to {store.name}.\n{rows}")
     return predictions
 

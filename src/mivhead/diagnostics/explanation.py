@@ -214,7 +214,7 @@ def explain_images(
         return
     image_set = as_image_set(images)
     start = 0
-    for features in model._parts(image_set):
+    for features in model.read_parts(image_set):
         rows = range(start, start + len(features))
         part = image_set.take(rows)
         table = FeatureTable(features, part.ids)

@@ -66,23 +66,49 @@ def fit_ridge(x: Tensor, targets: Tensor, alpha: float) -> tuple[Ridge, Tensor]:
     x64, targets64 = x.double(), targets.double()
     middle, rates = x64.mean(dim=0), targets64.mean(dim=0)
     centred, wanted = x64 - middle, targets64 - rates
-    n, dimensions = x.shape
-    if n <= dimensions:  # the dual system is the smaller one
-        gram = centred @ centred.T  # (image, image)
-        inverse = torch.linalg.inv(gram + alpha * _eye(gram))
-        weights = centred.T @ (inverse @ wanted)  # (dimension, class)
-        leverage = (gram * inverse).sum(dim=1)  # diagonal of gram (gram + alpha)^-1
-    else:
-        scatter = centred.T @ centred  # (dimension, dimension)
-        inverse = torch.linalg.inv(scatter + alpha * _eye(scatter))
-        weights = inverse @ (centred.T @ wanted)
-        leverage = ((centred @ inverse) * centred).sum(dim=1)
+    weights, leverage = _solve(centred, wanted, alpha)
+    n = len(x)
     # Leaving an image out divides its residual by 1 - leverage, counting that of the intercept.
     residuals = wanted - centred @ weights
     rest = (1 - leverage - 1 / n).clamp_min(1e-9)
     left_out = targets64 - residuals / rest.unsqueeze(1)
     ridge = Ridge(weights.to(x.dtype), (rates - middle @ weights).to(x.dtype))
     return ridge, left_out.to(x.dtype)
+
+
+def fit_weighted_ridge(x: Tensor, targets: Tensor, weights: Tensor, alpha: float) -> Ridge:
+    """Fit a ridge regression with an intercept and a weight for each image, in closed form.
+
+    Parameters
+    ----------
+    x, targets, alpha
+        As for `fit_ridge`.
+    weights : Tensor
+        Weights (image,); an image of weight 2 counts like two images.
+
+    Returns
+    -------
+    Ridge
+        The fitted map.
+    """
+    x64, targets64 = x.double(), targets.double()
+    shares, roots = weights.double() / weights.sum(), weights.double().sqrt().unsqueeze(1)
+    middle, rates = shares @ x64, shares @ targets64
+    coefficients, _ = _solve(roots * (x64 - middle), roots * (targets64 - rates), alpha)
+    return Ridge(coefficients.to(x.dtype), (rates - middle @ coefficients).to(x.dtype))
+
+
+def _solve(x: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Return coefficients (dimension, class) without an intercept, and the leverages (image,)."""
+    n, dimensions = x.shape
+    if n <= dimensions:  # the dual system is the smaller one
+        gram = x @ x.T  # (image, image)
+        inverse = torch.linalg.inv(gram + alpha * _eye(gram))
+        # The diagonal of gram (gram + alpha)^-1.
+        return x.T @ (inverse @ targets), (gram * inverse).sum(dim=1)
+    scatter = x.T @ x  # (dimension, dimension)
+    inverse = torch.linalg.inv(scatter + alpha * _eye(scatter))
+    return inverse @ (x.T @ targets), ((x @ inverse) * x).sum(dim=1)
 
 
 def _eye(matrix: Tensor) -> Tensor:
@@ -188,6 +214,11 @@ class Experts:
         descriptors = _descriptors(self.ridges, features, self.pcas)
         memberships = {expert: self.ridges[expert](x) for expert, x in descriptors}
         return torch.stack([memberships[expert] for expert in self.ridges])
+
+    def describe(self, features: Features) -> dict[Expert, Tensor]:
+        """Compute the descriptor (image, dimension) that each expert looks at."""
+        found = dict(_descriptors(self.ridges, features, self.pcas))
+        return {expert: found[expert] for expert in self.ridges}
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors of a model file, by name."""

@@ -56,6 +56,7 @@ def out_of_fold_cosines(
     recipe: Recipe,
     seed: int,
     on_step: Callable[[int], None] | None = None,
+    on_fold: Callable[[int, MIVHead, SupportSet, Tensor], None] | None = None,
 ) -> tuple[Tensor, NDArray[np.bool_]]:
     """Predict support images with heads that were trained on the other folds.
 
@@ -68,6 +69,9 @@ def out_of_fold_cosines(
         Images and their views.
     blocks, recipe, seed, on_step
         As for `mivhead.head.training.fit_head`.
+    on_fold : callable or None, default=None
+        Called with the number of each fold, the head that was trained without it, what that head
+        was trained on, and its cosines (block, image, class) of the fold.
 
     Returns
     -------
@@ -89,6 +93,8 @@ def out_of_fold_cosines(
         if found is None:
             found = cosines.new_zeros(len(cosines), len(fold), cosines.shape[2])
         found[:, rows] = cosines
+        if on_fold is not None:
+            on_fold(number, head, kept, cosines)
     if found is None:
         found = torch.zeros(0, len(fold), len(support.shots))
     return found, fold >= 0
@@ -230,13 +236,13 @@ class Ensemble:
         rows = torch.as_tensor(np.flatnonzero(predicted), device=labels.device)
         members = torch.cat([cosines, predictions])[:, rows]  # (member, image, class)
         weights = fit_weights(members, labels[rows], prior)
-        logits = _weigh(weights, members).numpy(force=True)
+        logits = weigh(weights, members).numpy(force=True)
         return cls(experts, weights, OutOfFold(logits, rows.numpy(force=True)))
 
     def logits(self, cosines: Tensor, features: Features) -> Tensor:
         """Logits (image, class) from the head's cosines (block, image, class) and the experts."""
         predictions = torch.cat([cosines, self.experts(features)])  # (member, image, class)
-        return _weigh(self.weights, predictions)
+        return weigh(self.weights, predictions)
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors of a model file, by name."""
@@ -257,6 +263,6 @@ class Ensemble:
         return {WEIGHTS: (head_blocks + experts,), **shapes}
 
 
-def _weigh(weights: Tensor, predictions: Tensor) -> Tensor:
+def weigh(weights: Tensor, predictions: Tensor) -> Tensor:
     """Logits (image, class): the weighted sum of predictions (member, image, class)."""
     return (weights[:, None, None] * predictions).sum(dim=0)

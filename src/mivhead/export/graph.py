@@ -34,7 +34,7 @@ class Graph:
     """
 
     def __init__(self, prefix: str = "mivhead/") -> None:
-        self._onnx = need("onnx", EXTRA)
+        self.onnx = need("onnx", EXTRA)
         self._prefix = prefix  # of all names, so that they cannot collide with a backbone's
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
@@ -50,7 +50,7 @@ class Graph:
         key = (array.dtype.str, array.tobytes(), array.shape)
         if key not in self._names:
             self._names[key] = f"{self._prefix}constant{len(self._names)}"
-            self.constants.append(self._onnx.numpy_helper.from_array(array, self._names[key]))
+            self.constants.append(self.onnx.numpy_helper.from_array(array, self._names[key]))
         return self._names[key]
 
     def value(self, array: NDArray[Any]) -> Value:
@@ -60,7 +60,7 @@ class Graph:
     def add(self, operation: str, inputs: Sequence[str], dtype: Any, **attributes: Any) -> Value:
         """Add a node with one output."""
         name = f"{self._prefix}{len(self.nodes)}_{operation}"
-        node = self._onnx.helper.make_node(operation, list(inputs), [name], name, **attributes)
+        node = self.onnx.helper.make_node(operation, list(inputs), [name], name, **attributes)
         self.nodes.append(node)
         return Value(self, name, np.dtype(dtype))
 
@@ -76,7 +76,7 @@ class Graph:
 
     def output(self, value: Value, name: str) -> None:
         """Give a tensor the name of an output."""
-        self.nodes.append(self._onnx.helper.make_node("Identity", [value.name], [name], name))
+        self.nodes.append(self.onnx.helper.make_node("Identity", [value.name], [name], name))
 
 
 class Value:
@@ -100,7 +100,8 @@ class Value:
             return other.name
         return self.graph.constant(np.asarray(other, self.dtype))
 
-    def _unary(self, operation: str, **attributes: Any) -> Value:
+    def unary(self, operation: str, **attributes: Any) -> Value:
+        """Apply an operation to this value alone."""
         return self.graph.add(operation, [self.name], self.dtype, **attributes)
 
     def _binary(self, operation: str, other: Operand) -> Value:
@@ -139,31 +140,31 @@ class Value:
 
     def sqrt(self) -> Value:
         """Square roots."""
-        return self._unary("Sqrt")
+        return self.unary("Sqrt")
 
     def abs(self) -> Value:
         """Absolute values."""
-        return self._unary("Abs")
+        return self.unary("Abs")
 
     def sign(self) -> Value:
         """-1, 0 or 1."""
-        return self._unary("Sign")
+        return self.unary("Sign")
 
     def exp(self) -> Value:
         """Exponentials."""
-        return self._unary("Exp")
+        return self.unary("Exp")
 
     def log(self) -> Value:
         """Natural logarithms."""
-        return self._unary("Log")
+        return self.unary("Log")
 
     def sigmoid(self) -> Value:
         """1 / (1 + exp(-x))."""
-        return self._unary("Sigmoid")
+        return self.unary("Sigmoid")
 
     def round(self) -> Value:
         """Nearest integers."""
-        return self._unary("Round")
+        return self.unary("Round")
 
     def clip(self, low: float, high: float) -> Value:
         """Replace values outside of an interval by its ends."""
@@ -172,7 +173,7 @@ class Value:
 
     def softmax(self, axis: int) -> Value:
         """Softmax along one axis."""
-        return self._unary("Softmax", axis=axis)
+        return self.unary("Softmax", axis=axis)
 
     def sum(self, *axes: int, keepdims: bool = False) -> Value:
         """Sum along axes."""
@@ -194,7 +195,7 @@ class Value:
 
     def transpose(self, *order: int) -> Value:
         """Permute the dimensions."""
-        return self._unary("Transpose", perm=list(order))
+        return self.unary("Transpose", perm=list(order))
 
     def take(self, indices: NDArray[np.int64], axis: int) -> Value:
         """Select along an axis."""
@@ -241,5 +242,5 @@ class Value:
         kind = np.dtype(dtype)
         if kind == self.dtype:
             return self
-        code = self.graph._onnx.helper.np_dtype_to_tensor_dtype(kind)
+        code = self.graph.onnx.helper.np_dtype_to_tensor_dtype(kind)
         return self.graph.add("Cast", [self.name], kind, to=code)

@@ -101,7 +101,7 @@ def max_pooled(x: Value, grid: tuple[int, int], size: tuple[int, int]) -> Value:
         rows = [row for w in windows for row in (*w, *[w[-1]] * (width - len(w)))]
         x = x.take(np.asarray(rows), axis)
         kernel.append(width)
-    return x._unary("MaxPool", kernel_shape=kernel, strides=kernel)
+    return x.unary("MaxPool", kernel_shape=kernel, strides=kernel)
 
 
 def window(i: int, length: int, count: int) -> range:

@@ -31,6 +31,7 @@ from mivhead._exported import (
 )
 from mivhead._files import replacing
 from mivhead._optional import need
+from mivhead._readers import PixelReader
 from mivhead._version import __version__
 from mivhead.backbones.base import Backbone, LazyBackbone
 from mivhead.backbones.module import ModuleBackbone
@@ -168,9 +169,8 @@ def export_model(
 
 def _shots(model: FewShotClassifier | Classifier, classifier: Any) -> list[int] | None:
     """Return the number of shots per class, as far as it is known."""
-    kept = getattr(model, "shots_", None) if isinstance(model, FewShotClassifier) else None
-    if kept is not None:
-        return [kept.counts[label] for label in classifier.classes_.tolist()]
+    if isinstance(model, FewShotClassifier):
+        return None if model.shot_counts is None else [*model.shot_counts.values()]
     counts = getattr(classifier, "shots_", None)
     return None if counts is None else [int(count) for count in counts]
 
@@ -206,13 +206,13 @@ def _from_images(model: FewShotClassifier, kind: Input) -> Any:
     """Make a model that takes images: the backbone's graph, continued by the head's."""
     classifier = model.classifier_
     need("onnxscript", EXTRA)
-    backbone = model._load_backbone()
+    backbone = model.load_backbone()
     if isinstance(backbone, LazyBackbone):
         backbone = backbone.loaded()
     preprocessing = backbone.preset.preprocessing
     graph = Graph()
     if isinstance(classifier, TuningClassifier):
-        model._reader(backbone, classifier).attach(classifier)
+        PixelReader(backbone, None, verbose=False).attach(classifier)
         proto = trace(classifier.network_.cpu(), preprocessing.size, ["embedded"])
         means = classifier.means_ / classifier.means_.norm(dim=1, keepdim=True)
         scores = unit(graph.input("embedded", np.float32)) @ (means.numpy(force=True).T)
@@ -418,9 +418,9 @@ def _compare(model: FewShotClassifier | Classifier, content: bytes, kind: Input)
         feed = {name: arrays[name] for name in session.inputs}
     else:
         assert isinstance(model, FewShotClassifier)
-        preprocessing = model._load_backbone().preset.preprocessing
+        preprocessing = model.load_backbone().preset.preprocessing
         images = _some_images(rng, preprocessing.size)
-        (given,) = model._parts(from_images(images))
+        (given,) = model.read_parts(from_images(images))
         array = np.stack(images)  # (n, R, R, 3)
         if kind == "images":
             array = np.ascontiguousarray(normalise(images, preprocessing).transpose(0, 3, 1, 2))

@@ -20,7 +20,7 @@ from mivhead.export.model import Export, export_model
 from mivhead.export.storage import Storage
 from mivhead.fewshot import FewShotClassifier
 
-PAGE = ("index.html", "page.css", "page.js", "resize.js")
+PAGE = ("index.html", "palette.css", "page.css", "page.js", "resize.js")
 RUNTIME = ("ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 PACKAGE = "onnxruntime-web"
 

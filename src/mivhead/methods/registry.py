@@ -15,7 +15,7 @@ import ast
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module, invalidate_caches
 from importlib.metadata import entry_points
@@ -88,6 +88,8 @@ class Method:
         `"images"`: the method tunes the backbone, so it needs the images and a torch module.
     uses_views : bool, default=False
         Whether it trains on augmented views by default.
+    uses_unlabelled : bool, default=False
+        Whether the benchmark gives it the unlabelled images of a task.
     has_recipe : bool, default=False
         Whether it takes a recipe and a preset, like the MIV-head.
     settings : Mapping, default={}
@@ -102,6 +104,7 @@ class Method:
     paper: str = ""
     needs: Literal["features", "images"] = "features"
     uses_views: bool = False
+    uses_unlabelled: bool = False
     has_recipe: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     cost: str = ""
@@ -251,6 +254,13 @@ _MIV = Method(
     cost="mivhead.methods.miv:work",
 )
 
+_UNLABELLED = replace(
+    _MIV,
+    name="miv+unlabelled",
+    summary="miv, which also learns from unlabelled images, if there are any",
+    uses_unlabelled=True,
+)
+
 _RIVALS = {
     "ncc": "mivhead.methods.ncc:NearestCentroid",
     "baseline": "mivhead.methods.baseline:Baseline",
@@ -301,6 +311,7 @@ _ABLATIONS = (
 _ROWS: dict[str, str | Method] = {
     "miv": _MIV,
     **_RIVALS,
+    "miv+unlabelled": _UNLABELLED,
     **{method.name: method for method in _ABLATIONS},
 }
 

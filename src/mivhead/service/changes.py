@@ -133,7 +133,6 @@ def _known_class(model: FewShotClassifier, label: str) -> str:
 
 
 def _known_shot(model: FewShotClassifier, shot: str) -> str:
-    shots = model._own_shots()
-    if shot not in shots.names:
+    if model.shots_ is not None and shot not in model.shots_.names:
         raise Refusal(404, f"There is no shot {shot!r:.80}.")
     return shot

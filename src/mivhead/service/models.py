@@ -75,7 +75,7 @@ class ModelLoader:
             if key in self._backbones:
                 model.backbone = self._backbones[key]
             else:
-                self._backbones[key] = model._load_backbone()
+                self._backbones[key] = model.load_backbone()
         return model
 
     def backbone(self, path: Path) -> Backbone:
@@ -123,7 +123,7 @@ class ServedModel:
     @cached_property
     def scores(self) -> tuple[float, ...]:
         """How unlike each other its shots are: the unknown score of each, computed without it."""
-        calibration = _calibration(self.model)
+        calibration = self.model.calibration
         return () if calibration is None else calibration.scores
 
     def classify(self, pictures: Sequence[Image.Image]) -> list[Prediction]:
@@ -320,28 +320,18 @@ def _facts(model: Any) -> dict[str, Any]:
     identity = model.identity_
     classes = [str(label) for label in model.classes_.tolist()]
     if isinstance(model, ExportedClassifier):
-        method, shots = model.info.method, model.info.config.get("shots")
-        takes_images = model.needs_images
+        method, takes_images = model.info.method, model.needs_images
     else:
-        counts = getattr(model.classifier_, "shots_", None)
-        method, shots = model.method, None if counts is None else counts.tolist()
-        takes_images = identity is not None
+        method, takes_images = model.method, identity is not None
+    counts = model.shot_counts
     return {
         "classes": classes,
-        "shots": dict(zip(classes, shots, strict=True)) if shots else None,
-        "estimate": _estimate(_calibration(model)),
+        "shots": counts and {str(label): count for label, count in counts.items()},
+        "estimate": _estimate(model.calibration),
         "method": method,
         "backbone": None if identity is None else identity.name,
         "image_size": identity.preprocessing.size if takes_images else None,
     }
-
-
-def _calibration(model: Any) -> Calibration | None:
-    """Return the out-of-fold scores of a model's shots, if it has them."""
-    if isinstance(model, ExportedClassifier):
-        return model._header.decision
-    rule = getattr(model.classifier_, "decision_", None)
-    return None if rule is None else rule.calibration
 
 
 def _estimate(calibration: Calibration | None) -> dict[str, Any] | None:

@@ -8,8 +8,8 @@ from PIL import Image
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from mivhead._readers import network_of
 from mivhead.backbones import load_backbone
-from mivhead.fewshot import network_of
 from mivhead.methods import METHODS, make_method
 from mivhead.methods.tuning.base import chunk_size
 from tests.helpers.small_networks import digits, network, resnet, vit

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mivhead import FewShotClassifier
+from mivhead._readers import network_of
 from mivhead.backbones import load_backbone
 from mivhead.errors import InputError
-from mivhead.fewshot import network_of
 from mivhead.methods import make_method
 from mivhead.methods.tuning.ett import (
     PrefixedAttention,

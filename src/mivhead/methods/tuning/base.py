@@ -207,7 +207,7 @@ class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         Parameters
         ----------
         network : Network
-            A copy of the backbone's module (`mivhead.fewshot.network_of`), not used elsewhere.
+            A copy of the backbone's module (`mivhead._readers.network_of`), not used elsewhere.
         """
         self._check_params()
         self.check(network)

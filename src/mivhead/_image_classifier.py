@@ -1,0 +1,224 @@
+"""What every model makes of its scores: names, decisions and sets of classes.
+
+`FewShotClassifier` scores images with PyTorch, `ExportedClassifier` with onnxruntime; the rest is
+the same for both. Nothing here imports PyTorch or scikit-learn.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mivhead.decision import MAX_ERRORS, REJECT, Calibration, Thresholds
+from mivhead.errors import InputError
+from mivhead.images.imageset import ImageSet, Skipped, check_images
+from mivhead.images.sources import as_image_set
+from mivhead.prediction import Prediction, Predictions, predictions
+
+Floats: TypeAlias = NDArray[np.floating[Any]]
+
+
+class Scores(NamedTuple):
+    """What a model computes for a batch of images."""
+
+    probabilities: Floats  # (image, class)
+    unknown: Floats | None  # (image,): how unlike the shots it is; None if the model cannot tell
+
+
+class ImageClassifier(ABC):
+    """The base class of models that predict the classes of images.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        The labels, sorted.
+    skipped_ : list of Skipped
+        Images that the last call with `skip_bad` left out.
+    """
+
+    classes_: NDArray[Any]
+    skipped_: list[Skipped]
+
+    @property
+    @abstractmethod
+    def calibration(self) -> Calibration | None:
+        """Out-of-fold scores of the shots, from which thresholds follow; None if there are none."""
+
+    @property
+    @abstractmethod
+    def no_decision(self) -> str | None:
+        """Why the model always gives a name; None if it can be unsure or say "none of these"."""
+
+    @property
+    @abstractmethod
+    def shot_counts(self) -> dict[Any, int] | None:
+        """Number of shots per class; None if it is not known."""
+
+    @abstractmethod
+    def predict_proba(self, images: Any) -> Floats:
+        """Predict probabilities.
+
+        Parameters
+        ----------
+        images : images or features
+            Images, a folder, a zip or a single image; or features.
+
+        Returns
+        -------
+        ndarray of shape (n_images, n_classes)
+            In the order of `classes_`.
+        """
+
+    @abstractmethod
+    def _score_features(self, given: Any) -> tuple[list[str], Scores] | None:
+        """Return ids and scores of features, or None if images were given."""
+
+    @abstractmethod
+    def _score_parts(self, images: ImageSet) -> Iterator[Scores]:
+        """Yield the scores of some images after another."""
+
+    def classify(
+        self,
+        images: Any,
+        *,
+        skip_bad: bool = False,
+        reject: float | None = REJECT,
+        max_errors: float | None = MAX_ERRORS,
+        coverage: float | None = None,
+    ) -> Predictions:
+        """Predict names and probabilities, and decide whether a name can be given.
+
+        Parameters
+        ----------
+        images : images or features
+            Images, a folder, a zip or a single image; or features, as for `predict`.
+        skip_bad : bool, default=False
+            Leave out images that cannot be read, and list them in `skipped_`.
+        reject : float or None, default=0.1
+            Share of the images of known classes that may be rejected as "none of these". A larger
+            share rejects more images of other things; None or 0 rejects none.
+        max_errors : float or None, default=0.1
+            Share of wrong names among the names that are given; other images are "unsure". None
+            is never unsure.
+        coverage : float or None, default=None
+            Share of prediction sets that hold the true class, such as 0.9; None makes no sets.
+
+        Returns
+        -------
+        Predictions
+            A list with one `Prediction` per image, in their order. A notebook shows it as a table
+            with thumbnails; `to_frame()` makes it a pandas `DataFrame`.
+        """
+        thresholds = self.thresholds(reject, max_errors, coverage)
+        if (found := self._score_features(images)) is not None:
+            ids, scores = found
+            return Predictions(predictions(ids, self.classes_, *scores, thresholds))
+        readable = self.readable(as_image_set(images), skip_bad=skip_bad)
+        parts = self.classify_parts(readable, thresholds)
+        return Predictions((each for part in parts for each in part), readable.load)
+
+    def classify_parts(
+        self, images: Any, thresholds: Thresholds | None = None
+    ) -> Iterator[list[Prediction]]:
+        """Predict any number of images in bounded memory, one list of predictions after another.
+
+        Parameters
+        ----------
+        images : images
+            As for `classify`.
+        thresholds : Thresholds or None, default=None
+            When not to give a name; None: as `thresholds()` returns them.
+
+        Yields
+        ------
+        list of Prediction
+            The predictions of the next images, in their order.
+        """
+        thresholds = thresholds or self.thresholds()
+        image_set = as_image_set(images)
+        ids = iter(image_set.ids)
+        for scores in self._score_parts(image_set):
+            own = list(islice(ids, len(scores.probabilities)))
+            yield predictions(own, self.classes_, *scores, thresholds)
+
+    def thresholds(
+        self,
+        reject: float | None = REJECT,
+        max_errors: float | None = MAX_ERRORS,
+        coverage: float | None = None,
+    ) -> Thresholds:
+        """Return the thresholds of decisions, with the parameters of `classify`.
+
+        A model without a decision rule (`no_decision` says why) always gives a name.
+
+        Parameters
+        ----------
+        reject : float or None, default=0.1
+            Share of the images of known classes that may be rejected as "none of these".
+        max_errors : float or None, default=0.1
+            Share of wrong names among the names that are given.
+        coverage : float or None, default=None
+            Share of prediction sets that hold the true class.
+
+        Returns
+        -------
+        Thresholds
+        """
+        if (calibration := self.calibration) is not None:
+            return calibration.thresholds(reject, max_errors, coverage)
+        if coverage is not None:
+            raise InputError(f"There are no prediction sets: {self.no_decision}")
+        return Thresholds()
+
+    @overload
+    def predict(self, images: Any, *, coverage: None = None) -> NDArray[Any]: ...
+
+    @overload
+    def predict(self, images: Any, *, coverage: float) -> list[tuple[Any, ...]]: ...
+
+    def predict(
+        self, images: Any, *, coverage: float | None = None
+    ) -> NDArray[Any] | list[tuple[Any, ...]]:
+        """Predict the most probable class of each image, or a set of classes.
+
+        Parameters
+        ----------
+        images : images or features
+            As for `predict_proba`.
+        coverage : float or None, default=None
+            Predict sets, as small as possible, so that this share of them contains the true class.
+
+        Returns
+        -------
+        ndarray of shape (n_images,), or list of tuple
+            Class labels; or per image a set of them, the most probable first.
+        """
+        if coverage is not None:
+            return [each.prediction_set or () for each in self.classify(images, coverage=coverage)]
+        probabilities, other = self.predict_proba(images), self.thresholds().other
+        if other is not None:
+            probabilities[:, other] = -1.0  # never a name
+        chosen: NDArray[Any] = self.classes_[probabilities.argmax(axis=1)]
+        return chosen
+
+    def readable(self, images: ImageSet, *, skip_bad: bool = True) -> ImageSet:
+        """Leave out images that cannot be read, and list them in `skipped_`.
+
+        Parameters
+        ----------
+        images : ImageSet
+            The images.
+        skip_bad : bool, default=True
+            Whether to check them; otherwise nothing is left out.
+
+        Returns
+        -------
+        ImageSet
+        """
+        self.skipped_ = check_images(images) if skip_bad else []
+        return images.without(self.skipped_)

@@ -1,0 +1,185 @@
+"""Unlabelled images: soft labels for the ridge experts, in one closed-form step.
+
+The fitted ensemble gives every unlabelled image u probabilities p(u, c). Each class then takes the
+same total weight from the unlabelled images, shared in proportion to these probabilities:
+
+    weight(u, c) = min(1, M p(u, c) / sum over v of p(v, c))
+
+and every ridge expert is fitted once more, to the shots with weight 1 and to image u with weight
+sum over c of weight(u, c) and the target weight(u, c) / weight(u). All experts learn from what the
+whole ensemble says, so that each of them gets what the others know.
+
+Equal totals matter: without them, a class whose shots happen to resemble many images grows at the
+expense of the others, and accuracy falls. It does not matter how frequent the classes are among the
+unlabelled images. Images of something else have small probabilities for all classes, or harm little
+because their weight is spread over several.
+
+The refined experts are linear maps of the same size as before: a model predicts each image on its
+own, and its file does not contain the unlabelled images.
+
+**Evidence.** Where classes have several shots, the same step is tried without each fold of the
+shots. If it makes the predictions of these shots worse, by more than a standard error of the mean
+log-loss, the unlabelled images are not used. With one shot per class there is nothing to test on.
+
+Constants and the shape of the formula were chosen on the tuning sets (docs/results/unlabelled.md).
+
+References
+----------
+Lee, "Pseudo-Label: The Simple and Efficient Semi-Supervised Learning Method for Deep Neural
+Networks", ICML 2013 workshop.
+Wang et al., "Instance Credibility Inference for Few-Shot Learning", CVPR 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mivhead.ensemble.ridge import ALPHA, Expert, Experts, Ridge, fit_weighted_ridge
+from mivhead.ensemble.stacking import Ensemble, weigh
+from mivhead.features import Features
+
+MASS = 4.0  # total weight of the unlabelled images per class, in shots, at most
+SHARE = 0.5  # of the images that a class would have if all were equally frequent
+LIMIT = 500  # images that are used, at most: more cost much time and gain little
+TOLERANCE = 1.0  # standard errors that the log-loss of left-out shots may grow by
+
+
+@dataclass(frozen=True)
+class UnlabelledUse:
+    """What a model made of unlabelled images.
+
+    Parameters
+    ----------
+    images : int
+        How many it was given, or its sample of them.
+    used : bool
+        Whether it learned from them; not if that made predictions of left-out shots worse.
+    """
+
+    images: int
+    used: bool
+
+
+class SoftLabels(NamedTuple):
+    """Targets (image, class) whose rows sum to 1, and weights (image,)."""
+
+    targets: Tensor
+    weights: Tensor
+
+
+def soft_labels(logits: Tensor) -> SoftLabels:
+    """Label images by their logits (image, class), with the same total weight per class.
+
+    >>> targets, weights = soft_labels(torch.tensor([[9.0, 0.0]] * 30 + [[0.0, 9.0]] * 10))
+    >>> [round(float(weights[rows].sum()), 1) for rows in (slice(0, 30), slice(30, 40))]
+    [4.0, 4.0]
+    """
+    images, classes = logits.shape
+    mass = min(MASS, SHARE * images / classes)
+    log_p = F.log_softmax(logits.double(), dim=1)
+    shares = (mass * torch.softmax(log_p, dim=0)).clamp_max(1.0)  # (image, class)
+    weights = shares.sum(dim=1)
+    return SoftLabels(shares / weights.unsqueeze(1), weights)
+
+
+def refine(
+    ensemble: Ensemble,
+    features: Features,
+    labels: Tensor,
+    unlabelled: Features,
+    cosines: Tensor,
+    folds: NDArray[np.int64] | None = None,
+    fold_cosines: Mapping[int, tuple[Tensor, Tensor]] | None = None,
+) -> tuple[Ensemble, UnlabelledUse]:
+    """Fit the experts of an ensemble once more, with unlabelled images.
+
+    Parameters
+    ----------
+    ensemble : Ensemble
+        Fitted to the shots.
+    features, labels : Features, Tensor
+        The shots.
+    unlabelled : Features
+        Features of the unlabelled images.
+    cosines : Tensor
+        The head's cosines (block, image, class) of the unlabelled images.
+    folds : array of shape (shot,) or None, default=None
+        The fold of each shot, -1 for a shot that is never left out. None: there is no evidence.
+    fold_cosines : mapping or None, default=None
+        By fold, the cosines of a head that was trained without it: of the shots of the fold, and
+        of the unlabelled images.
+
+    Returns
+    -------
+    ensemble : Ensemble
+        With refined experts, or the given one if the evidence is against them.
+    use : UnlabelledUse
+        What was done.
+    """
+    step = _Step(ensemble, features, labels, unlabelled)
+    if fold_cosines and folds is not None and not step.helps(folds, fold_cosines):
+        return ensemble, UnlabelledUse(len(unlabelled), used=False)
+    ridges = step.refined(np.arange(len(labels)), cosines)
+    experts = Experts(ensemble.experts.pcas, ridges)
+    return replace(ensemble, experts=experts), UnlabelledUse(len(unlabelled), used=True)
+
+
+class _Step:
+    """The descriptors of all images, computed once, and the step from some of the shots."""
+
+    def __init__(
+        self, ensemble: Ensemble, features: Features, labels: Tensor, unlabelled: Features
+    ) -> None:
+        self.weights, self.shots = ensemble.weights, len(labels)
+        self.targets = F.one_hot(labels, int(labels.max()) + 1).double()
+        self.labels = labels
+        both = Features.concat([features, unlabelled])
+        self.descriptors = ensemble.experts.describe(both)
+
+    def fitted(self, rows: NDArray[np.int64], soft: SoftLabels | None) -> dict[Expert, Ridge]:
+        """Fit all experts to some shots and, with soft labels, to the unlabelled images."""
+        targets, weights = self.targets[rows], self.targets.new_ones(len(rows))
+        if soft is not None:
+            targets = torch.cat([targets, soft.targets])
+            weights = torch.cat([weights, soft.weights])
+            others = np.arange(self.shots, self.shots + len(soft.weights))
+            rows = np.concatenate([rows, others])
+        return {
+            expert: fit_weighted_ridge(x[rows], targets, weights, ALPHA)
+            for expert, x in self.descriptors.items()
+        }
+
+    def logits(self, ridges: Mapping[Expert, Ridge], cosines: Tensor, rows: Any) -> Tensor:
+        """Logits (image, class) of the ensemble with these experts."""
+        members = torch.stack([ridge(self.descriptors[e][rows]) for e, ridge in ridges.items()])
+        return weigh(self.weights, torch.cat([cosines, members]))
+
+    def refined(self, rows: NDArray[np.int64], cosines: Tensor) -> dict[Expert, Ridge]:
+        """Take the whole step from some of the shots."""
+        others = slice(self.shots, None)
+        soft = soft_labels(self.logits(self.fitted(rows, None), cosines, others))
+        return self.fitted(rows, soft)
+
+    def helps(
+        self, folds: NDArray[np.int64], fold_cosines: Mapping[int, tuple[Tensor, Tensor]]
+    ) -> bool:
+        """Tell whether the step leaves the predictions of left-out shots as good as before."""
+        growth = []  # of the log-loss, per left-out shot
+        for number, (own, others) in fold_cosines.items():
+            kept, out = np.flatnonzero(folds != number), np.flatnonzero(folds == number)
+            losses = []
+            for ridges in (self.fitted(kept, None), self.refined(kept, others)):
+                logits = self.logits(ridges, own, out)
+                losses.append(F.cross_entropy(logits.double(), self.labels[out], reduction="none"))
+            growth.append(losses[1] - losses[0])
+        each = torch.cat(growth)
+        error = each.std() / len(each) ** 0.5
+        return bool(each.mean() <= TOLERANCE * error)
