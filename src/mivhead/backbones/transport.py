@@ -391,9 +391,9 @@ def is_loopback(host: str | None) -> bool:
 
 
 def _parse_retry_after(value: str | None) -> float:
-    """Return the seconds of a `Retry-After` header, a number or a date; 0 if unreadable.
+    r"""Return the seconds of a `Retry-After` header, a number or a date; 0 if unreadable.
 
-    >>> _parse_retry_after("5"), _parse_retry_after("7\\x1e"), _parse_retry_after("soon")
+    >>> _parse_retry_after("5"), _parse_retry_after("7\x1e"), _parse_retry_after("soon")
     (5.0, 7.0, 0.0)
     """
     if value is None:
