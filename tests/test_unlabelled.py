@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import mivhead
 from mivhead import FewShotClassifier
@@ -93,6 +94,20 @@ def test_an_empty_folder_is_an_error_before_anything_is_read(tmp_path: Path) -> 
     assert backbone.seen == 0
 
 
+def test_unreadable_images_are_skipped_on_request(tmp_path: Path) -> None:
+    from tests.helpers.patterns import write_images
+
+    shots = write_images(tmp_path / "shots")
+    (tmp_path / "pool").mkdir()
+    Image.fromarray(noise(1)).save(tmp_path / "pool" / "good.png")
+    (tmp_path / "pool" / "bad.png").write_bytes(b"not an image")
+    (shots / "rings" / "worse.png").write_bytes(b"not an image either")
+    model = FewShotClassifier(TinyBackbone(), recipe=mivhead.Recipe(steps=2))
+    model.fit_folder(shots, skip_bad=True, unlabelled=tmp_path / "pool")
+    assert [Path(each.id).name for each in model.skipped_] == ["worse.png", "bad.png"]
+    assert model.classifier_.unlabelled_.images == 1
+
+
 FORGED = {
     "not a number": ({"images": "60", "used": True}, "unlabelled.v1.images"),
     "no images": ({"images": 0, "used": True}, "does not fit"),
@@ -159,9 +174,11 @@ def test_on_the_command_line(
     shots, pool = folders
     model = tmp_path / "m.miv"
     fit_ = ("fit", shots, "-o", model, "--no-augmentation", "--no-check")
-    assert "12 unlabelled images" in miv(capsys, *fit_, "--unlabelled", pool)
-    said = json.loads(miv(capsys, *fit_, "--unlabelled", pool, "--json"))["unlabelled"]
-    assert said["images"] == 12
+    said = miv(capsys, *fit_[:-1], "--unlabelled", pool)
+    assert "Learned from 12 unlabelled images, too." in said
+    assert said.endswith("The estimate is that of a model without the unlabelled images.\n")
+    document = json.loads(miv(capsys, *fit_, "--unlabelled", pool, "--json"))
+    assert document["unlabelled"] == {"images": 12, "used": True}
     assert "12 images" in miv(capsys, "info", model)
     features = tmp_path / "pool.safetensors"
     miv(capsys, "extract", pool, "-o", features, "--threshold", "0")

@@ -41,6 +41,7 @@ miv fit labels.csv -o birds.miv          # a path and a label per row
 miv fit labels.csv -o birds.miv --label species --encoding cp1252
 miv fit shots/ -o birds.miv --unlabelled new/   # learns from photos without names as well
 miv fit digits/ -o digits.miv --no-flip  # a mirrored digit is not the same digit
+miv fit shots/ -o birds.miv --backbone efficientnet_lite0 --backbone efficientnet_lite2  # both
 miv fit features.safetensors -o birds.miv
 miv fit lancedb://data/birds -o birds.miv --label species --where "split = 'train'"
 miv fit shots/ -o plain.miv --method logistic --param use_views=true --param C=10
@@ -119,6 +120,8 @@ def run(args: argparse.Namespace) -> int:
         print_json({**document, "skipped": [asdict(each) for each in skipped]})
     elif for_people and estimate is not None:
         print(_describe_estimate(estimate))
+        if (use := _unlabelled_use(model)) is not None and use.used:
+            print("\nThe estimate is that of a model without the unlabelled images.")
         if args.html:
             print(f"\nSaved {args.html}.")
     elif for_people and model.needs_images:
@@ -205,7 +208,7 @@ def _describe_unlabelled(use: UnlabelledUse | None) -> str:
         return ""
     images = plural(use.images, "unlabelled image")
     if use.used:
-        return f"Learned from {images}, too; the estimate below does not count them.\n"
+        return f"Learned from {images}, too.\n"
     return (
         f"Not used: {images}, because they made the predictions of shots that were left out "
         "worse.\n"
