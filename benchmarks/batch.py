@@ -289,12 +289,15 @@ def memory(rows: list[int]) -> list[dict[str, Any]]:
 
 
 MEMORY = """
-import json, resource, sys, time
+import json, sys, time
+from pathlib import Path
 from mivhead import batch
 started = time.process_time()
 result = batch.predict(*sys.argv[1:], threads=1, verbose=False)
 assert not result.errors
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+# Not ru_maxrss, which starts with the size of the process that started this one.
+lines = Path("/proc/self/status").read_text().splitlines()
+peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 print(json.dumps({"MB": round(peak / 1024), "seconds": round(time.process_time() - started, 1)}))
 """
 

@@ -60,10 +60,12 @@ def split(folder: Path) -> tuple[list[Any], list[str], list[Any], list[str]]:
     )
 
 
-def agreement(name: str, backbone: Any, data: Path, variants: list[str]) -> list[dict[str, Any]]:
+def agreement(
+    name: str, backbone: Any, data: Path, variants: list[str], sets: list[str]
+) -> list[dict[str, Any]]:
     """Compare the export with its model on every set, and other variants on three sets."""
     found = []
-    for each in SETS:
+    for each in sets:
         shots, labels, queries, truth = split(data / each)
         views = None if backbone == "efficientnet_lite0" else 0  # none, to save time
         model = FewShotClassifier(backbone, threshold=views, verbose=False).fit(shots, labels)
@@ -119,6 +121,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, type=Path, help="folder of image sets")
     parser.add_argument("--resnet50", type=Path, help="weights, see benchmarks/_backbones.py")
     parser.add_argument("--only", choices=("speed", "lite0", "resnet50", "vit"))
+    parser.add_argument("--sets", nargs="+", default=list(SETS))
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -128,7 +131,9 @@ def main() -> None:
     if args.only in (None, "speed"):
         document["speed"] = speed(args.data, args.repetitions)
     if args.only in (None, "lite0"):
-        rows += agreement("efficientnet_lite0", "efficientnet_lite0", args.data, list(VARIANTS))
+        rows += agreement(
+            "efficientnet_lite0", "efficientnet_lite0", args.data, list(VARIANTS), args.sets
+        )
     if args.resnet50 and args.only in (None, "resnet50"):
         network = from_module(
             build_resnet50(args.resnet50),
@@ -136,10 +141,10 @@ def main() -> None:
             name="resnet50",
             preprocessing=keras_resnet50(args.resnet50).preprocessing,
         )
-        rows += agreement("resnet50", network, args.data, ["float32"])
+        rows += agreement("resnet50", network, args.data, ["float32"], args.sets)
     if args.only in (None, "vit"):
-        vit = load_backbone("deit_small", weights="random", device="cpu")
-        rows += agreement("deit_small, random weights", vit, args.data, ["float32"])
+        vit = load_backbone("timm:vit_tiny_patch16_224", weights="random", device="cpu")
+        rows += agreement("vit_tiny, random weights", vit, args.data, ["float32"], args.sets)
     document["agreement"] = rows
     if args.json:
         args.json.write_text(json.dumps(document, indent=1) + "\n")
