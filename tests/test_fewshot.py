@@ -49,6 +49,8 @@ def test_threshold_and_rule(shots: Path) -> None:
     assert views(threshold=3) == 0  # 4 shots are above it
     assert views(method_params={"views_rule": "floor"}) == 12 * 2
     assert views(method_params={"views_rule": "ceil"}) == 12 * 3
+    assert views(threshold=99) == 12 * 4  # the default recipe makes at most four
+    assert views(threshold=99, recipe="paper") == 12 * 25
 
 
 def test_views_are_made_of_the_image_they_are_said_to_be_of(shots: Path) -> None:

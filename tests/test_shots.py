@@ -174,7 +174,7 @@ def test_pictures_give_the_views_of_the_image_itself(tmp_path: Path) -> None:
     model.remove("image 0", "image 1")
     scratch = fit({i: label for i, label in START.items() if i not in (0, 1)})
     mine, theirs = model.shots_.training(), scratch.shots_.training()
-    assert len(mine.view_of) == 5 + 2 * 3 + 5
+    assert len(mine.view_of) == 4 + 2 * 3 + 4
     assert mine.views == theirs.views
     np.testing.assert_array_equal(mine.view_of, theirs.view_of)
 

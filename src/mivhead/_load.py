@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 def load(
     path: str | Path,
     *,
-    backbone: str | Backbone | None = None,
+    backbone: str | Backbone | Sequence[str | Backbone] | None = None,
     weights: str | Path | None = None,
     device: str | None = None,
 ) -> FewShotClassifier | ExportedClassifier:
@@ -28,7 +29,7 @@ def load(
     path : str or Path
         A file of `miv fit` or `FewShotClassifier.save`; or an `.onnx` file of `miv export`, for
         which PyTorch is not needed.
-    backbone : str, Backbone or None, default=None
+    backbone : str, Backbone, sequence of them or None, default=None
         The backbone of a model that was trained on one of your own. A backbone that mivhead knows
         by name is loaded with the first image. The address of a service is never taken from the
         file: give it here. An exported model contains its backbone.

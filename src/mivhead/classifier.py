@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, overload
@@ -26,13 +26,14 @@ from torch import Tensor
 from mivhead._progress import progress_bar
 from mivhead._schema import check_tensors, from_json, split_tensors, to_json
 from mivhead._threads import shared_cores
-from mivhead.decision import MAX_ERRORS, REJECT, DecisionRule
+from mivhead.decision import ENERGY, MAX_ERRORS, REJECT, DecisionRule
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.ensemble.stacking import (
     BATCH,
     FOLDS,
     Ensemble,
     assign_folds,
+    is_one_shot,
     out_of_fold_cosines,
     predict_cosines,
 )
@@ -46,7 +47,7 @@ from mivhead.features import (
     layout_to_json,
     read_layout,
 )
-from mivhead.head.blocks import BlockConfig, resolve_blocks
+from mivhead.head.blocks import BlockConfig, resolve_blocks, spans_of
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
 from mivhead.head.logits import combine
@@ -54,6 +55,10 @@ from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
 from mivhead.head.training import fit_head
 from mivhead.prediction import predictions
 from mivhead.preset import BlockPreset, Preset
+
+# Factor of the energy in the scores of one-shot models: with their weights, energies are 1.4 times
+# as large as those that `mivhead.decision.PRIOR_SCORES` were measured with (tuning sets).
+ONE_SHOT_ENERGY = 0.72
 
 
 class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn: untyped
@@ -154,6 +159,22 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 f"{type(self).__name__} cannot learn from unlabelled images with these settings: "
                 "use the method miv with its default recipe, or omit them."
             )
+        support, _ = self._support_set(X, y, views, view_of, unlabelled)
+        self.seed_ = seed
+        with shared_cores():
+            self._fit(support, seed)
+        self.decision_ = self._make_rule(support)
+        return self
+
+    def _support_set(
+        self,
+        X: Any,
+        y: ArrayLike,
+        views: Any,
+        view_of: ArrayLike | None,
+        unlabelled: Any = None,
+    ) -> tuple[SupportSet, NDArray[np.int64]]:
+        """Check a support set and sort it by class; also return the rows of X in that order."""
         features = self._as_features(X, reset=True)
         labels = self._encode(y, len(features))
         extra, rows = self._check_views(views, view_of, features)
@@ -161,11 +182,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         place = np.argsort(order)  # position of each image in that order
         others = None if unlabelled is None else self._as_unlabelled(unlabelled, features)
         support = SupportSet(features[order], labels[order], extra, place[rows], others)
-        self.seed_ = seed
-        with shared_cores():
-            self._fit(support, seed)
-        self.decision_ = self._make_rule(support)
-        return self
+        return support, order
 
     @property
     def _learns_unlabelled(self) -> bool:
@@ -602,7 +619,9 @@ class MIVClassifier(FeatureClassifier):
         ensemble, self.unlabelled_ = None, None
         if recipe.has_experts:
             labels = torch.as_tensor(support.labels, device=support.features.device)
-            ensemble = Ensemble.fit(support.features, labels, len(head.layers), out_of_fold)
+            ensemble = Ensemble.fit(
+                support.features, labels, head.taken, out_of_fold, spans_of(blocks)
+            )
             if support.unlabelled is not None:
                 ensemble, self.unlabelled_ = refine(
                     ensemble,
@@ -619,11 +638,80 @@ class MIVClassifier(FeatureClassifier):
     def _learns_unlabelled(self) -> bool:
         return resolve_recipe(self.recipe).has_experts
 
+    @property
+    def stacks(self) -> bool:
+        """Whether the recipe fits the weights of an ensemble on out-of-fold predictions."""
+        return resolve_recipe(self.recipe).vote == "stacked"
+
+    def cross_validated_logits(
+        self,
+        X: Any,
+        y: ArrayLike,
+        fold: NDArray[np.int64],
+        *,
+        views: Any = None,
+        view_of: ArrayLike | None = None,
+        on_fold: Callable[[], object] = lambda: None,
+    ) -> NDArray[np.floating[Any]]:
+        """Cross-validate a recipe that stacks, without fitting everything once per fold.
+
+        One head per fold is trained on the other folds. The ridge experts have exact leave-one-out
+        predictions, and the weights of all members are fitted without the images they are tested
+        on. The classifier need not be fitted, and must not be used afterwards.
+
+        Parameters
+        ----------
+        X : Features, array-like of shape (n_images, n_values) or list of blocks
+            Features of the support images.
+        y : array-like of shape (n_images,)
+            Class labels.
+        fold : ndarray of shape (n_images,)
+            The fold of each image; -1 for an image that is not tested.
+        views : Features or list of blocks, default=None
+            Features of augmented views.
+        view_of : array-like of int, default=None
+            For each view, the row of X that it was made from.
+        on_fold : callable, default=nothing
+            Called after each fold.
+
+        Returns
+        -------
+        ndarray of shape (m, n_classes)
+            Logits of the images that are tested, in the order of X.
+        """
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        recipe = resolve_recipe(self.recipe)
+        support, order = self._support_set(X, y, views, view_of)
+        blocks = resolve_blocks(support.features, self.preset)
+        support = _select(support, recipe, blocks)
+        blocks = blocks[-len(support.features.blocks) :]
+
+        def on_step(step: int) -> None:
+            if step == recipe.steps:
+                on_fold()
+
+        with shared_cores():
+            out_of_fold = out_of_fold_cosines(
+                support, blocks, recipe, seed, on_step, fold=fold[order]
+            )
+            labels = torch.as_tensor(support.labels, device=support.features.device)
+            taken = MIVHead(blocks, recipe, generator=None).taken
+            ensemble = Ensemble.fit(support.features, labels, taken, out_of_fold, spans_of(blocks))
+            assert ensemble.left_out is not None
+            logits = ensemble.left_out.cross_fitted()
+        return logits[np.argsort(order[ensemble.left_out.rows])]
+
     def _make_rule(self, support: SupportSet) -> DecisionRule:
         if self.ensemble_ is None or self.head_.recipe.vote != "stacked":
             return super()._make_rule(support)
-        logits, rows = self.ensemble_.left_out or (None, None)
-        return DecisionRule.fit(_vectors(support.features), support.labels, logits, rows)
+        left_out = self.ensemble_.left_out
+        vectors, weight = _vectors(support.features), ENERGY
+        if left_out is not None:
+            given = left_out.logits, left_out.rows
+            return DecisionRule.fit(vectors, support.labels, *given, weight=weight)
+        if is_one_shot(self.ensemble_.experts, torch.as_tensor(support.labels)):
+            weight *= ONE_SHOT_ENERGY
+        return DecisionRule.fit(vectors, support.labels, None, None, weight=weight)
 
     def _set_fitted(
         self,
@@ -644,7 +732,7 @@ class MIVClassifier(FeatureClassifier):
 
     def _unfitted(self) -> Self:
         copy = super()._unfitted()
-        fields = ("pool_sizes", "native", "form", "tau", "heads", "plain")
+        fields = ("pool_sizes", "native", "form", "tau", "heads", "plain", "deepest")
         presets = [BlockPreset(**{name: getattr(b, name) for name in fields}) for b in self.blocks_]
         unused = len(blocks_of(self.layout_)) - len(presets)  # by a recipe with `last_blocks`
         copy.preset = (*(BlockPreset() for _ in range(unused)), *presets)
@@ -679,7 +767,7 @@ class MIVClassifier(FeatureClassifier):
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         config: dict[str, Any] = {
             "recipe": to_json(self.head_.recipe),
-            "blocks": [to_json(block) for block in self.blocks_],
+            "blocks": [_block_to_json(block) for block in self.blocks_],
             "shots": self.shots_.tolist(),
         }
         if self.layout_ != self.support_.layout:  # the head uses only the last blocks
@@ -716,13 +804,21 @@ class MIVClassifier(FeatureClassifier):
         expected = {}
         if recipe.has_experts:
             sizes = len(head.layers), len(saved.shots)
-            expected = Ensemble.expected_shapes(support.blocks, *sizes)
+            expected = Ensemble.expected_shapes(support.blocks, *sizes, spans_of(blocks))
         check_tensors(members, expected)
-        ensemble = Ensemble.from_tensors(members, support.blocks) if expected else None
+        ensemble = None
+        if expected:
+            ensemble = Ensemble.from_tensors(members, support.blocks, spans_of(blocks))
         self.recipe = recipe
         self.layout_, self.n_features_in_ = whole.layout, whole.shape[1]
         safe = support.divide(self.scale_[-len(blocks) :])
         self._set_fitted(blocks, head, ensemble, safe, saved.shots)
+
+
+def _block_to_json(block: BlockConfig) -> dict[str, Any]:
+    """Leave out what earlier versions do not know, where it says nothing."""
+    document = to_json(block)
+    return document if block.deepest else {k: v for k, v in document.items() if k != "deepest"}
 
 
 def _compare(head: MIVHead, support: SupportSet, images: Features) -> Tensor:

@@ -76,10 +76,11 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
 
     Parameters
     ----------
-    backbone : str, Backbone or None, default="efficientnet_lite0"
+    backbone : str, Backbone, sequence of them or None, default="efficientnet_lite0"
         What `mivhead.backbones.load_backbone` takes, such as a name of
-        `mivhead.backbones.list_backbones()`, or a `Backbone` of your own. None: for images the
-        default backbone, for a table of features the backbone that the table names.
+        `mivhead.backbones.list_backbones()`, or a `Backbone` of your own. Several backbones in a
+        list are used together. None: for images the default backbone, for a table of features the
+        backbone that the table names.
     weights : str, Path or None, default=None
         A checkpoint for a backbone given by name.
     image_size : int or None, default=None
@@ -92,8 +93,8 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
     recipe : str, Recipe or None, default=None
         How the MIV-head is trained: `"mivhead"`, `"paper"`, or a `Recipe`. None: the method's own.
     threshold : int or None, default=None
-        T: classes with at most T shots get augmented views; 0 switches augmentation off. None: the
-        threshold of the backbone's preset.
+        T: classes with at most T shots get augmented views, as many as `views_rule` of the recipe
+        says; 0 switches augmentation off. None: the threshold of the backbone's preset.
     augmentation : Augmentation or None, default=None
         How views are made. None: flip, grayscale and RandAugment, as in the paper.
     other : object, default="other"
@@ -155,7 +156,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
 
     def __init__(
         self,
-        backbone: str | Backbone | None = DEFAULT_BACKBONE,
+        backbone: str | Backbone | Sequence[str | Backbone] | None = DEFAULT_BACKBONE,
         *,
         weights: str | Path | None = None,
         image_size: int | None = None,
@@ -551,7 +552,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         Parameters
         ----------
         folds : int, default=5
-            Number of folds, and therefore of models to train.
+            Number of folds, and therefore of heads to train.
 
         Returns
         -------
@@ -1026,7 +1027,9 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         return backbone.preset, backbone.identity
 
     def _cache(self) -> FeatureCache | None:
-        by_name = self.backbone is None or isinstance(self.backbone, str)
+        given = self.backbone
+        parts = given if isinstance(given, list | tuple) else [given]
+        by_name = all(part is None or isinstance(part, str) for part in parts)
         wanted = by_name if self.cache is None else self.cache
         return open_cache(None if wanted is True else wanted) if wanted else None
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,7 +220,7 @@ def _contents(
 def load(
     path: str | Path,
     *,
-    backbone: str | Backbone | None = None,
+    backbone: str | Backbone | Sequence[str | Backbone] | None = None,
     weights: str | Path | None = None,
     device: str | None = None,
 ) -> FewShotClassifier:
@@ -230,7 +230,7 @@ def load(
     ----------
     path : str or Path
         The file.
-    backbone : str, Backbone or None, default=None
+    backbone : str, Backbone, sequence of them or None, default=None
         The backbone of a model that was trained on one of your own. A backbone that mivhead knows
         by name is loaded with the first image. The address of a service is never taken from the
         file: give it here.

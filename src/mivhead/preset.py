@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from mivhead.errors import InputError, check_one_of
 
-ViewsRule: TypeAlias = Literal["ceil", "floor"]  # how T / S is rounded to views per image
+ViewsRule: TypeAlias = Literal["few", "ceil", "floor"]  # how many views per image T / S gives
 
 MAX_SIZE = 4096  # pixels; keeps a forged file from asking for memory
 
@@ -47,6 +47,8 @@ class BlockPreset:
     pooled : bool, default=False
         Whether this is the vector that heads on one vector per image use (NCC, Baseline++, FiT),
         where that is not a function of the last block; the MIV-head leaves it out. It comes last.
+    deepest : bool, default=False
+        Whether this is the deepest block of a backbone, and blocks of another backbone follow.
     """
 
     pool_sizes: tuple[int, ...] = ()
@@ -57,6 +59,7 @@ class BlockPreset:
     plain: bool = False
     candidates: int | None = None
     pooled: bool = False
+    deepest: bool = False
 
     def __post_init__(self) -> None:
         check_one_of("form", self.form, ("cnn", "vit"))

@@ -34,7 +34,7 @@ def test_a_file_with_everything(tmp_path):
     plain, variant = config.methods
     assert (plain.kind, plain.views_rule, plain.needs_images) == ("ncc", None, False)
     assert (variant.name, variant.kind, variant.params) == ("20 steps", "miv", {"steps": 20})
-    assert variant.views_rule == "ceil"
+    assert variant.views_rule == "few"
     assert read_config(config.as_json()) == config  # as config.json is read again
 
 
@@ -116,17 +116,20 @@ def test_views_follow_the_preset_in_the_papers_tables():
     preset = read_config({"views": "preset"})
     assert preset.views is None
     assert read_config(preset.as_json()) == preset
-    assert view_rule(MethodConfig("miv"), PAPER["dino_vits16"].preset, None).limit == 20
+    assert view_rule(MethodConfig("miv-paper"), PAPER["dino_vits16"].preset, None).limit == 20
     task = Task(("a", "b"), tuple("abcdefghij"), (0,) * 5 + (1,) * 5, (), ())
     counts = {
-        name: sum(view_rule(MethodConfig("miv"), PAPER[name].preset, None).count(task))
+        name: sum(view_rule(MethodConfig("miv-paper"), PAPER[name].preset, None).count(task))
         for name in ("resnet50", "dino_vits16", "dino_vitb16", "clip_vitl14")
     }
     # ceil(T / 5) views of each of ten images, with T of 15, 20, 30 and 20
     assert counts == {"resnet50": 30, "dino_vits16": 40, "dino_vitb16": 60, "clip_vitl14": 40}
     one_shot = Task(("a", "b"), ("1", "2"), (0, 1), (), ())
-    rule = view_rule(MethodConfig("miv"), PAPER["dino_vitb16"].preset, None)
+    rule = view_rule(MethodConfig("miv-paper"), PAPER["dino_vitb16"].preset, None)
     assert rule.count(one_shot) == [30, 30]
+    few = view_rule(MethodConfig("miv"), PAPER["dino_vitb16"].preset, None)
+    assert few.count(one_shot) == [4, 4]
+    assert sum(few.count(task)) == 0  # five shots
 
 
 def test_the_rule_for_views_is_a_setting():

@@ -25,6 +25,7 @@ from tests.chaos.damage import small_features
 @contextmanager
 def ctrl_c(folder: Path) -> Iterator[Trial]:
     """Interrupts of `miv predict` at random moments, most of which are imports."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
     X, y = small_features()
     mivhead.save(MIVClassifier(random_state=0).fit(X, y), folder / "model.miv")
     X.save(folder / "new.safetensors")

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+import mivhead
 from mivhead.backbones import list_backbones, load_backbone
 from mivhead.backbones.timm_models import build
 from tests.helpers.extras import needs
@@ -37,6 +38,7 @@ def test_list(miv):
     rows, _, legend = answer.out.partition("\n\n")
     assert [line.split()[0] for line in rows.splitlines()[1:]] == list_backbones()
     assert "T: classes with at most T shots get augmented views" in legend
+    assert "--backbone efficientnet_lite0 --backbone efficientnet_lite2" in legend
     found = {
         each["name"]: each
         for each in json.loads(miv("backbones", "list", "--json").out)["backbones"]
@@ -80,6 +82,20 @@ def test_tap_fit_and_predict_with_an_onnx_file(miv, network, shots, new, tmp_pat
     assert miv(*fit, "--backbone", tapped).code == 0
     answer = miv("predict", model, new, "--json", "--backbone", tapped)
     assert len(json.loads(answer.out)["predictions"]) == 6
+
+
+def test_two_backbones_together(miv, fails, network, shots, new, tmp_path):
+    tapped, model = tmp_path / "tapped.onnx", tmp_path / "model.miv"
+    assert miv("backbones", "export", network, "--outputs", "deep", "-o", tapped).code == 0
+    both = ("--backbone", "efficientnet_lite0", "--backbone", tapped)
+    assert miv("fit", shots, "-o", model, "--no-check", *both).code == 0
+    assert mivhead.load(model).identity_.name == "efficientnet_lite0+tapped.onnx"
+    assert len(mivhead.load(model).classifier_.support_.blocks) == 5
+    found = json.loads(miv("predict", model, new, "--json", *both).out)["predictions"]
+    assert len(found) == 6
+    swapped = ("--backbone", tapped, "--backbone", "efficientnet_lite0")
+    assert "has no tensor 'blocks.4'" in fails("predict", model, new, *swapped)
+    assert "those of one backbone" in fails("fit", shots, "-o", model, *both, "--weights", "random")
 
 
 def test_fit_and_predict_with_a_checkpoint(miv, fails, weights, shots, new, tmp_path):

@@ -1,11 +1,17 @@
 """Cross-validation on the shots, and suspicious shots."""
 
+from dataclasses import replace
+from unittest import mock
+
 import numpy as np
 import pytest
+import torch
 
 from mivhead import MIVClassifier, Recipe
 from mivhead.diagnostics.cross_validation import cross_validate
 from mivhead.diagnostics.evaluation import wilson_interval
+from mivhead.ensemble.ridge import Experts
+from mivhead.ensemble.stacking import OutOfFold, fit_weights, predict_cosines
 from mivhead.errors import InputError
 from mivhead.features import FeatureTable
 from tests.test_classifier import FAST, clusters
@@ -30,7 +36,7 @@ def test_every_shot_is_predicted_by_a_head_that_has_not_seen_it(monkeypatch) -> 
         return original(self, X, y, views=views, view_of=view_of)
 
     monkeypatch.setattr(MIVClassifier, "fit", spy)
-    result = cross_validate(MIVClassifier(**FAST), data, folds=5)
+    result = cross_validate(MIVClassifier(Recipe.paper(steps=8)), data, folds=5)
     assert len(seen) == 5
     left_out = []
     for X, views, view_of in seen:
@@ -50,10 +56,10 @@ def test_every_shot_is_predicted_by_a_head_that_has_not_seen_it(monkeypatch) -> 
 
 def test_swapped_labels_are_suspects() -> None:
     result = cross_validate(
-        MIVClassifier(Recipe(steps=20), random_state=0), table([5, 5, 5], swap=(1, 7))
+        MIVClassifier(Recipe(steps=20), random_state=0), table([5, 5, 5], swap=(2, 8))
     )
-    assert {s.id for s in result.suspects} >= {"1.jpg", "7.jpg"}
-    worst = next(s for s in result.suspects if s.id == "1.jpg")
+    assert {s.id for s in result.suspects} >= {"2.jpg", "8.jpg"}
+    worst = next(s for s in result.suspects if s.id == "2.jpg")
     assert (worst.label, worst.predicted) == ("class 1", "class 0")
     assert [s.probability for s in result.suspects] == sorted(
         (s.probability for s in result.suspects), reverse=True
@@ -79,3 +85,70 @@ def test_folds_are_as_many_as_shots_at_most() -> None:
     result = cross_validate(MIVClassifier(**FAST), table([3, 2]), folds=5)
     assert (result.folds, result.score.images, result.leave_one_out) == (3, 5, False)
     assert cross_validate(MIVClassifier(**FAST), table([3, 1]), folds=5).leave_one_out
+
+
+def test_cheap_cross_validation_leaves_the_shot_out_of_everything() -> None:
+    """If a shot changes, the heads of the other folds change, and what predicts it does not.
+
+    Its own prediction is that of an ensemble without it: a head of the other folds, leave-one-out
+    experts, and weights that were fitted without it.
+    """
+    data = table([4, 5, 3])
+    result = cross_validate(MIVClassifier(**FAST), data, folds=3)
+    assert result.tested.all()
+    assert result.folds == 3
+    np.testing.assert_allclose(result.probabilities.sum(axis=1), 1)
+    labels = list(data.labels)
+    labels[5] = "class 2"  # another label for a shot, which its own prediction must not see
+    other = cross_validate(MIVClassifier(**FAST), replace(data, labels=tuple(labels)), folds=3)
+    assert other.probabilities[5, 2] < 0.5
+
+
+def test_cheap_cross_validation_does_not_depend_on_the_order() -> None:
+    data = table([4, 5, 3])
+    fold = np.arange(12) % 3
+    expected = MIVClassifier(**FAST).cross_validated_logits(data.features, data.labels, fold)
+    order = np.random.default_rng(1).permutation(12)
+    found = MIVClassifier(**FAST).cross_validated_logits(
+        data.features[order], np.array(data.labels)[order], fold[order]
+    )
+    assert (found.argmax(axis=1) == expected[order].argmax(axis=1)).mean() > 0.8
+    np.testing.assert_allclose(found, expected[order], atol=0.5)  # other shots test the weights
+
+
+def test_cheap_cross_validation_uses_the_heads_of_the_other_folds() -> None:
+    """The members' predictions are those of heads and experts that are fitted one by one."""
+    X, y = clusters(0, [4, 4])
+    fold = np.tile([0, 1], 4)
+    seen = {}
+
+    class Spy(OutOfFold):
+        def cross_fitted(self):
+            seen["members"], seen["rows"] = self.members, self.rows
+            return super().cross_fitted()
+
+    with mock.patch("mivhead.ensemble.stacking.OutOfFold", Spy):
+        MIVClassifier(**FAST).cross_validated_logits(X, y, fold)
+    for out in (0, 1):
+        kept = np.flatnonzero(fold != out)
+        model = MIVClassifier(**FAST).fit(X[kept], y[kept])
+        rows = np.flatnonzero(fold == out)
+        cosines = predict_cosines(model.head_, model.support_, model.bags_, X[rows])
+        torch.testing.assert_close(seen["members"][: len(cosines), rows], cosines)
+    alone = np.arange(1, 8)
+    experts, _ = Experts.fit(X[alone], torch.as_tensor(y[alone]), 2)
+    mean = experts(X[:1])[-1, 0]  # the PCA of the others sees all images
+    torch.testing.assert_close(seen["members"][-1, 0], mean, atol=1e-3, rtol=1e-3)
+
+
+def test_weights_of_the_estimate_are_fitted_without_the_image() -> None:
+    """One member knows the label of the first shot alone, which must not help that shot."""
+    labels = torch.arange(2).repeat_interleave(5)
+    members = torch.zeros(2, 10, 2)
+    members[0] = torch.eye(2)[labels] * 0.1
+    members[1, 0, 0] = 10.0
+    prior = torch.tensor([1.0, 0.01])
+    left_out = OutOfFold(np.arange(10), labels, members, prior, np.zeros((10, 2), np.float32))
+    first = left_out.cross_fitted()[0]
+    assert abs(first[0] - first[1]) < 0.5
+    assert fit_weights(members, labels, prior)[1] > 5 * prior[1]  # with the shot, it helps

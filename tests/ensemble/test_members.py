@@ -7,7 +7,7 @@ import torch
 from mivhead import Features
 from mivhead.ensemble.descriptors import compute_descriptors
 from mivhead.ensemble.ridge import Experts, choose_experts, expected_shapes, fit_ridge
-from mivhead.ensemble.stacking import Ensemble
+from mivhead.ensemble.stacking import Ensemble, one_shot_scale
 
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2])
 
@@ -76,9 +76,26 @@ def test_predictions_are_those_of_each_ridge_and_come_back_from_tensors(name: st
 
 
 def test_without_out_of_fold_predictions_the_weights_are_the_prior() -> None:
-    ensemble = Ensemble.fit(features("three maps"), LABELS, 3, None)
+    ensemble = Ensemble.fit(features("three maps"), LABELS, range(3), None)
     blocks, second_order, layouts, mean = [0.5, 0.5, 1.0], [1.0, 2.0, 3.0], [1.0, 1.0], [3.0]
     assert ensemble.weights.tolist() == blocks + second_order + layouts + mean
+
+
+def test_with_one_shot_per_class_second_order_experts_get_most_of_the_weight() -> None:
+    support, labels = features("three maps", 3), torch.arange(3)
+    ensemble = Ensemble.fit(support, labels, range(3), None)
+    blocks, second_order, layouts, mean = [0.2, 0.2, 0.4], [2.5, 5.0, 7.5], [1.0, 1.0], [2.5]
+    expected = torch.tensor(blocks + second_order + layouts + mean)
+    expected *= one_shot_scale(support, labels)
+    torch.testing.assert_close(ensemble.weights, expected)
+
+
+def test_several_backbones_share_the_prior() -> None:
+    support = features("three maps")
+    ensemble = Ensemble.fit(support, LABELS, range(3), None, [range(1), range(1, 3)])
+    blocks, second_order, layouts, mean = [1.0, 0.5, 1.0], [3.0, 2.0, 3.0], [1.0] * 3, [3.0] * 2
+    expected = [weight / 2 for weight in blocks + second_order + layouts + mean]
+    assert ensemble.weights.tolist() == pytest.approx(expected)
 
 
 def test_weights_come_from_out_of_fold_predictions_only() -> None:
@@ -86,21 +103,21 @@ def test_weights_come_from_out_of_fold_predictions_only() -> None:
     support = features("two maps")
     predicted = np.array([True, True, True, True, True, False])  # the last is alone in its class
     cosines = torch.rand(2, 6, 3, generator=torch.Generator().manual_seed(0))
-    weights = Ensemble.fit(support, LABELS, 2, (cosines, predicted)).weights
+    weights = Ensemble.fit(support, LABELS, range(2), (cosines, predicted)).weights
     assert len(weights) == 2 + 5
     elsewhere = cosines.clone()
     elsewhere[:, 5] = 100.0
-    again = Ensemble.fit(support, LABELS, 2, (elsewhere, predicted)).weights
+    again = Ensemble.fit(support, LABELS, range(2), (elsewhere, predicted)).weights
     assert torch.equal(again, weights)
     telling = cosines.clone()
-    telling[1, :5] = 3 * torch.eye(3)[LABELS[:5]]
-    larger = Ensemble.fit(support, LABELS, 2, (telling, predicted)).weights
+    telling[1, :5] = torch.eye(3)[LABELS[:5]]
+    larger = Ensemble.fit(support, LABELS, range(2), (telling, predicted)).weights
     assert larger[1] > weights[1] + 0.1
 
 
 def test_logits_are_the_weighted_sum_of_all_members() -> None:
     support, queries = features("map, then token"), features("map, then token", 4, seed=1)
-    ensemble = Ensemble.fit(support, LABELS, 2, None)
+    ensemble = Ensemble.fit(support, LABELS, range(2), None)
     cosines = torch.rand(2, 4, 3, generator=torch.Generator().manual_seed(0))
     found = ensemble.logits(cosines, queries)
     predictions = torch.cat([cosines, ensemble.experts(queries)]).tolist()
@@ -113,7 +130,7 @@ def test_logits_are_the_weighted_sum_of_all_members() -> None:
 
 def test_tensors_of_an_ensemble_are_those_expected() -> None:
     support = features("two maps")
-    ensemble = Ensemble.fit(support, LABELS, 2, None)
+    ensemble = Ensemble.fit(support, LABELS, range(2), None)
     shapes = Ensemble.expected_shapes(support.blocks, 2, 3)
     assert {k: tuple(v.shape) for k, v in ensemble.tensors().items()} == shapes
     again = Ensemble.from_tensors(ensemble.tensors(), support.blocks)

@@ -113,7 +113,7 @@ def test_evidence_against_the_images_is_heeded() -> None:
     shots = Features(images(labels.tolist(), seed=1, noise=0.3))
     truth = torch.arange(3).repeat_interleave(10)
     pool = Features(images(truth.tolist(), seed=2, noise=0.3))
-    ensemble = Ensemble.fit(shots, labels, 1, None)
+    ensemble = Ensemble.fit(shots, labels, range(1), None)
     folds = np.tile([0, 1], 6)
     nothing = torch.zeros(1, 6, 3)
 

@@ -131,7 +131,7 @@ def test_without_out_of_fold_predictions_the_prior_weights_remain() -> None:
     stacked, prior = (MIVClassifier(Recipe(vote=vote)).fit(X, y) for vote in ("stacked", "prior"))
     assert torch.equal(stacked.logits(X), prior.logits(X))
     weights = prior.ensemble_.weights  # scaled, so that probabilities are calibrated
-    ratios = [0.5, 1.0, 2.0, 3.0, 1.0, 1.0, 3.0]
+    ratios = [0.5, 1.0, 12.5, 18.75, 2.5, 2.5, 6.25]
     assert (weights / weights[1]).tolist() == pytest.approx(ratios)
     X, y = drawn("maps", [3, 3], 0)
     stacked, prior = (MIVClassifier(Recipe(vote=vote)).fit(X, y) for vote in ("stacked", "prior"))

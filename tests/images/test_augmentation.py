@@ -31,6 +31,7 @@ def photo(seed=0, size=(50, 30)):
 def test_views_per_image(shots, threshold):
     ceil = views_per_image(shots, threshold)
     floor = views_per_image(shots, threshold, "floor")
+    assert views_per_image(shots, threshold, "few") == (min(4, ceil) if shots <= 4 else 0)
     if shots > threshold:
         assert ceil == floor == 0
     else:
@@ -41,7 +42,7 @@ def test_views_per_image(shots, threshold):
 
 @pytest.mark.parametrize("arguments", [(0, 15), (1, -1), (1, 15, "round")])
 def test_views_per_image_rejects(arguments):
-    with pytest.raises(InputError, match="expected"):
+    with pytest.raises(InputError, match=r"expected|must be one of"):
         views_per_image(*arguments)
 
 

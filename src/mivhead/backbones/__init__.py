@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import re
 import runpy
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,7 +92,7 @@ def list_backbones() -> list[str]:
 
 
 def load_backbone(
-    spec: str | Path | Backbone = DEFAULT_BACKBONE,
+    spec: str | Path | Backbone | Sequence[str | Path | Backbone] = DEFAULT_BACKBONE,
     *,
     weights: str | Path | None = None,
     preset: Preset | None = None,
@@ -104,13 +105,14 @@ def load_backbone(
 
     Parameters
     ----------
-    spec : str, Path or Backbone, default="efficientnet_lite0"
+    spec : str, Path, Backbone or sequence of them, default="efficientnet_lite0"
         One of `list_backbones()`; `timm:NAME` for any model of timm; the path of an `.onnx` file;
         `hf:FOLDER_OR_ID` for a model of transformers; `http://...` or `https://...` for a service;
         `file.py:name` or `module:name` for a backbone in your own code (an object that follows the
         `Backbone` protocol, or a function or class that returns one when called without arguments;
         its identity must change whenever its features do, as cached features are found by it).
-        An object that already follows the protocol is returned unchanged.
+        An object that already follows the protocol is returned unchanged. Several backbones, as a
+        list or as names joined by `+`, become one that has the blocks of all of them.
     weights : str or Path, optional
         A checkpoint to use instead of the pretrained weights (`.safetensors`, `.pth`), where the
         backbone is an architecture. `"random"` gives untrained weights, for testing shapes only.
@@ -138,6 +140,15 @@ def load_backbone(
     >>> list(features.layout.values())
     [(112, 14, 14), (192, 7, 7), (320, 7, 7), (1280, 7, 7)]
     """
+    if isinstance(spec, str) and (parts := split_names(spec)):
+        spec = parts
+    if isinstance(spec, Sequence) and not isinstance(spec, str):
+        if weights is not None or image_size is not None:
+            raise InputError(
+                "weights and image_size are those of one backbone: load each of several backbones "
+                "with `load_backbone`, and give a list of them."
+            )
+        return _load_joint(spec, preset, device=device, dtype=dtype, **options)
     if not isinstance(spec, str | Path):
         return _without_weights(spec, weights)
     spec = str(spec)
@@ -163,8 +174,38 @@ def load_backbone(
     return backbone
 
 
-def _find_module(spec: str) -> str | None:
-    """Return the module that loads `spec`, or None if the user's own code does."""
+def split_names(spec: str) -> list[str]:
+    """Split names that are joined by `+`; none if this is the specification of one backbone.
+
+    >>> split_names("efficientnet_lite0+timm:resnet50"), split_names("my+network.onnx")
+    (['efficientnet_lite0', 'timm:resnet50'], [])
+    """
+    parts = spec.split("+")
+    return parts if len(parts) > 1 and all(map(_known_module, parts)) else []
+
+
+def _load_joint(
+    specs: Sequence[str | Path | Backbone], preset: Preset | None, **how: Any
+) -> Backbone:
+    """Load several backbones; a preset says which taps they have."""
+    from mivhead.backbones.joint import JointBackbone, split_taps
+    from mivhead.preset import BlockPreset, Preset
+
+    if len(specs) == 1:
+        return load_backbone(specs[0], preset=preset, **how)
+    parts = [load_backbone(spec, **how) for spec in specs]
+    if preset is not None:
+        for i, taps in enumerate(split_taps(preset.taps, len(parts))):
+            if isinstance(specs[i], str | Path) and taps != parts[i].preset.taps:
+                own = Preset(
+                    taps, tuple(BlockPreset() for _ in taps), parts[i].preset.preprocessing
+                )
+                parts[i] = load_backbone(specs[i], preset=own, **how)
+    return JointBackbone(parts)
+
+
+def _known_module(spec: str) -> str | None:
+    """Return the module that loads a name, a file or an address; None for anything else."""
     if spec in _NAMES:
         return _NAMES[spec]
     for prefix, module in _PREFIXES.items():
@@ -173,6 +214,13 @@ def _find_module(spec: str) -> str | None:
     for suffix, module in _SUFFIXES.items():
         if spec.endswith(suffix):
             return module
+    return None
+
+
+def _find_module(spec: str) -> str | None:
+    """Return the module that loads `spec`, or None if the user's own code does."""
+    if module := _known_module(spec):
+        return module
     if _OWN.fullmatch(spec):
         return None
     nearest = difflib.get_close_matches(spec, _NAMES, n=1)

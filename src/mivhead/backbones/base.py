@@ -243,8 +243,11 @@ def named_by_file(identity: Identity) -> str | Backbone:
     >>> named_by_file(Identity("resnet50", "0" * 64, Preprocessing(), ("layer4",)))
     'resnet50'
     """
-    if ":" in identity.name and not identity.name.startswith(_SAFE_PREFIXES):
-        return UnconfirmedBackbone(identity)
+    from mivhead.backbones import split_names
+
+    for name in split_names(identity.name) or [identity.name]:  # of one or several backbones
+        if ":" in name and not name.startswith(_SAFE_PREFIXES):
+            return UnconfirmedBackbone(identity)
     return identity.name
 
 

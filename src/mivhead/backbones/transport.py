@@ -391,10 +391,15 @@ def is_loopback(host: str | None) -> bool:
 
 
 def _parse_retry_after(value: str | None) -> float:
-    """Return the seconds of a `Retry-After` header, a number or a date; 0 if unreadable."""
+    r"""Return the seconds of a `Retry-After` header, a number or a date; 0 if unreadable.
+
+    >>> _parse_retry_after("5"), _parse_retry_after("7\x1e"), _parse_retry_after("soon")
+    (5.0, 7.0, 0.0)
+    """
     if value is None:
         return 0.0
-    if re.fullmatch("[0-9]+", value.strip()):
+    value = value.strip()
+    if re.fullmatch("[0-9]+", value):
         return float(value)
     try:
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())

@@ -411,7 +411,7 @@ def view_rule(method: MethodConfig, preset: Preset, views: int | None) -> ViewLi
 
     >>> from mivhead.backbones.efficientnet_lite import PRESETS
     >>> view_rule(MethodConfig("miv"), PRESETS["efficientnet_lite0"], 4)
-    ViewLimit(threshold=15, rule='ceil', limit=4)
+    ViewLimit(threshold=15, rule='few', limit=4)
     """
     threshold = preset.threshold if method.threshold is None else method.threshold
     rule = method.views_rule

@@ -13,8 +13,14 @@ from mivhead.errors import InputError
 if TYPE_CHECKING:
     from mivhead.backbones.onnx_model import Candidate
 
+# Measured: docs/results/backbones.md.
+RECOMMENDATION = """\
+Which one? efficientnet_lite0, the default, is the fastest, and its weights are installed. To be
+more accurate at the cost of time, use two together:
+  miv fit shots/ -o birds.miv --backbone efficientnet_lite0 --backbone efficientnet_lite2"""
 LIST_EXAMPLES = """
 miv backbones list
+miv fit shots/ -o birds.miv --backbone efficientnet_lite0 --backbone efficientnet_lite2  # both
 miv fit shots/ -o birds.miv --backbone resnet50
 miv fit shots/ -o birds.miv --backbone timm:convnext_tiny   # any timm model
 miv fit shots/ -o birds.miv --backbone model.onnx           # an ONNX file
@@ -83,8 +89,10 @@ def run_list(args: argparse.Namespace) -> int:
     print(table(["name", "px", "taps", "T", "weights"], rows, right="px T"))
     print(
         "\npx: size of the input. taps: layers whose output is used, shallow to deep.\n"
-        "T: classes with at most T shots get augmented views (--threshold).\n"
-        "`miv backbones inspect NAME` says more."
+        "T: classes with at most T shots get augmented views, with the recipe paper or a method\n"
+        "that uses views (--threshold).\n"
+        "`miv backbones inspect NAME` says more.\n\n"
+        f"{RECOMMENDATION}"
     )
     return 0
 

@@ -41,6 +41,7 @@ miv fit labels.csv -o birds.miv          # a path and a label per row
 miv fit labels.csv -o birds.miv --label species --encoding cp1252
 miv fit shots/ -o birds.miv --unlabelled new/   # learns from photos without names as well
 miv fit digits/ -o digits.miv --no-flip  # a mirrored digit is not the same digit
+miv fit shots/ -o birds.miv --backbone efficientnet_lite0 --backbone efficientnet_lite2  # both
 miv fit features.safetensors -o birds.miv
 miv fit lancedb://data/birds -o birds.miv --label species --where "split = 'train'"
 miv fit shots/ -o plain.miv --method logistic --param use_views=true --param C=10

@@ -157,10 +157,19 @@ def add_skip_bad(parser: Parser) -> None:
     )
 
 
+class _JoinNames(argparse.Action):
+    """Join the names of an option that is given several times: they are used together."""
+
+    def __call__(self, _parser: Any, namespace: Any, value: Any, _option: Any = None) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, value if before is None else f"{before}+{value}")
+
+
 def add_model_backbone(parser: Parser) -> None:
     """Add `--backbone` and `--weights` for a model that has been trained."""
     parser.add_argument(
         "--backbone",
+        action=_JoinNames,
         metavar="NAME",
         help="file or URL of the model's backbone (default: the backbone that the model names)",
     )
@@ -236,9 +245,10 @@ def add_extraction(parser: Parser) -> None:
     """Add the options that determine the features of labelled images."""
     parser.add_argument(
         "--backbone",
+        action=_JoinNames,
         metavar="NAME",
-        help="a name from `miv backbones list`, timm:NAME, hf:FOLDER_OR_ID, FILE.onnx or a URL "
-        f"(default: {DEFAULT_BACKBONE})",
+        help="a name from `miv backbones list`, timm:NAME, hf:FOLDER_OR_ID, FILE.onnx or a URL; "
+        f"give it twice to use two backbones together (default: {DEFAULT_BACKBONE})",
     )
     _add_weights(parser)
     add_image_size(parser)
@@ -247,7 +257,8 @@ def add_extraction(parser: Parser) -> None:
         "--threshold",
         type=not_negative,
         metavar="T",
-        help="augment classes with at most T shots (default: set by the backbone)",
+        help="augment classes with at most T shots; the default recipe augments at most four "
+        "(default: set by the backbone)",
     )
     parser.add_argument(
         "--no-augmentation", action="store_true", help="do not augment; same as --threshold 0"

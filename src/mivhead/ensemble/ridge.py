@@ -116,6 +116,8 @@ def _eye(matrix: Tensor) -> Tensor:
 
 
 ALPHA = 0.1  # penalty of the ridge regressions, for vectors of length 1
+# Prior weights of the second-order experts, per block from three below the deepest; of the mean.
+USUAL, ONE_SHOT = (1.0, 3.0), (2.5, 2.5)
 LAYOUTS = 2  # how many of the deepest maps have an expert on their layout
 
 
@@ -131,37 +133,48 @@ class Expert(NamedTuple):
         return f"block{self.block}.{self.kind}"
 
 
-def choose_experts(blocks: Sequence[Block]) -> list[Expert]:
+def choose_experts(blocks: Sequence[Block], spans: Sequence[range] = ()) -> list[Expert]:
     """List the experts for features with these blocks.
 
-    The second-order descriptors of every map, the layouts of the deepest maps, and the mean of the
-    last block.
+    The second-order descriptors of every map and, of each backbone (`spans`, see
+    `mivhead.head.blocks.spans_of`; usually there is one), the layouts of the deepest maps and the
+    mean of the last block.
 
     >>> features = Features([torch.zeros(1, 4, 3, 3), torch.zeros(1, 8)])
     >>> [expert.name for expert in choose_experts(features.blocks)]
     ['block0.second_order', 'block0.layout', 'block1.mean']
     """
-    maps = [i for i, block in enumerate(blocks) if block.map is not None]
+    spans = spans or [range(len(blocks))]
+    maps = [[i for i in span if blocks[i].map is not None] for span in spans]
     return [
-        *(Expert("second_order", i) for i in maps),
-        *(Expert("layout", i) for i in maps[-LAYOUTS:]),
-        Expert("mean", len(blocks) - 1),
+        *(Expert("second_order", i) for own in maps for i in own),
+        *(Expert("layout", i) for own in maps for i in own[-LAYOUTS:]),
+        *(Expert("mean", span[-1]) for span in spans),
     ]
 
 
-def prior_weights(experts: Sequence[Expert]) -> Tensor:
+def prior_weights(
+    experts: Sequence[Expert], spans: Sequence[range] = (), *, one_shot: bool = False
+) -> Tensor:
     """Weights of the experts before stacking: the deeper the block, the larger.
+
+    With one shot per class, when they are final, the second-order experts get most of the weight.
+    Several backbones share the weights of one.
 
     Chosen on one-shot tasks, where there are no out-of-fold predictions (docs/explanation).
 
     >>> prior_weights([Expert("second_order", i) for i in range(4)] + [Expert("mean", 3)])
     tensor([1., 1., 2., 3., 3.])
     """
-    deepest = max(expert.block for expert in experts)
-    by_depth = [max(1.0, 3.0 - deepest + expert.block) for expert in experts]
-    return torch.tensor(
-        [1.0 if e.kind == "layout" else w for e, w in zip(experts, by_depth, strict=True)]
-    )
+    spans = spans or [range(max(expert.block for expert in experts) + 1)]
+    deepest = {block: span[-1] for span in spans for block in span}
+    second_order, mean = ONE_SHOT if one_shot else USUAL
+    by_kind = {"layout": 1.0, "mean": mean}
+    weights = [
+        by_kind.get(e.kind) or max(1.0, second_order * (3 - deepest[e.block] + e.block))
+        for e in experts
+    ]
+    return torch.tensor(weights) / len(spans)
 
 
 def _descriptors(
@@ -193,7 +206,9 @@ class Experts:
         self.pcas, self.ridges = dict(pcas), dict(ridges)
 
     @classmethod
-    def fit(cls, features: Features, labels: Tensor, classes: int) -> tuple[Self, Tensor]:
+    def fit(
+        cls, features: Features, labels: Tensor, classes: int, spans: Sequence[range] = ()
+    ) -> tuple[Self, Tensor]:
         """Fit all experts; also return their leave-one-out predictions (expert, image, class)."""
         targets = F.one_hot(labels, classes).to(torch.float32)
         pcas = {
@@ -201,7 +216,7 @@ class Experts:
             for i, block in enumerate(features.blocks)
             if block.map is not None
         }
-        experts = choose_experts(features.blocks)
+        experts = choose_experts(features.blocks, spans)
         fitted = {
             expert: fit_ridge(x, targets, ALPHA)
             for expert, x in _descriptors(experts, features, pcas)
@@ -232,7 +247,9 @@ class Experts:
         return found
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], blocks: Sequence[Block]) -> Self:
+    def from_tensors(
+        cls, tensors: Mapping[str, Tensor], blocks: Sequence[Block], spans: Sequence[range] = ()
+    ) -> Self:
         """Make experts from the tensors of a model file, checked against `expected_shapes`."""
         pcas = {
             i: PatchPCA(tensors[f"block{i}.middle"], tensors[f"block{i}.directions"])
@@ -243,12 +260,14 @@ class Experts:
             expert: Ridge(
                 tensors[f"{expert.name}.coefficients"], tensors[f"{expert.name}.intercepts"]
             )
-            for expert in choose_experts(blocks)
+            for expert in choose_experts(blocks, spans)
         }
         return cls(pcas, ridges)
 
 
-def expected_shapes(blocks: Sequence[Block], classes: int) -> dict[str, tuple[int, ...]]:
+def expected_shapes(
+    blocks: Sequence[Block], classes: int, spans: Sequence[range] = ()
+) -> dict[str, tuple[int, ...]]:
     """Names and shapes of `Experts.tensors` for such features."""
     shapes: dict[str, tuple[int, ...]] = {}
     for i, block in enumerate(blocks):
@@ -256,7 +275,7 @@ def expected_shapes(blocks: Sequence[Block], classes: int) -> dict[str, tuple[in
             channels = block.channels
             shapes[f"block{i}.middle"] = (channels,)
             shapes[f"block{i}.directions"] = (channels, min(channels, COMPONENTS))
-    for expert in choose_experts(blocks):
+    for expert in choose_experts(blocks, spans):
         size = _size(expert.kind, blocks[expert.block])
         shapes[f"{expert.name}.coefficients"] = (size, classes)
         shapes[f"{expert.name}.intercepts"] = (classes,)

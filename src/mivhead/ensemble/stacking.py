@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -31,7 +31,9 @@ BATCH = 64  # query images pooled at once
 PRIOR_STRENGTH = 0.1  # of the prior weights, in images that they are worth
 SMALLEST = 0.001  # part of its prior weight that a member keeps, even if all members seem to harm
 BLOCK, DEEPEST_BLOCK = 0.5, 1.0  # prior weights of the head's blocks
+ONE_SHOT_BLOCKS = 0.4  # factor of them, if every class has one shot
 ONE_SHOT_SCALE, ONE_SHOT_POWER = 1.34, 0.41  # of all prior weights, if every class has one shot
+WEIGHT_FOLDS = 10  # in which images are left out of stacking to estimate the accuracy
 WEIGHTS = "weights"  # their name in a model file
 
 
@@ -57,6 +59,7 @@ def out_of_fold_cosines(
     seed: int,
     on_step: Callable[[int], None] | None = None,
     on_fold: Callable[[int, MIVHead, SupportSet, Tensor], None] | None = None,
+    fold: NDArray[np.int64] | None = None,
 ) -> tuple[Tensor, NDArray[np.bool_]]:
     """Predict support images with heads that were trained on the other folds.
 
@@ -72,6 +75,9 @@ def out_of_fold_cosines(
     on_fold : callable or None, default=None
         Called with the number of each fold, the head that was trained without it, what that head
         was trained on, and its cosines (block, image, class) of the fold.
+    fold : array of int or None, default=None
+        The fold of each image, -1 for those that are in every training set; None: as
+        `assign_folds` returns them.
 
     Returns
     -------
@@ -80,11 +86,9 @@ def out_of_fold_cosines(
     predicted : array of bool
         Which images have a prediction.
     """
-    fold = assign_folds(support)
+    fold = assign_folds(support) if fold is None else fold
     found: Tensor | None = None
-    for number in range(FOLDS):
-        if not (fold == number).any():
-            continue
+    for number in np.unique(fold[fold >= 0]).tolist():
         kept = support.take(fold != number)
         head, _ = fit_head(kept, blocks, recipe, seed, on_step)
         rows = np.flatnonzero(fold == number)
@@ -170,11 +174,44 @@ def fit_weights(
     return torch.as_tensor(found.x).to(prior)
 
 
-class OutOfFold(NamedTuple):
-    """Predictions of support images that no member was trained on."""
+@dataclass(frozen=True, eq=False)
+class OutOfFold:
+    """Predictions of support images that no member was trained on.
 
-    logits: NDArray[np.float32]  # (image, class)
-    rows: NDArray[np.int64]  # (image,): which support images
+    Parameters
+    ----------
+    rows : array of shape (image,)
+        Which support images.
+    labels : Tensor
+        Their class numbers (image,).
+    members : Tensor
+        Predictions of each member: (member, image, class).
+    prior : Tensor
+        The weights (member,) that stacking started from.
+    logits : array of shape (image, class)
+        The sum of the members with the fitted weights.
+    """
+
+    rows: NDArray[np.int64]
+    labels: Tensor
+    members: Tensor
+    prior: Tensor
+    logits: NDArray[np.float32]
+
+    def cross_fitted(self) -> NDArray[np.float32]:
+        """Logits (image, class) with weights that were fitted without the image, too.
+
+        Unlike `logits`, they tell how good the model is on new images.
+        """
+        fold = np.arange(len(self.rows)) % WEIGHT_FOLDS
+        logits = np.empty_like(self.logits)
+        for number in range(min(WEIGHT_FOLDS, len(fold))):
+            out, kept = (
+                torch.as_tensor(np.flatnonzero(x)) for x in (fold == number, fold != number)
+            )
+            weights = fit_weights(self.members[:, kept], self.labels[kept], self.prior)
+            logits[out] = weigh(weights, self.members[:, out]).numpy(force=True)
+        return logits
 
 
 def one_shot_scale(features: Features, labels: Tensor) -> float:
@@ -199,6 +236,12 @@ def one_shot_scale(features: Features, labels: Tensor) -> float:
     return float(ONE_SHOT_SCALE * max(distance, 0.01) ** ONE_SHOT_POWER)
 
 
+def is_one_shot(experts: Experts, labels: Tensor) -> bool:
+    """Whether the weights of one-shot tasks apply: they are for features with maps."""
+    second_order = any(expert.kind == "second_order" for expert in experts.ridges)
+    return second_order and int(torch.bincount(labels).max()) == 1
+
+
 @dataclass(frozen=True, eq=False)
 class Ensemble:
     """The ridge experts, and the weights of all members: the head's blocks, then the experts."""
@@ -212,8 +255,9 @@ class Ensemble:
         cls,
         features: Features,
         labels: Tensor,
-        blocks: int,
+        taken: Sequence[int],
         out_of_fold: tuple[Tensor, NDArray[np.bool_]] | None,
+        spans: Sequence[range] = (),
     ) -> Self:
         """Fit the experts and the weights.
 
@@ -221,15 +265,22 @@ class Ensemble:
         ----------
         features, labels : Features, Tensor
             The support set.
-        blocks : int
-            How many blocks the head has.
+        taken : sequence of int
+            The blocks of the features that the head uses.
         out_of_fold : tuple or None
             The result of `out_of_fold_cosines`; None keeps the prior weights.
+        spans : sequence of range, default=()
+            The blocks of each backbone, if there are several.
         """
-        experts, predictions = Experts.fit(features, labels, int(labels.max()) + 1)
-        of_blocks = torch.full((blocks,), BLOCK)
-        of_blocks[-1] = DEEPEST_BLOCK
-        prior = torch.cat([of_blocks, prior_weights(list(experts.ridges))]).to(predictions)
+        experts, predictions = Experts.fit(features, labels, int(labels.max()) + 1, spans)
+        spans = spans or [range(len(features.blocks))]
+        deepest = {max((i for i in taken if i in span), default=None) for span in spans}
+        of_blocks = torch.tensor([DEEPEST_BLOCK if i in deepest else BLOCK for i in taken])
+        one_shot = is_one_shot(experts, labels)
+        if one_shot:
+            of_blocks *= ONE_SHOT_BLOCKS
+        of_experts = prior_weights(list(experts.ridges), spans, one_shot=one_shot)
+        prior = torch.cat([of_blocks / len(spans), of_experts]).to(predictions)
         if out_of_fold is None:
             return cls(experts, prior * one_shot_scale(features, labels))
         cosines, predicted = out_of_fold
@@ -237,7 +288,8 @@ class Ensemble:
         members = torch.cat([cosines, predictions])[:, rows]  # (member, image, class)
         weights = fit_weights(members, labels[rows], prior)
         logits = weigh(weights, members).numpy(force=True)
-        return cls(experts, weights, OutOfFold(logits, rows.numpy(force=True)))
+        left_out = OutOfFold(rows.numpy(force=True), labels[rows], members, prior, logits)
+        return cls(experts, weights, left_out)
 
     def logits(self, cosines: Tensor, features: Features) -> Tensor:
         """Logits (image, class) from the head's cosines (block, image, class) and the experts."""
@@ -249,16 +301,18 @@ class Ensemble:
         return {WEIGHTS: self.weights} | self.experts.tensors()
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], blocks: Sequence[Block]) -> Self:
+    def from_tensors(
+        cls, tensors: Mapping[str, Tensor], blocks: Sequence[Block], spans: Sequence[range] = ()
+    ) -> Self:
         """Make an ensemble from the tensors of a model file, checked against `expected_shapes`."""
-        return cls(Experts.from_tensors(tensors, blocks), tensors[WEIGHTS])
+        return cls(Experts.from_tensors(tensors, blocks, spans), tensors[WEIGHTS])
 
     @staticmethod
     def expected_shapes(
-        blocks: Sequence[Block], head_blocks: int, classes: int
+        blocks: Sequence[Block], head_blocks: int, classes: int, spans: Sequence[range] = ()
     ) -> dict[str, tuple[int, ...]]:
         """Names and shapes of `tensors`."""
-        shapes = expected_shapes(blocks, classes)
+        shapes = expected_shapes(blocks, classes, spans)
         experts = sum(name.endswith(".intercepts") for name in shapes)
         return {WEIGHTS: (head_blocks + experts,), **shapes}
 

@@ -34,6 +34,7 @@ from mivhead._optional import need
 from mivhead._readers import PixelReader
 from mivhead._version import __version__
 from mivhead.backbones.base import Backbone, LazyBackbone
+from mivhead.backbones.joint import JointBackbone
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.onnx_model import OnnxBackbone, add_outputs, image_input, read_graph
 from mivhead.backbones.preprocessing import normalise, to_pixels
@@ -268,6 +269,12 @@ def _backbone_graph(backbone: Backbone, graph: Graph) -> tuple[Any, dict[str, Va
         return proto, {each.name: graph.input(each.name, np.float32) for each in proto.graph.output}
     if isinstance(backbone, OnnxBackbone):
         return _onnx_graph(backbone, graph)
+    if isinstance(backbone, JointBackbone):
+        raise InputError(
+            f"{backbone.identity.name} are several backbones, which one ONNX graph cannot hold "
+            "yet: export with --features, from their features to probabilities, or fit on one "
+            "backbone."
+        )
     raise InputError(
         f"The backbone {backbone.identity.name} cannot be exported, because it is a service or "
         "code of your own: export with --features, from its features to probabilities."

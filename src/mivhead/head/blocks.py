@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from mivhead.errors import InputError
@@ -33,6 +34,7 @@ class BlockConfig:
     tau: float = 500.0
     plain: bool = False
     pooled: bool = False
+    deepest: bool = False
 
     def __post_init__(self) -> None:
         if self.channels < 1 or self.heads < 1 or self.channels % self.heads:
@@ -186,7 +188,19 @@ def _resolve_block(block: Block, preset: BlockPreset) -> BlockConfig:
         tau=preset.tau,
         plain=preset.plain,
         pooled=preset.pooled,
+        deepest=preset.deepest,
     )
+
+
+def spans_of(blocks: Sequence[BlockConfig]) -> list[range]:
+    """Return which blocks belong to which backbone: usually all of them to one.
+
+    >>> block = {"channels": 8, "heads": 1, "grid": (2, 2), "token": False}
+    >>> spans_of([BlockConfig(**block, deepest=deepest) for deepest in (False, True, False)])
+    [range(0, 2), range(2, 3)]
+    """
+    ends = [i + 1 for i, block in enumerate(blocks[:-1]) if block.deepest] + [len(blocks)]
+    return [range(first, end) for first, end in pairwise([0, *ends])]
 
 
 def _limit(native: bool, sizes: tuple[int, ...], count: int) -> tuple[bool, tuple[int, ...]]:

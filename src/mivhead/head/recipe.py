@@ -51,9 +51,11 @@ class Recipe:
         Learning rates of Component 2 and of Component 1.
     momentum : float, default=0.9
         Momentum of the gradient descent.
-    views_rule : {"ceil", "floor"}, default="ceil"
+    views_rule : {"few", "ceil", "floor"}, default="few"
         Augmented views per image of a class with S <= T shots: `"ceil"` is ceil(T / S) (the
-        authors' code), `"floor"` is max(1, floor(T / S)) (the paper's text).
+        authors' code), `"floor"` is max(1, floor(T / S)) (the paper's text). `"few"` is
+        min(4, ceil(T / S)) up to four shots, and none for larger classes: more views take time
+        and do not help (docs/results/few-shots.md).
     use_views : bool, default=True
         Whether the head is trained on augmented views, if there are any.
     last_blocks : int or None, default=None
@@ -102,7 +104,7 @@ class Recipe:
     learning_rate: float = 0.3
     pooling_learning_rate: float = 0.015
     momentum: float = 0.9
-    views_rule: ViewsRule = "ceil"
+    views_rule: ViewsRule = "few"
     use_views: bool = True
     last_blocks: int | None = None
     start: Literal["random", "identity"] = "identity"
@@ -150,6 +152,7 @@ class Recipe:
             "eta": 0.1,
             "temperature": 0.1,
             "steps": 40,
+            "views_rule": "ceil",
             "start": "random",
             "self_mask": False,
             "objective": "joint",

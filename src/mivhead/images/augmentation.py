@@ -16,16 +16,18 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from mivhead.errors import InputError
+from mivhead.errors import InputError, check_one_of
 from mivhead.preset import ViewsRule
 
 Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+FEW = 4  # views of an image, and shots of a class that has views, by the rule "few"
 
 # Augmentation uses PyTorch's global generator, as torchvision does; all threads share it.
 _LOCK = threading.Lock()
@@ -103,8 +105,8 @@ def views_per_image(shots: int, threshold: int, rule: ViewsRule = "ceil") -> int
     """Return how many views each image of a class with this many shots gets.
 
     There are none if `shots` exceeds the threshold T. Otherwise there are ceil(T / shots), as in
-    the authors' code (`"ceil"`), or max(1, floor(T / shots)), as in the paper (`"floor"`). T = 0
-    switches views off.
+    the authors' code (`"ceil"`), or max(1, floor(T / shots)), as in the paper (`"floor"`). `"few"`
+    is `"ceil"` with at most 4 views, and none for more than 4 shots. T = 0 switches views off.
 
     Examples
     --------
@@ -112,14 +114,18 @@ def views_per_image(shots: int, threshold: int, rule: ViewsRule = "ceil") -> int
     [15, 8, 1, 0]
     >>> views_per_image(2, 15, "floor")
     7
+    >>> [views_per_image(shots, 15, "few") for shots in (1, 2, 4, 5)]
+    [4, 4, 4, 0]
     """
     if shots < 1 or threshold < 0:
         raise InputError(f"shots is {shots} and threshold {threshold}; expected >= 1 and >= 0.")
-    if rule not in ("ceil", "floor"):
-        raise InputError(f"views_rule is {rule!r}; expected 'ceil' or 'floor'.")
-    if shots > threshold:
+    check_one_of("views_rule", rule, get_args(ViewsRule))
+    if shots > threshold or (rule == "few" and shots > FEW):
         return 0
-    return -(-threshold // shots) if rule == "ceil" else threshold // shots
+    if rule == "floor":
+        return threshold // shots
+    views = -(-threshold // shots)
+    return min(FEW, views) if rule == "few" else views
 
 
 class ViewPlan(NamedTuple):
@@ -171,7 +177,7 @@ class ViewRule:
     ----------
     threshold : int
         T: classes with at most T shots have views.
-    rule : {"ceil", "floor"}, default="ceil"
+    rule : {"few", "ceil", "floor"}, default="ceil"
         See `views_per_image`.
     seed : int, default=0
         Random seed that the views depend on.

@@ -19,7 +19,7 @@ from mivhead.ensemble.ridge import expected_shapes
 from mivhead.ensemble.stacking import FOLDS
 from mivhead.errors import check_one_of
 from mivhead.features import Block, Features
-from mivhead.head.blocks import BlockConfig, resolve_blocks
+from mivhead.head.blocks import BlockConfig, resolve_blocks, spans_of
 from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
 from mivhead.methods.cost import BACKWARD, BackboneWork, TaskSize, Work
 from mivhead.methods.registry import get_method
@@ -112,13 +112,14 @@ def views_rule(
     """Return the rule for the number of views that a method trains on, or None if it uses none.
 
     >>> views_rule("miv", None, None), views_rule("miv-no-views", None, None)
-    ('ceil', None)
+    ('few', None)
     >>> views_rule("miv", "paper", {"views_rule": "floor"})
     'floor'
     """
     entry, params = get_method(method), dict(params or {})
     if not entry.has_recipe:
-        return Recipe().views_rule if params.get("use_views", entry.uses_views) else None
+        used = params.get("use_views", entry.uses_views)
+        return Recipe.paper().views_rule if used else None
     chosen = {} if recipe is None else {"recipe": recipe}
     own = resolve_recipe(make_head({**entry.settings, **chosen, **params}).recipe)
     return own.views_rule if own.use_views else None
@@ -268,7 +269,7 @@ def experts_work(blocks: Sequence[BlockConfig], size: TaskSize) -> Work:
             if directions < block.channels:
                 products += patches * block.channels * directions
             products += patches * directions**2  # covariances
-    shapes = expected_shapes([_empty(block) for block in blocks], size.ways)
+    shapes = expected_shapes([_empty(block) for block in blocks], size.ways, spans_of(blocks))
     for length in (shape[0] for name, shape in shapes.items() if name.endswith(".coefficients")):
         smaller = min(images, length)
         products += images * length * smaller + smaller**3  # system and its inverse
