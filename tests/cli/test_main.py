@@ -187,11 +187,11 @@ def test_an_unusable_device(fails, shots, tmp_path):
 
 INTERRUPTED = """
 import os, signal, sys
-import mivhead.fewshot
+import mivhead._readers
 from mivhead.cli.main import main
 def interrupted(*arguments, **settings):
     os.kill(os.getpid(), signal.SIGINT)
-mivhead.fewshot.extract_table = interrupted
+mivhead._readers.extract_table = interrupted
 sys.exit(main())
 """
 

@@ -528,7 +528,7 @@ def _add_open_set(actions: Any) -> None:
         type=options.not_negative,
         default=0,
         metavar="N",
-        help="processes of one thread each (default: 0, in this process)",
+        help="processes of one thread each; 0: in this process",
     )
     options.add_json(parser)
     parser.set_defaults(run=run_open_set)

@@ -20,7 +20,7 @@ def add_job(parser: options.Parser, formats: str) -> None:
     """Add the options of large jobs."""
     group = parser.add_argument_group(
         "large jobs",
-        "With --out, sources may also be tars (WebDataset), Parquet files, lists of paths and "
+        "With --out, sources may also be tars (WebDataset), Parquet files, lists of paths and\n"
         "addresses such as s3://bucket/photos; rows are streamed and written in parts.",
     )
     group.add_argument("--out", metavar="PATH", help=f"write rows to {formats}, in parts")
