@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from PIL import Image
 
 from mivhead.kernels import library
 
+settings.register_profile("mivhead", deadline=None)  # a busy machine is not a failure
+settings.load_profile("mivhead")
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 60, 230)}

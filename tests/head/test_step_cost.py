@@ -15,12 +15,15 @@ from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
 from mivhead.head.recipe import Recipe
 from mivhead.head.training import loss_and_gradients, train
+from mivhead.kernels.library import library
 from mivhead.preset import BlockPreset
 from tests.helpers.tiny_backbone import TinyBackbone
 
 ROOT = Path(__file__).parents[2]
 PRESETS = (BlockPreset((5, 4)), BlockPreset((2,)))
 CALLS = 290  # of a step with these blocks, forward and backward; 272 when this was written
+
+compiled = pytest.mark.skipif(library() is None, reason="the kernels are switched off")
 
 
 class Watch(TorchDispatchMode):
@@ -66,12 +69,14 @@ def watch_step(ways: int, shots: int, views: int) -> Watch:
     return watch
 
 
+@compiled
 def test_calls_per_step_do_not_grow_with_the_task():
     small = watch_step(ways=2, shots=2, views=1).calls
     assert small == watch_step(ways=12, shots=5, views=3).calls
     assert small <= CALLS
 
 
+@compiled
 def test_a_step_copies_neither_the_patches_nor_the_support():
     ways, shots, views = 3, 20, 3
     queries = ways * shots * (1 + views)
