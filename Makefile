@@ -11,15 +11,19 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
 
-$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard src/mivhead/kernels/*.[ch])
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+SOURCES := pyproject.toml hatch_build.py $(wildcard src/mivhead/kernels/*.[ch])
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
 	@echo "Installing mivhead into $(VENV) (PyTorch is large: a few minutes the first time) ..."
+
+$(VENV)/.installed: $(SOURCES) | $(BIN)/python
 	$(PIP) -e ".[fit,plot]"  # plot: the demo draws pictures, a benchmark report charts
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+$(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python
 	$(PIP) -e ".[dev]"
-	@touch $@
+	@touch $(VENV)/.installed $@  # `dev` includes the extras above
 
 demo: $(VENV)/.installed  ## fit, predict, save, compare and draw, on real images that pip carries
 	$(BIN)/miv demo
