@@ -87,6 +87,11 @@ class ExportedClassifier(ImageClassifier):
             self.identity_ = None if backbone is None else Identity.from_json(backbone)
             if self._header.input != "features" and self.identity_ is None:
                 raise InputError("it takes images, but names no backbone.")
+            shots = self._header.shots
+            if shots is not None and len(shots) != len(self.classes_):
+                raise InputError(
+                    f"it has {len(self.classes_)} classes, but numbers of shots for {len(shots)}."
+                )
         except InputError as error:
             raise ModelFileError(f"{path} cannot be used: {error}") from error
         self.skipped_: list[Skipped] = []
@@ -109,7 +114,7 @@ class ExportedClassifier(ImageClassifier):
         """Number of shots per class; None if it is not known."""
         if self._header.shots is None:
             return None
-        return dict(zip(self.classes_.tolist(), self._header.shots, strict=False))
+        return dict(zip(self.classes_.tolist(), self._header.shots, strict=True))
 
     @property
     def calibration(self) -> Calibration | None:

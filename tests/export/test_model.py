@@ -317,3 +317,15 @@ def test_files_without_a_checksum_are_still_read(model, exported, tmp_path) -> N
     onnx.helper.set_model_props(proto, {"mivhead": json.dumps(document)})
     onnx.save(proto, tmp_path / "old.onnx")
     check(model, tmp_path / "old.onnx")
+
+
+def test_numbers_of_shots_for_other_classes_are_refused(exported, tmp_path) -> None:
+    proto = onnx.load(exported)
+    found = {each.key: each.value for each in proto.metadata_props}
+    document = json.loads(found["mivhead"])
+    del document["checksum"]
+    document["shots"] = document["shots"][:-1]
+    onnx.helper.set_model_props(proto, {"mivhead": json.dumps(document)})
+    onnx.save(proto, tmp_path / "forged.onnx")
+    with pytest.raises(ModelFileError, match="numbers of shots for"):
+        mivhead.load(tmp_path / "forged.onnx")

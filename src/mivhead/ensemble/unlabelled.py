@@ -112,7 +112,7 @@ def refine(
     cosines : Tensor
         The head's cosines (block, image, class) of the unlabelled images.
     folds : array of shape (shot,) or None, default=None
-        The fold of each shot, -1 for a shot that is never left out. None: there is no evidence.
+        The fold of each shot, -1 for a shot that is never left out; None if nothing is left out.
     fold_cosines : mapping or None, default=None
         By fold, the cosines of a head that was trained without it: of the shots of the fold, and
         of the unlabelled images.

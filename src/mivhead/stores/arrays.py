@@ -106,7 +106,7 @@ def _candidates(arrays: Mapping[str, Array]) -> list[str]:
 
 def _take(arrays: dict[str, Array], given: str | None, names: Sequence[str]) -> Array | None:
     if given is not None and given not in arrays:
-        raise InputError(f"There is no array {given!r}; there are {', '.join(sorted(arrays))}.")
+        raise InputError(f"No array is called {given!r}; there are {', '.join(sorted(arrays))}.")
     found = next((name for name in ([given] if given else names) if name in arrays), None)
     return None if found is None else arrays.pop(found)
 

@@ -46,7 +46,7 @@ class ParquetStore(DatabaseStore):
     path : str or Path
         The file or folder.
     columns : Columns
-        Which columns to read; there is no filter.
+        The columns to read; filters are not supported.
     """
 
     def __init__(self, path: str | Path, columns: Columns) -> None:
