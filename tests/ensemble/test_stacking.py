@@ -66,7 +66,7 @@ def test_the_gradient_equals_finite_differences(monkeypatch) -> None:
         return Found
 
     monkeypatch.setattr("scipy.optimize.minimize", spy)
-    fit_weights(predictions, labels, start)
+    fit_weights(predictions, labels, start, 0.1)
     (loss,) = seen
     for point in np.random.default_rng(0).uniform(0, 4, size=(3, 4)):
         assert loss(point)[0] == pytest.approx(objective(point, predictions, labels, start, 0.1))
@@ -109,6 +109,14 @@ def test_more_evidence_goes_further() -> None:
     assert moved[0] < moved[1] < moved[2]
     firm = fit_weights(predictions, labels, START, strength=1e6)
     torch.testing.assert_close(firm, START, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(("images", "strength"), [(5, 9.0), (10, 2.25), (30, 0.25), (60, 0.1)])
+def test_the_prior_is_stronger_the_fewer_images_there_are(images: int, strength: float) -> None:
+    predictions, labels = some_predictions(2, images=images)
+    expected = fit_weights(predictions, labels, START, strength)
+    assert torch.equal(fit_weights(predictions, labels, START), expected)
+    assert not torch.equal(fit_weights(predictions, labels, START, 2 * strength), expected)
 
 
 def test_order_of_images_classes_and_members_does_not_matter() -> None:

@@ -28,7 +28,8 @@ from mivhead.head.training import fit_head
 
 FOLDS = 2
 BATCH = 64  # query images pooled at once
-PRIOR_STRENGTH = 0.1  # of the prior weights, in images that they are worth
+# Strength of the prior weights against m out-of-fold predictions: (ENOUGH / m)^2, but at least WEAK.
+WEAK, ENOUGH = 0.1, 15
 SMALLEST = 0.001  # part of its prior weight that a member keeps, even if all members seem to harm
 BLOCK, DEEPEST_BLOCK = 0.5, 1.0  # prior weights of the head's blocks
 ONE_SHOT_BLOCKS = 0.4  # factor of them, if every class has one shot
@@ -116,13 +117,16 @@ def predict_cosines(head: MIVHead, shots: Features, bags: Bags, queries: Feature
 
 
 def fit_weights(
-    predictions: Tensor, labels: Tensor, prior: Tensor, strength: float = PRIOR_STRENGTH
+    predictions: Tensor, labels: Tensor, prior: Tensor, strength: float | None = None
 ) -> Tensor:
     """Fit the weights of a sum of predictions that is read as logits; all are positive.
 
     They minimise the cross-entropy of out-of-fold predictions plus a penalty on the distance from
     the prior, so that they stay close to it if there are few images. As the sum is fitted to images
     that no member has seen, its probabilities are calibrated too.
+
+    The fewer images, the stronger the penalty, beyond its share in the sum: with two shots per
+    class, members are judged by what one shot taught them (docs/results/few-shots.md).
 
     Parameters
     ----------
@@ -132,8 +136,8 @@ def fit_weights(
         Class numbers of the images.
     prior : Tensor
         Weights (member,) without any evidence.
-    strength : float, default=0.1
-        Strength of the penalty.
+    strength : float or None, default=None
+        Strength of the penalty; None: (15 / m)^2 for m images, but at least 0.1.
 
     Returns
     -------
@@ -156,6 +160,8 @@ def fit_weights(
 
     if not len(labels):
         return prior
+    if strength is None:
+        strength = max(WEAK, (ENOUGH / len(labels)) ** 2)
     z = predictions.double().numpy(force=True)
     y, before = labels.numpy(force=True), prior.double().numpy(force=True)
     images, unit = np.arange(len(y)), before.mean()
