@@ -44,6 +44,10 @@ from mivhead.preset import Preset
 IMAGES = 48  # to measure the speed of a backbone
 VIT = "timm:vit_small_patch14_dinov2"
 OURS = ("miv", "miv-paper")
+COLUMNS = (
+    *("backbone", "tasks", "miv", "paper's recipe", "minus it", "best plain head", "minus it"),
+    *("s", "minus first backbone"),
+)
 VIEWS = 4  # of each shot at most, if there are fewer than five
 
 
@@ -138,8 +142,8 @@ def report(rows: list[dict[str, Any]]) -> None:
             if not own:
                 continue
             print(f"\n## {protocol}, {title} sets\n")
-            print("| backbone | tasks | miv | paper's recipe | minus it | best plain head |", end="")
-            print(" minus it | s | minus first backbone |\n|---|---:|---:|---:|---:|---|---:|---:|---:|")
+            print("| " + " | ".join(COLUMNS) + " |")
+            print("|---|---:|---:|---:|---:|---|---:|---:|---:|")
             first = next(iter(own))["backbone"]
             reference = {(r["set"], r["task"]): r for r in own if r["backbone"] == first}
             for name in dict.fromkeys(row["backbone"] for row in own):

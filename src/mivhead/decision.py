@@ -47,6 +47,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from numbers import Real
 from typing import Any
@@ -322,7 +323,7 @@ class DecisionRule:
         near = _nearest(vectors, self.shots)
         return self._score(vectors, near, energy_of(logits))
 
-    @property
+    @cached_property
     def held_out(self) -> Floats:
         """Scores of the shots `rows`, each without itself; measured elsewhere if there are none."""
         similarity = self.shots.astype(np.float64) @ self.shots.T.astype(np.float64)
@@ -342,7 +343,7 @@ class DecisionRule:
         score: Floats = FAR * far - near - self.weight * energy
         return score
 
-    @property
+    @cached_property
     def calibration(self) -> Calibration:
         """What the thresholds follow from."""
         scores, best, own = (tuple(x.tolist()) for x in (self.held_out, self.best, self.own))

@@ -350,7 +350,7 @@ def _read(
         return extract_table(backbone, chosen, NO_VIEWS, cache=cache, verbose=False).features
 
     shots = len(task.support) // len(task.classes)
-    count = min(views, views_per_image(shots, backbone.preset.threshold))
+    count = min(views, views_per_image(shots, backbone.preset.threshold, "few"))
     plan = number_views([count] * len(task.support), seed)
     chosen = images[name].take(task.support)
     table = extract_table(backbone, chosen, plan, cache=cache, verbose=False)
