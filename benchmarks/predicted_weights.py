@@ -89,7 +89,7 @@ def measure(task: LoadedTask) -> Measured:
 def learn(tasks: Sequence[Measured], prior: Tensor, columns: Sequence[int]) -> tuple[Tensor, ...]:
     """Return what `weigh` needs: log priors, coefficients, and the scale of the statistics."""
     every = torch.stack([task.statistics for task in tasks])[:, :, list(columns)]
-    mean, spread = every.mean(dim=0), every.std(dim=0).clamp_min(1e-6)
+    mean, spread = every.mean(dim=0), every.std(dim=0, correction=0).clamp_min(1e-6)
     logs = prior.log().clone().requires_grad_()
     coefficients = torch.zeros(len(columns), requires_grad=True)
     optimiser = torch.optim.Adam([logs, coefficients], lr=RATE)

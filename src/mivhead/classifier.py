@@ -56,8 +56,8 @@ from mivhead.head.training import fit_head
 from mivhead.prediction import predictions
 from mivhead.preset import BlockPreset, Preset
 
-# Factor of the energy in the scores of one-shot models: with their weights, energies are 1.4 times
-# as large as those that `mivhead.decision.PRIOR_SCORES` were measured with (tuning sets).
+# Factor of the energy in the scores of one-shot models: their weights, and so their energies, are
+# 1.4 times as large as those of other models (tuning sets).
 ONE_SHOT_ENERGY = 0.72
 
 

@@ -67,17 +67,18 @@ FAR = 0.5  # weight of the nearest background image in the score
 USUAL_FAR = 0.3  # similarity to the nearest background image if there are none to compare with
 
 # With one shot per class nothing can be left out. The scores of new images then come from other
-# tasks (docs/results/open-set.md, tuning sets): their quantiles 5 %, 10 %, ..., 95 %, relative to
-# how similar the shots of different classes are to each other. With energy, and without.
+# tasks (benchmarks/one_shot_scores.py, tuning sets): their quantiles 5 %, 10 %, ..., 95 %, relative
+# to how similar the shots are to the background (with weight FAR) and to each other (with weight
+# -SLOPE). With energy, and without.
 PRIOR_SCORES = (
-    *(-1.37, -1.22, -1.14, -1.07, -1.01, -0.97, -0.93, -0.90, -0.87, -0.84),
-    *(-0.82, -0.79, -0.76, -0.74, -0.71, -0.68, -0.64, -0.60, -0.54),
+    *(-1.48, -1.33, -1.25, -1.19, -1.13, -1.10, -1.06, -1.04, -1.00, -0.98),
+    *(-0.96, -0.94, -0.91, -0.89, -0.87, -0.84, -0.81, -0.78, -0.73),
 )
 PRIOR_DISTANCES = (
-    *(-0.23, -0.18, -0.15, -0.12, -0.10, -0.08, -0.07, -0.05, -0.03, -0.02),
-    *(0.00, 0.02, 0.04, 0.06, 0.08, 0.10, 0.12, 0.15, 0.20),
+    *(-0.34, -0.28, -0.25, -0.22, -0.20, -0.19, -0.17, -0.15, -0.14, -0.13),
+    *(-0.11, -0.10, -0.09, -0.07, -0.05, -0.03, 0.00, 0.02, 0.07),
 )
-SLOPE_SCORES, SLOPE_DISTANCES = 0.65, 0.85
+SLOPE_SCORES, SLOPE_DISTANCES = 0.60, 0.90
 
 Floats = NDArray[np.floating[Any]]
 
@@ -333,15 +334,19 @@ class DecisionRule:
             prior, slope = (
                 (PRIOR_SCORES, SLOPE_SCORES) if self.weight else (PRIOR_DISTANCES, SLOPE_DISTANCES)
             )
-            measured: Floats = np.asarray(prior) - slope * near.mean()
+            far = np.mean(self._far(self.shots))
+            measured: Floats = np.asarray(prior) + FAR * far - slope * near.mean()
             return measured
         energy = self.energy if len(self.energy) else np.zeros(len(self.rows))
         return self._score(self.shots[self.rows], near[self.rows], energy)
 
     def _score(self, vectors: Floats, near: Floats, energy: Floats) -> Floats:
-        far = _nearest(vectors, self.background) if len(self.background) else USUAL_FAR
-        score: Floats = FAR * far - near - self.weight * energy
+        score: Floats = FAR * self._far(vectors) - near - self.weight * energy
         return score
+
+    def _far(self, vectors: Floats) -> Floats | float:
+        """Similarity of vectors to the nearest background image."""
+        return _nearest(vectors, self.background) if len(self.background) else USUAL_FAR
 
     @cached_property
     def calibration(self) -> Calibration:
