@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mivhead import Features, FewShotClassifier
-from mivhead.diagnostics.suggestion import DUPLICATE, Suggestion, choose, labels_for, suggest
+from mivhead.diagnostics.suggestion import CLOSE, DUPLICATE, Suggestion, choose, labels_for, suggest
 from mivhead.errors import InputError
 from mivhead.features import FeatureTable
 from tests.conftest import write_images
@@ -69,6 +69,22 @@ def test_images_like_no_class_are_possible_new_classes(tmp_path: Path) -> None:
         assert (each.label is None) == (each.new_class is not None)
 
 
+def test_with_several_shots_per_class_close_calls_are_suggested(tmp_path: Path) -> None:
+    model = FewShotClassifier(TinyBackbone()).fit_folder(write_images(tmp_path / "shots", 4))
+    table = model.extract(write_images(tmp_path / "new", 12, seed=3))
+    found = [each for each in suggest(table, 3, model=model) if each.new_class is None]
+    assert found
+    known = [p for p in model.classify(table) if p.decision != "none of these"]
+    margins = {p.id: -np.subtract(*sorted(p.probabilities.values())[-2:]) for p in known}
+    close = sorted(margins, key=margins.__getitem__)[: CLOSE * len(found)]
+    for each in found:
+        assert each.id in close
+        ranked = next(list(p.probabilities) for p in known if p.id == each.id)
+        assert [each.label, each.runner_up] == ranked[:2]
+    few = FewShotClassifier(TinyBackbone()).fit_folder(write_images(tmp_path / "few", 2))
+    assert all(each.runner_up is None for each in suggest(table, 3, model=few))
+
+
 def test_without_a_model_and_bad_input() -> None:
     table = FeatureTable(Features(clusters([6, 3])), tuple("abcdefghi"))
     found = suggest(table, 2)
@@ -81,8 +97,9 @@ def test_without_a_model_and_bad_input() -> None:
 
 def test_reasons_in_words() -> None:
     found = [Suggestion("a", None, 1), Suggestion("b", "x", 3), Suggestion("c", "x", 1, 2)]
-    assert labels_for(found) == [
+    assert labels_for([*found, Suggestion("d", "x", 4, runner_up="y")]) == [
         "typical of 1 image",
         "typical of 3 images",
         "possible new class 2, like 1 image",
+        "nearly as likely: y",
     ]

@@ -3,9 +3,10 @@
 Typical images of different kinds first (TypiClust): the images are clustered together with the
 shots, and from each cluster without a shot, the largest first, the image in the densest place is
 taken. With few labels this beats uncertainty by far, because an uncertain image is often an
-untypical one. Once classes have many shots, the image with the smallest margin of a cluster is
-taken instead. Near-duplicates are suggested once. Images that the model calls "none of these" are
-clustered on their own and suggested as possible new classes.
+untypical one. Once classes have several shots, only the images with the smallest margins are
+clustered, and the one with the smallest margin of each cluster is taken. Near-duplicates are
+suggested once. Images that the model calls "none of these" are clustered on their own and suggested
+as possible new classes.
 
 References
 ----------
@@ -18,6 +19,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,8 @@ from mivhead.images.sources import as_image_set
 
 NEIGHBOURS = 20  # that typicality is measured on
 DUPLICATE = 0.985  # cosine of mean vectors above which two images are nearly the same
-MANY = 8  # mean shots per class from which on the margin decides within a cluster
+MANY = 3  # mean shots per class from which on margins decide
+CLOSE = 3  # how many times as many images with small margins are then clustered as are suggested
 NEW_SHARE = 0.5  # of the suggestions that may go to possible new classes
 MAX_CLUSTERS = 500
 
@@ -52,12 +55,16 @@ class Suggestion:
     new_class : int or None, default=None
         Number of the possible new class that it belongs to, from 1; None if the model knows images
         like it.
+    runner_up : object or None, default=None
+        The second most probable class, if the image was chosen because the model can hardly tell
+        the two apart.
     """
 
     id: str
     label: Any
     represents: int
     new_class: int | None = None
+    runner_up: Any = None
 
 
 def suggest(
@@ -110,15 +117,21 @@ def suggest(
             Suggestion(table.ids[new_rows[row]], None, size, number)
             for number, (row, size) in enumerate(picked, start=1)
         ]
-    rows = np.flatnonzero(~unknown)
-    if len(rows) and n > len(found):
-        top = np.sort([list(each.probabilities.values())[:2] for each in predictions], axis=1)
-        margins = top[:, -1] - top[:, 0]
-        many = model.shots_ is not None and len(model.shots_) >= MANY * len(model.classes_)
-        picked = choose(
-            vectors[rows], n - len(found), shots, margins[rows] if many else None, seed=seed
-        )
-        known = [Suggestion(table.ids[rows[r]], predictions[rows[r]].label, s) for r, s in picked]
+    rows, room = np.flatnonzero(~unknown), n - len(found)
+    if len(rows) and room:
+        several = model.shots_ is not None and len(model.shots_) >= MANY * len(model.classes_)
+        if several:
+            top = np.array([list(each.probabilities.values())[:2] for each in predictions])
+            margins = top[:, 0] - top[:, 1]
+            rows = rows[np.argsort(margins[rows], kind="stable")[: CLOSE * room]]
+            picked = choose(vectors[rows], room, None, margins[rows], seed=seed)
+        else:
+            picked = choose(vectors[rows], room, shots, seed=seed)
+        known = []
+        for row, size in picked:
+            label, runner_up = islice(predictions[rows[row]].probabilities, 2)
+            second = runner_up if several else None
+            known.append(Suggestion(table.ids[rows[row]], label, size, runner_up=second))
         found = known + found
     return found
 
@@ -214,12 +227,13 @@ def _unlabelled(images: Any) -> Any:
 
 def labels_for(suggestions: Sequence[Suggestion]) -> list[str]:
     """Return why each image is suggested, in words."""
-    return [
-        (
-            f"possible new class {each.new_class}, like"
-            if each.new_class is not None
-            else "typical of"
-        )
-        + f" {each.represents} image{'' if each.represents == 1 else 's'}"
-        for each in suggestions
-    ]
+    return [_reason(each) for each in suggestions]
+
+
+def _reason(suggestion: Suggestion) -> str:
+    if suggestion.runner_up is not None:
+        return f"nearly as likely: {suggestion.runner_up}"
+    images = f"{suggestion.represents} image{'' if suggestion.represents == 1 else 's'}"
+    if suggestion.new_class is not None:
+        return f"possible new class {suggestion.new_class}, like {images}"
+    return f"typical of {images}"

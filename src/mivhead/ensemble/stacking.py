@@ -28,7 +28,7 @@ from mivhead.head.training import fit_head
 
 FOLDS = 2
 BATCH = 64  # query images pooled at once
-# Strength of the prior weights against m out-of-fold predictions: (ENOUGH / m)^2, but at least WEAK.
+# Strength of the prior weights against m out-of-fold predictions: (ENOUGH / m)^2, at least WEAK.
 WEAK, ENOUGH = 0.1, 15
 SMALLEST = 0.001  # part of its prior weight that a member keeps, even if all members seem to harm
 BLOCK, DEEPEST_BLOCK = 0.5, 1.0  # prior weights of the head's blocks
