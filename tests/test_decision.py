@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mivhead import MIVClassifier, Recipe
-from mivhead.decision import ENERGY, FAR, NONE, UNSURE, USUAL_FAR, DecisionRule, Thresholds
+from mivhead.decision import (
+    ENERGY,
+    FAR,
+    NONE,
+    PRIOR_DISTANCES,
+    PRIOR_SCORES,
+    UNSURE,
+    USUAL_FAR,
+    DecisionRule,
+    Thresholds,
+)
 from mivhead.errors import InputError
 from mivhead.methods import make_method
 from mivhead.prediction import predictions
@@ -207,6 +217,23 @@ def test_one_shot_thresholds_follow_from_how_alike_the_shots_are() -> None:
     alike = classifier.fit(X + 5 * X[0], y).decision_.thresholds()
     assert alike.unknown < apart.unknown < math.inf
     assert apart.probability == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.1])
+def test_expected_scores_of_one_shot_models_in_plain_loops(weight: float) -> None:
+    rng = np.random.default_rng(3)
+    shots, background = unit(rng.normal(size=(4, 8))), unit(rng.normal(size=(5, 8)))
+    rule = DecisionRule.fit(shots, np.arange(4), None, None, weight=weight)
+    without = rule.thresholds().unknown  # computed before there is a background
+    made = rule.with_background(background)
+    far = near = 0.0
+    for i, shot in enumerate(shots):
+        far += max(float(shot @ other) for other in made.background) / 4
+        near += max(float(shot @ other) for j, other in enumerate(shots) if j != i) / 4
+    prior, slope = (PRIOR_SCORES, 0.6) if weight else (PRIOR_DISTANCES, 0.9)
+    expected = [value + 0.5 * far - slope * near for value in prior]
+    assert made.held_out == pytest.approx(expected, abs=1e-5)
+    assert made.thresholds().unknown != without == rule.thresholds().unknown
 
 
 # A class that stands for everything else.

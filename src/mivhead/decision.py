@@ -31,8 +31,9 @@ The thresholds, from m out-of-fold shots:
   is 0, there are not enough shots for this coverage, which is an error.
 
 With one shot per class, m is 0. Scores that were measured on other tasks stand in for those of left
-out shots (`PRIOR_SCORES`), `t_probability` is 1 - 2 max_errors (right if the probabilities above it
-are calibrated and equally frequent), and no coverage can be guaranteed.
+out shots: the quantiles `PRIOR_SCORES`, plus FAR times the mean far(s) of the shots s, minus SLOPE
+times their mean near(s), where s itself is left out. `t_probability` is 1 - 2 max_errors (right if
+the probabilities above it are calibrated and equally frequent), and no coverage can be guaranteed.
 
 References
 ----------
@@ -270,7 +271,7 @@ class DecisionRule:
             Out-of-fold logits.
         rows : array of shape (m,) or None
             The shots that they belong to. None: all shots of classes with several.
-        weight : float, default=0.1
+        weight : float, default=0.15
             Weight of the energy in the score.
         """
         shots = np.asarray(shots, np.float32)

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from mivhead import Features, FewShotClassifier
-from mivhead.diagnostics.suggestion import CLOSE, DUPLICATE, Suggestion, choose, labels_for, suggest
+from mivhead.diagnostics.suggestion import (
+    CLOSE,
+    DUPLICATE,
+    Suggestion,
+    choose,
+    labels_for,
+    suggest,
+)
 from mivhead.errors import InputError
 from mivhead.features import FeatureTable
 from tests.conftest import write_images
@@ -85,6 +92,30 @@ def test_with_several_shots_per_class_close_calls_are_suggested(tmp_path: Path) 
     assert all(each.runner_up is None for each in suggest(table, 3, model=few))
 
 
+def test_near_duplicates_do_not_crowd_out_other_close_calls() -> None:
+    labels = tuple("aaaabbbb")
+    shots = FeatureTable(Features(clusters([4, 4])), tuple(map(str, range(8))), labels)
+    model = FewShotClassifier(None, method="ridge").fit_table(shots)
+    vectors = clusters([20, 20], seed=1)
+    table = FeatureTable(Features(vectors), tuple(map(str, range(40))))
+    known = [i for i, p in enumerate(model.classify(table)) if p.decision != "none of these"]
+    closest = min(known, key=lambda i: abs(vectors[i, 0] - vectors[i, 1]))
+    rows = [closest] * 60 + [i for i in known if i != closest]
+    many = FeatureTable(Features(vectors[rows]), tuple(map(str, range(len(rows)))))
+    found = suggest(many, 4, model=model)
+    assert len(found) == 4
+    assert sum(int(each.id) < 60 for each in found) <= 1
+
+
+def test_shots_of_the_class_other_do_not_count(tmp_path: Path) -> None:
+    shots = write_images(tmp_path / "shots", 1)
+    model = FewShotClassifier(TinyBackbone(), other="red").fit_folder(shots)
+    more = write_images(tmp_path / "more", 20, seed=5)
+    model.add(sorted((more / "red").iterdir()), ["red"] * 20)
+    table = model.extract(write_images(tmp_path / "new", 4, seed=3))
+    assert all(each.runner_up is None for each in suggest(table, 3, model=model))
+
+
 def test_without_a_model_and_bad_input() -> None:
     table = FeatureTable(Features(clusters([6, 3])), tuple("abcdefghi"))
     found = suggest(table, 2)
@@ -101,5 +132,5 @@ def test_reasons_in_words() -> None:
         "typical of 1 image",
         "typical of 3 images",
         "possible new class 2, like 1 image",
-        "nearly as likely: y",
+        "second choice: y",
     ]

@@ -111,7 +111,9 @@ def test_more_evidence_goes_further() -> None:
     torch.testing.assert_close(firm, START, atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize(("images", "strength"), [(5, 9.0), (10, 2.25), (30, 0.25), (60, 0.1)])
+@pytest.mark.parametrize(
+    ("images", "strength"), [(5, 9.0), (10, 2.25), (47, (15 / 47) ** 2), (48, 0.1)]
+)
 def test_the_prior_is_stronger_the_fewer_images_there_are(images: int, strength: float) -> None:
     predictions, labels = some_predictions(2, images=images)
     expected = fit_weights(predictions, labels, START, strength)

@@ -29,8 +29,10 @@ def add_parser(subparsers: Any) -> None:
         "suggest",
         "suggest which images to label next",
         "Suggest which unlabelled images to label next, so that the accuracy grows fastest: images "
-        "that are typical of many others and unlike the shots. Near-duplicates are suggested once. "
-        "Images that look like none of the classes are suggested as possible new classes.",
+        "that are typical of many others and unlike the shots and, once classes have three shots "
+        "on average, images for which the model can hardly decide between two classes. "
+        "Near-duplicates are suggested once. Images that look like none of the classes are "
+        "suggested as possible new classes.",
         EXAMPLES,
     )
     parser.add_argument(

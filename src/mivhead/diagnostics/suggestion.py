@@ -119,11 +119,12 @@ def suggest(
         ]
     rows, room = np.flatnonzero(~unknown), n - len(found)
     if len(rows) and room:
-        several = model.shots_ is not None and len(model.shots_) >= MANY * len(model.classes_)
+        several = _mean_shots(model) >= MANY
         if several:
             top = np.array([list(each.probabilities.values())[:2] for each in predictions])
             margins = top[:, 0] - top[:, 1]
-            rows = rows[np.argsort(margins[rows], kind="stable")[: CLOSE * room]]
+            rows = rows[np.argsort(margins[rows], kind="stable")]
+            rows = rows[_without_duplicates(vectors[rows])[: CLOSE * room]]
             picked = choose(vectors[rows], room, None, margins[rows], seed=seed)
         else:
             picked = choose(vectors[rows], room, shots, seed=seed)
@@ -134,6 +135,14 @@ def suggest(
             known.append(Suggestion(table.ids[rows[row]], label, size, runner_up=second))
         found = known + found
     return found
+
+
+def _mean_shots(model: FewShotClassifier) -> float:
+    """Return the mean number of shots of the classes with a name; 0 if the model kept none."""
+    if model.shots_ is None:
+        return 0.0
+    counts = [count for label, count in model.shots_.counts.items() if label != model.other]
+    return float(np.mean(counts)) if counts else 0.0
 
 
 def choose(
@@ -232,7 +241,7 @@ def labels_for(suggestions: Sequence[Suggestion]) -> list[str]:
 
 def _reason(suggestion: Suggestion) -> str:
     if suggestion.runner_up is not None:
-        return f"nearly as likely: {suggestion.runner_up}"
+        return f"second choice: {suggestion.runner_up}"
     images = f"{suggestion.represents} image{'' if suggestion.represents == 1 else 's'}"
     if suggestion.new_class is not None:
         return f"possible new class {suggestion.new_class}, like {images}"
