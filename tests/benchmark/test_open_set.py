@@ -21,6 +21,7 @@ from mivhead.datasets.bundled import write_bundled
 from mivhead.datasets.sets import open_set
 from mivhead.errors import InputError
 from mivhead.extraction.cache import FeatureCache
+from mivhead.images.augmentation import ViewPlan, number_views
 from tests.helpers.tiny_backbone import TinyBackbone
 
 
@@ -54,6 +55,33 @@ def test_unknown_images_are_of_other_classes_and_other_sets(data: Path) -> None:
     assert len(task.other) == len(task.queries)
     assert task == sample_open_set("digits", sets, 10, 5, 0, 3)
     assert task != sample_open_set("digits", sets, 10, 5, 0, 4)
+
+
+@pytest.mark.parametrize(("shots", "views"), [(1, 4), (5, 0)])
+def test_shots_have_the_views_of_the_default_recipe(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shots: int, views: int
+) -> None:
+    asked = []
+
+    def spy(counts: list[int], seed: int = 0) -> ViewPlan:
+        asked.append(set(counts))
+        return number_views(counts, seed)
+
+    monkeypatch.setattr("mivhead.benchmark.open_set.number_views", spy)
+    run_open_set(
+        NAMES,
+        data,
+        tmp_path / "run",
+        protocols=((3, shots),),
+        methods=("ncc",),
+        tasks=1,
+        views=4,
+        backbone=TinyBackbone(threshold=15),
+        cache=FeatureCache(tmp_path / "cache"),
+        verbose=False,
+    )
+    assert asked
+    assert all(counts == {views} for counts in asked)
 
 
 def test_a_small_run_resumes(data: Path, tmp_path: Path) -> None:
