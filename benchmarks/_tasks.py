@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from _bench import SETS, names
 from mivhead.backbones.base import Backbone
 from mivhead.benchmark.samplers import LeftOut, Protocol, sample_tasks
 from mivhead.datasets.sets import open_set
@@ -17,6 +20,16 @@ from mivhead.extraction import extract_table
 from mivhead.extraction.cache import open_cache
 from mivhead.features import Features
 from mivhead.images.augmentation import number_views
+
+
+def trial_options(description: str, tasks: int) -> argparse.ArgumentParser:
+    """Make a parser for a trial on such tasks: where the sets are, which of them, which tasks."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--data", default=os.environ.get("MIV_DATA"))
+    parser.add_argument("--sets", type=lambda text: SETS.get(text) or names(text), default="tuning")
+    parser.add_argument("--protocol", default="5-way 1-shot")
+    parser.add_argument("--tasks", type=int, default=tasks, help="per set")
+    return parser
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,6 @@ docs/results/few-shots.md.
 
 from __future__ import annotations
 
-import argparse
-import os
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -20,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from _bench import SETS, names
-from _tasks import LoadedTask, load_tasks
+from _tasks import LoadedTask, load_tasks, trial_options
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.ensemble.descriptors import PatchPCA, compute_descriptors, mean_vectors
 from mivhead.ensemble.ridge import ALPHA, choose_experts, fit_ridge, prior_weights
@@ -104,12 +101,7 @@ def fit_all(task: LoadedTask) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", default=os.environ.get("MIV_DATA"))
-    parser.add_argument("--sets", type=lambda text: SETS.get(text) or names(text), default="tuning")
-    parser.add_argument("--protocol", default="5-way 1-shot")
-    parser.add_argument("--tasks", type=int, default=12, help="per set")
-    args = parser.parse_args()
+    args = trial_options(__doc__.splitlines()[0], tasks=12).parse_args()
     torch.set_num_threads(1)
     backbone = load_backbone(DEFAULT_BACKBONE)
     alone: dict[Any, list[float]] = defaultdict(list)

@@ -9,15 +9,13 @@ through the backbone. Figures: docs/results/few-shots.md.
 
 from __future__ import annotations
 
-import argparse
-import os
 from collections import defaultdict
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from _bench import SETS, names
+from _tasks import trial_options
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.base import Backbone
 from mivhead.benchmark.samplers import LeftOut, Protocol, sample_tasks
@@ -52,12 +50,7 @@ def extract(backbone: Backbone, images: list[Image.Image]) -> Features:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", default=os.environ.get("MIV_DATA"))
-    parser.add_argument("--sets", type=lambda text: SETS.get(text) or names(text), default="tuning")
-    parser.add_argument("--protocol", default="5-way 1-shot")
-    parser.add_argument("--tasks", type=int, default=8, help="per set")
-    args = parser.parse_args()
+    args = trial_options(__doc__.splitlines()[0], tasks=8).parse_args()
     torch.set_num_threads(1)
     backbone = load_backbone(DEFAULT_BACKBONE)
     right: dict[str, list[float]] = defaultdict(list)

@@ -2,13 +2,14 @@
 
     python benchmarks/predicted_weights.py --data DIR [--tasks 20]
 
-For every expert of a 5-way 1-shot task: how well it tells the augmented views of the shots apart
-(margin), how similar the shots of different classes are, how far a view is from its shot relative
-to that, and the margin for windows of the maps. A weight is its prior times exp(B . statistics),
-each statistic standardised over all tasks; B and the priors minimise the cross-entropy of the
-queries of all sets but one, and are judged on that one. The last line is what the best of 300
-random weights, chosen on half of the tasks of a set, gains on the other half: what knowing the
-domain would be worth. Figures: docs/results/few-shots.md.
+Four statistics describe each expert of a 5-way 1-shot task: its margin on augmented views of the
+shots, the similarity of shots of different classes, the distance of a view from its shot relative
+to that similarity, and its margin on windows of the maps. The weight of an expert is its prior
+times exp(B . statistics), each statistic standardised over all tasks. B and the priors minimise the
+cross-entropy of the queries of all sets but one, and are evaluated on that one. For comparison, the
+last line chooses the best of 300 random weights on half of the tasks of a set and reports the gain
+on the other half, which is what knowing the domain would be worth. Figures:
+docs/results/few-shots.md.
 """
 
 from __future__ import annotations
@@ -88,8 +89,9 @@ def measure(task: LoadedTask) -> Measured:
 
 def learn(tasks: Sequence[Measured], prior: Tensor, columns: Sequence[int]) -> tuple[Tensor, ...]:
     """Return what `weigh` needs: log priors, coefficients, and the scale of the statistics."""
-    every = torch.stack([task.statistics for task in tasks])[:, :, list(columns)]
-    mean, spread = every.mean(dim=0), every.std(dim=0, correction=0).clamp_min(1e-6)
+    every = torch.stack([task.statistics for task in tasks])  # (task, expert, statistic)
+    chosen = list(columns)
+    mean, spread = every.mean(dim=0)[:, chosen], every.std(dim=0).clamp_min(1e-6)[:, chosen]
     logs = prior.log().clone().requires_grad_()
     coefficients = torch.zeros(len(columns), requires_grad=True)
     optimiser = torch.optim.Adam([logs, coefficients], lr=RATE)
