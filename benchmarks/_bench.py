@@ -10,11 +10,11 @@ from typing import Any
 
 from mivhead.backbones.base import Backbone
 from mivhead.benchmark.config import read_config
-from mivhead.benchmark.executors import make_executor
 from mivhead.benchmark.live import LiveView
 from mivhead.benchmark.report import write_report
 from mivhead.benchmark.results import Result
 from mivhead.benchmark.runner import Place, run
+from mivhead.executors import make_executor
 
 TUNING = (  # choices are made on these sets
     "cub200_birds",

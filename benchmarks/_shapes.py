@@ -8,8 +8,8 @@ import torch
 
 from mivhead import Features
 from mivhead.backbones.efficientnet_lite import PRESETS
+from mivhead.backbones.preset import BlockPreset, Preset
 from mivhead.backbones.presets import PAPER
-from mivhead.preset import BlockPreset, Preset
 
 DRAWN = 200  # images whose features are drawn; more images repeat them
 

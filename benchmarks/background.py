@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
-from mivhead import _files
+from mivhead._util import files as _files
 from mivhead.backbones import load_backbone
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.features import Features

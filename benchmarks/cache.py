@@ -27,11 +27,11 @@ import numpy as np
 from PIL import Image
 
 from mivhead.backbones.base import Identity
+from mivhead.backbones.preset import BlockPreset, Preset
 from mivhead.extraction.cache import FeatureCache, decode, encode
 from mivhead.extraction.pipeline import extract_table
 from mivhead.features import Features
 from mivhead.images.sources import open_unlabelled
-from mivhead.preset import BlockPreset, Preset
 
 SHAPES = {"block0.map": (112, 14, 14), "block1.map": (1280, 7, 7)}
 ROUNDS = 5

@@ -27,10 +27,10 @@ from _bench import SETS, names
 from _tasks import LoadedTask, load_tasks, seed_of
 from mivhead import MIVClassifier
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
-from mivhead.decision import softmax
+from mivhead.backbones.preset import Preset
 from mivhead.diagnostics import cross_validate
 from mivhead.features import FeatureTable
-from mivhead.preset import Preset
+from mivhead.model.decision import softmax
 
 WRONG = 2  # shots with another class's label
 KINDS = ("everything", "heads", "stacking", "stacking without the image")

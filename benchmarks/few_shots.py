@@ -36,11 +36,11 @@ from _bench import SETS, names
 from _tasks import LoadedTask, load_tasks
 from mivhead import MIVClassifier
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
+from mivhead.backbones.preset import Preset
 from mivhead.ensemble.descriptors import PatchPCA, compute_descriptors, mean_vectors
 from mivhead.ensemble.ridge import ALPHA, Experts, fit_ridge
 from mivhead.ensemble.stacking import fit_weights, predict_cosines
 from mivhead.features import Block, Features
-from mivhead.preset import Preset
 
 HEADS = ("head 112", "head 192", "head 320")
 EXPERTS = (

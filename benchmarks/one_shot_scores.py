@@ -2,8 +2,8 @@
 
     python benchmarks/one_shot_scores.py --data DIR [--sets tuning] [--tasks 15]
 
-With one shot per class, no shot can be left out, so `mivhead.decision` has the quantiles of scores
-that were measured on other tasks (`PRIOR_SCORES`, with energy; `PRIOR_DISTANCES`, without),
+With one shot per class, no shot can be left out, so `mivhead.model.decision` has the quantiles of
+scores that were measured on other tasks (`PRIOR_SCORES`, with energy; `PRIOR_DISTANCES`, without),
 relative to how similar the shots are to the background, and to each other with a weight
 (`SLOPE_SCORES`, `SLOPE_DISTANCES`). This prints which share of the known images of each set the
 present constants reject, and new constants: the weight is the one for which the sets, each left out
@@ -26,7 +26,7 @@ from _tasks import load_tasks
 from mivhead import MIVClassifier
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.background import background_vectors
-from mivhead.decision import FAR
+from mivhead.model.decision import FAR
 
 QUANTILES = np.arange(0.05, 0.951, 0.05)
 SLOPES = np.arange(0.3, 1.21, 0.05)

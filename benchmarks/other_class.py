@@ -23,9 +23,9 @@ import torch
 from _bench import SETS, names
 from mivhead import FewShotClassifier
 from mivhead.benchmark.open_set import auroc
-from mivhead.decision import NONE
 from mivhead.features import FeatureTable
 from mivhead.images.sources import open_labelled
+from mivhead.model.decision import NONE
 
 WAYS, SHOTS, OTHERS, OTHER_IMAGES, QUERIES = 5, 5, 3, 10, 10
 KEYS = ("auroc", "known_rejected", "unknown_rejected", "accuracy", "other_as_name")

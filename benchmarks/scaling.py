@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 
 from mivhead import Features
+from mivhead.backbones.preset import BlockPreset
 from mivhead.benchmark.measuring import PeakMemory
 from mivhead.head.blocks import resolve_blocks
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
 from mivhead.head.recipe import Recipe
 from mivhead.head.training import train
-from mivhead.preset import BlockPreset
 
 BATCH = 64  # queries that are embedded at once, as the classifier does
 

@@ -26,11 +26,11 @@ from _bench import SETS, names
 from _tasks import LoadedTask, load_tasks
 from mivhead import MIVClassifier
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
+from mivhead.backbones.preset import Preset
 from mivhead.benchmark.compare import calibration_error
 from mivhead.benchmark.measuring import score
-from mivhead.decision import softmax
 from mivhead.ensemble.stacking import fit_weights, predict_cosines
-from mivhead.preset import Preset
+from mivhead.model.decision import softmax
 
 Rule = Callable[[int], float | None]
 RULES: dict[str, Rule] = {

@@ -17,9 +17,9 @@ import torch
 from torchvision.models import resnet18
 
 from mivhead import Preprocessing
-from mivhead._readers import network_of
 from mivhead.backbones import from_module
 from mivhead.methods import make_method
+from mivhead.model.readers import network_of
 
 SIZE, CLASSES, SHOTS, STEPS = 84, 50, 10, 2
 

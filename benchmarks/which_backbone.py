@@ -35,11 +35,11 @@ from _tasks import LoadedTask, load_tasks
 from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone
 from mivhead.backbones.joint import JointBackbone
+from mivhead.backbones.preset import Preset
 from mivhead.backbones.presets import PAPER
 from mivhead.benchmark.samplers import Protocol
 from mivhead.features import Features
 from mivhead.methods import make_method
-from mivhead.preset import Preset
 
 IMAGES = 48  # to measure the speed of a backbone
 VIT = "timm:vit_small_patch14_dinov2"

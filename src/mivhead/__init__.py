@@ -7,8 +7,8 @@ on first use, so that `import mivhead` costs nothing.
 
 from typing import TYPE_CHECKING
 
-from mivhead._lazy import lazy
-from mivhead._threads import wait_passively
+from mivhead._util.lazy import lazy
+from mivhead._util.threads import wait_passively
 from mivhead._version import __version__
 
 if TYPE_CHECKING:
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
         spreadsheets,
         stores,
     )
-    from mivhead._load import load
+    from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
     from mivhead.classifier import MIVClassifier
     from mivhead.errors import MivError
     from mivhead.features import Features, FeatureTable
-    from mivhead.fewshot import FewShotClassifier
     from mivhead.head.recipe import Recipe
     from mivhead.images.augmentation import Augmentation
-    from mivhead.model_file import changing, save
-    from mivhead.prediction import Prediction
-    from mivhead.preset import BlockPreset, Preprocessing, Preset
+    from mivhead.model.fewshot import FewShotClassifier
+    from mivhead.model.file import changing, save
+    from mivhead.model.load import load
+    from mivhead.model.prediction import Prediction
 
 __all__ = [
     "Augmentation",
@@ -72,16 +72,16 @@ wait_passively()  # OpenMP reads its settings once, when PyTorch is loaded
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "_load": "load",
+        "model.load": "load",
         "classifier": "MIVClassifier",
         "errors": "MivError",
         "features": "FeatureTable Features",
-        "fewshot": "FewShotClassifier",
+        "model.fewshot": "FewShotClassifier",
         "head.recipe": "Recipe",
         "images.augmentation": "Augmentation",
-        "model_file": "changing save",
-        "prediction": "Prediction",
-        "preset": "BlockPreset Preprocessing Preset",
+        "model.file": "changing save",
+        "model.prediction": "Prediction",
+        "backbones.preset": "BlockPreset Preprocessing Preset",
     },
     modules="backbones batch benchmark client datasets diagnostics errors extraction images "
     "methods spreadsheets stores",

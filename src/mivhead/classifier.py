@@ -23,10 +23,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from mivhead._progress import progress_bar
-from mivhead._schema import check_tensors, from_json, split_tensors, to_json
-from mivhead._threads import shared_cores
-from mivhead.decision import ENERGY, MAX_ERRORS, REJECT, DecisionRule
+from mivhead._util.progress import progress_bar
+from mivhead._util.schema import check_tensors, from_json, split_tensors, to_json
+from mivhead._util.threads import shared_cores
+from mivhead.backbones.preset import BlockPreset, Preset
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.ensemble.stacking import (
     BATCH,
@@ -53,8 +53,8 @@ from mivhead.head.head import MIVHead
 from mivhead.head.logits import combine
 from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
 from mivhead.head.training import fit_head
-from mivhead.prediction import predictions
-from mivhead.preset import BlockPreset, Preset
+from mivhead.model.decision import ENERGY, MAX_ERRORS, REJECT, DecisionRule
+from mivhead.model.prediction import predictions
 
 # Factor of the energy in the scores of one-shot models: their weights, and so their energies, are
 # 1.4 times as large as those of other models (tuning sets).
@@ -370,7 +370,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         probabilities : ndarray of shape (n_images, n_classes)
             As `predict_proba` returns them.
         unknown : ndarray of shape (n_images,) or None
-            Larger is more unlike; see `mivhead.decision`. None for a model file without a rule.
+            Larger is more unlike; see `mivhead.model.decision`. None for a model without a rule.
         """
         check_is_fitted(self, "classes_")
         with torch.inference_mode(), shared_cores():
@@ -431,7 +431,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         path : str or Path
             The file to write.
         """
-        from mivhead.model_file import save
+        from mivhead.model.file import save
 
         save(self, path)
 

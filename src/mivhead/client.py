@@ -16,12 +16,12 @@ from typing import Any, Self
 
 from PIL import Image
 
-from mivhead._optional import need
-from mivhead._schema import parse_json
+from mivhead._util.optional import need
+from mivhead._util.schema import parse_json
 from mivhead.errors import ImageError, InputError, NotAvailableError
 from mivhead.images.decoding import ImageLike, load_image, read_capped, read_file
 from mivhead.images.imageset import Skipped
-from mivhead.prediction import Prediction
+from mivhead.model.prediction import Prediction
 
 KEY = "MIV_KEY"  # environment variable
 __all__ = ["Client"]

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mivhead import _files
+from mivhead._util import files as _files
 from mivhead.errors import InputError, ModelFileError
 
 FILE_FORMAT = 1

@@ -12,8 +12,8 @@ from PIL import Image
 from mivhead.backbones import list_backbones, load_backbone
 from mivhead.backbones.base import Identity
 from mivhead.backbones.preprocessing import preprocess
+from mivhead.backbones.preset import Preprocessing
 from mivhead.errors import InputError
-from mivhead.preset import Preprocessing
 from tests.helpers.conformance import photos, run
 
 ME = Identity("mine", "ab" * 32, Preprocessing(size=64), ("layer3", "layer4"))
@@ -38,7 +38,8 @@ def test_identity_key_depends_on_every_part() -> None:
 
 def test_identity_key_is_the_same_in_another_process() -> None:
     code = (
-        "from mivhead.backbones.base import Identity; from mivhead.preset import Preprocessing; "
+        "from mivhead.backbones.base import Identity; "
+        "from mivhead.backbones.preset import Preprocessing; "
         "print(Identity('mine', 'ab' * 32, Preprocessing(size=64), ('layer3', 'layer4')).key)"
     )
     output = run(code)

@@ -21,9 +21,9 @@ from mivhead.backbones.efficientnet_lite import (
     tap_names,
 )
 from mivhead.backbones.preprocessing import preprocess
+from mivhead.backbones.preset import BlockPreset, Preset
 from mivhead.backbones.taps import Taps
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.preset import BlockPreset, Preset
 from tests.helpers.conformance import check, photos, run
 
 NAME = "efficientnet_lite0"

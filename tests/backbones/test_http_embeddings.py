@@ -16,8 +16,8 @@ from PIL import Image
 from mivhead import FewShotClassifier
 from mivhead.backbones import load_backbone
 from mivhead.backbones.http import connect, fill, read_vectors
+from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 from mivhead.errors import InputError
-from mivhead.preset import BlockPreset, Preprocessing, Preset
 from tests.helpers.conformance import check, photos
 from tests.helpers.extras import needs
 from tests.helpers.services import FaultyServer, Reply, Request, as_json, running, says, status

@@ -11,10 +11,10 @@ from mivhead import FewShotClassifier, MIVClassifier, Recipe
 from mivhead.backbones import load_backbone, split_names
 from mivhead.backbones.base import Identity, UnconfirmedBackbone, named_by_file
 from mivhead.backbones.joint import JointBackbone
+from mivhead.backbones.preset import BlockPreset, Preprocessing
 from mivhead.ensemble.ridge import Expert, choose_experts, prior_weights
 from mivhead.errors import InputError, MivError
 from mivhead.features import Features
-from mivhead.preset import BlockPreset, Preprocessing
 from tests.helpers.conformance import photos
 from tests.helpers.tiny_backbone import TinyBackbone
 

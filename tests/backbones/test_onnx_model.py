@@ -12,8 +12,8 @@ import torch
 
 from mivhead import Features, Preprocessing
 from mivhead.backbones import load_backbone
+from mivhead.backbones.preset import BlockPreset, Preset
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.preset import BlockPreset, Preset
 from tests.helpers.conformance import check, photos, run
 
 onnx = pytest.importorskip("onnx")

@@ -19,10 +19,10 @@ import mivhead
 from mivhead import FewShotClassifier, MIVClassifier, Recipe
 from mivhead.backbones import load_backbone
 from mivhead.backbones.checkpoints import load_exactly, state_hash
+from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 from mivhead.backbones.timm_models import Intermediates, build, to_timm
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.methods.base import pooled as pooled_vectors
-from mivhead.preset import BlockPreset, Preprocessing, Preset
 from tests.helpers.conformance import check, photos, run
 
 timm = pytest.importorskip("timm", reason="the extra timm is not installed")

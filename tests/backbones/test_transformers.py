@@ -15,9 +15,9 @@ import torch
 from mivhead import FewShotClassifier
 from mivhead.backbones import load_backbone
 from mivhead.backbones.preprocessing import preprocess
+from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 from mivhead.backbones.presets import PAPER
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.preset import BlockPreset, Preprocessing, Preset
 from tests.helpers.conformance import check, photos
 from tests.helpers.towers import (
     DEPTH,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mivhead._schema import to_json
+from mivhead._util.schema import to_json
 from mivhead.backbones.presets import PAPER
 from mivhead.benchmark.config import MethodConfig, extend, list_tables, load_config, read_config
 from mivhead.benchmark.runner import view_rule

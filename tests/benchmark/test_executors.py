@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from mivhead.benchmark.executors import Died, make_executor, ray_cluster
 from mivhead.errors import InputError, NotAvailableError
+from mivhead.executors import Died, make_executor, ray_cluster
 from tests.helpers.worker_calls import CountThreads, Fail, KillWorker, Square
 
 

@@ -12,11 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mivhead import Features
 from mivhead.backbones import from_module
+from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 from mivhead.benchmark.gflops import count, measure_backbone
 from mivhead.head.recipe import Recipe
 from mivhead.methods.cost import BackboneWork, TaskSize, Work
 from mivhead.methods.registry import METHODS, make_method
-from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 LABELS = [0, 0, 0, 1, 1, 2, 2, 2]
 VIEWS = [0, 1, 3, 3, 7]  # the shots they are made of

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mivhead import Features
+from mivhead.backbones.preset import BlockPreset, Preset
 from mivhead.benchmark.gflops import count
 from mivhead.methods.cost import BackboneWork, TaskSize
-from mivhead.preset import BlockPreset, Preset
 
 RESNET50 = BackboneWork(4.09e9, 1.85e9)
 RESNET50_PRESET = Preset(

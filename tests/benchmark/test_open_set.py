@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mivhead.benchmark.executors.local import InlineExecutor
 from mivhead.benchmark.open_set import (
     auroc,
     describe_open_set,
@@ -20,6 +19,7 @@ from mivhead.cli.main import main
 from mivhead.datasets.bundled import write_bundled
 from mivhead.datasets.sets import open_set
 from mivhead.errors import InputError
+from mivhead.executors.local import InlineExecutor
 from mivhead.extraction.cache import FeatureCache
 from mivhead.images.augmentation import ViewPlan, number_views
 from tests.helpers.tiny_backbone import TinyBackbone

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from mivhead.benchmark.executors import Died
-from mivhead.benchmark.executors.local import InlineExecutor
 from mivhead.benchmark.runner import Place, run
 from mivhead.errors import InputError, NotAvailableError
+from mivhead.executors import Died
+from mivhead.executors.local import InlineExecutor
 from tests.helpers.bench_data import numbers, read_config, write_sets
 from tests.helpers.clusters import find_worker, kill_node_at_work
 from tests.helpers.worker_calls import CountThreads, Fail, KillWorker, Square
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Ray has many
 ]
 
-from mivhead.benchmark.executors.ray_cluster import RayExecutor  # noqa: E402  # after the skip
+from mivhead.executors.ray_cluster import RayExecutor  # noqa: E402  # after the skip
 
 METHODS = [{"name": "miv", "params": {"steps": 4}}, "ncc"]
 CONFIG = {"sets": ["dots"], "methods": METHODS, "protocols": ["5-way 1-shot"], "views": 1}

@@ -12,23 +12,23 @@ import torch
 from PIL import Image
 
 from mivhead.backbones import from_module
+from mivhead.backbones.preset import Preprocessing
 from mivhead.benchmark import inputs, runner
-from mivhead.benchmark.executors import Died
-from mivhead.benchmark.executors.local import InlineExecutor, LocalExecutor
 from mivhead.benchmark.live import LiveView
 from mivhead.benchmark.report import write_report
 from mivhead.benchmark.results import RESULTS, read_results
 from mivhead.benchmark.runner import Place, run
 from mivhead.benchmark.tasks import TaskSet
 from mivhead.errors import InputError, NotAvailableError
+from mivhead.executors import Died
+from mivhead.executors.local import InlineExecutor, LocalExecutor
 from mivhead.extraction.cache import FeatureCache, content_hash
 from mivhead.extraction.pipeline import BATCH
-from mivhead.fewshot import FewShotClassifier
 from mivhead.images.augmentation import augment, view_seed
 from mivhead.methods.knn import NearestNeighbours
 from mivhead.methods.ncc import NearestCentroid
 from mivhead.methods.registry import make_method
-from mivhead.preset import Preprocessing
+from mivhead.model.fewshot import FewShotClassifier
 from tests.helpers.bench_data import MIV, config, numbers, write_sets
 from tests.helpers.tiny_backbone import TinyBackbone
 

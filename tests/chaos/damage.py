@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 import mivhead
 from mivhead import Features
-from mivhead import _files as safefile
+from mivhead._util import files as safefile
 from mivhead.benchmark.results import read_results, read_run_config
 from mivhead.benchmark.runner import Place, run
 from mivhead.benchmark.tasks import TaskSet

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mivhead._schema import to_json
+from mivhead._util.schema import to_json
 from mivhead.cli.main import main
 from tests.helpers.extras import needs
 from tests.helpers.synthetic import random_run

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from mivhead._exported import CHECKSUM_KEY
+from mivhead.model.exported import CHECKSUM_KEY
 from tests.cli.test_main import imported
 
 LARGE = {"torch", "sklearn", "scipy", "safetensors", "onnx"}

@@ -43,7 +43,7 @@ def test_extract_and_predict_the_features(miv, fails, model, new, tmp_path):
 
 
 def test_the_extra_is_named(fails, model, new, tmp_path, monkeypatch):
-    from mivhead import _optional
+    from mivhead._util import optional as _optional
 
     def missing(name):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])

@@ -187,11 +187,11 @@ def test_an_unusable_device(fails, shots, tmp_path):
 
 INTERRUPTED = """
 import os, signal, sys
-import mivhead._readers
+import mivhead.model.readers
 from mivhead.cli.main import main
 def interrupted(*arguments, **settings):
     os.kill(os.getpid(), signal.SIGINT)
-mivhead._readers.extract_table = interrupted
+mivhead.model.readers.extract_table = interrupted
 sys.exit(main())
 """
 

@@ -49,7 +49,7 @@ def test_percent_never_claims_certainty():
 
 @pytest.mark.parametrize("command", ["fit", "extract"])
 def test_output_is_checked_before_the_work(command, fails, shots, tmp_path, monkeypatch):
-    monkeypatch.setattr("mivhead._readers.extract_table", None)  # calling it would fail
+    monkeypatch.setattr("mivhead.model.readers.extract_table", None)  # calling it would fail
     foreign = tmp_path / "photo.jpg"
     foreign.write_bytes(b"precious")
     assert "does not exist" in fails(command, shots, "-o", tmp_path / "no" / "m.miv")

@@ -14,7 +14,7 @@ from mivhead.cli.predict import _as_table
 from mivhead.cli.sorting import safe_name, sort_images
 from mivhead.extraction import pipeline as extraction
 from mivhead.images.sources import open_unlabelled
-from mivhead.prediction import Prediction
+from mivhead.model.prediction import Prediction
 from mivhead.spreadsheets import restore
 
 

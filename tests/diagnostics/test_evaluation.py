@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 from mivhead import FewShotClassifier
-from mivhead.decision import Thresholds
 from mivhead.diagnostics.evaluation import (
     Evaluation,
     Score,
@@ -19,6 +18,7 @@ from mivhead.diagnostics.evaluation import (
 )
 from mivhead.errors import InputError
 from mivhead.images.sources import open_labelled, open_unlabelled
+from mivhead.model.decision import Thresholds
 from tests.helpers.tiny_backbone import TinyBackbone
 
 

@@ -139,7 +139,7 @@ def test_the_batch_is_dynamic_and_the_file_valid(exported) -> None:
 
 
 def test_the_metadata_says_what_the_model_file_says(model, exported, tmp_path) -> None:
-    from mivhead.model_file import read_info
+    from mivhead.model.file import read_info
 
     model.save(tmp_path / "model.miv")
     assert mivhead.load(exported).info == read_info(tmp_path / "model.miv")

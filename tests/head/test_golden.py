@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from mivhead.backbones.preset import BlockPreset
 from mivhead.features import Features
 from mivhead.head.blocks import resolve_blocks
 from mivhead.head.cap import Bags
@@ -14,7 +15,6 @@ from mivhead.head.head import MIVHead, rows
 from mivhead.head.logits import combine
 from mivhead.head.recipe import Recipe
 from mivhead.head.training import train
-from mivhead.preset import BlockPreset
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from mivhead.backbones.preset import BlockPreset
 from mivhead.features import Features
 from mivhead.head.blocks import resolve_blocks
 from mivhead.head.cap import Bags
@@ -13,7 +14,6 @@ from mivhead.head.head import MIVHead
 from mivhead.head.logits import combine
 from mivhead.head.recipe import Recipe
 from mivhead.head.training import loss_and_gradients
-from mivhead.preset import BlockPreset
 from tests.helpers import oracle
 
 LABELS = [0, 1, 0, 2, 1, 0]  # 3, 2 and 1 shots

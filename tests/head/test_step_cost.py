@@ -10,13 +10,13 @@ from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mivhead import Features, FewShotClassifier
+from mivhead.backbones.preset import BlockPreset
 from mivhead.head.blocks import resolve_blocks
 from mivhead.head.cap import Bags
 from mivhead.head.head import MIVHead
 from mivhead.head.recipe import Recipe
 from mivhead.head.training import loss_and_gradients, train
 from mivhead.kernels.library import library
-from mivhead.preset import BlockPreset
 from tests.helpers.tiny_backbone import TinyBackbone
 
 ROOT = Path(__file__).parents[2]

@@ -10,10 +10,10 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from mivhead import Preprocessing
-from mivhead._readers import network_of
 from mivhead.backbones import from_module
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.methods.tuning.base import Network
+from mivhead.model.readers import network_of
 
 pytest.importorskip("timm", reason="the extra timm is not installed")
 

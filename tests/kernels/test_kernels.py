@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from mivhead.backbones.preset import BlockPreset
 from mivhead.features import Block, Features
 from mivhead.head.blocks import resolve_blocks
 from mivhead.head.cap import Bags
@@ -18,7 +19,6 @@ from mivhead.head.training import loss_and_gradients
 from mivhead.kernels import library
 from mivhead.kernels.backend import COMPILED
 from mivhead.kernels.gradients import in_place, project
-from mivhead.preset import BlockPreset
 from tests.helpers.kernel_numbers import close, drawn
 
 HEADS_TO_TRY = {

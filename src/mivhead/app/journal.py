@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from mivhead._schema import parse_json
+from mivhead._util.schema import parse_json
 from mivhead.errors import InputError, NotAvailableError
 
 HIDDEN = ".miv-app"  # the hidden folder in a project

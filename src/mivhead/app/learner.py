@@ -26,8 +26,8 @@ from mivhead.images.imageset import ImageSet, ImageSource, given, numbered
 if TYPE_CHECKING:
     from mivhead.diagnostics.cross_validation import CrossValidation
     from mivhead.diagnostics.explanation import Explanation
-    from mivhead.fewshot import FewShotClassifier
-    from mivhead.prediction import Prediction
+    from mivhead.model.fewshot import FewShotClassifier
+    from mivhead.model.prediction import Prediction
 
 _log = logging.getLogger(__name__)
 

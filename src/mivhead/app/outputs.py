@@ -17,9 +17,9 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from mivhead.app.journal import HIDDEN
 from mivhead.app.learner import Learner
 from mivhead.app.project import MODEL, Photo, Project
-from mivhead.decision import NONE, UNSURE
 from mivhead.errors import ImageError, InputError
 from mivhead.images.imageset import numbered
+from mivhead.model.decision import NONE, UNSURE
 from mivhead.spreadsheets import to_csv
 
 KINDS = ("model", "csv", "sorted", "report", "onnx")

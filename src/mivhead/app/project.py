@@ -25,7 +25,6 @@ from uuid import uuid4
 from filelock import FileLock, Timeout
 
 from mivhead.app.journal import HIDDEN, FolderChange, Journal, Move, last_batch
-from mivhead.decision import NONE, UNSURE
 from mivhead.errors import ImageError, InputError, NotAvailableError
 from mivhead.images.decoding import load_image
 from mivhead.images.imageset import (
@@ -36,6 +35,7 @@ from mivhead.images.imageset import (
     numbered,
     safe_name,
 )
+from mivhead.model.decision import NONE, UNSURE
 
 MODEL = "model.miv"
 NEW = f"{HIDDEN}/new"  # photos to be named

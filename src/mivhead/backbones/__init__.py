@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mivhead._lazy import lazy
+from mivhead._util.lazy import lazy
 from mivhead.backbones.presets import PAPER, PRESETS
 from mivhead.errors import InputError
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mivhead.backbones.callables import from_callable as from_callable
     from mivhead.backbones.module import from_module as from_module
     from mivhead.backbones.preprocessing import preprocess as preprocess
-    from mivhead.preset import Preset
+    from mivhead.backbones.preset import Preset
 
 __all__ = [
     "DEFAULT_BACKBONE",
@@ -189,7 +189,7 @@ def _load_joint(
 ) -> Backbone:
     """Load several backbones; a preset says which taps they have."""
     from mivhead.backbones.joint import JointBackbone, split_taps
-    from mivhead.preset import BlockPreset, Preset
+    from mivhead.backbones.preset import BlockPreset, Preset
 
     if len(specs) == 1:
         return load_backbone(specs[0], preset=preset, **how)

@@ -1,8 +1,8 @@
 """Mean vectors of background images: pictures of nothing in particular, as a backbone sees them.
 
-Decisions compare an image with them (`mivhead.decision`). The images are procedural, computed by
-`benchmarks/background.py`; a file next to this module holds their vectors for the default backbone.
-For other backbones there are none: decisions are a little worse without, and 240 more images would
+Decisions compare an image with them (`mivhead.model.decision`). The images are procedural, computed
+by `benchmarks/background.py`; a file next to this module holds their vectors for the
+default backbone. For other backbones there are none: decisions are a little worse without, and 240 more images would
 have to pass the backbone.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead import _files
+from mivhead._util import files as _files
 from mivhead.backbones.base import Identity
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
-from mivhead._schema import from_json, to_json
+from mivhead._util.schema import from_json, to_json
 from mivhead.backbones.preprocessing import DecodedImage
+from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 if TYPE_CHECKING:  # exported models run without PyTorch
     import torch
@@ -43,7 +43,7 @@ class Identity:
 
     Examples
     --------
-    >>> from mivhead.preset import Preprocessing
+    >>> from mivhead.backbones.preset import Preprocessing
     >>> me = Identity("mine", "0" * 64, Preprocessing(), ("layer4",))
     >>> Identity.from_json(me.as_json()) == me
     True
@@ -239,7 +239,7 @@ _SAFE_PREFIXES = ("timm:", "hf:")
 def named_by_file(identity: Identity) -> str | Backbone:
     """Return the backbone to use for a model file: its name, or a stand-in that refuses to run.
 
-    >>> from mivhead.preset import Preprocessing
+    >>> from mivhead.backbones.preset import Preprocessing
     >>> named_by_file(Identity("resnet50", "0" * 64, Preprocessing(), ("layer4",)))
     'resnet50'
     """

@@ -12,10 +12,10 @@ from PIL import Image
 
 from mivhead.backbones.base import Identity, storage_type
 from mivhead.backbones.preprocessing import DecodedImage, to_picture
+from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.head.blocks import derive_presets
-from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 
 class CallableBackbone:

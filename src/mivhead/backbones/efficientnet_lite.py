@@ -36,10 +36,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from mivhead.backbones.base import Backbone, Identity, LazyBackbone
 from mivhead.backbones.module import ModuleBackbone
+from mivhead.backbones.preset import Preset
 from mivhead.backbones.presets import PRESETS
 from mivhead.backbones.taps import check_taps
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.preset import Preset
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,10 @@ from urllib.parse import parse_qsl
 import numpy as np
 import torch
 
-from mivhead._schema import from_json
+from mivhead._util.schema import from_json
 from mivhead.backbones.base import Identity
 from mivhead.backbones.preprocessing import DecodedImage, to_pixels
+from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 from mivhead.backbones.transport import MAX_BYTES, JsonClient
 from mivhead.backbones.wire import (
     BACKBONE_PATH,
@@ -40,7 +41,6 @@ from mivhead.backbones.wire import (
 )
 from mivhead.errors import InputError
 from mivhead.features import Features
-from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 # Options that may follow the `#` of an address, and their types.
 _OPTIONS = {

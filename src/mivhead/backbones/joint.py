@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from mivhead.backbones.base import Backbone, Identity
 from mivhead.backbones.preprocessing import DecodedImage
+from mivhead.backbones.preset import BlockPreset, Preset
 from mivhead.errors import InputError
 from mivhead.features import Block, Features
-from mivhead.preset import BlockPreset, Preset
 
 SEPARATOR = "+"  # between the names
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from mivhead.backbones.base import Identity, default_device, storage_type
 from mivhead.backbones.checkpoints import state_hash
 from mivhead.backbones.preprocessing import DecodedImage, preprocess
+from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 from mivhead.backbones.taps import Parts, Taps, check_taps, join, read_output
 from mivhead.features import Features
 from mivhead.head.blocks import derive_presets
-from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 _CHUNK = 4  # images per forward pass on a CPU: keeps activations in the processor's cache
 

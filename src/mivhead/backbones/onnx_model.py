@@ -17,17 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mivhead._files import replacing
-from mivhead._optional import need
-from mivhead._schema import from_json, parse_json, to_json
-from mivhead._threads import useful_threads
+from mivhead._util.files import replacing
+from mivhead._util.optional import need
+from mivhead._util.schema import from_json, parse_json, to_json
+from mivhead._util.threads import useful_threads
 from mivhead.backbones.base import Identity
 from mivhead.backbones.preprocessing import DecodedImage, preprocess
+from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 from mivhead.backbones.taps import Parts, join, read_output
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.head.blocks import derive_presets
-from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 EXTRA = "onnx"
 METADATA_KEY = "mivhead"

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from mivhead.backbones.preset import Preprocessing
 from mivhead.errors import InputError
-from mivhead.preset import Preprocessing
 
 if TYPE_CHECKING:
     from torch import Tensor

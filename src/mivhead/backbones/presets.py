@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mivhead.preset import BlockPreset, Preprocessing, Preset
+from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 
 # Measured: docs/results/presets.md. Pooled candidates in addition to the native maps did not help.
 _EFFICIENTNET_LITE0 = Preset(

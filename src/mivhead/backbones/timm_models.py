@@ -26,14 +26,14 @@ from urllib.request import getproxies
 import torch
 from torch import Tensor, nn
 
-from mivhead._optional import need
+from mivhead._util.optional import need
 from mivhead.backbones.checkpoints import load_exactly, read_tensors, state_hash
 from mivhead.backbones.efficientnet_lite import fold_batchnorm
 from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, hooked, suggest_blocks
+from mivhead.backbones.preset import Preprocessing, Preset
 from mivhead.backbones.presets import PAPER
 from mivhead.backbones.taps import Parts, check_taps
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.preset import Preprocessing, Preset
 
 RANDOM = "random"
 POOLED = "pooled"  # a tap: what the model's own classifier would see

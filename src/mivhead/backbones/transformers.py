@@ -23,13 +23,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from mivhead._optional import need
-from mivhead._schema import parse_json
+from mivhead._util.optional import need
+from mivhead._util.schema import parse_json
 from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, suggest_blocks
+from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 from mivhead.backbones.presets import PAPER
 from mivhead.backbones.taps import Parts, Taps, check_taps
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.preset import BlockPreset, Preprocessing, Preset
 
 SCHEME = "hf:"
 POOLED = "pooled"  # a tap

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit, urlunsplit
 
-from mivhead._optional import need
+from mivhead._util.optional import need
 from mivhead.errors import InputError, NotAvailableError
 
 if TYPE_CHECKING:

@@ -25,11 +25,11 @@ from PIL import Image
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from mivhead import _schema
+from mivhead._util import schema as _schema
 from mivhead.backbones.base import Identity
+from mivhead.backbones.preset import Preset
 from mivhead.errors import InputError
 from mivhead.features import Features
-from mivhead.preset import Preset
 
 PROTOCOL = 1
 BACKBONE_PATH = "/v1/backbone"

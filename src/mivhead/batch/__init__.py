@@ -7,7 +7,7 @@ on a Ray cluster, and written as Parquet files that appear when they are complet
 
 from typing import TYPE_CHECKING
 
-from mivhead._lazy import lazy
+from mivhead._util.lazy import lazy
 
 if TYPE_CHECKING:
     from mivhead.batch.job import JobResult as JobResult

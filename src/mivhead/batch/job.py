@@ -14,9 +14,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from mivhead._optional import need
-from mivhead._progress import progress_bar
-from mivhead._threads import available_cores
+from mivhead._util.optional import need
+from mivhead._util.progress import progress_bar
+from mivhead._util.threads import available_cores
 from mivhead.batch import places
 from mivhead.batch.output import FORMAT, Job, Mark, Output
 from mivhead.batch.places import EXTRA
@@ -25,7 +25,7 @@ from mivhead.batch.work import ERROR, Extracting, Failed, Predicting, hash_file
 from mivhead.errors import ImageError, InputError, NotAvailableError
 
 if TYPE_CHECKING:
-    from mivhead.benchmark.executors import Executor
+    from mivhead.executors import Executor
 
 CHUNK = 32  # rows that are read, decoded and computed at a time
 PART_ROWS = 4096  # predictions of a part
@@ -297,7 +297,7 @@ def _checked(shards: Iterator[Shard], work: Predicting | Extracting) -> Iterator
 def _executor(workers: int, ray: str | bool) -> Executor | None:
     if not workers and not ray:
         return None
-    from mivhead.benchmark.executors import make_executor
+    from mivhead.executors import make_executor
 
     if workers and ray:
         raise InputError("On a Ray cluster, the cluster decides about workers: omit --workers.")
@@ -353,7 +353,7 @@ def _marks(
         for call in calls:
             yield call.run(threads or available_cores(), advance)
         return
-    from mivhead.benchmark.executors import Died
+    from mivhead.executors import Died
 
     deaths: dict[int, int] = {}
     again: list[ShardCall] = []

@@ -18,9 +18,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from mivhead._files import locked
-from mivhead._optional import need
-from mivhead._schema import from_json, parse_json, to_json
+from mivhead._util.files import locked
+from mivhead._util.optional import need
+from mivhead._util.schema import from_json, parse_json, to_json
 from mivhead.batch import places
 from mivhead.batch.places import EXTRA, Folder
 from mivhead.batch.sources import Shard

@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
-from mivhead._files import replacing
-from mivhead._optional import need
+from mivhead._util.files import replacing
+from mivhead._util.optional import need
 from mivhead.errors import ImageError, InputError, MivError, NotAvailableError
 from mivhead.images.decoding import read_capped, read_file
 from mivhead.images.imageset import is_litter, natural_key

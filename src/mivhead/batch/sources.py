@@ -22,7 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
-from mivhead._optional import need
+from mivhead._util.optional import need
 from mivhead.batch import places
 from mivhead.errors import ImageError, InputError, NotAvailableError
 from mivhead.images.decoding import read_capped

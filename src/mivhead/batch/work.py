@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from mivhead._files import is_exported
-from mivhead._optional import need
+from mivhead._util.files import is_exported
+from mivhead._util.optional import need
 from mivhead.batch.places import EXTRA
 from mivhead.errors import InputError
 from mivhead.images.decoding import load_image
 from mivhead.images.imageset import from_images
-from mivhead.prediction import Prediction, predictions
+from mivhead.model.prediction import Prediction, predictions
 
 if TYPE_CHECKING:
-    from mivhead._exported import ExportedClassifier
     from mivhead.backbones.base import Backbone
     from mivhead.features import FeatureTable
-    from mivhead.fewshot import FewShotClassifier
+    from mivhead.model.exported import ExportedClassifier
+    from mivhead.model.fewshot import FewShotClassifier
 
 # Large JPEGs are decoded at a fraction of their size, at least this many times the backbone's. That
 # is three times as fast at 12 megapixels and moves probabilities by less than 0.01
@@ -132,7 +132,7 @@ class Predicting:
 
     def compute(self, contents: Sequence[Any]) -> list[Prediction]:
         """Predict pictures or features."""
-        from mivhead._exported import ExportedClassifier
+        from mivhead.model.exported import ExportedClassifier
 
         model = self.loaded
         decision: dict[str, Any] = dict(self.decision)
@@ -302,10 +302,10 @@ def _load_model(work: Predicting) -> FewShotClassifier | ExportedClassifier:
     if hash_file(path) != work.sha256:
         raise InputError(f"{path} is not the model file that the job was started with.")
     if is_exported(path):
-        from mivhead._exported import ExportedClassifier
+        from mivhead.model.exported import ExportedClassifier
 
         return ExportedClassifier(path, threads=work.threads, verbose=False)
-    from mivhead.model_file import load
+    from mivhead.model.file import load
 
     model = load(path, backbone=work.backbone, weights=work.weights, device=work.device)
     model.verbose = False

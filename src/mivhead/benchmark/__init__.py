@@ -11,7 +11,7 @@ classes from everything else.
 
 from typing import TYPE_CHECKING
 
-from mivhead._lazy import lazy
+from mivhead._util.lazy import lazy
 
 if TYPE_CHECKING:
     from mivhead.benchmark.config import BackboneConfig as BackboneConfig
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from mivhead.benchmark.config import RunConfig as RunConfig
     from mivhead.benchmark.config import load_config as load_config
     from mivhead.benchmark.config import read_config as read_config
-    from mivhead.benchmark.executors.local import LocalExecutor as LocalExecutor
     from mivhead.benchmark.report import write_report as write_report
     from mivhead.benchmark.results import Result as Result
     from mivhead.benchmark.results import read_results as read_results
@@ -29,12 +28,13 @@ if TYPE_CHECKING:
     from mivhead.benchmark.samplers import sample_tasks as sample_tasks
     from mivhead.benchmark.tasks import Task as Task
     from mivhead.benchmark.tasks import TaskSet as TaskSet
+    from mivhead.executors.local import LocalExecutor as LocalExecutor
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
         "config": "BackboneConfig MethodConfig RunConfig load_config read_config",
-        "executors.local": "LocalExecutor",
+        "mivhead.executors.local": "LocalExecutor",
         "report": "write_report",
         "results": "Result read_results",
         "runner": "Place run",

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from mivhead._schema import from_json, to_json
+from mivhead._util.schema import from_json, to_json
 from mivhead.backbones import DEFAULT_BACKBONE
+from mivhead.backbones.preset import ViewsRule
 from mivhead.benchmark.samplers import Protocol as SamplingProtocol
 from mivhead.datasets.catalogue import paper_size
 from mivhead.errors import InputError, check_one_of
 from mivhead.head.recipe import resolve_recipe
 from mivhead.methods.registry import get_method, make_method
-from mivhead.preset import ViewsRule
 
 ABOUT = "about"  # a table of a TOML file that describes it (`describe_table`)
 PRESET_VIEWS = "preset"  # instead of a maximum number of views

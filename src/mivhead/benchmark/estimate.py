@@ -20,7 +20,6 @@ import torch
 from mivhead.backbones.base import Backbone
 from mivhead.benchmark.clock import Clock
 from mivhead.benchmark.config import BackboneConfig, MethodConfig, RunConfig
-from mivhead.benchmark.executors.local import one_thread
 from mivhead.benchmark.gflops import count, measure_backbone
 from mivhead.benchmark.inputs import Inputs, ViewLimit, plain_features
 from mivhead.benchmark.runner import view_rule
@@ -28,6 +27,7 @@ from mivhead.benchmark.samplers import LeftOut, Protocol, sample_tasks
 from mivhead.datasets.catalogue import SETS, find_declared, paper_size
 from mivhead.datasets.sets import find_sets, open_set
 from mivhead.errors import MivError
+from mivhead.executors.local import one_thread
 from mivhead.extraction.cache import entry_size
 from mivhead.features import Features
 from mivhead.images.augmentation import views_per_image

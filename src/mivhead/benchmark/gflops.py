@@ -18,11 +18,11 @@ from typing import Any
 from PIL import Image
 
 from mivhead.backbones.base import Backbone
+from mivhead.backbones.preset import Preset
 from mivhead.features import Features
 from mivhead.methods.cost import BackboneWork, TaskSize, Work
 from mivhead.methods.miv import views_rule
 from mivhead.methods.registry import get_method, make_method
-from mivhead.preset import Preset
 
 GIGA = 1e9
 PAPER_GIGA = 2.0**30

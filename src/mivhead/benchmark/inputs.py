@@ -21,6 +21,7 @@ from PIL import Image
 from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone
 from mivhead.backbones.preprocessing import DecodedImage, to_picture
+from mivhead.backbones.preset import ViewsRule
 from mivhead.benchmark.clock import Clock, Seconds
 from mivhead.benchmark.config import BackboneConfig
 from mivhead.benchmark.tasks import Task
@@ -36,7 +37,6 @@ from mivhead.images.augmentation import (
     views_per_image,
 )
 from mivhead.images.imageset import ImageSet
-from mivhead.preset import ViewsRule
 
 CHUNK = 512  # images and views that one worker extracts at a time
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mivhead._readers import load_pixels, network_of
+from mivhead.backbones.preset import Preset
 from mivhead.benchmark.clock import Clock, Seconds
 from mivhead.benchmark.config import MethodConfig
 from mivhead.benchmark.gflops import count
@@ -30,7 +30,7 @@ from mivhead.features import Features
 from mivhead.images.augmentation import number_views
 from mivhead.methods.cost import BackboneWork, TaskSize
 from mivhead.methods.registry import get_method, make_method
-from mivhead.preset import Preset
+from mivhead.model.readers import load_pixels, network_of
 
 BINS = 15  # of confidence, equally wide
 MEMORY = "memory"

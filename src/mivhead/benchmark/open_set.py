@@ -6,7 +6,7 @@ once per task and judged by its usual scores, of which a larger one means "more 
 
 - `probability`: 1 minus the largest probability;
 - `energy`: minus the log of the sum of the exponentials of the logits;
-- `unknown`: the score of the decision rule (`mivhead.decision`), for `miv` and `miv-paper`;
+- `unknown`: the score of the decision rule (`mivhead.model.decision`), for `miv` and `miv-paper`;
 - `knn` and `mahalanobis`, of the method `features`: the distance of pooled features to the nearest
   shot, and to the nearest class mean under a shared covariance, which is shrunk.
 
@@ -27,19 +27,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead._progress import progress_bar
-from mivhead._schema import from_json
+from mivhead._util.progress import progress_bar
+from mivhead._util.schema import from_json
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.background import background_vectors
 from mivhead.backbones.base import Backbone
 from mivhead.benchmark.compare import calibration_error
-from mivhead.benchmark.executors import Died, Executor
-from mivhead.benchmark.executors.local import InlineExecutor
 from mivhead.benchmark.measuring import score as calibrate
 from mivhead.datasets.catalogue import groups_of
 from mivhead.datasets.sets import open_set
-from mivhead.decision import NONE, UNSURE, energy_of, softmax
 from mivhead.errors import InputError, NotAvailableError
+from mivhead.executors import Died, Executor
+from mivhead.executors.local import InlineExecutor
 from mivhead.extraction.cache import FeatureCache, open_cache
 from mivhead.extraction.pipeline import extract_table
 from mivhead.features import Features
@@ -47,7 +46,8 @@ from mivhead.images.augmentation import NO_VIEWS, number_views, views_per_image
 from mivhead.images.imageset import ImageSet
 from mivhead.methods.base import pooled, unit
 from mivhead.methods.registry import make_method
-from mivhead.prediction import predictions
+from mivhead.model.decision import NONE, UNSURE, energy_of, softmax
+from mivhead.model.prediction import predictions
 
 METHODS = ("miv", "miv-paper", "ncc", "logistic", "ridge", "knn")
 LEFT = 2  # classes of a set that stay unknown, at least

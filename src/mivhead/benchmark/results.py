@@ -24,8 +24,8 @@ from typing import IO, Any, NamedTuple, Self
 import numpy as np
 from filelock import FileLock, Timeout
 
-from mivhead._files import write_text
-from mivhead._schema import from_json, parse_json, to_json
+from mivhead._util.files import write_text
+from mivhead._util.schema import from_json, parse_json, to_json
 from mivhead._version import __version__
 from mivhead.benchmark.clock import Seconds
 from mivhead.benchmark.config import RunConfig, extend, read_config

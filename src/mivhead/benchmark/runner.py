@@ -16,12 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mivhead._readers import network_of
 from mivhead.backbones.base import Backbone
+from mivhead.backbones.preset import Preset
 from mivhead.benchmark.clock import Seconds
 from mivhead.benchmark.config import BackboneConfig, MethodConfig, RunConfig
-from mivhead.benchmark.executors import Died, Executor
-from mivhead.benchmark.executors.local import InlineExecutor, one_thread
 from mivhead.benchmark.gflops import measure_backbone
 from mivhead.benchmark.inputs import (
     Extraction,
@@ -41,11 +39,13 @@ from mivhead.benchmark.tasks import Task, TaskSet
 from mivhead.datasets.catalogue import paper_size
 from mivhead.datasets.sets import check_sets
 from mivhead.errors import InputError, MivError, NotAvailableError
+from mivhead.executors import Died, Executor
+from mivhead.executors.local import InlineExecutor, one_thread
 from mivhead.extraction.cache import DEFAULT_LIMIT, open_cache
 from mivhead.images.imageset import ImageSet
 from mivhead.methods.cost import BackboneWork
 from mivhead.methods.registry import make_method
-from mivhead.preset import Preset
+from mivhead.model.readers import network_of
 
 
 @dataclass(frozen=True)

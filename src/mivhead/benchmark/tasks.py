@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mivhead._files import write_text
-from mivhead._schema import from_json, parse_json, to_json
+from mivhead._util.files import write_text
+from mivhead._util.schema import from_json, parse_json, to_json
 from mivhead.errors import InputError
 
 FORMAT = 1

@@ -58,7 +58,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `miv app`."""
-    from mivhead._optional import need
+    from mivhead._util.optional import need
 
     for module in ("starlette", "uvicorn"):
         need(module, "serve")

@@ -146,7 +146,7 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 def _onnx_facts(args: argparse.Namespace) -> dict[str, Any]:
     from mivhead.backbones.onnx_model import candidates, image_input, read_graph, read_metadata
-    from mivhead.preset import Preprocessing
+    from mivhead.backbones.preset import Preprocessing
 
     model, sha256 = read_graph(args.name)
     source = image_input(model, args.name)
@@ -322,8 +322,8 @@ def _export(args: argparse.Namespace) -> float:
 
 def _tap(args: argparse.Namespace) -> None:
     from mivhead.backbones.onnx_model import image_input, read_graph
+    from mivhead.backbones.preset import Preprocessing
     from mivhead.export.backbone import tap_onnx
-    from mivhead.preset import Preprocessing
 
     if not args.outputs:
         raise InputError(

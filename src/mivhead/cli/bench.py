@@ -269,8 +269,8 @@ def run_run(args: argparse.Namespace) -> int:
     if args.output is None:
         raise InputError("Give a folder for the results with -o RUN.")
     from mivhead.benchmark import runner
-    from mivhead.benchmark.executors import make_executor
     from mivhead.benchmark.live import LiveView
+    from mivhead.executors import make_executor
 
     folder = Path(args.output)
     with runner.discard_if_failed(folder):
@@ -538,9 +538,9 @@ def run_open_set(args: argparse.Namespace) -> int:
     """Run the action."""
     options.prepare(args)
     from mivhead.benchmark import open_set
-    from mivhead.benchmark.executors import make_executor
     from mivhead.benchmark.samplers import Protocol
     from mivhead.datasets.sets import find_sets
+    from mivhead.executors import make_executor
 
     data = args.data or os.environ.get(DATA)
     if data is None:
@@ -659,7 +659,7 @@ def run_report(args: argparse.Namespace) -> int:
 
 def _report_open_set(args: argparse.Namespace, folder: Path) -> int:
     """Write the report of `miv bench open-set`."""
-    from mivhead._files import write_text
+    from mivhead._util.files import write_text
     from mivhead.benchmark.open_set import RESULTS, describe_open_set, read_open_set
 
     target = Path(args.output or folder / "report") / "report.md"

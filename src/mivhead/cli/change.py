@@ -16,8 +16,8 @@ from mivhead.cli.output import check_output, one_line, plural, print_json, repor
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
-    from mivhead._shots import Change
-    from mivhead.fewshot import FewShotClassifier
+    from mivhead.model.fewshot import FewShotClassifier
+    from mivhead.model.shots import Change
 
 ADD_EXAMPLES = """
 miv add birds.miv new/                 # new/robin/9.jpg, new/dunnock/1.jpg, ...
@@ -191,7 +191,7 @@ def _run(args: argparse.Namespace, change: Callable[[FewShotClassifier], Change]
         check_output(args.output, replaces="model")
     started = time.perf_counter()
     options.prepare(args)
-    from mivhead.model_file import changing
+    from mivhead.model.file import changing
 
     how = {"backbone": args.backbone, "weights": args.weights, "device": args.device}
     with changing(args.model, args.output, keep_old=not args.no_backup, **how) as model:

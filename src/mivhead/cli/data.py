@@ -64,7 +64,7 @@ def _add_check(actions: Any) -> None:
 
 def run_check(args: argparse.Namespace) -> int:
     """Run `miv data check`."""
-    from mivhead._progress import progress_bar
+    from mivhead._util.progress import progress_bar
     from mivhead.images.check import check_set
     from mivhead.images.sources import open_labelled
 
@@ -254,7 +254,7 @@ def _add_prepare(actions: Any) -> None:
 
 def run_prepare(args: argparse.Namespace) -> int:
     """Run `miv data prepare`."""
-    from mivhead._progress import progress_bar
+    from mivhead._util.progress import progress_bar
     from mivhead.datasets.prepare import prepare_set
 
     check_folder(Path(args.output).parent)

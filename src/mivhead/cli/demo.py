@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mivhead._optional import need
+from mivhead._util.optional import need
 from mivhead.cli import options
 from mivhead.cli.output import check_folder, interval, percent, print_json, seconds, size, table
 from mivhead.errors import InputError, NotAvailableError
@@ -17,9 +17,9 @@ from mivhead.errors import InputError, NotAvailableError
 if TYPE_CHECKING:
     from mivhead.diagnostics.demo_picture import Card
     from mivhead.features import FeatureTable
-    from mivhead.fewshot import FewShotClassifier
     from mivhead.images.imageset import ImageSet
-    from mivhead.prediction import Prediction
+    from mivhead.model.fewshot import FewShotClassifier
+    from mivhead.model.prediction import Prediction
 
 EXAMPLES = """
 miv demo
@@ -190,9 +190,9 @@ class _Demo:
 
     def fit(self) -> None:
         """Learn from the few images, as `miv fit` does."""
-        from mivhead.fewshot import FewShotClassifier
         from mivhead.images.augmentation import Augmentation
         from mivhead.images.sources import open_labelled, open_unlabelled
+        from mivhead.model.fewshot import FewShotClassifier
 
         self.say(f"\n2. Fit: learn {len(self.names)} classes from {self.scale.shots} images each.")
         started = time.perf_counter()
@@ -243,7 +243,7 @@ class _Demo:
 
     def save_and_load(self) -> None:
         """Write the model, read it back, and check that nothing changed."""
-        from mivhead.model_file import load
+        from mivhead.model.file import load
 
         path = self.folder / "digits.miv"
         self.classifier.save(path)
@@ -286,7 +286,7 @@ class _Demo:
         """Fit and score every method on the same tasks, sampled from all images of the demo."""
         import numpy as np
 
-        from mivhead._progress import progress_bar
+        from mivhead._util.progress import progress_bar
         from mivhead.benchmark.samplers import LeftOut, Protocol, sample_tasks
         from mivhead.features import Features
         from mivhead.images.imageset import ImageSet

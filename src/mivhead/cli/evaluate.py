@@ -29,9 +29,9 @@ from mivhead.cli.output import (
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
-    from mivhead._exported import ExportedClassifier
     from mivhead.diagnostics.evaluation import Evaluation, Score
-    from mivhead.fewshot import FewShotClassifier
+    from mivhead.model.exported import ExportedClassifier
+    from mivhead.model.fewshot import FewShotClassifier
 
 MAX_MATRIX = 15  # classes of a matrix that is readable as text
 MAX_CONFUSIONS = 15

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mivhead._files import is_exported
+from mivhead._util.files import is_exported
 from mivhead.cli import options
 from mivhead.cli.loading import kind_of, load_model
 from mivhead.cli.output import check_output, print_json, size

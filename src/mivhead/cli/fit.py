@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mivhead.diagnostics.cross_validation import CrossValidation
     from mivhead.ensemble.unlabelled import UnlabelledUse
     from mivhead.features import FeatureTable
-    from mivhead.fewshot import FewShotClassifier
+    from mivhead.model.fewshot import FewShotClassifier
 
 MAX_CLASSES = 30  # listed one by one
 MAX_WRONG = 100  # wrong shots, listed one by one

@@ -10,14 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mivhead._files import is_exported
+from mivhead._util.files import is_exported
 from mivhead.cli import options
 from mivhead.cli.loading import kind_of
 from mivhead.cli.output import plural, print_json, size, table
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
-    from mivhead._model_info import ModelInfo
+    from mivhead.model.info import ModelInfo
 
 EXAMPLES = """
 miv info birds.miv
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _model_facts(path: str) -> dict[str, Any]:
     from mivhead.images.imageset import natural_key
-    from mivhead.model_file import load, read_info
+    from mivhead.model.file import load, read_info
 
     model = load(path)  # checks every tensor
     description = read_info(path)
@@ -92,7 +92,7 @@ def _model_facts(path: str) -> dict[str, Any]:
 
 
 def _exported_facts(path: str) -> dict[str, Any]:
-    from mivhead._exported import ExportedClassifier
+    from mivhead.model.exported import ExportedClassifier
 
     model = ExportedClassifier(path)
     facts = _facts(path, model.info, model.shot_counts or {})

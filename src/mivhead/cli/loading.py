@@ -6,15 +6,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mivhead._files import METADATA_KEY, is_exported
-from mivhead._schema import parse_json
+from mivhead._util.files import METADATA_KEY, is_exported
+from mivhead._util.schema import parse_json
 from mivhead.cli import options
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
-    from mivhead._exported import ExportedClassifier
     from mivhead.features import FeatureTable
-    from mivhead.fewshot import FewShotClassifier
+    from mivhead.model.exported import ExportedClassifier
+    from mivhead.model.fewshot import FewShotClassifier
 
 
 FEATURES = (".safetensors", ".npz", ".npy", ".parquet")  # suffixes of files of features
@@ -29,7 +29,7 @@ def kind_of(path: str | Path) -> str | None:
     if not Path(path).is_file():
         return None
     if is_exported(path):
-        from mivhead._exported import ExportedClassifier
+        from mivhead.model.exported import ExportedClassifier
 
         try:
             ExportedClassifier(path)
@@ -69,7 +69,7 @@ def is_features(path: str | Path) -> bool:
 
 def load_model(path: str, args: argparse.Namespace) -> FewShotClassifier:
     """Read a model file; its backbone is loaded with the first image."""
-    from mivhead.model_file import load
+    from mivhead.model.file import load
 
     loaded = load(path, backbone=args.backbone, weights=args.weights, device=args.device)
     loaded.verbose = not args.quiet
@@ -86,7 +86,7 @@ def load_any_model(path: str, args: argparse.Namespace) -> FewShotClassifier | E
             raise InputError(f"{path} contains its backbone: omit --{name}.")
     if args.device not in (None, "cpu"):
         raise InputError(f"{path} is an exported model, which runs on the CPU: omit --device.")
-    from mivhead._exported import ExportedClassifier
+    from mivhead.model.exported import ExportedClassifier
 
     return ExportedClassifier(path, threads=args.threads, verbose=not args.quiet)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from mivhead._optional import explain_missing
+from mivhead._util.optional import explain_missing
 from mivhead._version import __version__
 from mivhead.cli import (
     app,

@@ -15,8 +15,8 @@ from mivhead.errors import InputError
 from mivhead.methods import METHODS
 
 if TYPE_CHECKING:
-    from mivhead._exported import ExportedClassifier
-    from mivhead.fewshot import FewShotClassifier
+    from mivhead.model.exported import ExportedClassifier
+    from mivhead.model.fewshot import FewShotClassifier
 
 LINE = 79  # characters; argparse does not wrap descriptions, for the sake of the examples
 CONSTANTS = {"true": True, "false": False, "none": None}
@@ -310,8 +310,8 @@ def add_training(parser: Parser) -> None:
 
 def classifier_from(args: argparse.Namespace) -> FewShotClassifier:
     """Make an unfitted classifier from the options of a command that takes labelled images."""
-    from mivhead.fewshot import FewShotClassifier
     from mivhead.images.augmentation import Augmentation
+    from mivhead.model.fewshot import FewShotClassifier
 
     given = {name: getattr(args, name, None) for name in ("method", "recipe")}
     return FewShotClassifier(

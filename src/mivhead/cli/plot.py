@@ -12,7 +12,7 @@ from mivhead.errors import InputError, check_one_of
 
 if TYPE_CHECKING:
     from mivhead.diagnostics.plots import Case
-    from mivhead.fewshot import FewShotClassifier
+    from mivhead.model.fewshot import FewShotClassifier
 
 TSNE_EXAMPLES = """
 miv plot tsne birds.miv new.jpg -o tsne.png

@@ -33,11 +33,11 @@ from mivhead.cli.output import (
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
-    from mivhead._exported import ExportedClassifier
     from mivhead.diagnostics.explanation import Explanation
-    from mivhead.fewshot import FewShotClassifier
     from mivhead.images.imageset import ImageSet, Skipped
-    from mivhead.prediction import Prediction
+    from mivhead.model.exported import ExportedClassifier
+    from mivhead.model.fewshot import FewShotClassifier
+    from mivhead.model.prediction import Prediction
 
 MAX_NAME = 24  # characters of a runner-up's name
 MAX_CLASSES = 30  # counted one by one
@@ -164,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
     _show(predictions, model.skipped_, args)
     if args.sort_into:
         from mivhead.cli.sorting import sort_images
-        from mivhead.decision import NONE, UNSURE
+        from mivhead.model.decision import NONE, UNSURE
 
         names = [str(name) for name in model.classes_.tolist()]
         names += [name for name in (UNSURE, NONE) if name not in names]
@@ -181,7 +181,7 @@ def _predict_to_page(
     model: FewShotClassifier | ExportedClassifier, images: ImageSet, args: argparse.Namespace
 ) -> list[Prediction]:
     """Predict and explain in one pass, and write the page."""
-    from mivhead._exported import ExportedClassifier
+    from mivhead.model.exported import ExportedClassifier
 
     if isinstance(model, ExportedClassifier):
         raise InputError("An exported model gives no reasons: --html needs a model of `miv fit`.")
@@ -284,7 +284,7 @@ def _show(
     else:
         text = _as_table(predictions, args.top) + "\n"
     if args.output:
-        from mivhead._files import write_text
+        from mivhead._util.files import write_text
 
         write_text(args.output, text, errors)
         _tell(args, f"Wrote {plural(len(predictions), 'prediction')} to {args.output}.")

@@ -72,7 +72,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `miv serve`."""
     serving.check_options(args)
-    from mivhead._files import is_exported
+    from mivhead._util.files import is_exported
     from mivhead.service.label_studio import LabelStudio
     from mivhead.service.models import ModelLoader, name_files
 

@@ -82,7 +82,7 @@ def add_options(parser: options.Parser) -> None:
 
 def check_options(args: argparse.Namespace) -> ApiKeys | None:
     """Return the keys, and refuse a server that is open to everyone unless it is asked for."""
-    from mivhead._optional import need
+    from mivhead._util.optional import need
 
     for module in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
         need(module, "serve")

@@ -13,7 +13,7 @@ from mivhead.cli.output import check_output, plural, print_json, table
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
-    from mivhead.fewshot import FewShotClassifier
+    from mivhead.model.fewshot import FewShotClassifier
 
 EXAMPLES = """
 miv suggest unlabelled/ -n 20                 # no model yet: typical, different images
@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
         check_output(args.html)
     options.prepare(args)
     from mivhead.diagnostics.suggestion import labels_for, suggest
-    from mivhead.fewshot import FewShotClassifier
     from mivhead.images.sources import open_unlabelled
+    from mivhead.model.fewshot import FewShotClassifier
 
     model: FewShotClassifier | None = None
     if kind_of(args.images[0]) == "model":

@@ -6,7 +6,7 @@ prepare its download, add it to `catalogue.py` and a function to `downloads.py`.
 
 from typing import TYPE_CHECKING
 
-from mivhead._lazy import lazy
+from mivhead._util.lazy import lazy
 
 if TYPE_CHECKING:
     from mivhead.datasets.bundled import write_bundled as write_bundled

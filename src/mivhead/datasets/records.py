@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mivhead._schema import parse_json
+from mivhead._util.schema import parse_json
 from mivhead.errors import ImageError, InputError, check_one_of
 from mivhead.images.decoding import MAX_FILE_BYTES
 from mivhead.images.imageset import ImageSet, ImageSource, normal

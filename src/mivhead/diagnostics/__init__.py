@@ -14,7 +14,7 @@
 
 from typing import TYPE_CHECKING
 
-from mivhead._lazy import lazy
+from mivhead._util.lazy import lazy
 
 if TYPE_CHECKING:
     from mivhead.diagnostics.attention import BlockAttention as BlockAttention

@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
 
-from mivhead._progress import progress_bar
+from mivhead._util.progress import progress_bar
 from mivhead.classifier import FeatureClassifier, MIVClassifier
-from mivhead.decision import softmax
 from mivhead.diagnostics.evaluation import Mistake, Score, mistakes_table, summarise
 from mivhead.errors import InputError
 from mivhead.features import FeatureTable
+from mivhead.model.decision import softmax
 
 FOLDS = 5
 

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mivhead._shots import Shots
 from mivhead.classifier import MIVClassifier
 from mivhead.diagnostics.attention import explain
 from mivhead.diagnostics.pictures import overlay, save_figure, square
 from mivhead.features import FeatureTable
 from mivhead.images.decoding import load_image
-from mivhead.prediction import Prediction
+from mivhead.model.prediction import Prediction
+from mivhead.model.shots import Shots
 
 # Lengths are in inches from the upper left corner of the page.
 WIDTH, MARGIN = 15.0, 0.5

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead.decision import NONE, Thresholds
 from mivhead.errors import ImageError, InputError
 from mivhead.images.imageset import ImageSet, Skipped, check_images
 from mivhead.images.sources import open_labelled
+from mivhead.model.decision import NONE, Thresholds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mivhead._exported import ExportedClassifier
     from mivhead.features import FeatureTable
-    from mivhead.fewshot import FewShotClassifier
-    from mivhead.prediction import Prediction
+    from mivhead.model.exported import ExportedClassifier
+    from mivhead.model.fewshot import FewShotClassifier
+    from mivhead.model.prediction import Prediction
 
 MAX_NAMED = 5  # classes that an error lists
 MAX_ROWS = 50  # of a table in a notebook
@@ -450,7 +450,7 @@ def _shots_in_table(model: FewShotClassifier | ExportedClassifier, table: Featur
     shots = getattr(model, "shots_", None)
     if shots is None:
         return set()
-    from mivhead._shots import digests
+    from mivhead.model.shots import digests
 
     known = {*shots.hashes, *digests(shots.features)}
     hashes = getattr(table, "hashes", None) or digests(table.features)

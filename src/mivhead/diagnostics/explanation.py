@@ -21,10 +21,10 @@ from mivhead.diagnostics.attention import explain as attention_of
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.errors import InputError
 from mivhead.features import Features, FeatureTable
-from mivhead.fewshot import FewShotClassifier
 from mivhead.images.imageset import ImageSet
 from mivhead.images.sources import as_image_set
-from mivhead.prediction import Prediction
+from mivhead.model.fewshot import FewShotClassifier
+from mivhead.model.prediction import Prediction
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -24,16 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mivhead._files import write_text
-from mivhead._shots import Shots
+from mivhead._util.files import write_text
 from mivhead._version import __version__
-from mivhead.decision import NONE, UNSURE
 from mivhead.diagnostics.cross_validation import CrossValidation
 from mivhead.diagnostics.explanation import CloseShot, Explanation
 from mivhead.diagnostics.pictures import overlay
 from mivhead.diagnostics.suggestion import Suggestion, labels_for
 from mivhead.images.decoding import load_image
 from mivhead.images.imageset import ImageSet
+from mivhead.model.decision import NONE, UNSURE
+from mivhead.model.shots import Shots
 
 SIDE, SHOT_SIDE = 192, 72  # pixels of the longer side of an image, and of a shot
 QUALITY = 72  # of JPEG

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from mivhead._optional import need
+from mivhead._util.optional import need
 from mivhead.errors import InputError, NotAvailableError
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from mivhead.diagnostics.tsne import (
 )
 from mivhead.errors import InputError, check_one_of
 from mivhead.extraction.pipeline import LoadedImage
-from mivhead.fewshot import FewShotClassifier
 from mivhead.images.decoding import load_image
 from mivhead.images.imageset import ImageSet
 from mivhead.images.sources import as_image_set, open_labelled
+from mivhead.model.fewshot import FewShotClassifier
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mivhead._optional import need
+from mivhead._util.optional import need
 from mivhead.diagnostics.pictures import INK, PALE, overlay, square
 from mivhead.images.decoding import load_image
 

@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead.decision import NONE
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.errors import InputError
 from mivhead.features import Features, FeatureTable
-from mivhead.fewshot import FewShotClassifier
 from mivhead.images.sources import as_image_set
+from mivhead.model.decision import NONE
+from mivhead.model.fewshot import FewShotClassifier
 
 NEIGHBOURS = 20  # that typicality is measured on
 DUPLICATE = 0.985  # cosine of mean vectors above which two images are nearly the same

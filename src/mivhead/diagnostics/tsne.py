@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mivhead._readers import load_pixels
 from mivhead.classifier import MIVClassifier
 from mivhead.diagnostics.pictures import INK, PALE, new_figure, save_figure
 from mivhead.errors import InputError
 from mivhead.features import Features
-from mivhead.fewshot import FewShotClassifier
 from mivhead.head.cap import CrossAttentionPooling, Projected
 from mivhead.images.imageset import ImageSet
 from mivhead.methods import method_name
 from mivhead.methods.base import class_means, pooled
 from mivhead.methods.tuning.base import PREDICTED, TuningClassifier, embed
+from mivhead.model.fewshot import FewShotClassifier
+from mivhead.model.readers import load_pixels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mivhead._optional import need
+from mivhead._util.optional import need
 from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone, LazyBackbone
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.onnx_model import EXTRA, add_outputs, read_graph, write_graph, write_metadata
+from mivhead.backbones.preset import Preprocessing, Preset
 from mivhead.errors import InputError
 from mivhead.features import Features
-from mivhead.preset import Preprocessing, Preset
 
 OPSET = 18
 

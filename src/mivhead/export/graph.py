@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead._optional import need
+from mivhead._util.optional import need
 
 EXTRA = "onnx"
 OPSET = 13  # the oldest whose operations are used here

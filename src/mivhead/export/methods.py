@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mivhead.classifier import MIVClassifier
-from mivhead.decision import FAR, USUAL_FAR, DecisionRule
 from mivhead.errors import InputError
 from mivhead.export.graph import Graph, Value
 from mivhead.export.head import array, head_logits, mean_vector, pooled
@@ -28,6 +27,7 @@ from mivhead.methods.ridge import RidgeRegression
 from mivhead.methods.svm import SupportVectors
 from mivhead.methods.tip_adapter import TipAdapter
 from mivhead.methods.user import UserMethod
+from mivhead.model.decision import FAR, USUAL_FAR, DecisionRule
 
 
 def logits(graph: Graph, features: Mapping[str, Value], classifier: Any) -> Value:
@@ -77,7 +77,7 @@ def scaled(features: Mapping[str, Value], classifier: Any) -> dict[str, Value]:
 def unknown(
     scores: Value, features: Mapping[str, Value], classifier: Any, rule: DecisionRule
 ) -> Value:
-    """Score (n, 1) of how unlike the shots an image is; see `mivhead.decision`."""
+    """Score (n, 1) of how unlike the shots an image is; see `mivhead.model.decision`."""
     vectors = mean_vector(*_deepest(features, classifier))
     if rule.other is not None:  # the energy is that of the named classes
         hidden = np.zeros(len(classifier.classes_), np.float32)

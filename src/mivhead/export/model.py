@@ -17,7 +17,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mivhead._exported import (
+from mivhead._util.files import replacing
+from mivhead._util.optional import need
+from mivhead._version import __version__
+from mivhead.backbones.base import Backbone, LazyBackbone
+from mivhead.backbones.joint import JointBackbone
+from mivhead.backbones.module import ModuleBackbone
+from mivhead.backbones.onnx_model import OnnxBackbone, add_outputs, image_input, read_graph
+from mivhead.backbones.preprocessing import normalise, to_pixels
+from mivhead.backbones.preset import Preprocessing
+from mivhead.backbones.taps import MAX_PREFIX
+from mivhead.errors import InputError, NotAvailableError
+from mivhead.export.backbone import module_graph, trace
+from mivhead.export.graph import EXTRA, OPSET, Graph, Value
+from mivhead.export.methods import logits, scaled, unit, unknown
+from mivhead.export.storage import Storage, store
+from mivhead.features import Features
+from mivhead.images.imageset import from_images
+from mivhead.methods.registry import Classifier, method_name
+from mivhead.methods.tuning.base import TEMPERATURE, TuningClassifier
+from mivhead.model.decision import DecisionRule
+from mivhead.model.exported import (
     CHECKSUM_KEY,
     FORMAT,
     KIND,
@@ -29,29 +49,9 @@ from mivhead._exported import (
     Session,
     with_checksum,
 )
-from mivhead._files import replacing
-from mivhead._optional import need
-from mivhead._readers import PixelReader
-from mivhead._version import __version__
-from mivhead.backbones.base import Backbone, LazyBackbone
-from mivhead.backbones.joint import JointBackbone
-from mivhead.backbones.module import ModuleBackbone
-from mivhead.backbones.onnx_model import OnnxBackbone, add_outputs, image_input, read_graph
-from mivhead.backbones.preprocessing import normalise, to_pixels
-from mivhead.backbones.taps import MAX_PREFIX
-from mivhead.decision import DecisionRule
-from mivhead.errors import InputError, NotAvailableError
-from mivhead.export.backbone import module_graph, trace
-from mivhead.export.graph import EXTRA, OPSET, Graph, Value
-from mivhead.export.methods import logits, scaled, unit, unknown
-from mivhead.export.storage import Storage, store
-from mivhead.features import Features
-from mivhead.fewshot import FewShotClassifier
-from mivhead.images.imageset import from_images
-from mivhead.methods.registry import Classifier, method_name
-from mivhead.methods.tuning.base import TEMPERATURE, TuningClassifier
-from mivhead.model_file import info_of
-from mivhead.preset import Preprocessing
+from mivhead.model.fewshot import FewShotClassifier
+from mivhead.model.file import info_of
+from mivhead.model.readers import PixelReader
 
 RESIZE_OPSET = 18  # the first with antialiased resizing
 MAX_BYTES = 2**31 - 2**20  # a protobuf message has less than 2 GiB

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead._optional import need
+from mivhead._util.optional import need
 
 Storage: TypeAlias = Literal["float32", "half", "int8"]
 

@@ -12,13 +12,13 @@ import shutil
 from importlib.resources import files
 from pathlib import Path
 
-from mivhead._exported import ExportedClassifier
-from mivhead._files import write_text
+from mivhead._util.files import write_text
 from mivhead._version import __version__
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.export.model import Export, export_model
 from mivhead.export.storage import Storage
-from mivhead.fewshot import FewShotClassifier
+from mivhead.model.exported import ExportedClassifier
+from mivhead.model.fewshot import FewShotClassifier
 
 PAGE = ("index.html", "palette.css", "page.css", "page.js", "resize.js")
 RUNTIME = ("ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")

@@ -6,7 +6,7 @@ Python API and the benchmark use them.
 
 from typing import TYPE_CHECKING
 
-from mivhead._lazy import lazy
+from mivhead._util.lazy import lazy
 
 if TYPE_CHECKING:
     from mivhead.extraction.cache import CacheInfo as CacheInfo

@@ -25,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from mivhead._progress import progress_bar
-from mivhead._threads import useful_threads
+from mivhead._util.progress import progress_bar
+from mivhead._util.threads import useful_threads
 from mivhead.backbones.base import Backbone
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.extraction.cache import PICTURE, CacheKeys, FeatureCache, Parts, content_hash

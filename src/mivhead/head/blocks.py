@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from mivhead.backbones.preset import BlockPreset, Preset, replace_in_blocks
 from mivhead.errors import InputError
 from mivhead.features import Block, Features
-from mivhead.preset import BlockPreset, Preset, replace_in_blocks
 
 HEAD_WIDTH = 64  # channels per attention head that the paper aims at
 SMALLEST_POOL = 3  # side of the smallest pooled map
@@ -151,7 +151,7 @@ def resolve_blocks(
         Only their shapes matter.
     preset : Preset, sequence of BlockPreset, mapping or None, default=None
         The settings. None derives them from the shapes; a mapping holds fields of `BlockPreset` to
-        replace in the derived settings (see `mivhead.preset.replace_in_blocks`).
+        replace in the derived settings (see `mivhead.backbones.preset.replace_in_blocks`).
 
     Returns
     -------

@@ -1,8 +1,8 @@
 """The recipe: how a head is trained and combined, the only place where these values are set.
 
 The constants of the ridge experts and of stacking are in `mivhead.ensemble`. What belongs to a
-backbone is a `Preset` (`mivhead.preset`); what follows from it for a block of some shape is in
-`mivhead.head.blocks`.
+backbone is a `Preset` (`mivhead.backbones.preset`); what follows from it for a block of some
+shape is in `mivhead.head.blocks`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from mivhead._schema import check_types, from_json, to_json
+from mivhead._util.schema import check_types, from_json, to_json
+from mivhead.backbones.preset import ViewsRule
 from mivhead.errors import InputError, check_one_of
-from mivhead.preset import ViewsRule
 
 
 @dataclass(frozen=True)

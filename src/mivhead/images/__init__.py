@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from mivhead._lazy import lazy
+from mivhead._util.lazy import lazy
 
 if TYPE_CHECKING:
     from mivhead.images.augmentation import Augmentation as Augmentation

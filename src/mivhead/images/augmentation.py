@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
+from mivhead.backbones.preset import ViewsRule
 from mivhead.errors import InputError, check_one_of
-from mivhead.preset import ViewsRule
 
 Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from mivhead._schema import from_json, split_tensors
+from mivhead._util.schema import from_json, split_tensors
 from mivhead.classifier import FeatureClassifier
 from mivhead.errors import InputError
 from mivhead.features import Features, SupportSet, layout_to_json, read_layout

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from mivhead.backbones.preset import BlockPreset, Preset, ViewsRule, replace_in_blocks
 from mivhead.classifier import MIVClassifier
 from mivhead.ensemble.descriptors import COMPONENTS, ITERATIONS, OVERSAMPLING
 from mivhead.ensemble.ridge import expected_shapes
@@ -23,7 +24,6 @@ from mivhead.head.blocks import BlockConfig, resolve_blocks, spans_of
 from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
 from mivhead.methods.cost import BACKWARD, BackboneWork, TaskSize, Work
 from mivhead.methods.registry import get_method
-from mivhead.preset import BlockPreset, Preset, ViewsRule, replace_in_blocks
 
 AnyPreset: TypeAlias = "Preset | Sequence[BlockPreset] | Mapping[str, Any] | None"
 

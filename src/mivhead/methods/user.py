@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mivhead._schema import from_json, split_tensors
+from mivhead._util.schema import from_json, split_tensors
 from mivhead.classifier import FeatureClassifier
 from mivhead.errors import InputError
 from mivhead.features import Features, SupportSet

@@ -18,7 +18,7 @@ describes all of them.
 
 from typing import TYPE_CHECKING
 
-from mivhead._lazy import lazy
+from mivhead._util.lazy import lazy
 
 if TYPE_CHECKING:
     from mivhead.service.application import create_app as create_app

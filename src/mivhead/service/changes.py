@@ -22,8 +22,8 @@ from mivhead.service.protection import Refusal
 from mivhead.service.requests import read_json, read_request
 
 if TYPE_CHECKING:
-    from mivhead._shots import Change
-    from mivhead.fewshot import FewShotClassifier
+    from mivhead.model.fewshot import FewShotClassifier
+    from mivhead.model.shots import Change
 
 MAX_LABEL = 200  # characters
 

@@ -23,7 +23,7 @@ from mivhead.service.protection import Limits
 from mivhead.service.requests import Upload
 
 if TYPE_CHECKING:
-    from mivhead.prediction import Prediction
+    from mivhead.model.prediction import Prediction
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from mivhead._optional import need
+from mivhead._util.optional import need
 from mivhead.errors import ImageError, InputError, NotAvailableError
 from mivhead.service.engine import Engine, Unreadable
 from mivhead.service.models import ServedModel

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
-from mivhead._exported import ExportedClassifier
-from mivhead._load import load
-from mivhead.decision import Calibration
 from mivhead.diagnostics.evaluation import Score
 from mivhead.errors import InputError, MivError
+from mivhead.model.decision import Calibration
+from mivhead.model.exported import ExportedClassifier
+from mivhead.model.load import load
 from mivhead.service.protection import Refusal
 
 if TYPE_CHECKING:
     from mivhead.backbones.base import Backbone
-    from mivhead.fewshot import FewShotClassifier
-    from mivhead.prediction import Prediction
+    from mivhead.model.fewshot import FewShotClassifier
+    from mivhead.model.prediction import Prediction
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class ModelLoader:
     @contextmanager
     def changing(self, path: Path) -> Iterator[FewShotClassifier]:
         """Load a model, let it be changed, and save it, as `mivhead.changing` does."""
-        from mivhead.model_file import changing
+        from mivhead.model.file import changing
 
         with changing(path, **self._options) as model:
             model.verbose = False

@@ -15,7 +15,7 @@ from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from mivhead._schema import parse_json
+from mivhead._util.schema import parse_json
 from mivhead.errors import InputError
 from mivhead.service.protection import Limits, Refusal
 

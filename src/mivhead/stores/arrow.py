@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mivhead._optional import need
+from mivhead._util.optional import need
 from mivhead.stores.base import Array, Stacker
 
 

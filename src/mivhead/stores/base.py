@@ -20,7 +20,7 @@ from urllib.parse import unquote
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead._schema import from_json, parse_json, to_json
+from mivhead._util.schema import from_json, parse_json, to_json
 from mivhead.errors import InputError, check_one_of
 from mivhead.features import Features, FeatureTable
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mivhead._optional import need
+from mivhead._util.optional import need
 from mivhead.errors import InputError, MivError
 from mivhead.stores.arrow import from_arrow, is_vector, to_arrow
 from mivhead.stores.base import (

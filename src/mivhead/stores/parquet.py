@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mivhead._files import replacing
-from mivhead._optional import need
+from mivhead._util.files import replacing
+from mivhead._util.optional import need
 from mivhead.errors import InputError, MivError
 from mivhead.features import FeatureTable
 from mivhead.stores.arrow import from_arrow, is_vector, to_arrow

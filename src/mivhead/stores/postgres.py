@@ -14,7 +14,7 @@ from urllib.parse import urlencode, urlsplit
 
 import numpy as np
 
-from mivhead._optional import need
+from mivhead._util.optional import need
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.stores.base import (
     ID,

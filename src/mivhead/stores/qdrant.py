@@ -17,7 +17,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 import numpy as np
 
-from mivhead._optional import need
+from mivhead._util.optional import need
 from mivhead.errors import InputError, MivError, NotAvailableError
 from mivhead.stores.base import (
     ID,

@@ -229,7 +229,7 @@ def test_divergence_is_an_error() -> None:
 def test_features_cannot_be_given_to_a_tuned_model() -> None:
     classifier = fitted("finetune")
     with pytest.raises(InputError, match="it needs images, not features"):
-        classifier.classify(classifier.extract(mivhead.fewshot.as_image_set(digits(1)[0])))
+        classifier.classify(classifier.extract(mivhead.model.fewshot.as_image_set(digits(1)[0])))
 
 
 def test_other_taps_are_part_of_the_identity(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from PIL import Image
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from mivhead._readers import network_of
 from mivhead.backbones import load_backbone
 from mivhead.methods import METHODS, make_method
 from mivhead.methods.tuning.base import chunk_size
+from mivhead.model.readers import network_of
 from tests.helpers.small_networks import digits, network, resnet, vit
 
 TUNERS = tuple(name for name, method in METHODS.items() if method.needs == "images")

@@ -168,7 +168,7 @@ def test_training_lowers_the_loss_on_real_images() -> None:
 
 @pytest.mark.parametrize("name", ["timm:resnet26", "resnet18"])
 def test_timms_resnets_start_from_unfolded_weights(name: str) -> None:
-    from mivhead._readers import network_of
+    from mivhead.model.readers import network_of
 
     quick = load_backbone(name, weights="random", device="cpu", dtype="float32")
     net = network_of(quick, "tsa")
@@ -191,9 +191,9 @@ def test_only_plain_resnets_are_adapted() -> None:
 
 
 def test_adapters_behind_the_tap_are_left_out() -> None:
-    from mivhead._readers import network_of
     from mivhead.backbones import from_module
-    from mivhead.preset import Preprocessing
+    from mivhead.backbones.preset import Preprocessing
+    from mivhead.model.readers import network_of
 
     early = from_module(
         resnet(), ["layer3"], name="early", preprocessing=Preprocessing(size=32), device="cpu"

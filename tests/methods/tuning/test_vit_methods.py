@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from mivhead import FewShotClassifier
-from mivhead._readers import network_of
 from mivhead.backbones import load_backbone
 from mivhead.errors import InputError
 from mivhead.methods import make_method
@@ -21,6 +20,7 @@ from mivhead.methods.tuning.ett import (
     _attended,
     find_vit,
 )
+from mivhead.model.readers import network_of
 from tests.helpers.small_networks import backbone, digits, network, resnet, train_vit, vit
 
 

@@ -7,7 +7,7 @@ from dataclasses import astuple, fields
 from pathlib import Path
 from typing import TypeVar
 
-from mivhead._files import replacing, write_text
+from mivhead._util.files import replacing, write_text
 from mivhead.benchmark.compare import Comparison, compare, compare_columns
 from mivhead.benchmark.config import ComparisonConfig
 from mivhead.benchmark.report import accuracy, charts, costs

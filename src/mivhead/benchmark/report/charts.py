@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mivhead._optional import need
+from mivhead._util.optional import need
 from mivhead.benchmark.compare import Comparison, merge_bins
 from mivhead.benchmark.report.accuracy import Series, reference, set_title
 from mivhead.benchmark.report.costs import costliest, latency

@@ -23,8 +23,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mivhead._progress import progress_bar
-from mivhead._schema import check_tensors, split_tensors
+from mivhead._util.progress import progress_bar
+from mivhead._util.schema import check_tensors, split_tensors
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.methods.base import (
@@ -207,7 +207,7 @@ class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         Parameters
         ----------
         network : Network
-            A copy of the backbone's module (`mivhead._readers.network_of`), not used elsewhere.
+            A copy of the backbone's module (`mivhead.model.readers.network_of`) of its own.
         """
         self._check_params()
         self.check(network)

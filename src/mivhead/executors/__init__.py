@@ -48,11 +48,11 @@ def make_executor(name: str, workers: int, address: str | None = None) -> Execut
     """
     check_one_of("executor", name, ("local", "ray"))
     if name == "ray":
-        from mivhead.benchmark.executors.ray_cluster import RayExecutor
+        from mivhead.executors.ray_cluster import RayExecutor
 
         return RayExecutor(address)
     if address is not None:
         raise InputError("address is for the executor 'ray'; 'local' runs on this machine.")
-    from mivhead.benchmark.executors.local import InlineExecutor, LocalExecutor
+    from mivhead.executors.local import InlineExecutor, LocalExecutor
 
     return InlineExecutor() if workers == 0 else LocalExecutor(workers)

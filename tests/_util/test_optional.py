@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mivhead._optional import need
+from mivhead._util.optional import need
 from mivhead.errors import NotAvailableError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXTRAS = {"timm": "timm", "torchvision": "timm", "matplotlib": "plot", "tenacity": "http"}
 # Runs commands, one after the other, where the packages above cannot be imported.
 RUN = f"""

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mivhead._exported import ExportedClassifier
-from mivhead._files import is_exported
+from mivhead._util.files import is_exported
 from mivhead.errors import InputError
+from mivhead.model.exported import ExportedClassifier
 
 if TYPE_CHECKING:
     from mivhead.backbones.base import Backbone
-    from mivhead.fewshot import FewShotClassifier
+    from mivhead.model.fewshot import FewShotClassifier
 
 
 def load(
@@ -49,6 +49,6 @@ def load(
         if device not in (None, "cpu"):
             raise InputError(f"{path} is an exported model, which runs on the CPU: omit device.")
         return ExportedClassifier(path)
-    from mivhead.model_file import load as load_model_file
+    from mivhead.model.file import load as load_model_file
 
     return load_model_file(path, backbone=backbone, weights=weights, device=device)

@@ -5,13 +5,13 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from mivhead import _progress
-from mivhead._progress import in_notebook, progress_bar
+from mivhead._util import progress as _progress
+from mivhead._util.progress import in_notebook, progress_bar
 from tests.helpers.extras import needs
 
 CODE = """
 import time
-from mivhead import _progress
+from mivhead._util import progress as _progress
 _progress.DELAY = 0.01
 for show in (True, None, False):
     with _progress.progress_bar(f"with {show}", 3, show=show) as advance:

@@ -26,20 +26,20 @@ from filelock import FileLock, Timeout
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from mivhead import _files
-from mivhead._model_info import ModelInfo, plain_classes, read_classes
-from mivhead._schema import from_json, to_json
-from mivhead._shots import Change, Shots
+from mivhead._util import files as _files
+from mivhead._util.schema import from_json, to_json
 from mivhead._version import __version__
 from mivhead.backbones.base import Backbone, Identity, expected_preset, named_by_file
 from mivhead.classifier import FeatureClassifier, MIVClassifier
-from mivhead.decision import DecisionRule
 from mivhead.ensemble.unlabelled import UnlabelledUse
 from mivhead.errors import InputError, ModelFileError, NotAvailableError
 from mivhead.features import FeatureTable
-from mivhead.fewshot import FewShotClassifier
 from mivhead.images.augmentation import ViewRule
 from mivhead.methods.registry import Classifier, make_method, method_name
+from mivhead.model.decision import DecisionRule
+from mivhead.model.fewshot import FewShotClassifier
+from mivhead.model.info import ModelInfo, plain_classes, read_classes
+from mivhead.model.shots import Change, Shots
 
 FORMAT = 1
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead.decision import MAX_ERRORS, REJECT, Calibration, Thresholds
 from mivhead.errors import InputError
 from mivhead.images.imageset import ImageSet, Skipped, check_images
 from mivhead.images.sources import as_image_set
-from mivhead.prediction import Prediction, Predictions, predictions
+from mivhead.model.decision import MAX_ERRORS, REJECT, Calibration, Thresholds
+from mivhead.model.prediction import Prediction, Predictions, predictions
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
 

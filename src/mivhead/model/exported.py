@@ -18,18 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mivhead._image_classifier import Floats, ImageClassifier, Scores
-from mivhead._model_info import ModelInfo, read_classes
-from mivhead._optional import need
-from mivhead._progress import progress_bar
-from mivhead._schema import from_json, parse_json
-from mivhead._threads import available_cores
+from mivhead._util.optional import need
+from mivhead._util.progress import progress_bar
+from mivhead._util.schema import from_json, parse_json
+from mivhead._util.threads import available_cores
 from mivhead.backbones.base import Identity
 from mivhead.backbones.preprocessing import normalise
-from mivhead.decision import Calibration
 from mivhead.errors import InputError, ModelFileError
 from mivhead.images.imageset import ImageSet, Skipped
 from mivhead.images.sources import as_image_set
+from mivhead.model.base import Floats, ImageClassifier, Scores
+from mivhead.model.decision import Calibration
+from mivhead.model.info import ModelInfo, read_classes
 
 EXTRA = "onnx"
 METADATA_KEY = "mivhead"

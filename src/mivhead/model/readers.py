@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mivhead._progress import progress_bar
-from mivhead._schema import to_json
-from mivhead._shots import Shots, Training
+from mivhead._util.progress import progress_bar
+from mivhead._util.schema import to_json
 from mivhead.backbones.base import Backbone, LazyBackbone
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.preprocessing import preprocess, to_pixels
@@ -32,6 +31,7 @@ from mivhead.images.augmentation import NO_VIEWS, Augmentation, ViewPlan, ViewRu
 from mivhead.images.imageset import ImageSet
 from mivhead.methods.registry import method_name
 from mivhead.methods.tuning.base import Network, Pixels
+from mivhead.model.shots import Shots, Training
 
 
 class Reader(Protocol):
@@ -80,10 +80,12 @@ class FeatureReader:
     def read(
         self, images: ImageSet, labels: Sequence[Any], rule: ViewRule | None
     ) -> tuple[Training, Shots | None]:
+        """Read the images to learn from."""
         shots = Shots.from_table(self.table(images, rule), labels).in_order()
         return shots.training(), shots
 
     def parts(self, images: ImageSet) -> Iterator[Features]:
+        """Read images, some at a time."""
         return iter_features(self._backbone, images, **self._how)
 
     def table(self, images: ImageSet, rule: ViewRule | None) -> FeatureTable:
@@ -112,17 +114,20 @@ class PixelReader:
         self._size = backbone.preset.preprocessing.size
 
     def attach(self, classifier: Any) -> None:
+        """Attach the backbone's network to a classifier that has none."""
         if not classifier.attached:
             classifier.attach(network_of(self._backbone, method_name(classifier)))
 
     def read(
         self, images: ImageSet, labels: Sequence[Any], rule: ViewRule | None
     ) -> tuple[Training, Shots | None]:
+        """Read the images to learn from."""
         plan = NO_VIEWS if rule is None else rule.plan(images.labels or ())
         pixels, views = load_pixels(images, self._size, plan, self._augmentation, self._verbose)
         return Training(pixels, np.asarray(labels), views, plan.view_of), None
 
     def parts(self, images: ImageSet) -> Iterator[Pixels]:
+        """Read images, some at a time."""
         for start in range(0, max(1, len(images)), PART):
             part = images.take(range(start, min(start + PART, len(images))))
             yield load_pixels(part, self._size, verbose=self._verbose)[0]

@@ -1,7 +1,7 @@
 """`FewShotClassifier`: images in, names out; everything that a fitted model can do.
 
 Fitting and changing models is here, with short cuts to everything else: names and decisions come
-from `mivhead._image_classifier`, images in the form that a method takes from `mivhead._readers`,
+from `mivhead.model.base`, images in the form that a method takes from `mivhead.model.readers`,
 and evaluation and explanations from `mivhead.diagnostics`.
 """
 
@@ -22,9 +22,6 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from mivhead._image_classifier import Floats, ImageClassifier, Scores
-from mivhead._readers import FeatureReader, Reader, reader_for
-from mivhead._shots import Change, Shots, Training, digests
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.background import background_vectors
 from mivhead.backbones.base import (
@@ -35,7 +32,7 @@ from mivhead.backbones.base import (
     expected_preset,
     named_by_file,
 )
-from mivhead.decision import Calibration, DecisionRule
+from mivhead.backbones.preset import Preset
 from mivhead.ensemble.unlabelled import LIMIT, UnlabelledUse
 from mivhead.errors import InputError, check_no_missing
 from mivhead.extraction.cache import FeatureCache, open_cache
@@ -52,8 +49,11 @@ from mivhead.images.imageset import (
 from mivhead.images.sources import as_image_set, open_labelled
 from mivhead.methods.miv import views_rule
 from mivhead.methods.registry import Classifier, get_method, make_method
-from mivhead.prediction import Prediction, Predictions
-from mivhead.preset import Preset
+from mivhead.model.base import Floats, ImageClassifier, Scores
+from mivhead.model.decision import Calibration, DecisionRule
+from mivhead.model.prediction import Prediction, Predictions
+from mivhead.model.readers import FeatureReader, Reader, reader_for
+from mivhead.model.shots import Change, Shots, Training, digests
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -672,7 +672,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
             the features of their augmented views. If the model is changed later, it is fitted
             without views.
         """
-        from mivhead.model_file import save
+        from mivhead.model.file import save
 
         check_is_fitted(self, "classifier_")
         model = self

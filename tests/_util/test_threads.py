@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from mivhead import _threads
+from mivhead._util import threads as _threads
 
 
 def policy(code, **variables):

@@ -65,7 +65,7 @@ def _check_nesting(value: Any, left: int) -> None:
 def to_json(value: Any) -> dict[str, Any]:
     """Plain values of a dataclass whose fields are numbers, strings, None, tuples or dataclasses.
 
-    >>> from mivhead.preset import BlockPreset
+    >>> from mivhead.backbones.preset import BlockPreset
     >>> to_json(BlockPreset(pool_sizes=(6, 5)))["pool_sizes"]
     [6, 5]
     """
@@ -75,7 +75,7 @@ def to_json(value: Any) -> dict[str, Any]:
 def from_json(kind: type[T], document: Any, where: str) -> T:
     """Make a dataclass from a JSON object, checking every key and type.
 
-    >>> from mivhead.preset import BlockPreset
+    >>> from mivhead.backbones.preset import BlockPreset
     >>> from_json(BlockPreset, {"tau": "high"}, "block0")
     Traceback (most recent call last):
         ...

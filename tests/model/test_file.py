@@ -21,7 +21,7 @@ from mivhead import Features, MIVClassifier, Recipe, _files, model_file
 from mivhead.errors import InputError, ModelFileError, NotAvailableError
 from mivhead.methods import make_method, method_name
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def fitted(**params: Any) -> MIVClassifier:

@@ -17,8 +17,8 @@ from mivhead.cli.main import main
 from mivhead.datasets.bundled import write_bundled
 from mivhead.errors import InputError, ModelFileError
 from tests.helpers.tiny_backbone import TinyBackbone
-from tests.test_model_file import change
-from tests.test_shots import START, assert_equal, noise
+from tests.model.test_file import change
+from tests.model.test_shots import START, assert_equal, noise
 
 POOL = [noise(i) for i in range(500, 520)]
 
@@ -76,7 +76,7 @@ def test_a_change_with_unlabelled_images_equals_a_fit_with_them() -> None:
 
 
 def test_of_many_images_a_sample_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mivhead.fewshot.LIMIT", 6)
+    monkeypatch.setattr("mivhead.model.fewshot.LIMIT", 6)
     model = fit(START, POOL)
     assert model.classifier_.unlabelled_.images == 6
     assert_equal(fit(START, POOL), model)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from mivhead._schema import parse_json
+from mivhead._util.schema import parse_json
 from mivhead.errors import ModelFileError, NotAvailableError
 
 try:

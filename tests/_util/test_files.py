@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mivhead._files import replacing, write_text
+from mivhead._util.files import replacing, write_text
 from mivhead.errors import NotAvailableError
 
 FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills are for systems with signals")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from mivhead._optional import explain_missing
+from mivhead._util.optional import explain_missing
 
 
 def lazy(
@@ -21,7 +21,8 @@ def lazy(
     package : str
         Its `__name__`.
     homes : mapping of str to str
-        Modules of the package, such as `"pipeline"`, and the names in each, separated by spaces.
+        Modules of the package, such as `"pipeline"` (or of another one, by its full name), and the
+        names in each, separated by spaces.
     modules : str, default=""
         Modules that are public themselves, separated by spaces.
 
@@ -37,7 +38,11 @@ def lazy(
     >>> get("Augmentation").__module__, names()
     ('mivhead.images.augmentation', ['Augmentation', 'ViewPlan'])
     """
-    home_of = {name: f"{package}.{home}" for home, names in homes.items() for name in names.split()}
+    home_of = {
+        name: home if home.startswith("mivhead.") else f"{package}.{home}"
+        for home, names in homes.items()
+        for name in names.split()
+    }
 
     def get(name: str) -> Any:
         if name in modules.split():

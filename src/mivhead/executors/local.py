@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from mivhead.benchmark.executors import Call, Died, T
 from mivhead.errors import InputError, NotAvailableError
+from mivhead.executors import Call, Died, T
 
 # Numerical libraries read these variables when they are imported.
 ONE_THREAD = dict.fromkeys(

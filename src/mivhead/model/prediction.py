@@ -1,6 +1,6 @@
 """`Prediction`: what a model says about one image; `Predictions`: about several, as a table.
 
-Shared by fitted models (`mivhead.fewshot`) and exported ones, which run without PyTorch.
+Shared by fitted models (`mivhead.model.fewshot`) and exported ones, which run without PyTorch.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead._optional import need
-from mivhead.decision import NONE, Thresholds
+from mivhead._util.optional import need
+from mivhead.model.decision import NONE, Thresholds
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mivhead import MIVClassifier, Recipe
-from mivhead.decision import (
+from mivhead.errors import InputError
+from mivhead.methods import make_method
+from mivhead.model.decision import (
     ENERGY,
     FAR,
     NONE,
@@ -19,9 +21,7 @@ from mivhead.decision import (
     DecisionRule,
     Thresholds,
 )
-from mivhead.errors import InputError
-from mivhead.methods import make_method
-from mivhead.prediction import predictions
+from mivhead.model.prediction import predictions
 
 
 def unit(x: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
-from mivhead._schema import from_json, split_tensors, to_json
+from mivhead._util.schema import from_json, split_tensors, to_json
 from mivhead.errors import InputError
 from mivhead.features import Features, FeatureTable, join_bytes, split_bytes
 from mivhead.images.augmentation import ViewPlan, ViewRule

@@ -56,7 +56,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead._schema import from_json, to_json
+from mivhead._util.schema import from_json, to_json
 from mivhead.errors import InputError
 
 UNSURE = "unsure"

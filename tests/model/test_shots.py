@@ -19,9 +19,9 @@ from mivhead import FewShotClassifier
 from mivhead.errors import InputError, ModelFileError, NotAvailableError
 from mivhead.images.sources import open_labelled
 from tests.helpers.tiny_backbone import TinyBackbone
-from tests.test_model_file import change
+from tests.model.test_file import change
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 COLOURS = ("red", "green", "blue", "grey")
 
 

@@ -11,10 +11,10 @@ from importlib.metadata import version
 from itertools import islice
 from typing import Any
 
-from mivhead._optional import need
-from mivhead.benchmark.executors import Call, Died, T
-from mivhead.benchmark.executors.local import ONE_THREAD, one_thread
+from mivhead._util.optional import need
 from mivhead.errors import InputError, NotAvailableError
+from mivhead.executors import Call, Died, T
+from mivhead.executors.local import ONE_THREAD, one_thread
 
 ANSWER = 5.0  # seconds that the address gets to accept a connection
 HEALTH = 45.0  # seconds for the health check; a busy machine takes long to import Ray

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import mivhead
-from mivhead.prediction import MAX_ROWS, Prediction, Predictions, predictions
+from mivhead.model.prediction import MAX_ROWS, Prediction, Predictions, predictions
 from tests.helpers.extras import needs
 from tests.helpers.tiny_backbone import TinyBackbone
 

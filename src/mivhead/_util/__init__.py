@@ -1,0 +1,1 @@
+"""Small helpers that every room uses and no user sees."""
