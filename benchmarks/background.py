@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
-from mivhead._util import files as _files
+from mivhead._util import files
 from mivhead.backbones import load_backbone
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.features import Features
@@ -205,7 +205,7 @@ def main() -> None:
         parts = [backbone.extract(images[i : i + BATCH]) for i in range(0, COUNT, BATCH)]
         vectors = mean_vectors(Features.concat(parts).blocks[-1])
         identity = backbone.identity.as_json()
-        _files.write(args.output, {"vectors": vectors.to(torch.float16)}, {"backbone": identity})
+        files.write(args.output, {"vectors": vectors.to(torch.float16)}, {"backbone": identity})
 
 
 if __name__ == "__main__":

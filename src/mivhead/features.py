@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mivhead._util import files as _files
+from mivhead._util import files
 from mivhead.errors import InputError, ModelFileError
 
 FILE_FORMAT = 1
@@ -301,15 +301,15 @@ def write_features_file(
     path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
 ) -> None:
     """Write a features file; `meta` holds what belongs to the features, such as labels."""
-    _files.write(path, tensors, {"format": FILE_FORMAT, "kind": "features", **meta})
+    files.write(path, tensors, {"format": FILE_FORMAT, "kind": "features", **meta})
 
 
 def read_features_file(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read the tensors and the metadata of a features file."""
-    tensors, meta = _files.read(path)
+    tensors, meta = files.read(path)
     if meta.get("kind") != "features":
         raise ModelFileError(f"{path} does not hold features.")
-    _files.check_format(path, meta, FILE_FORMAT)
+    files.check_format(path, meta, FILE_FORMAT)
     if unknown := sorted(meta.keys() - FILE_KEYS):
         raise ModelFileError(
             f"{path} is corrupted, or was written by a newer version of mivhead: its key "

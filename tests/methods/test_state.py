@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from mivhead import Features, _files
+from mivhead import Features
+from mivhead._util import files
 from mivhead.classifier import FeatureClassifier
 from mivhead.errors import InputError
 from mivhead.methods import METHODS, make_method, method_name
@@ -31,8 +32,8 @@ def test_round_trip_through_a_file_is_exact(name: str, token: bool, tmp_path: Pa
     X, Q = maps(y, 1, token=token), maps(y, 2, token=token)
     before = fitted(name, X, y)
     config, tensors = before._state()
-    _files.write(tmp_path / "model", tensors, config)
-    tensors, config = _files.read(tmp_path / "model")
+    files.write(tmp_path / "model", tensors, config)
+    tensors, config = files.read(tmp_path / "model")
     after = restore(name, before.classes_, config, tensors)
     assert torch.equal(before.logits(Q), after.logits(Q))
     assert after.layout_ == before.layout_

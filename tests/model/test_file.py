@@ -17,9 +17,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import mivhead
-from mivhead import Features, MIVClassifier, Recipe, _files, model_file
+from mivhead import Features, MIVClassifier, Recipe
+from mivhead._util import files
 from mivhead.errors import InputError, ModelFileError, NotAvailableError
 from mivhead.methods import make_method, method_name
+from mivhead.model import file as model_file
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -292,7 +294,7 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_oversized_file_is_refused_unread(path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(_files, "MAX_BYTES", 100)
+    monkeypatch.setattr(files, "MAX_BYTES", 100)
     with pytest.raises(ModelFileError, match="at most 100"):
         mivhead.load(path)
 
@@ -510,10 +512,10 @@ def test_an_old_model_is_refitted_with_its_own_recipe(name: str) -> None:
 def test_a_mean_head_without_newer_fields_loads(tmp_path: Path) -> None:
     X, y = np.eye(4, 8, dtype=np.float32), ["a", "a", "b", "b"]
     mivhead.save(make_method("miv-mean", random_state=0).fit(X, y), tmp_path / "m.miv")
-    tensors, document = _files.read(tmp_path / "m.miv")
+    tensors, document = files.read(tmp_path / "m.miv")
     for newer in ("self_mask", "start", "objective", "vote"):
         document["recipe"].pop(newer)
-    _files.write(tmp_path / "m.miv", tensors, document)
+    files.write(tmp_path / "m.miv", tensors, document)
     assert mivhead.load(tmp_path / "m.miv").recipe == Recipe.paper(prototype="mean")
 
 

@@ -1,9 +1,9 @@
 """Mean vectors of background images: pictures of nothing in particular, as a backbone sees them.
 
 Decisions compare an image with them (`mivhead.model.decision`). The images are procedural, computed
-by `benchmarks/background.py`; a file next to this module holds their vectors for the
-default backbone. For other backbones there are none: decisions are a little worse without, and 240 more images would
-have to pass the backbone.
+by `benchmarks/background.py`; a file next to this module holds their vectors for the default
+backbone. For other backbones there are none: decisions are a little worse without, and 240 more
+images would have to pass the backbone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead._util import files as _files
+from mivhead._util import files
 from mivhead.backbones.base import Identity
 
 
@@ -30,7 +30,7 @@ def background_vectors(identity: Identity) -> NDArray[np.floating[Any]] | None:
     path = Path(__file__).with_name(f"background_{identity.name}.safetensors")
     if not path.is_file():
         return None
-    tensors, document = _files.read(path)
+    tensors, document = files.read(path)
     if document["backbone"] != identity.as_json():  # other weights or another preprocessing
         return None
     vectors: NDArray[np.floating[Any]] = tensors["vectors"].float().numpy()

@@ -25,7 +25,7 @@ from PIL import Image
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from mivhead._util import schema as _schema
+from mivhead._util import schema
 from mivhead.backbones.base import Identity
 from mivhead.backbones.preset import Preset
 from mivhead.errors import InputError
@@ -125,6 +125,6 @@ def naming(service: str) -> Iterator[None]:
 def parse_json(body: bytes) -> Any:
     """Read a body that should be a JSON document."""
     try:
-        return _schema.parse_json(body)
+        return schema.parse_json(body)
     except ValueError as error:
         raise InputError("the body is not JSON.") from error

@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from mivhead._util import files as _files
+from mivhead._util import files
 from mivhead._util.schema import from_json, to_json
 from mivhead._version import __version__
 from mivhead.backbones.base import Backbone, Identity, expected_preset, named_by_file
@@ -185,7 +185,7 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
         if (part := section.write(model)) is not None:
             document[section.name], own = part
             tensors |= {f"{section.prefix}.{name}": tensor for name, tensor in own.items()}
-    _files.write(path, tensors, document)
+    files.write(path, tensors, document)
 
 
 def info_of(model: FewShotClassifier | Classifier) -> ModelInfo:
@@ -245,8 +245,8 @@ def load(
         It predicts on features without a backbone. On images it predicts if the file names a
         backbone, or one is given.
     """
-    tensors, document = _files.read(path)
-    _files.check_format(path, document, FORMAT)
+    tensors, document = files.read(path)
+    files.check_format(path, document, FORMAT)
     parts = _take_sections(path, document, tensors)
     try:
         info = from_json(ModelInfo, document, "the description")
@@ -380,7 +380,7 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 def _keep(path: Path) -> None:
     """Keep the contents of a file as `.bak`, atomically."""
-    with _files.replacing(path.with_name(f"{path.name}.bak")) as part:
+    with files.replacing(path.with_name(f"{path.name}.bak")) as part:
         try:
             part.hardlink_to(path)  # no copy: the file is about to be replaced, not modified
         except OSError:
@@ -389,8 +389,8 @@ def _keep(path: Path) -> None:
 
 def read_info(path: str | Path) -> ModelInfo:
     """Read what a model file says about itself; without its optional sections."""
-    tensors, document = _files.read(path)
-    _files.check_format(path, document, FORMAT)
+    tensors, document = files.read(path)
+    files.check_format(path, document, FORMAT)
     _take_sections(path, document, tensors)
     try:
         return from_json(ModelInfo, document, "the description")
