@@ -54,20 +54,50 @@ def test_conformance(spec: str) -> None:
     assert run(f"{code}; print(b.identity.key)") == backbone.identity.key
 
 
-@pytest.mark.parametrize("name", [n for n in timm.list_models("test_*") if "mambaout" not in n])
-def test_the_last_blocks_of_any_architecture(name: str) -> None:
+# One small model per kind of architecture, by name: a list made by timm grows with its versions.
+CNNS = ["byobnet", "convnext", "efficientnet", "mambaout", "maxvit", "nfnet", "resnet"]
+VITS = ["vit", "vit2", "vit3", "vit_relpos"]
+
+
+@pytest.mark.parametrize("kind", CNNS + VITS)
+def test_the_last_blocks_of_any_architecture(kind: str) -> None:
+    name = f"test_{kind}"
+    if not timm.is_model(name):
+        pytest.skip(f"timm {timm.__version__} has no {name}")
     model = timm.create_model(name, num_classes=0)
     backbone = load_backbone(f"timm:{name}", weights="random", device="cpu", dtype="float32")
     features = backbone.extract(photos(1))
     width = [info["num_chs"] for info in model.feature_info]
     side = model.pretrained_cfg["input_size"][1]
     count = len(features.blocks)
-    assert count == (4 if "vit" in name else 2)
+    assert count == (4 if kind in VITS else 2)
     assert [block.channels for block in features.blocks] == width[-count:]
     reductions = [info["reduction"] for info in model.feature_info][-count:]
     assert [b.map.shape[2:] for b in features.blocks] == [(side // r,) * 2 for r in reductions]
     assert backbone.preset.threshold == 15
-    assert {b.form for b in backbone.preset.blocks} == {"vit" if "vit" in name else "cnn"}
+    assert {b.form for b in backbone.preset.blocks} == {"vit" if kind in VITS else "cnn"}
+    has_token = getattr(model, "num_prefix_tokens", 0) > 0
+    assert {block.token is not None for block in features.blocks} == {has_token}
+
+
+def test_stages_whose_names_are_not_those_of_modules() -> None:
+    spec = "timm:twins_pcpvt_small"
+    backbone = load_backbone(spec, weights="random", device="cpu", image_size=64)
+    assert backbone.preset.taps == ("block.2", "block.3")  # timm's names; the modules are blocks.N
+    assert [block.channels for block in backbone.extract(photos(1)).blocks] == [320, 512]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hiera_tiny_224", r"cannot be tapped at blocks.9 and blocks.11 \(normalization of .*\): "),
+        ("coat_tiny", "does not list its stages by name: "),
+    ],
+)
+def test_an_architecture_that_cannot_be_tapped_gives_one_sentence(name: str, message: str) -> None:
+    with pytest.raises(InputError, match=f"^timm:{name} {message}choose another .*preset") as caught:
+        load_backbone(f"timm:{name}", weights="random")
+    assert "\n" not in str(caught.value)
 
 
 def test_hierarchical_transformers_are_tapped_after_merging_and_after_the_norm() -> None:
@@ -94,8 +124,10 @@ def test_other_taps_and_sizes() -> None:
     preset = Preset(taps, (BlockPreset(), BlockPreset()), Preprocessing(size=96))
     found = load_backbone(TINY, weights="random", preset=preset).extract(photos(1))
     assert next(iter(found.layout.values()))[1:] == (12, 12)
-    with pytest.raises(InputError, match=r"has no tap 'layer9'; similar names are .*layer"):
-        load_backbone(TINY, weights="random", preset=Preset(("layer9",), (BlockPreset(),)))
+    for taps, unknown in ((("layer9",), "layer9"), (("layer3.0.conv1", "pooled"), "pooled")):
+        preset = Preset(taps, (BlockPreset(),) * len(taps))
+        with pytest.raises(InputError, match=rf"has no tap '{unknown}'; similar names are .*\w"):
+            load_backbone(TINY, weights="random", preset=preset)
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])

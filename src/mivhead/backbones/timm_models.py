@@ -61,7 +61,8 @@ def load(
     normed = known is None or known.normed
     if preset is None:
         preset = _suggest(spec, model, device, dtype, image_size)
-    check_taps(spec, preset.taps, [*(name for name, _ in model.named_modules() if name), POOLED])
+    if not _are_stages(model, preset.taps):  # the name of a stage is not always that of a module
+        check_taps(spec, preset.taps, [name for name, _ in model.named_modules() if name])
     return ModuleBackbone(
         f"{spec} (random weights)" if weights == RANDOM else spec,
         model,
@@ -102,14 +103,22 @@ def _feature_info(model: nn.Module) -> list[dict[str, Any]]:
     return list(getattr(model, "feature_info", ()))
 
 
+def _are_stages(model: nn.Module, taps: Sequence[str]) -> bool:
+    """Return whether `forward_intermediates` gives all taps."""
+    stages = _without_pooled(taps)
+    return hasattr(model, "forward_intermediates") and set(stages) <= set(feature_names(model))
+
+
+def _without_pooled(taps: Sequence[str]) -> Sequence[str]:
+    return taps[:-1] if taps[-1] == POOLED else taps
+
+
 def _tapped(model: nn.Module, taps: Sequence[str], dtype: torch.dtype, *, normed: bool) -> Tapped:
+    if not _are_stages(model, taps):
+        return hooked(model, taps, dtype)
     names = feature_names(model)
-    pooled = taps[-1] == POOLED
-    stages = taps[:-1] if pooled else taps
-    if hasattr(model, "forward_intermediates") and set(stages) <= set(names):
-        indices = [names.index(tap) for tap in stages]
-        return Intermediates(model, indices, normed=normed, pooled=pooled)
-    return hooked(model, taps, dtype)
+    indices = [names.index(tap) for tap in _without_pooled(taps)]
+    return Intermediates(model, indices, normed=normed, pooled=taps[-1] == POOLED)
 
 
 class Intermediates(nn.Module):
@@ -147,7 +156,8 @@ class Intermediates(nn.Module):
             "output_fmt": "NCHW",
             "intermediates_only": not pooled,
         }
-        if has_tokens(model):
+        # Some ViTs without prefix tokens fail if they are asked for them.
+        if has_tokens(model) and getattr(model, "num_prefix_tokens", 1):
             self._settings["return_prefix_tokens"] = True
 
     def forward(self, x: Tensor) -> list[Parts]:
@@ -179,8 +189,11 @@ def has_tokens(model: nn.Module) -> bool:
 def default_taps(model: nn.Module, name: str) -> tuple[str, ...]:
     """Choose the taps of a model that is not in the paper, following the paper's choices."""
     names = feature_names(model)
-    if not names:
-        raise InputError(f"{name} does not list its stages: give a preset with taps.")
+    if not names or len(set(names[-2:])) < len(names[-2:]):
+        raise InputError(
+            f"{name} does not list its stages by name: choose another model of timm, or give a "
+            "preset with taps."
+        )
     if _is_swin(model):  # the last stage after patch merging, and after the final norm
         return (f"{names[-1]}.downsample", "norm")
     if has_tokens(model) and int(_feature_info(model)[-1]["num_chs"]) <= _NARROW:
@@ -204,8 +217,15 @@ def _suggest(
         size or int(config["input_size"][1]), tuple(config["mean"]), tuple(config["std"])
     )
     taps = default_taps(model, spec)
-    tapped = _tapped(model, taps, dtype, normed=True)
-    blocks = suggest_blocks(tapped, preprocessing.size, device)
+    try:
+        tapped = _tapped(model, taps, dtype, normed=True)
+        blocks = suggest_blocks(tapped, preprocessing.size, device)
+    except Exception as error:  # whatever an architecture that we have never seen raises
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise InputError(
+            f"{spec} cannot be tapped at {' and '.join(taps)} ({reason}): choose another model of "
+            "timm, or give a preset whose taps are other layers."
+        ) from error
     if has_tokens(model) or _is_swin(model):  # also those without a token
         blocks = tuple(replace(block, form="vit", tau=200.0) for block in blocks)
     return Preset(taps, blocks, preprocessing)
