@@ -236,6 +236,26 @@ def storage_type(dtype: str | torch.dtype) -> torch.dtype:
 _SAFE_PREFIXES = ("timm:", "hf:")
 
 
+def may_be_named_by_file(name: str) -> bool:
+    """Tell whether loading this name is safe: it is neither code, nor an address, nor on a share.
+
+    >>> may_be_named_by_file("timm:resnet50"), may_be_named_by_file("my.onnx")
+    (True, True)
+    >>> any(map(may_be_named_by_file, ("my.py:net", "https://host/v1", "//host/share/my.onnx")))
+    False
+    """
+    from mivhead.backbones import split_names
+
+    names = split_names(name) or [name]  # of several backbones, or of one
+    places = [each.partition(":")[2] if each.startswith(_SAFE_PREFIXES) else each for each in names]
+    return not any(place[:2] in _SHARES for place in places) and not any(
+        ":" in each and not each.startswith(_SAFE_PREFIXES) for each in names
+    )
+
+
+_SHARES = ("//", "\\\\", "/\\", "\\/")  # the beginnings of a path on another computer
+
+
 def named_by_file(identity: Identity) -> str | Backbone:
     """Return the backbone to use for a model file: its name, or a stand-in that refuses to run.
 
@@ -243,12 +263,7 @@ def named_by_file(identity: Identity) -> str | Backbone:
     >>> named_by_file(Identity("resnet50", "0" * 64, Preprocessing(), ("layer4",)))
     'resnet50'
     """
-    from mivhead.backbones import split_names
-
-    for name in split_names(identity.name) or [identity.name]:  # of one or several backbones
-        if ":" in name and not name.startswith(_SAFE_PREFIXES):
-            return UnconfirmedBackbone(identity)
-    return identity.name
+    return identity.name if may_be_named_by_file(identity.name) else UnconfirmedBackbone(identity)
 
 
 def expected_preset(identity: Identity) -> Preset:

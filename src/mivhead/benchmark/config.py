@@ -5,6 +5,9 @@ backbone, written `METHOD@BACKBONE`; comparisons put columns of several backbone
 
 How it runs (where the data is, how many workers) is not part of the configuration, so that two
 machines can share a configuration and a results folder.
+
+A configuration may come from a stranger, with a file or with results: reading one imports nothing
+that it names.
 """
 
 from __future__ import annotations
@@ -92,6 +95,15 @@ class MethodConfig:
     backbones: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.is_own:
+            self.check()
+        if self.threshold is not None and self.threshold < 0:
+            raise InputError(
+                f"The threshold of {self.name!r} is {self.threshold}; expected at least 0."
+            )
+
+    def check(self) -> None:
+        """Check the parameters and the recipe; this imports a class of the user's."""
         method = get_method(self.kind)
         known = method.hyperparameters() if self.params else {}
         for name in self.params:
@@ -100,15 +112,16 @@ class MethodConfig:
             raise InputError(
                 f"{self.name!r} has a recipe; only the MIV-head and its ablations take one."
             )
-        if self.threshold is not None and self.threshold < 0:
-            raise InputError(
-                f"The threshold of {self.name!r} is {self.threshold}; expected at least 0."
-            )
 
     @property
     def kind(self) -> str:
-        """The name of the method in `mivhead.methods.METHODS`."""
+        """The name of the method in `mivhead.methods.METHODS`, or `module:Class`."""
         return self.method or self.name
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the method is a class of the user's, given as `module:Class`."""
+        return ":" in self.kind
 
     def runs_on(self, backbone: str) -> bool:
         """Tell whether the method runs on a backbone of the run.
@@ -233,7 +246,7 @@ class RunConfig:
         known = [backbone.name for backbone in self.backbones]
         without = [p for p in self.protocols if not SamplingProtocol.parse(p).unlabelled]
         for method in self.methods:
-            if without and get_method(method.kind).uses_unlabelled:
+            if without and not method.is_own and get_method(method.kind).uses_unlabelled:
                 raise InputError(
                     f"The method {method.name!r} needs unlabelled images, and tasks of the "
                     f"protocol {without[0]!r} have none: use one such as "

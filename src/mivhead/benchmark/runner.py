@@ -145,6 +145,7 @@ def check_methods(config: RunConfig, place: Place, own: Mapping[str, Backbone]) 
     """Raise an error for a method that cannot run on one of the backbones, before the run."""
     for entry in config.backbones:
         for method in config.methods_on(entry.name):
+            method.check()
             last_blocks = method.last_blocks
             if not method.needs_images and last_blocks is None:
                 continue  # it takes features of any backbone

@@ -168,6 +168,12 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
         help="checkpoint; only with a single backbone (random: untrained weights for all, to try)",
     )
     options.add_image_size(group)
+    group.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="also run code, and send images to services, that only CONFIG names; without this, "
+        "name such methods and backbones with --methods and --backbone",
+    )
     add_list("--protocol", "'varying', or ways and shots such as '5-way 1-shot'", _protocols)
     group.add_argument(
         "--tasks",
@@ -407,7 +413,25 @@ def _join(args: argparse.Namespace) -> RunConfig:
         names = ", ".join(backbone.name for backbone in config.backbones)
         option = "--image-size" if args.weights is None else f"--weights {args.weights}"
         raise InputError(f"{option} may belong to any of {names}: choose one with --backbone.")
+    if not args.allow_code:
+        _check_code(config, args)
     return replace(config, backbones=tuple(replace(b, **changed) for b in config.backbones))
+
+
+def _check_code(config: RunConfig, args: argparse.Namespace) -> None:
+    """Refuse code and addresses that only a file names: it may come from a stranger."""
+    from mivhead.backbones.base import may_be_named_by_file
+
+    methods = {m.kind for m in config.methods if m.is_own} - set(args.methods or ())
+    sources = {b.source for b in config.backbones} - set(args.backbone or ())
+    backbones = {source for source in sources if not may_be_named_by_file(source)}
+    for option, names in (("--methods", methods), ("--backbone", backbones)):
+        for name in sorted(names):
+            raise InputError(
+                f"{args.config} names {name!r:.200}, but a file alone cannot have code run or "
+                f"images sent to a service: if you trust it, give {option} {name:.200}, or "
+                "--allow-code for all that the file names."
+            )
 
 
 def _pick(names: list[str] | None, entries: list[dict[str, Any]]) -> list[Any] | None:
