@@ -4,13 +4,15 @@ Every change is a list of moves inside the folder: a new photo is moved in from 
 deleted one is moved there. A change is written to the journal before its moves are made, so that a
 process that was killed in between completes them when it opens the folder again. Undoing a change
 is making its moves backwards, in reverse order.
+
+A folder may come from a stranger, with a journal: its records are checked like any other document,
+and nothing is moved or deleted outside the folder, in its hidden parts, or through a link.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -18,12 +20,18 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from mivhead._util.schema import parse_json
+from mivhead._util.inside import Inside, split_path
+from mivhead._util.schema import from_json, parse_json
 from mivhead.errors import InputError, NotAvailableError
+from mivhead.images.imageset import is_litter
 
 HIDDEN = ".miv-app"  # the hidden folder in a project
 KEPT = f"{HIDDEN}/kept"  # what is not part of the project, but may come back by undo or redo
+NEW = f"{HIDDEN}/new"  # photos to be named
+FILE = f"{HIDDEN}/journal.jsonl"
+PART = f"{HIDDEN}/journal.part"
 MAX_CHANGES = 500  # that can be undone after the folder is opened again
+MAX_BYTES = 64 * 2**20  # of a journal; a longer one is not ours
 
 Move = tuple[str, str]  # from, to: paths relative to the folder, with `/`
 
@@ -53,6 +61,16 @@ class FolderChange:
     batch: str = ""
 
 
+@dataclass(frozen=True)
+class _Record:
+    """A line of the journal: one of these."""
+
+    do: FolderChange | None = None
+    undo: tuple[str, ...] | None = None  # ids of changes
+    redo: tuple[str, ...] | None = None
+    made: tuple[str, ...] | None = None  # the moves of the line before are made
+
+
 class Journal:
     """The changes of a folder; not safe for several threads.
 
@@ -76,12 +94,12 @@ class Journal:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._file = root / HIDDEN / "journal.jsonl"
+        self._inside = Inside(root)
         self._size = 0  # bytes of complete records
         self.done: list[FolderChange] = []
         self.undone: list[FolderChange] = []  # the next one to redo is the last
         try:
-            (root / KEPT).mkdir(parents=True, exist_ok=True)
+            self._inside.make(KEPT)
             self._complete(self._read())
             self._compact()
         except OSError as error:
@@ -149,11 +167,11 @@ class Journal:
         taken: set[str] = set()
         gone: set[str] = set()
         for source, target in moves:
-            if source not in taken and not os.path.lexists(self._root / source):
+            if source not in taken and not self._inside.exists(source):
                 raise InputError(
                     f"{_shown(source)} is not there any more: it was moved or deleted elsewhere."
                 )
-            occupied = os.path.lexists(self._root / target) and target not in gone
+            occupied = self._inside.exists(target) and target not in gone
             if (occupied and not self._same(source, target)) or target in taken:
                 raise InputError(f"There is something called {_shown(target)} already.")
             taken.add(target)
@@ -161,33 +179,33 @@ class Journal:
 
     def _same(self, source: str, target: str) -> bool:
         """Tell whether two names are the same file, on a disk that ignores upper and lower case."""
-        old, new = self._root / source, self._root / target
-        return source.casefold() == target.casefold() and old.samefile(new)
+        return source.casefold() == target.casefold() and self._inside.same(source, target)
 
     def _complete(self, moves: Sequence[Move]) -> None:
         """Make those moves that are not made yet."""
         for source, target in moves:
-            if os.path.lexists(self._root / source) and not os.path.lexists(self._root / target):
+            if self._inside.exists(source) and not self._inside.exists(target):
                 self._move(source, target)
 
     def _move(self, source: str, target: str) -> None:
-        new = self._root / target
-        new.parent.mkdir(parents=True, exist_ok=True)
-        (self._root / source).rename(new)
+        self._inside.move(source, target)
 
     def _append(self, record: dict[str, Any], *, sync: bool = True) -> None:
         line = json.dumps(record, ensure_ascii=True).encode() + b"\n"
         try:
-            with self._file.open("r+b" if self._file.exists() else "xb") as file:
+            with self._inside.open(FILE, "r+b" if self._inside.exists(FILE) else "xb") as file:
                 file.truncate(self._size)  # what a full disk left of a record
                 file.seek(self._size)
-                file.write(line)
-                file.flush()
-                if sync:
-                    os.fsync(file.fileno())
+                try:
+                    file.write(line)
+                    file.flush()
+                    if sync:
+                        os.fsync(file.fileno())
+                except OSError:
+                    with suppress(OSError):
+                        os.ftruncate(file.fileno(), self._size)
+                    raise
         except OSError as error:
-            with suppress(OSError):
-                os.truncate(self._file, self._size)
             raise NotAvailableError(
                 f"The change cannot be written to {self._root}: {error.strerror or error}. "
                 "Nothing was changed."
@@ -197,32 +215,34 @@ class Journal:
     def _read(self) -> list[Move]:
         """Read all complete records; return the moves that may not have been made."""
         moves: list[Move] = []
-        if not self._file.exists():
+        if not self._inside.exists(FILE):
             return moves
-        for line in self._file.read_bytes().splitlines(keepends=True):
-            try:
-                moves = self._replay(parse_json(line)) if line.endswith(b"\n") else moves
-            except (ValueError, TypeError, KeyError, AttributeError):
-                break  # damaged: what follows cannot be trusted
+        with self._inside.open(FILE, "rb") as file:
+            content = file.read(MAX_BYTES)
+        for line in content.splitlines(keepends=True):
             if not line.endswith(b"\n"):
                 break
+            try:
+                moves = self._replay(from_json(_Record, parse_json(line), "the journal"))
+            except ValueError:
+                break  # damaged: what follows cannot be trusted
             self._size += len(line)
         return moves
 
-    def _replay(self, record: Any) -> list[Move]:
-        ((kind, value),) = record.items()
+    def _replay(self, record: _Record) -> list[Move]:
+        ((kind, value),) = ((k, v) for k, v in vars(record).items() if v is not None)
         if kind == "made":
             return []
-        if kind == "do":
-            moves = tuple((_inside(a), _inside(b)) for a, b in value["moves"])
-            change = FolderChange(**value | {"moves": moves})
-            self.done.append(change)
+        if record.do is not None:
+            for path in (path for move in record.do.moves for path in move):
+                _check_path(path)
+            self.done.append(record.do)
             self.undone.clear()
-            return list(moves)
+            return list(record.do.moves)
         start, end = (self.done, self.undone) if kind == "undo" else (self.undone, self.done)
         group = start[-len(value) :][::-1]
-        if not value or [each.id for each in group] != value or kind not in ("undo", "redo"):
-            raise ValueError(record)
+        if not value or tuple(each.id for each in group) != value:
+            raise InputError(f"The journal cannot {kind} {value!r:.80}.")
         del start[-len(group) :]
         end.extend(group)
         if kind == "undo":
@@ -238,15 +258,16 @@ class Journal:
             records.append({"undo": [each.id for each in self.undone]})
         records.append({"made": []})
         data = b"".join(json.dumps(each).encode() + b"\n" for each in records)
-        part = self._file.with_suffix(".part")
-        part.write_bytes(data)
-        part.replace(self._file)
-        self._size = len(data)
+        with suppress(OSError):  # on a full disk, the journal stays as it is
+            with self._inside.open(PART, "wb") as file:
+                file.write(data)
+            self._inside.move(PART, FILE)
+            self._size = len(data)
         named = {path for c in (*self.done, *self.undone) for move in c.moves for path in move}
-        for each in (self._root / KEPT).iterdir():
-            if f"{KEPT}/{each.name}" not in named:
-                with suppress(OSError):
-                    shutil.rmtree(each) if each.is_dir() else each.unlink()
+        for name in self._inside.names(KEPT):
+            if f"{KEPT}/{name}" not in named:
+                with suppress(OSError, RecursionError):  # the latter for very deep folders
+                    self._inside.delete(f"{KEPT}/{name}")
 
 
 def last_batch(changes: Sequence[FolderChange]) -> list[FolderChange]:
@@ -263,11 +284,13 @@ def _backwards(change: FolderChange) -> list[Move]:
     return [(target, source) for source, target in reversed(change.moves)]
 
 
-def _inside(path: Any) -> str:
-    """Check that a path of the journal stays in the folder."""
-    if not isinstance(path, str) or path.startswith("/") or ".." in path.split("/"):
-        raise ValueError(path)
-    return path
+def _check_path(path: str) -> None:
+    """Refuse a path of the journal that is not one of a photo, of a class or of what is kept."""
+    names = split_path(path)
+    if "/".join(names[:2]) in (KEPT, NEW):
+        del names[:2]
+    if not names or any(map(is_litter, names)):  # such as hooks of version control
+        raise InputError(f"The journal names {path!r:.80}, which is not a photo of the project.")
 
 
 def _shown(path: str) -> str:

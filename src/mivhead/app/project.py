@@ -8,6 +8,9 @@
 
 Whatever the app shows follows from the files, so that a project can be copied, edited in a file
 manager and used by all other commands (`miv fit birds/`).
+
+A project may also come from a stranger: links are not followed, so that nothing outside the folder
+is read, moved or deleted (`mivhead._util.inside`).
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
-from mivhead.app.journal import HIDDEN, FolderChange, Journal, Move, last_batch
+from mivhead._util.inside import Inside
+from mivhead.app.journal import HIDDEN, KEPT, NEW, FolderChange, Journal, Move, last_batch
 from mivhead.errors import ImageError, InputError, NotAvailableError
 from mivhead.images.decoding import load_image
 from mivhead.images.imageset import (
@@ -38,7 +42,6 @@ from mivhead.images.imageset import (
 from mivhead.model.decision import NONE, UNSURE
 
 MODEL = "model.miv"
-NEW = f"{HIDDEN}/new"  # photos to be named
 THUMBS = f"{HIDDEN}/thumbs"
 MAX_CLASS_NAME = 80  # characters
 THUMB = 320  # pixels of the longer side
@@ -115,9 +118,12 @@ class Project:
         self.folder = Path(folder).resolve()
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError(f"{folder} is a file: give a folder for the project.")
+        self._inside = Inside(self.folder)
         try:
-            for each in (HIDDEN, NEW, THUMBS):
-                (self.folder / each).mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for each in (NEW, THUMBS):
+                self._inside.make(each)
+            self._inside.check_plain(HIDDEN, besides=KEPT)  # a class may contain links
             self._lock = FileLock(self.folder / HIDDEN / "lock")
             self._lock.acquire(timeout=0)
         except Timeout:
@@ -134,6 +140,7 @@ class Project:
         self._found: dict[str, tuple[Photo, ...]] = {}  # by top-level folder, and NEW
         self._version = 1
         self._bad: dict[str, str] = {}
+        self.links: tuple[str, ...] = ()  # folders that would be classes, but are links
         self._places: tuple[int, dict[str, tuple[str, Photo]]] = 0, {}  # by id, of a version
         self.rescan()
 
@@ -188,8 +195,9 @@ class Project:
             before = self._found
             self._found = {}
             with os.scandir(self.folder) as entries:
-                names = [e.name for e in entries if e.is_dir() and not is_litter(e.name)]
-            self._look_into([*names, NEW])
+                folders = [e for e in entries if e.is_dir() and not is_litter(e.name)]
+            self.links = tuple(e.name for e in folders if e.is_symlink())
+            self._look_into([*(e.name for e in folders if not e.is_symlink()), NEW])
             if self._found == before:
                 return False
             self._version += 1
@@ -212,7 +220,7 @@ class Project:
             self._check_free(name)
             kept = self._journal.keep()
             try:
-                (self.folder / kept).mkdir()
+                self._inside.make(kept)
             except OSError as error:
                 raise _cannot("create the class", error) from error
             self._change("add class", name, [(kept, name)])
@@ -251,21 +259,20 @@ class Project:
             if label is not None:
                 self._check_class(label)
             self._check_not_there(data, name, among_new=label is None)
-            kept = self.folder / self._journal.keep()
+            kept = self._journal.keep()
             try:
-                with kept.open("xb") as file:
+                with self._inside.open(kept, "xb") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
             except OSError as error:
                 with suppress(OSError):
-                    kept.unlink()
+                    self._inside.delete(kept)
                 raise _cannot(f"save {name}", error) from error
             if not is_image_name(name):  # such as a pasted "image" without a suffix
                 name += _suffix(data)
             target = self._free_path(folder, name)
-            move = (kept.relative_to(self.folder).as_posix(), target)
-            self._change("add", label or "", [move], batch)
+            self._change("add", label or "", [(kept, target)], batch)
             photo = next(each for each in self._found[folder] if each.path == target)
         with suppress(OSError):  # it can be made later
             self._write_thumb(photo, picture)
@@ -322,7 +329,8 @@ class Project:
                 elif not path.startswith(f"{HIDDEN}/"):
                     touched.add(path.partition("/")[0])
         for name in touched:
-            if (self.folder / name).is_dir():
+            place = self.folder / name
+            if place.is_dir() and not place.is_symlink():
                 self._look_into([name])
             else:
                 self._found.pop(name, None)
@@ -431,24 +439,30 @@ def _list_photos(root: Path, folder: str) -> tuple[tuple[Photo, ...], bool]:
     """Return the photos below a folder, the newest first, and whether there are other files."""
     found: list[Photo] = []
     others = False
-    for place, folders, files in os.walk(root / folder):
-        folders[:] = [each for each in folders if not is_litter(each)]
-        for name in files:
-            if is_litter(name):
-                continue
-            if not is_image_name(name):
-                others = True
-                continue
-            path = Path(place, name)
-            with suppress(OSError, ValueError):  # deleted meanwhile, or not valid UTF-8
-                path.name.encode()
-                stat = path.stat()
-                relative = path.relative_to(root).as_posix()
-                key = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns}".encode()
-                id_ = hashlib.blake2s(key, digest_size=10).hexdigest()
-                found.append(Photo(id_, relative, stat.st_size, stat.st_mtime_ns))
+    waiting = [folder]
+    while waiting:
+        place = waiting.pop()
+        with suppress(OSError), os.scandir(root / place) as entries:  # deleted meanwhile
+            for each in entries:
+                if is_litter(each.name) or each.is_symlink():
+                    continue
+                path = f"{place}/{each.name}"
+                if each.is_dir():
+                    waiting.append(path)
+                elif not (each.is_file() and is_image_name(each.name)):
+                    others = True
+                else:
+                    with suppress(OSError, ValueError):  # deleted meanwhile, or not valid UTF-8
+                        path.encode()
+                        found.append(_photo(path, each.stat()))
     found.sort(key=lambda each: (-each.time, natural_key(each.path)))
     return tuple(found), others
+
+
+def _photo(path: str, stat: os.stat_result) -> Photo:
+    key = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns}".encode()
+    id_ = hashlib.blake2s(key, digest_size=10).hexdigest()
+    return Photo(id_, path, stat.st_size, stat.st_mtime_ns)
 
 
 def _suffix(data: bytes) -> str:

@@ -72,6 +72,9 @@ def run(args: argparse.Namespace) -> int:
     model.verbose = False
     model.make_classifier()  # refuses bad options before the page opens
     with opened(args.folder) as project:
+        if project.links and not args.quiet:
+            names = ", ".join(map(repr, project.links))
+            print(f"The app does not follow links, so it leaves out {names}.", file=sys.stderr)
         learner = Learner(project, model)
         token = Token(project, renew=args.new_link)
         server = make_server(project, learner, token, args.port)
