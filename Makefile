@@ -15,7 +15,7 @@ PIP    := PIP_CONSTRAINT=$(LOCK) PIP_BUILD_CONSTRAINT=$(LOCK) \
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
 
-SOURCES := pyproject.toml $(LOCK) hatch_build.py $(wildcard src/mivhead/kernels/*.[ch])
+SOURCES := pyproject.toml $(LOCK) hatch_build.py $(wildcard src/mivhead/engine/*.[ch])
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -68,7 +68,7 @@ test-oldest:  ## the tests of the core, with the oldest supported versions of al
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
 	  -c .venv-oldest/constraints.txt -e ".[fit,plot,http,serve]" pytest pytest-xdist hypothesis
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -q -n 2 -W default \
-	  tests/*.py tests/head tests/ensemble tests/kernels tests/methods tests/images \
+	  tests/*.py tests/head tests/ensemble tests/engine tests/methods tests/images \
 	  tests/extraction tests/service tests/backbones/test_http*.py
 
 # What the lock hides: a release of yesterday that breaks us. A failure here blocks nobody.

@@ -1,4 +1,4 @@
-"""Compiles the kernels (src/mivhead/kernels/*.c) when the package is installed or built.
+"""Compiles the kernels (src/mivhead/engine/*.c) when the package is installed or built.
 
 pip installs the compiler (ziglang) for the build, so that no other is needed. Without a compiler,
 the package is built without the kernels and runs the formulas of `mivhead.head`, which are slower.
@@ -22,7 +22,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 FLAGS = ("-O3", "-std=c11", "-Wall", "-Wextra", "-shared", "-fPIC", "-s")
 # sqrt need not set errno; only functions that are marked as exported are visible.
 CODE = ("-fno-math-errno", "-fvisibility=hidden")
-# AVX2 and FMA: processors since 2013. `mivhead.kernels.library` checks before it loads.
+# AVX2 and FMA: processors since 2013. `mivhead.engine.library` checks before it loads.
 PROCESSORS = {"x86_64": ("-mcpu=x86_64_v3",)}
 # The library uses nothing from the system, so that it runs on any Linux.
 PURE = "MIVHEAD_PURE"  # environment variable: build a wheel without kernels, for any platform
@@ -43,7 +43,7 @@ class KernelHook(BuildHookInterface):
         if system not in SYSTEMS or importlib.util.find_spec("ziglang") is None:
             self.app.display_warning("No compiler: mivhead is built without its fast kernels.")
             return
-        folder = Path(self.root) / "src" / "mivhead" / "kernels"
+        folder = Path(self.root) / "src" / "mivhead" / "engine"
         library, new = folder / "libkernels.so", folder / "libkernels.so.new"
         flags = (*FLAGS, *CODE, *PROCESSORS.get(platform.machine(), ()), *SYSTEMS[system])
         sources = sorted(map(str, folder.glob("*.c")))

@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from numpy.typing import DTypeLike, NDArray
 
 from mivhead._util import files
 from mivhead.errors import InputError, ModelFileError
@@ -27,10 +25,10 @@ FILE_FORMAT = 1
 FILE_KEYS = {"format", "kind", "ids", "labels", "backbone", "hashes", "view_rule", "pictures"}
 MAX_DIMENSION = 2**20  # values; keeps a forged file from overflowing
 LARGE = 2.0**40  # values from 1 / LARGE to LARGE can be squared and summed in float32
-MAX_POWER = {torch.float32: 120, torch.float64: 1000}  # of two, with a finite inverse
-FLOATS = (torch.float16, torch.float32, torch.float64)
+MAX_POWER = {"float32": 120, "float64": 1000}  # of two, with a finite inverse
+FLOATS = ("float16", "float32", "float64")
 
-Array: TypeAlias = "np.ndarray[Any, Any] | Tensor"
+Array: TypeAlias = NDArray[Any]
 
 
 class Features:
@@ -39,8 +37,9 @@ class Features:
     Parameters
     ----------
     blocks : array, Block, mapping or list of these
-        One entry, or a list with one entry per block. An array (NumPy or PyTorch, float16, float32
-        or float64) is read by its shape: `(n, C)` is a vector per image, `(n, patches, C)` patch
+        One entry, or a list with one entry per block. An array (of NumPy, or anything that offers
+        `__array__` or DLPack, such as a PyTorch tensor; float16, float32 or float64) is read by its
+        shape: `(n, C)` is a vector per image, `(n, patches, C)` patch
         vectors (a square number of patches is taken as a grid), `(n, C, H, W)` a patch map. A
         mapping has the keys `map`, `token` or both.
 
@@ -87,7 +86,7 @@ class Features:
         return len(self._first)
 
     @property
-    def _first(self) -> Tensor:
+    def _first(self) -> Array:
         return next(iter(self.blocks[0].tensors.values()))
 
     @property
@@ -96,17 +95,9 @@ class Features:
         return len(self), sum(math.prod(t.shape[1:]) for t in self.tensors.values())
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> np.dtype[Any]:
         """The widest floating-point type of the parts."""
-        widest = torch.float16
-        for tensor in self.tensors.values():
-            widest = torch.promote_types(widest, tensor.dtype)
-        return widest
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the first part."""
-        return self._first.device
+        return np.result_type(*(t.dtype for t in self.tensors.values()))
 
     @property
     def nbytes(self) -> int:
@@ -114,7 +105,7 @@ class Features:
         return sum(t.nbytes for t in self.tensors.values())
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Array]:
         """All parts by name: `block0.map`, `block0.token`, `block1.map`, ..."""
         return {
             f"block{i}.{part}": tensor
@@ -132,32 +123,29 @@ class Features:
             if not -len(self) <= index < len(self):  # also ends plain iteration
                 raise IndexError(f"image {index} is out of range: there are {len(self)}")
             index = slice(index, index + 1 or None)
-        if isinstance(index, slice) and (index.step or 1) < 0:  # PyTorch has no negative steps
-            index = range(len(self))[index]
         if not isinstance(index, slice):
-            index = torch.as_tensor(np.asarray(index), device=self.device)
+            index = np.asarray(index)
             if not len(index):
-                index = index.long()
-            elif index.dtype != torch.bool:
-                index = torch.where(index < 0, index + len(self), index)
+                index = index.astype(np.int64)
         return self._map(lambda t: t[index])
 
-    def to(self, target: torch.dtype | torch.device | str) -> Features:
-        """Convert to a float dtype or move to a device.
+    def to(self, target: DTypeLike) -> Features:
+        """Convert to another floating-point type.
 
         Parameters
         ----------
-        target : torch.dtype, torch.device or str
-            Such as `torch.float16` or `"cuda"`.
+        target : dtype or str
+            `float16`, `float32` or `float64`, of NumPy.
 
         Returns
         -------
         Features
-            Converted or moved; this object is not changed.
+            Converted; this object is not changed.
         """
-        if isinstance(target, torch.dtype) and target not in FLOATS:
-            raise InputError(f"Features hold float16, float32 or float64, not {target}.")
-        return self._map(lambda t: t.to(target))
+        dtype = np.dtype(target)
+        if dtype.name not in FLOATS:
+            raise InputError(f"Features hold float16, float32 or float64, not {dtype}.")
+        return self._map(lambda t: t.astype(dtype, copy=False))
 
     @property
     def exponents(self) -> tuple[int, ...]:
@@ -186,9 +174,9 @@ class Features:
         if len(exponents) != len(self.blocks) or max(map(abs, exponents)) > max(MAX_POWER.values()):
             raise InputError(f"{self} cannot be divided by the powers of two {list(exponents)}.")
         pairs = zip(self.blocks, exponents, strict=True)
-        return Features._of(block.apply(partial(torch.mul, other=2.0**-n)) for block, n in pairs)
+        return Features._of(block.apply(partial(_times, factor=2.0**-n)) for block, n in pairs)
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Features:
+    def _map(self, change: Callable[[Array], Array]) -> Features:
         return Features._of(block.apply(change) for block in self.blocks)
 
     @property
@@ -228,7 +216,7 @@ class Features:
             return first
         columns = zip(*(part.blocks for part in parts), strict=True)
         return Features._of(
-            Block(**{k: torch.cat([b.tensors[k] for b in blocks]) for k in blocks[0].tensors})
+            Block(**{k: np.concatenate([b.tensors[k] for b in blocks]) for k in blocks[0].tensors})
             for blocks in columns
         )
 
@@ -237,10 +225,10 @@ class Features:
             return NotImplemented
         mine, theirs = self.tensors, other.tensors
         return mine.keys() == theirs.keys() and all(
-            t.dtype == theirs[k].dtype and torch.equal(t, theirs[k]) for k, t in mine.items()
+            t.dtype == theirs[k].dtype and np.array_equal(t, theirs[k]) for k, t in mine.items()
         )
 
-    __hash__ = None  # type: ignore[assignment]  # holds tensors, like an array
+    __hash__ = None  # type: ignore[assignment]  # like an array
 
     def __repr__(self) -> str:
         return f"Features(n={len(self)}, {_layout_text(self.blocks)})"
@@ -298,13 +286,13 @@ class Features:
 
 
 def write_features_file(
-    path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
+    path: str | Path, tensors: Mapping[str, Array], meta: Mapping[str, Any]
 ) -> None:
     """Write a features file; `meta` holds what belongs to the features, such as labels."""
     files.write(path, tensors, {"format": FILE_FORMAT, "kind": "features", **meta})
 
 
-def read_features_file(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_features_file(path: str | Path) -> tuple[dict[str, Array], dict[str, Any]]:
     """Read the tensors and the metadata of a features file."""
     tensors, meta = files.read(path)
     if meta.get("kind") != "features":
@@ -319,8 +307,8 @@ def read_features_file(path: str | Path) -> tuple[dict[str, Tensor], dict[str, A
 
 
 def _layout_text(blocks: Iterable[Block]) -> str:
-    def part(name: str, t: Tensor) -> str:
-        return f"{name} {'x'.join(map(str, t.shape[1:]))} {str(t.dtype).removeprefix('torch.')}"
+    def part(name: str, t: Array) -> str:
+        return f"{name} {'x'.join(map(str, t.shape[1:]))} {t.dtype}"
 
     return "; ".join(
         f"block{i}: " + " + ".join(part(k, t) for k, t in block.tensors.items())
@@ -332,36 +320,45 @@ def _layout_text(blocks: Iterable[Block]) -> str:
 class Block:
     """One block's output: a patch map `(n, C, H, W)`, a token `(n, C)`, or both."""
 
-    map: Tensor | None = None
-    token: Tensor | None = None
+    map: Array | None = None
+    token: Array | None = None
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Array]:
         """The parts that exist, by name."""
         return {k: v for k, v in (("map", self.map), ("token", self.token)) if v is not None}
 
     @property
     def channels(self) -> int:
         """Number of channels C."""
-        return next(iter(self.tensors.values())).shape[1]
+        return int(next(iter(self.tensors.values())).shape[1])
 
-    def apply(self, change: Callable[[Tensor], Tensor]) -> Block:
+    def apply(self, change: Callable[[Array], Array]) -> Block:
         """Change every part in the same way."""
         return Block(**{k: change(v) for k, v in self.tensors.items()})
 
 
+def _times(x: Array, factor: float) -> Array:
+    return x * x.dtype.type(factor)
+
+
 def _exponent(block: Block) -> int:
-    tensors = [t for t in block.tensors.values() if t.dtype in MAX_POWER and t.numel()]
-    largest = max((float(t.abs().max()) for t in tensors), default=0.0)
+    tensors = [t for t in block.tensors.values() if t.dtype.name in MAX_POWER and t.size]
+    largest = max((float(max(-t.min(), t.max())) for t in tensors), default=0.0)
     if not largest or 1 / LARGE <= largest <= LARGE:
         return 0
-    most = min(MAX_POWER[t.dtype] for t in tensors)
+    most = min(MAX_POWER[t.dtype.name] for t in tensors)
     return max(-most, min(math.frexp(largest)[1], most))
 
 
 def is_array(x: object) -> bool:
-    """Whether x is a NumPy array or a PyTorch tensor."""
-    return isinstance(x, np.ndarray | Tensor)
+    """Whether x is an array: of NumPy, or something that can be turned into one at once.
+
+    >>> is_array(np.ones(3)), is_array([1.0, 2.0])
+    (True, False)
+    """
+    convertible = hasattr(x, "__array__") or hasattr(x, "__dlpack__")
+    return isinstance(x, np.ndarray) or (convertible and hasattr(x, "ndim"))
 
 
 def _type_and_shape(x: object) -> str:
@@ -379,9 +376,9 @@ def read_block(entry: Any, name: str) -> Block:
             raise InputError(
                 f"{name}: a block has the keys 'map' and/or 'token', got {sorted(entry)}."
             )
-        parts = {k: _tensor(v, f"{name}.{k}") for k, v in entry.items() if v is not None}
+        parts = {k: read_array(v, f"{name}.{k}") for k, v in entry.items() if v is not None}
     else:
-        tensor = _tensor(entry, name)
+        tensor = read_array(entry, name)
         if tensor.ndim == 2:
             parts = {"token": tensor}
         elif tensor.ndim == 3:
@@ -402,48 +399,58 @@ def read_block(entry: Any, name: str) -> Block:
     return Block(**parts)
 
 
-def _tensor(x: Any, name: str) -> Tensor:
+def read_array(x: Any, name: str) -> Array:
+    """Read an array of floating-point numbers of any library; it is called `name` in errors."""
     if not is_array(x):
-        raise InputError(
-            f"{name}: expected a NumPy array or a PyTorch tensor, got {_type_and_shape(x)}."
-        )
-    if isinstance(x, np.ndarray):
-        x = _for_torch(x)
+        raise InputError(f"{name}: expected an array, got {_type_and_shape(x)}.")
     try:
-        tensor = torch.as_tensor(x).detach()
-    except TypeError:
+        array = to_numpy(x)
+    except (TypeError, ValueError, RuntimeError, BufferError):
         raise InputError(f"{name}: arrays of type {x.dtype} cannot be used.") from None
-    if tensor.dtype not in FLOATS:
+    if array.dtype.name not in FLOATS:
+        raise InputError(f"{name} has type {array.dtype}, expected float16, float32 or float64.")
+    if array.ndim not in (2, 3, 4):
         raise InputError(
-            f"{name} has type {str(tensor.dtype).removeprefix('torch.')}, "
-            "expected float16, float32 or float64."
+            f"{name} has shape {array.shape}, expected (n, C), (n, patches, C) or (n, C, H, W)."
         )
-    if tensor.ndim not in (2, 3, 4):
+    if not is_finite(array):
+        bad = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))[0]
         raise InputError(
-            f"{name} has shape {tuple(tensor.shape)}, expected (n, C), (n, patches, C) "
-            "or (n, C, H, W)."
+            f"{name} of shape {array.shape} holds NaN or infinity (first in image {bad})."
         )
-    if tensor.numel() and not all(bound.isfinite() for bound in torch.aminmax(tensor)):
-        bad = (~torch.isfinite(tensor)).flatten(1).any(1).nonzero()[0, 0]
-        raise InputError(
-            f"{name} of shape {tuple(tensor.shape)} holds NaN or infinity (first in image {bad})."
-        )
-    return tensor
+    return array
 
 
-def _for_torch(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Copy an array that PyTorch cannot share: read-only, reversed, or of foreign byte order."""
-    x = x.astype(x.dtype.newbyteorder("="), copy=False)
-    shareable = x.flags.writeable and all(stride >= 0 for stride in x.strides)
-    return x if shareable else x.copy()
+def to_numpy(x: Any) -> Array:
+    """Turn an array of any library into one of NumPy, in the machine's byte order.
+
+    PyTorch's tensors are detached from their graph and copied from their device.
+    """
+    if hasattr(x, "detach"):
+        x = x.detach().cpu()
+    array = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _patches_to_map(patches: Tensor) -> Tensor:
+def is_finite(array: Array) -> bool:
+    """Whether an array holds neither NaN nor infinity.
+
+    >>> is_finite(np.ones(3, np.float16)), is_finite(np.array([np.inf]))
+    (True, False)
+    """
+    if not array.size:
+        return True
+    if array.dtype == np.float16:  # much faster than comparing halves: the bits of the exponent
+        return not ((array.view(np.uint16) & 0x7C00) == 0x7C00).any()
+    return bool(np.isfinite(array.min()) and np.isfinite(array.max()))
+
+
+def _patches_to_map(patches: Array) -> Array:
     """(n, P, C) to (n, C, s, s) for P = s * s; otherwise (n, C, P, 1), which has no grid."""
     n, count, channels = patches.shape
     side = math.isqrt(count)
     height, width = (side, side) if side * side == count else (count, 1)
-    return patches.transpose(1, 2).reshape(n, channels, height, width)
+    return patches.transpose(0, 2, 1).reshape(n, channels, height, width)
 
 
 def blocks_of(layout: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -473,7 +480,7 @@ def read_layout(document: Any) -> Features:
         if not integers or len(shape) > 3 or not all(0 < size <= MAX_DIMENSION for size in shape):
             raise InputError(f"config.layout.{name} is not valid: {shape!r:.80}.")
     # Features check the names and the numbers of dimensions.
-    return Features.from_tensors({k: torch.empty(0, *v) for k, v in document.items()})
+    return Features.from_tensors({k: np.empty((0, *v), np.float32) for k, v in document.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -601,7 +608,7 @@ class FeatureTable:
         tensors = dict(self.features.tensors)
         if self.views is not None and self.view_of is not None:
             tensors |= {_VIEWS + name: tensor for name, tensor in self.views.tensors.items()}
-            tensors[_VIEW_OF] = torch.as_tensor(self.view_of)
+            tensors[_VIEW_OF] = np.asarray(self.view_of)
         meta: dict[str, Any] = {
             "ids": self.ids,
             "labels": self.labels,
@@ -656,32 +663,31 @@ def _strings(value: Any, name: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def join_bytes(parts: Iterable[bytes]) -> Tensor:
-    """Join files, such as small pictures, to one tensor."""
-    return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
+def join_bytes(parts: Iterable[bytes]) -> NDArray[np.uint8]:
+    """Join files, such as small pictures, to one array."""
+    return np.frombuffer(b"".join(parts), np.uint8)
 
 
-def split_bytes(data: Tensor, lengths: Iterable[int]) -> list[bytes]:
+def split_bytes(data: Array, lengths: Iterable[int]) -> list[bytes]:
     """Split what `join_bytes` joined; raise an error if the lengths do not fit.
 
     >>> split_bytes(join_bytes([b"cat", b"", b"dog"]), [3, 0, 3])
     [b'cat', b'', b'dog']
     """
     ends = np.cumsum([0, *lengths]).tolist()
-    if data.dtype != torch.uint8 or data.shape != (ends[-1],) or sorted(ends) != ends:
+    if data.dtype != np.uint8 or data.shape != (ends[-1],) or sorted(ends) != ends:
         raise InputError("The pictures do not fit their lengths.")
-    joined = data.numpy().tobytes()
+    joined = data.tobytes()
     return [joined[start:end] for start, end in pairwise(ends)]
 
 
-def _bytes(data: Tensor, lengths: Any) -> tuple[bytes, ...]:
+def _bytes(data: Array, lengths: Any) -> tuple[bytes, ...]:
     if not isinstance(lengths, list) or not all(type(each) is int for each in lengths):
         raise InputError("pictures must be a list of lengths.")
     return tuple(split_bytes(data, lengths))
 
 
-def _rows(view_of: torch.Tensor, images: int) -> NDArray[np.int64]:
-    rows = view_of.numpy()
+def _rows(rows: Array, images: int) -> NDArray[np.int64]:
     if rows.dtype != np.int64 or rows.ndim != 1:
         raise InputError("view_of must be a list of integers.")
     if len(rows) and not (rows.min() >= 0 and rows.max() < images):

@@ -27,9 +27,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-if TYPE_CHECKING:  # exported models run without PyTorch and safetensors
+if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from torch import Tensor
 
 METADATA_KEY = "mivhead"
 CHECKSUM = "checksum.v1"  # key of the document: CRC-32 of everything else in the file
@@ -116,31 +115,25 @@ def _remove_abandoned(path: Path, own: Path) -> None:
                     each.unlink()
 
 
-def write(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Write tensors and a JSON document as a safetensors file, atomically."""
+def write(path: str | Path, tensors: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
+    """Write arrays and a JSON document as a safetensors file, atomically."""
+    import numpy as np
     from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.numpy import save_file
 
-    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    places: set[int] = set()
-    for name, tensor in contiguous.items():  # safetensors refuses two names for the same memory
-        if tensor.data_ptr() in places:
-            contiguous[name] = tensor.clone()
-        places.add(tensor.data_ptr())
-    arrays = {name: tensor.numpy() for name, tensor in contiguous.items()}
+    arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     text = json.dumps(
         {**meta, CHECKSUM: checksum(arrays, meta)}, ensure_ascii=False, allow_nan=False
     )
     with replacing(path) as part:
         try:
-            save_file(contiguous, part, metadata={METADATA_KEY: text})
+            save_file(arrays, part, metadata={METADATA_KEY: text})
         except SafetensorError as error:  # such as a full disk
             raise OSError(str(error)) from error
 
 
-def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read tensors and the JSON document of a file written by `write`."""
-    import torch
+def read(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Read arrays and the JSON document of a file written by `write`."""
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
@@ -168,9 +161,7 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ModelFileError(f"{path} is corrupted: its metadata is not a JSON object.")
     if CHECKSUM in meta and meta.pop(CHECKSUM) != checksum(arrays, meta):
         raise ModelFileError(f"{path} is corrupted: its checksum does not match its contents.")
-    # Tensors are built last: a damaged file is refused in a fraction of the time. They are copies,
-    # one at a time, because PyTorch aligns its memory, and the alignment affects rounding.
-    return {name: torch.from_numpy(arrays.pop(name)).clone() for name in list(arrays)}, meta
+    return arrays, meta
 
 
 def _read_array(path: Path, file: Any, name: str) -> NDArray[Any]:

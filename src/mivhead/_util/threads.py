@@ -1,15 +1,13 @@
-"""How many threads PyTorch should use, and how they wait.
+"""Threads that compute: how many there are, how they share work, and how they wait.
 
-PyTorch's OpenMP threads wait for each other in a busy loop. If another process holds the core of
-one of them, all others spin until it gets its core back: a fit that takes 3 seconds with one thread
-can take minutes with two. Threads that sleep while they wait are not slower on an idle machine and
-harmless on a busy one (`benchmarks/busy.py`). OpenMP reads its policy once, when PyTorch is loaded:
+`run_parts` runs the parts of some work on a few threads of our own, which sleep while there is
+nothing to do. NumPy and the compiled kernels release Python's lock while they compute, so that the
+threads really run side by side. Inside a part, `run_parts` runs one after the other: work is shared
+out once, at the outermost level that has enough parts.
 
-- `import mivhead` asks for the passive policy, unless the environment already names one or PyTorch
-  was imported before. The latter is too late, so that the rule below applies instead.
-- `shared_cores` is a context for heavy work. It uses no more threads than the process has cores,
-  by its affinity and by the quota of its container. If the threads spin, it first measures whether
-  several are faster than one at the moment, and uses one otherwise.
+NumPy's linear algebra has threads of its own, which wait in a busy loop for a while after each
+product. `shared_cores` is a context for heavy work that gives NumPy one thread, as the products of a
+head are small, and PyTorch (if it is loaded) as many as `thread_count` says.
 """
 
 from __future__ import annotations
@@ -17,65 +15,147 @@ from __future__ import annotations
 import math
 import os
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from itertools import count
 from pathlib import Path
+from typing import Any
 
-POLICY = "OMP_WAIT_POLICY"
-PASSIVE = "passive"
 CGROUP = Path("/sys/fs/cgroup")
+POLICY = "OMP_WAIT_POLICY"  # of OpenMP, with which PyTorch computes
 
-_TRIAL_SIZE = 192  # rows of a matrix product that takes about as long as one of the head's
-_TRIALS = 7
+_wanted: int | None = None  # set by the user; None: all cores
+_pool: ThreadPoolExecutor | None = None
+_here = threading.local()  # `inside`: whether this thread is working on a part
+_limits = threading.RLock()
+_limited = 0  # how many contexts limit NumPy at the moment
+_limiter: Any = None
 
 
-def wait_passively() -> None:
-    """Let OpenMP's threads sleep while they wait, if PyTorch has not been loaded yet."""
-    if "torch" not in sys.modules:
-        os.environ.setdefault(POLICY, PASSIVE)
+def set_threads(threads: int | None) -> None:
+    """Set how many threads compute; None uses all cores that the process may use."""
+    global _wanted, _pool
+    if threads != _wanted:
+        _wanted, _pool = threads, None
+
+
+def thread_count() -> int:
+    """Return how many threads compute: the number that was set, but no more than there are cores.
+
+    >>> thread_count() >= 1
+    True
+    """
+    cores = available_cores()
+    return cores if _wanted is None else max(1, min(_wanted, cores))
+
+
+def run_parts(work: Callable[[int], object], parts: int) -> None:
+    """Call `work(0)` to `work(parts - 1)`, on several threads if that many are to compute.
+
+    Parameters
+    ----------
+    work : callable
+        Computes one part. An exception in a part is raised here, after the other parts have ended.
+    parts : int
+        How many there are.
+
+    Examples
+    --------
+    >>> squares = [0] * 5
+    >>> run_parts(lambda i: squares.__setitem__(i, i * i), 5)
+    >>> squares
+    [0, 1, 4, 9, 16]
+    """
+    helpers = min(parts, thread_count()) - 1
+    if helpers < 1 or getattr(_here, "inside", False):
+        for part in range(parts):
+            work(part)
+        return
+    numbers = count()
+
+    def take() -> None:
+        _here.inside = True
+        try:
+            while (part := next(numbers)) < parts:
+                work(part)
+        finally:
+            _here.inside = False
+
+    others = [_threads().submit(take) for _ in range(helpers)]
+    try:
+        take()
+    finally:
+        errors = [other.exception() for other in others]  # waits for them, too
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+def _threads() -> ThreadPoolExecutor:
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(max(1, thread_count() - 1), thread_name_prefix="mivhead")
+    return _pool
+
+
+def _forget_threads() -> None:
+    """Forget threads, which a forked process does not have."""
+    global _pool, _limits, _limited
+    _pool, _limits, _limited = None, threading.RLock(), 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)
 
 
 @contextmanager
 def shared_cores() -> Iterator[None]:
-    """Run heavy work with as many threads as are of use."""
-    import torch
+    """Run heavy work whose threads do not get in each other's way."""
+    with ExitStack() as stack:
+        stack.enter_context(_one_blas_thread())
+        if torch := sys.modules.get("torch"):
+            before = torch.get_num_threads()
+            torch.set_num_threads(min(before, thread_count()))
+            stack.callback(torch.set_num_threads, before)
+        yield
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(useful_threads())
+
+@contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """Let NumPy's linear algebra compute in the thread that calls it."""
+    global _limited, _limiter
+    with _limits:
+        _limited += 1
+        if _limited == 1:
+            _limiter = _controller().limit(limits=1, user_api="blas")
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        with _limits:
+            _limited -= 1
+            if _limited == 0:
+                _limiter.restore_original_limits()
 
 
-def useful_threads() -> int:
-    """Return PyTorch's number of threads, or less if that many would only hinder each other."""
-    import torch
+@cache
+def _controller() -> Any:
+    import numpy as np  # noqa: F401  # so that its library is found
+    from threadpoolctl import ThreadpoolController
 
-    threads = min(torch.get_num_threads(), available_cores())
-    if threads == 1 or os.environ.get(POLICY, "").lower() == PASSIVE:
-        return threads
-    return threads if _faster_than_one(threads) else 1
+    return ThreadpoolController()
 
 
-def _faster_than_one(threads: int) -> bool:
-    """Measure for some milliseconds whether several spinning threads are faster than one."""
-    import torch
+def wait_passively() -> None:
+    """Let PyTorch's threads sleep while they wait, if it has not been loaded yet.
 
-    matrix = torch.ones(_TRIAL_SIZE, _TRIAL_SIZE)
-    before, seconds = torch.get_num_threads(), []
-    try:
-        for count in (1, threads):
-            torch.set_num_threads(count)
-            torch.mm(matrix, matrix)  # starts the threads
-            start = time.perf_counter()
-            for _ in range(_TRIALS):
-                torch.mm(matrix, matrix)
-            seconds.append(time.perf_counter() - start)
-    finally:
-        torch.set_num_threads(before)
-    return seconds[1] < seconds[0]
+    By default, they wait for each other in a busy loop. If another process holds the core of one of
+    them, all others spin until it gets its core back (`benchmarks/busy.py`).
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault(POLICY, "passive")
 
 
 def available_cores() -> int:

@@ -12,119 +12,194 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from mivhead._util.threads import run_parts
 from mivhead.features import Block
 
 Kind = Literal["second_order", "layout", "mean"]
+Array = NDArray[np.float32]
 
 COMPONENTS = 128  # principal components of patches, at most
 SIDE = 7  # of a layout, at most
 OVERSAMPLING = 8  # additional components during the subspace iteration, which make it converge
 ITERATIONS = 3  # of the subspace iteration
 NOISE = 1e-6  # variance along a component, relative to the largest, that may be rounding
+IMAGES = 16  # whose patches are in memory in single precision at once
+EPS = 1e-12  # smallest length
+LN_EPS = 1e-5  # of LayerNorm
 
 
 @dataclass(frozen=True, eq=False)
 class PatchPCA:
     """A PCA of the patches of a block."""
 
-    mean: Tensor  # (channel,)
-    components: Tensor  # (channel, component)
+    mean: Array  # (channel,)
+    components: Array  # (channel, component)
 
     @classmethod
-    def fit(cls, map_: Tensor) -> PatchPCA:
+    def fit(cls, map_: NDArray[Any]) -> PatchPCA:
         """Fit to the patches of maps (image, channel, H, W)."""
-        patches = map_.flatten(2).transpose(1, 2).flatten(0, 1).float()  # (patch, channel)
-        mean = patches.mean(dim=0)
-        patches = patches - mean  # not in place: they may be the maps themselves
-        return cls(mean, principal_components(patches.T @ patches))
+        images, channels = map_.shape[:2]
+        sums = [x.sum(axis=(0, 1), dtype=np.float64) for x in _patches(map_)]
+        mean = (sum(sums) / (map_.size / channels)).astype(np.float32)
+        if channels <= COMPONENTS:  # nothing would be left out
+            return cls(mean, np.eye(channels, dtype=np.float32))
+        scatter = np.zeros((channels, channels), np.float32)
+        for part in _patches(map_):
+            x = (part - mean).reshape(-1, channels)
+            scatter += x.T @ x
+        return cls(mean, principal_components(scatter))
 
-    def __call__(self, map_: Tensor) -> Tensor:
+    def __call__(self, map_: NDArray[Any]) -> Array:
         """Transform patches: (image, channel, H, W) to (image, component, H, W)."""
-        centred = map_.float() - self.mean[:, None, None]
         channels, components = self.components.shape
-        if channels == components:  # all of them are kept, unrotated
-            return centred
-        rotated: Tensor = self.components.T @ centred.flatten(2)  # (image, component, patch)
-        return rotated.view(len(map_), components, *map_.shape[2:])
+        x = map_.reshape(len(map_), channels, -1).astype(np.float32)  # (image, channel, patch)
+        x -= self.mean[:, None]
+        if channels != components:
+            x = self.components.T @ x  # (image, component, patch)
+        return x.reshape(len(map_), components, *map_.shape[2:])
 
 
-def principal_components(scatter: Tensor) -> Tensor:
+def _patches(map_: NDArray[Any]) -> Iterator[Array]:
+    """Yield the patches (image, patch, channel) of some images at a time, in single precision."""
+    for start in range(0, len(map_), IMAGES):
+        part = map_[start : start + IMAGES]
+        yield part.reshape(*part.shape[:2], -1).transpose(0, 2, 1).astype(np.float32)
+
+
+def principal_components(scatter: Array) -> Array:
     """Return the first eigenvectors of a scatter matrix as columns, by subspace iteration.
 
-    Written out because `torch.pca_lowrank` draws its start from the global generator. With few
-    channels nothing is left out, and the result is the identity.
+    It is many times as fast as all eigenvectors. With few channels nothing is left out, and the
+    result is the identity.
 
-    >>> principal_components(torch.eye(3)).shape
-    torch.Size([3, 3])
+    >>> principal_components(np.eye(3, dtype=np.float32)).shape
+    (3, 3)
     """
     channels = len(scatter)
     if channels <= COMPONENTS:
-        return torch.eye(channels, dtype=scatter.dtype, device=scatter.device)
+        return np.eye(channels, dtype=scatter.dtype)
     width = min(channels, COMPONENTS + OVERSAMPLING)
-    generator = torch.Generator().manual_seed(0)  # any start will do, as long as it is the same
-    start = torch.randn(channels, width, generator=generator).to(scatter)
-    basis = torch.linalg.qr(start).Q
+    basis = np.linalg.qr(_start(channels, width))[0]
     for _ in range(ITERATIONS):
-        basis = torch.linalg.qr(scatter @ basis).Q
-    variances, inside = torch.linalg.eigh(basis.T @ scatter @ basis)  # ascending
+        basis = np.linalg.qr(scatter @ basis)[0]
+    variances, inside = np.linalg.eigh(basis.T @ scatter @ basis)  # ascending
     # Few patches span few dimensions; all other components would be made of rounding errors.
     varies = variances > NOISE * variances[-1]
-    first: Tensor = (basis @ (inside * varies))[:, -COMPONENTS:].contiguous()
-    return first
+    return np.ascontiguousarray((basis @ (inside * varies))[:, -COMPONENTS:], np.float32)
+
+
+def _start(rows: int, columns: int) -> Array:
+    """Draw normal numbers, the same every time: those that versions up to 0.2.0 started from.
+
+    They came from PyTorch, which makes 16 of 16 uniform numbers by the Box-Muller transform.
+    """
+    count = rows * columns
+    bits = np.random.RandomState(0).randint(0, 2**32, size=count, dtype=np.uint32)
+    uniform = (bits & 0xFFFFFF).astype(np.float32) * np.float32(2**-24)
+    whole = uniform[: count // 16 * 16].reshape(-1, 16)
+    normal = np.empty(count, np.float32)
+    normal[: whole.size] = _box_muller(whole).reshape(-1)
+    if count % 16:  # the last 16 are drawn again
+        more = np.random.RandomState(0)
+        bits = more.randint(0, 2**32, size=count + 16, dtype=np.uint32)[count:]
+        uniform = (bits & 0xFFFFFF).astype(np.float32) * np.float32(2**-24)
+        normal[-16:] = _box_muller(uniform.reshape(1, 16))[0]
+    return normal.reshape(rows, columns)
+
+
+def _box_muller(uniform: Array) -> Array:
+    radius = np.sqrt(-2 * np.log(1 - uniform[:, :8]))
+    angle = np.float32(2 * np.pi) * uniform[:, 8:]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
 
 
 def compute_descriptors(
     block: Block, pca: PatchPCA | None, kinds: Iterable[Kind]
-) -> Iterator[tuple[Kind, Tensor]]:
+) -> Iterator[tuple[Kind, Array]]:
     """Compute several descriptors, (image, dimension) each; patches are transformed only once.
 
-    >>> block = Block(map=torch.randn(2, 3, 4, 4))
+    >>> block = Block(map=np.random.default_rng(0).normal(size=(2, 3, 4, 4)))
     >>> described = compute_descriptors(block, PatchPCA.fit(block.map), ["layout", "mean"])
-    >>> {kind: tuple(x.shape) for kind, x in described}
+    >>> {kind: x.shape for kind, x in described}
     {'layout': (2, 48), 'mean': (2, 3)}
     """
-    patches = None  # (image, component, H, W)
-    for kind in kinds:
-        if kind == "mean":
-            yield kind, mean_vectors(block)
-            continue
-        if patches is None:
-            assert block.map is not None
-            assert pca is not None
-            patches = pca(block.map)
-        yield kind, _layout(patches) if kind == "layout" else _second_order(patches)
+    kinds = list(kinds)
+    of_patches = [kind for kind in kinds if kind != "mean"]
+    found: dict[Kind, Array] = {}
+    if "mean" in kinds:
+        found["mean"] = mean_vectors(block)
+    if of_patches:
+        assert block.map is not None
+        assert pca is not None
+        map_, rotation = block.map, pca
+        starts = range(0, len(map_), IMAGES)
+        parts: list[dict[Kind, Array]] = [{} for _ in starts]
+
+        def describe(number: int) -> None:
+            patches = rotation(map_[starts[number] : starts[number] + IMAGES])
+            for kind in of_patches:
+                one = _layout if kind == "layout" else _second_order
+                parts[number][kind] = one(patches)
+
+        run_parts(describe, len(starts))
+        for kind in of_patches:
+            found[kind] = np.concatenate([part[kind] for part in parts])
+    return ((kind, found[kind]) for kind in kinds)
 
 
-def mean_vectors(block: Block) -> Tensor:
+def mean_vectors(block: Block) -> Array:
     """Return the token, or the mean patch, with mean 0 and length 1."""
     if block.token is not None:
-        vectors = block.token.float()
+        vectors = block.token.astype(np.float32)
     else:
         assert block.map is not None
-        vectors = block.map.mean(dim=(2, 3), dtype=torch.float32)
-    return F.normalize(F.layer_norm(vectors, vectors.shape[1:]), dim=1)
+        vectors = block.map.mean(axis=(2, 3), dtype=np.float32)
+    vectors = vectors - vectors.mean(axis=1, keepdims=True)
+    variance = np.square(vectors).mean(axis=1, keepdims=True)
+    return unit(vectors / np.sqrt(variance + np.float32(LN_EPS)))
 
 
-def _layout(patches: Tensor) -> Tensor:
+def unit(x: Array) -> Array:
+    """Scale vectors (image, dimension) to length 1.
+
+    >>> unit(np.array([[3.0, 4.0]], np.float32))
+    array([[0.6, 0.8]], dtype=float32)
+    """
+    length = np.sqrt(np.square(x).sum(axis=1, keepdims=True))
+    scaled: Array = x / np.maximum(length, np.float32(EPS))
+    return scaled
+
+
+def _layout(patches: Array) -> Array:
     """Concatenate all patches, after average pooling to at most 7x7."""
     height, width = patches.shape[2:]
     if max(height, width) > SIDE:
-        patches = F.adaptive_avg_pool2d(patches, (min(SIDE, height), min(SIDE, width)))
-    return F.normalize(patches.flatten(1), dim=1)
+        patches = _average_pool(patches, 2, min(SIDE, height))
+        patches = _average_pool(patches, 3, min(SIDE, width))
+    return unit(patches.reshape(len(patches), -1))
 
 
-def _second_order(patches: Tensor) -> Tensor:
+def _average_pool(x: Array, axis: int, size: int) -> Array:
+    """Adaptive average pooling along one axis: windows overlap if the size does not divide."""
+    side = x.shape[axis]
+    if side == size:
+        return x
+    windows = [
+        np.take(x, range(i * side // size, -(-(i + 1) * side // size)), axis).mean(axis)
+        for i in range(size)
+    ]
+    return np.stack(windows, axis)
+
+
+def _second_order(patches: Array) -> Array:
     """Signed square roots of the covariances of all pairs of components."""
-    patches = patches.flatten(2)  # (image, component, patch)
-    patches = patches - patches.mean(dim=2, keepdim=True)
-    covariances = patches @ patches.transpose(1, 2)
-    size = patches.shape[1]
-    row, column = torch.triu_indices(size, size, device=patches.device)
-    pairs = covariances.flatten(1).index_select(1, row * size + column)
-    return F.normalize(pairs.abs().sqrt().copysign(pairs), dim=1)
+    x = patches.reshape(*patches.shape[:2], -1)  # (image, component, patch)
+    x = x - x.mean(axis=2, keepdims=True)
+    covariances = x @ x.transpose(0, 2, 1)
+    pairs = covariances[:, *np.triu_indices(x.shape[1])]
+    return unit(np.copysign(np.sqrt(np.abs(pairs)), pairs))

@@ -9,31 +9,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from mivhead.ensemble.descriptors import COMPONENTS, SIDE, Kind, PatchPCA, compute_descriptors
 from mivhead.features import Block, Features
+
+Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
 class Ridge:
     """A linear map of vectors to class memberships: near 1 for the right class, else near 0."""
 
-    coefficients: Tensor  # (dimension, class)
-    intercepts: Tensor  # (class,)
+    coefficients: Array  # (dimension, class)
+    intercepts: Array  # (class,)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Array) -> Array:
         """Memberships (image, class) of vectors (image, dimension)."""
         # In double precision, so that a prediction does not depend on an image's place in a batch.
-        memberships = x.double() @ self.coefficients.double() + self.intercepts.double()
-        return memberships.to(x.dtype)
+        memberships: Array = (
+            x.astype(np.float64) @ self.coefficients.astype(np.float64) + self.intercepts
+        ).astype(np.float32)
+        return memberships
 
 
-def fit_ridge(x: Tensor, targets: Tensor, alpha: float) -> tuple[Ridge, Tensor]:
+def fit_ridge(x: Array, targets: Array, alpha: float) -> tuple[Ridge, Array]:
     """Fit a ridge regression with an intercept, in closed form.
 
     Written out because it also returns the leave-one-out predictions, which come for free with the
@@ -41,9 +44,9 @@ def fit_ridge(x: Tensor, targets: Tensor, alpha: float) -> tuple[Ridge, Tensor]:
 
     Parameters
     ----------
-    x : Tensor
+    x : array
         Vectors (image, dimension).
-    targets : Tensor
+    targets : array
         Memberships (image, class).
     alpha : float
         Strength of the penalty alpha |W|^2.
@@ -52,38 +55,42 @@ def fit_ridge(x: Tensor, targets: Tensor, alpha: float) -> tuple[Ridge, Tensor]:
     -------
     ridge : Ridge
         The fitted map.
-    left_out : Tensor
+    left_out : array
         For every image, the leave-one-out prediction of a map fitted on all others: (image,
         class).
 
     Examples
     --------
-    >>> x = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
+    >>> x = np.array([[0.0], [1.0], [2.0], [3.0]])
     >>> ridge, left_out = fit_ridge(x, 2 * x + 1, alpha=1e-6)
-    >>> ridge(torch.tensor([[10.0]])).round(decimals=3), left_out[3].round(decimals=3)
-    (tensor([[21.]]), tensor([7.]))
+    >>> ridge(np.array([[10.0]])).round(3).item(), left_out[3].round(3).item()
+    (21.0, 7.0)
     """
-    x64, targets64 = x.double(), targets.double()
-    middle, rates = x64.mean(dim=0), targets64.mean(dim=0)
+    x64, targets64 = x.astype(np.float64), targets.astype(np.float64)
+    middle, rates = x64.mean(axis=0), targets64.mean(axis=0)
     centred, wanted = x64 - middle, targets64 - rates
     weights, leverage = _solve(centred, wanted, alpha)
-    n = len(x)
     # Leaving an image out divides its residual by 1 - leverage, counting that of the intercept.
     residuals = wanted - centred @ weights
-    rest = (1 - leverage - 1 / n).clamp_min(1e-9)
-    left_out = targets64 - residuals / rest.unsqueeze(1)
-    ridge = Ridge(weights.to(x.dtype), (rates - middle @ weights).to(x.dtype))
-    return ridge, left_out.to(x.dtype)
+    rest = np.maximum(1 - leverage - 1 / len(x), 1e-9)
+    left_out = targets64 - residuals / rest[:, None]
+    return _ridge(weights, rates - middle @ weights), left_out.astype(np.float32)
 
 
-def fit_weighted_ridge(x: Tensor, targets: Tensor, weights: Tensor, alpha: float) -> Ridge:
+def _ridge(weights: NDArray[np.float64], intercepts: NDArray[np.float64]) -> Ridge:
+    return Ridge(weights.astype(np.float32), intercepts.astype(np.float32))
+
+
+def fit_weighted_ridge(
+    x: Array, targets: NDArray[Any], weights: NDArray[Any], alpha: float
+) -> Ridge:
     """Fit a ridge regression with an intercept and a weight for each image, in closed form.
 
     Parameters
     ----------
     x, targets, alpha
         As for `fit_ridge`.
-    weights : Tensor
+    weights : array
         Weights (image,); an image of weight 2 counts like two images.
 
     Returns
@@ -91,28 +98,26 @@ def fit_weighted_ridge(x: Tensor, targets: Tensor, weights: Tensor, alpha: float
     Ridge
         The fitted map.
     """
-    x64, targets64 = x.double(), targets.double()
-    shares, roots = weights.double() / weights.sum(), weights.double().sqrt().unsqueeze(1)
+    x64, targets64, weights64 = (a.astype(np.float64) for a in (x, targets, weights))
+    shares, roots = weights64 / weights64.sum(), np.sqrt(weights64)[:, None]
     middle, rates = shares @ x64, shares @ targets64
     coefficients, _ = _solve(roots * (x64 - middle), roots * (targets64 - rates), alpha)
-    return Ridge(coefficients.to(x.dtype), (rates - middle @ coefficients).to(x.dtype))
+    return _ridge(coefficients, rates - middle @ coefficients)
 
 
-def _solve(x: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+def _solve(
+    x: NDArray[np.float64], targets: NDArray[np.float64], alpha: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return coefficients (dimension, class) without an intercept, and the leverages (image,)."""
     n, dimensions = x.shape
     if n <= dimensions:  # the dual system is the smaller one
         gram = x @ x.T  # (image, image)
-        inverse = torch.linalg.inv(gram + alpha * _eye(gram))
+        inverse = np.linalg.inv(gram + alpha * np.eye(n))
         # The diagonal of gram (gram + alpha)^-1.
-        return x.T @ (inverse @ targets), (gram * inverse).sum(dim=1)
+        return x.T @ (inverse @ targets), (gram * inverse).sum(axis=1)
     scatter = x.T @ x  # (dimension, dimension)
-    inverse = torch.linalg.inv(scatter + alpha * _eye(scatter))
-    return inverse @ (x.T @ targets), ((x @ inverse) * x).sum(dim=1)
-
-
-def _eye(matrix: Tensor) -> Tensor:
-    return torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    inverse = np.linalg.inv(scatter + alpha * np.eye(dimensions))
+    return inverse @ (x.T @ targets), ((x @ inverse) * x).sum(axis=1)
 
 
 ALPHA = 0.1  # penalty of the ridge regressions, for vectors of length 1
@@ -140,7 +145,7 @@ def choose_experts(blocks: Sequence[Block], spans: Sequence[range] = ()) -> list
     `mivhead.head.blocks.spans_of`; usually there is one), the layouts of the deepest maps and the
     mean of the last block.
 
-    >>> features = Features([torch.zeros(1, 4, 3, 3), torch.zeros(1, 8)])
+    >>> features = Features([np.zeros((1, 4, 3, 3)), np.zeros((1, 8))])
     >>> [expert.name for expert in choose_experts(features.blocks)]
     ['block0.second_order', 'block0.layout', 'block1.mean']
     """
@@ -155,7 +160,7 @@ def choose_experts(blocks: Sequence[Block], spans: Sequence[range] = ()) -> list
 
 def prior_weights(
     experts: Sequence[Expert], spans: Sequence[range] = (), *, one_shot: bool = False
-) -> Tensor:
+) -> Array:
     """Weights of the experts before stacking: the deeper the block, the larger.
 
     With one shot per class, when they are final, the second-order experts get most of the weight.
@@ -164,7 +169,7 @@ def prior_weights(
     Chosen on one-shot tasks, where there are no out-of-fold predictions (docs/explanation).
 
     >>> prior_weights([Expert("second_order", i) for i in range(4)] + [Expert("mean", 3)])
-    tensor([1., 1., 2., 3., 3.])
+    array([1., 1., 2., 3., 3.], dtype=float32)
     """
     spans = spans or [range(max(expert.block for expert in experts) + 1)]
     deepest = {block: span[-1] for span in spans for block in span}
@@ -174,12 +179,12 @@ def prior_weights(
         by_kind.get(e.kind) or max(1.0, second_order * (3 - deepest[e.block] + e.block))
         for e in experts
     ]
-    return torch.tensor(weights) / len(spans)
+    return np.array(weights, np.float32) / np.float32(len(spans))
 
 
 def _descriptors(
     experts: Iterable[Expert], features: Features, pcas: Mapping[int, PatchPCA]
-) -> Iterator[tuple[Expert, Tensor]]:
+) -> Iterator[tuple[Expert, Array]]:
     """Compute the descriptor of each expert, (image, dimension), block by block."""
     for block, group in groupby(sorted(experts, key=_block), key=_block):
         kinds = [expert.kind for expert in group]
@@ -207,10 +212,14 @@ class Experts:
 
     @classmethod
     def fit(
-        cls, features: Features, labels: Tensor, classes: int, spans: Sequence[range] = ()
-    ) -> tuple[Self, Tensor]:
+        cls,
+        features: Features,
+        labels: NDArray[np.int64],
+        classes: int,
+        spans: Sequence[range] = (),
+    ) -> tuple[Self, Array]:
         """Fit all experts; also return their leave-one-out predictions (expert, image, class)."""
-        targets = F.one_hot(labels, classes).to(torch.float32)
+        targets = np.eye(classes, dtype=np.float32)[labels]
         pcas = {
             i: PatchPCA.fit(block.map)
             for i, block in enumerate(features.blocks)
@@ -222,20 +231,20 @@ class Experts:
             for expert, x in _descriptors(experts, features, pcas)
         }
         ridges, left_out = zip(*(fitted[expert] for expert in experts), strict=True)
-        return cls(pcas, dict(zip(experts, ridges, strict=True))), torch.stack(left_out)
+        return cls(pcas, dict(zip(experts, ridges, strict=True))), np.stack(left_out)
 
-    def __call__(self, features: Features) -> Tensor:
+    def __call__(self, features: Features) -> Array:
         """Predict memberships (expert, image, class)."""
         descriptors = _descriptors(self.ridges, features, self.pcas)
         memberships = {expert: self.ridges[expert](x) for expert, x in descriptors}
-        return torch.stack([memberships[expert] for expert in self.ridges])
+        return np.stack([memberships[expert] for expert in self.ridges])
 
-    def describe(self, features: Features) -> dict[Expert, Tensor]:
+    def describe(self, features: Features) -> dict[Expert, Array]:
         """Compute the descriptor (image, dimension) that each expert looks at."""
         found = dict(_descriptors(self.ridges, features, self.pcas))
         return {expert: found[expert] for expert in self.ridges}
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Array]:
         """Tensors of a model file, by name."""
         found = {}
         for i, pca in self.pcas.items():
@@ -248,7 +257,7 @@ class Experts:
 
     @classmethod
     def from_tensors(
-        cls, tensors: Mapping[str, Tensor], blocks: Sequence[Block], spans: Sequence[range] = ()
+        cls, tensors: Mapping[str, Array], blocks: Sequence[Block], spans: Sequence[range] = ()
     ) -> Self:
         """Make experts from the tensors of a model file, checked against `expected_shapes`."""
         pcas = {

@@ -8,26 +8,25 @@ leave-one-out, which is cheap for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from mivhead.engine.head import Head
+from mivhead.engine.training import Trainer
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.ensemble.ridge import Experts, expected_shapes, prior_weights
 from mivhead.features import Block, Features, SupportSet
-from mivhead.head.blocks import BlockConfig
-from mivhead.head.cap import Bags
-from mivhead.head.head import MIVHead
-from mivhead.head.recipe import Recipe
-from mivhead.head.training import fit_head
+
+if TYPE_CHECKING:
+    from mivhead.head.training import DeviceTrainer
+
+Array = NDArray[np.float32]
 
 FOLDS = 2
-BATCH = 64  # query images pooled at once
 # Strength of the prior weights against m out-of-fold predictions: (ENOUGH / m)^2, at least WEAK.
 WEAK, ENOUGH = 0.1, 15
 SMALLEST = 0.001  # part of its prior weight that a member keeps, even if all members seem to harm
@@ -36,6 +35,7 @@ ONE_SHOT_BLOCKS = 0.4  # factor of them, if every class has one shot
 ONE_SHOT_SCALE, ONE_SHOT_POWER = 1.34, 0.41  # of all prior weights, if every class has one shot
 WEIGHT_FOLDS = 10  # in which images are left out of stacking to estimate the accuracy
 WEIGHTS = "weights"  # their name in a model file
+NEWTON_STEPS, CLOSE = 50, 1e-10  # of `fit_weights`: at most, and when the loss no longer falls
 
 
 def assign_folds(support: SupportSet) -> NDArray[np.int64]:
@@ -46,7 +46,8 @@ def assign_folds(support: SupportSet) -> NDArray[np.int64]:
     block = support.features.blocks[-1]
     values = block.token if block.token is not None else block.map
     assert values is not None
-    key = values.flatten(1).float().square().sum(dim=1).numpy(force=True)  # (image,)
+    flat = values.reshape(len(values), -1)
+    key = np.array([np.square(x, dtype=np.float32).sum() for x in flat])  # (image,)
     shots = np.asarray(support.shots)
     rank = np.empty(len(key), np.int64)
     rank[np.lexsort((key, support.labels))] = np.concatenate([np.arange(s) for s in shots])
@@ -54,14 +55,8 @@ def assign_folds(support: SupportSet) -> NDArray[np.int64]:
 
 
 def out_of_fold_cosines(
-    support: SupportSet,
-    blocks: Sequence[BlockConfig],
-    recipe: Recipe,
-    seed: int,
-    on_step: Callable[[int], None] | None = None,
-    on_fold: Callable[[int, MIVHead, SupportSet, Tensor], None] | None = None,
-    fold: NDArray[np.int64] | None = None,
-) -> tuple[Tensor, NDArray[np.bool_]]:
+    trainer: Trainer | DeviceTrainer, heads: Sequence[Head], fold: NDArray[np.int64]
+) -> Array:
     """Predict support images with heads that were trained on the other folds.
 
     A head sees neither the images of its own fold nor their views. The only image of a class is in
@@ -69,56 +64,42 @@ def out_of_fold_cosines(
 
     Parameters
     ----------
-    support : SupportSet
-        Images and their views.
-    blocks, recipe, seed, on_step
-        As for `mivhead.head.training.fit_head`.
-    on_fold : callable or None, default=None
-        Called with the number of each fold, the head that was trained without it, what that head
-        was trained on, and its cosines (block, image, class) of the fold.
-    fold : array of int or None, default=None
-        The fold of each image, -1 for those that are in every training set; None: as
-        `assign_folds` returns them.
+    trainer : Trainer
+        Of the support set.
+    heads : sequence of Head
+        For each of `fold_numbers`, the head that `trainer` trained on the other folds.
+    fold : array of int
+        The fold of each image, -1 for those that are in every training set.
 
     Returns
     -------
-    cosines : Tensor
-        (block, image, class); 0 for images without a prediction.
-    predicted : array of bool
-        Which images have a prediction.
+    array of shape (block, image, class)
+        Cosines; 0 for images without a prediction.
     """
-    fold = assign_folds(support) if fold is None else fold
-    found: Tensor | None = None
-    for number in np.unique(fold[fold >= 0]).tolist():
-        kept = support.take(fold != number)
-        head, _ = fit_head(kept, blocks, recipe, seed, on_step)
+    classes = int(trainer.support.labels[-1]) + 1
+    found = np.zeros((len(trainer.taken), len(fold), classes), np.float32)
+    for number, head in zip(fold_numbers(fold), heads, strict=True):
         rows = np.flatnonzero(fold == number)
-        bags = Bags.from_shots(kept.shots, support.features.device)
-        cosines = predict_cosines(head, kept.features, bags, support.features[rows])
-        if found is None:
-            found = cosines.new_zeros(len(cosines), len(fold), cosines.shape[2])
-        found[:, rows] = cosines
-        if on_fold is not None:
-            on_fold(number, head, kept, cosines)
-    if found is None:
-        found = torch.zeros(0, len(fold), len(support.shots))
-    return found, fold >= 0
+        found[:, rows] = trainer.cosines(head, fold != number, rows)
+    return found
 
 
-@torch.inference_mode()
-def predict_cosines(head: MIVHead, shots: Features, bags: Bags, queries: Features) -> Tensor:
-    """Cosines (block, query, class) of queries with the bags of a support set, in batches."""
-    support = head.embed(head.prepare(shots))
-    parts = []
-    for start in range(0, len(queries), BATCH):
-        batch = head.embed(head.prepare(queries[start : start + BATCH]))
-        parts.append(head.compare(batch, support, bags))
-    return torch.cat(parts, dim=1)
+def fold_numbers(fold: NDArray[np.int64]) -> list[int]:
+    """List the folds, without that of images which are in every training set.
+
+    >>> fold_numbers(np.array([1, 0, -1, 1]))
+    [0, 1]
+    """
+    numbers: list[int] = np.unique(fold[fold >= 0]).tolist()
+    return numbers
 
 
 def fit_weights(
-    predictions: Tensor, labels: Tensor, prior: Tensor, strength: float | None = None
-) -> Tensor:
+    predictions: Array,
+    labels: NDArray[np.int64],
+    prior: Array,
+    strength: float | None = None,
+) -> Array:
     """Fit the weights of a sum of predictions that is read as logits; all are positive.
 
     They minimise the cross-entropy of out-of-fold predictions plus a penalty on the distance from
@@ -128,20 +109,23 @@ def fit_weights(
     The fewer images, the stronger the penalty, beyond its share in the sum: with two shots per
     class, members are judged by what one shot taught them (docs/results/few-shots.md).
 
+    The loss is convex and there are about a dozen weights, so that a few steps of Newton's method
+    find the minimum.
+
     Parameters
     ----------
-    predictions : Tensor
+    predictions : array
         Out-of-fold predictions of each member: (member, image, class).
-    labels : Tensor
+    labels : array
         Class numbers of the images.
-    prior : Tensor
+    prior : array
         Weights (member,) without any evidence.
     strength : float or None, default=None
         Strength of the penalty; None: (15 / m)^2 for m images, but at least 0.1.
 
     Returns
     -------
-    Tensor
+    array
         Weights (member,).
 
     References
@@ -150,34 +134,51 @@ def fit_weights(
 
     Examples
     --------
-    >>> right, wrong = torch.eye(2), 1 - torch.eye(2)
-    >>> predictions = torch.stack([right, wrong]).repeat_interleave(20, dim=1)
-    >>> labels = torch.arange(2).repeat_interleave(20)
-    >>> fit_weights(predictions, labels, torch.ones(2)).gt(1).tolist()
+    >>> right, wrong = np.eye(2), 1 - np.eye(2)
+    >>> predictions = np.stack([right, wrong]).repeat(20, axis=1)
+    >>> weights = fit_weights(predictions, np.arange(2).repeat(20), np.ones(2))
+    >>> (weights > 1).tolist()
     [True, False]
     """
-    from scipy.optimize import minimize
-
     if not len(labels):
         return prior
     if strength is None:
         strength = max(WEAK, (ENOUGH / len(labels)) ** 2)
-    z = predictions.double().numpy(force=True)
-    y, before = labels.numpy(force=True), prior.double().numpy(force=True)
-    images, unit = np.arange(len(y)), before.mean()
+    z, before = predictions.astype(np.float64), prior.astype(np.float64)
+    images, unit = np.arange(len(labels)), before.mean()
+    right = z[:, images, labels].sum(axis=1)  # (member,)
 
-    def loss(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        logits = np.tensordot(weights, z, axes=1)  # (image, class)
+    def evaluate(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        """Return the loss, and the probabilities (image, class)."""
+        logits = np.tensordot(weights, z, axes=1)
         logits -= logits.max(axis=1, keepdims=True)
         log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         moved = (weights - before) / unit
-        expected = np.einsum("vnc,nc->v", z, np.exp(log_p))  # prediction under the probabilities
-        slope = expected - z[:, images, y].sum(axis=1) + 2 * strength * moved / unit
-        return strength * (moved**2).sum() - log_p[images, y].sum(), slope
+        return strength * float(moved @ moved) - float(log_p[images, labels].sum()), np.exp(log_p)
 
-    bounds = [(SMALLEST * weight, None) for weight in before]
-    found = minimize(loss, before, jac=True, method="L-BFGS-B", bounds=bounds)
-    return torch.as_tensor(found.x).to(prior)
+    weights, low = before, SMALLEST * before
+    loss, p = evaluate(weights)
+    for _ in range(NEWTON_STEPS):
+        expected = np.einsum("vnc,nc->vn", z, p)  # prediction under the probabilities
+        slope = expected.sum(axis=1) - right + 2 * strength * (weights - before) / unit**2
+        curvature = (z * p).reshape(len(z), -1) @ z.reshape(len(z), -1).T - expected @ expected.T
+        curvature += np.eye(len(z)) * (2 * strength / unit**2)
+        free = (weights > low) | (slope < 0)  # the others are held at their smallest value
+        step = np.zeros_like(weights)
+        step[free] = np.linalg.solve(curvature[np.ix_(free, free)], slope[free])
+        length = 1.0
+        while True:  # shorter and shorter, until the loss falls
+            there = np.maximum(weights - length * step, low)
+            new_loss, new_p = evaluate(there)
+            if new_loss <= loss or length < CLOSE:
+                break
+            length /= 2
+        fallen = loss - new_loss
+        if fallen > 0:
+            weights, loss, p = there, new_loss, new_p
+        if fallen <= CLOSE * (1 + abs(loss)):
+            break
+    return weights.astype(np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,23 +189,23 @@ class OutOfFold:
     ----------
     rows : array of shape (image,)
         Which support images.
-    labels : Tensor
+    labels : array
         Their class numbers (image,).
-    members : Tensor
+    members : array
         Predictions of each member: (member, image, class).
-    prior : Tensor
+    prior : array
         The weights (member,) that stacking started from.
     logits : array of shape (image, class)
         The sum of the members with the fitted weights.
     """
 
     rows: NDArray[np.int64]
-    labels: Tensor
-    members: Tensor
-    prior: Tensor
-    logits: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    members: Array
+    prior: Array
+    logits: Array
 
-    def cross_fitted(self) -> NDArray[np.float32]:
+    def cross_fitted(self) -> Array:
         """Logits (image, class) with weights that were fitted without the image, too.
 
         Unlike `logits`, they tell how good the model is on new images.
@@ -212,15 +213,13 @@ class OutOfFold:
         fold = np.arange(len(self.rows)) % WEIGHT_FOLDS
         logits = np.empty_like(self.logits)
         for number in range(min(WEIGHT_FOLDS, len(fold))):
-            out, kept = (
-                torch.as_tensor(np.flatnonzero(x)) for x in (fold == number, fold != number)
-            )
+            out, kept = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
             weights = fit_weights(self.members[:, kept], self.labels[kept], self.prior)
-            logits[out] = weigh(weights, self.members[:, out]).numpy(force=True)
+            logits[out] = weigh(weights, self.members[:, out])
         return logits
 
 
-def one_shot_scale(features: Features, labels: Tensor) -> float:
+def one_shot_scale(features: Features, labels: NDArray[np.int64]) -> float:
     """Return the factor of the prior weights that calibrates one-shot tasks; 1 for other tasks.
 
     With one shot per class there is nothing to fit it on. The more alike the shots of different
@@ -228,24 +227,25 @@ def one_shot_scale(features: Features, labels: Tensor) -> float:
     similarity of a shot to the nearest other one. Both constants minimise the cross-entropy on
     one-shot tasks of the tuning sets (docs/results/open-set.md).
 
-    >>> apart = Features(torch.tensor([[1.0, 0, 0, 0], [0, 1.0, 0, 0]]))
-    >>> alike = Features(torch.tensor([[1.0, 0.9, 0, 0], [0.9, 1.0, 0, 0]]))
-    >>> labels = torch.tensor([0, 1])
+    >>> apart = Features(np.array([[1.0, 0, 0, 0], [0, 1.0, 0, 0]]))
+    >>> alike = Features(np.array([[1.0, 0.9, 0, 0], [0.9, 1.0, 0, 0]]))
+    >>> labels = np.array([0, 1])
     >>> one_shot_scale(apart, labels) > 1 > one_shot_scale(alike, labels)
     True
     """
-    if int(torch.bincount(labels).max()) > 1:
+    if np.bincount(labels).max() > 1:
         return 1.0
-    vectors = mean_vectors(features.blocks[-1]).double()
-    similarity = (vectors @ vectors.T).fill_diagonal_(-1)
-    distance = 1 - float(similarity.max(dim=1).values.mean())
+    vectors = mean_vectors(features.blocks[-1]).astype(np.float64)
+    similarity = vectors @ vectors.T
+    np.fill_diagonal(similarity, -1)
+    distance = 1 - float(similarity.max(axis=1).mean())
     return float(ONE_SHOT_SCALE * max(distance, 0.01) ** ONE_SHOT_POWER)
 
 
-def is_one_shot(experts: Experts, labels: Tensor) -> bool:
+def is_one_shot(experts: Experts, labels: NDArray[np.int64]) -> bool:
     """Whether the weights of one-shot tasks apply: they are for features with maps."""
     second_order = any(expert.kind == "second_order" for expert in experts.ridges)
-    return second_order and int(torch.bincount(labels).max()) == 1
+    return second_order and int(np.bincount(labels).max()) == 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,62 +253,62 @@ class Ensemble:
     """The ridge experts, and the weights of all members: the head's blocks, then the experts."""
 
     experts: Experts
-    weights: Tensor  # (member,)
+    weights: Array  # (member,)
     left_out: OutOfFold | None = None  # what the weights were fitted on; not in a model file
 
     @classmethod
     def fit(
         cls,
         features: Features,
-        labels: Tensor,
+        labels: NDArray[np.int64],
         taken: Sequence[int],
-        out_of_fold: tuple[Tensor, NDArray[np.bool_]] | None,
+        out_of_fold: tuple[Array, NDArray[np.bool_]] | None,
         spans: Sequence[range] = (),
     ) -> Self:
         """Fit the experts and the weights.
 
         Parameters
         ----------
-        features, labels : Features, Tensor
+        features, labels : Features, array
             The support set.
         taken : sequence of int
             The blocks of the features that the head uses.
         out_of_fold : tuple or None
-            The result of `out_of_fold_cosines`; None keeps the prior weights.
+            The result of `out_of_fold_cosines`, and which images have a prediction; None keeps the
+            prior weights.
         spans : sequence of range, default=()
             The blocks of each backbone, if there are several.
         """
         experts, predictions = Experts.fit(features, labels, int(labels.max()) + 1, spans)
         spans = spans or [range(len(features.blocks))]
         deepest = {max((i for i in taken if i in span), default=None) for span in spans}
-        of_blocks = torch.tensor([DEEPEST_BLOCK if i in deepest else BLOCK for i in taken])
+        of_blocks = np.array([DEEPEST_BLOCK if i in deepest else BLOCK for i in taken], np.float32)
         one_shot = is_one_shot(experts, labels)
         if one_shot:
-            of_blocks *= ONE_SHOT_BLOCKS
+            of_blocks *= np.float32(ONE_SHOT_BLOCKS)
         of_experts = prior_weights(list(experts.ridges), spans, one_shot=one_shot)
-        prior = torch.cat([of_blocks / len(spans), of_experts]).to(predictions)
+        prior = np.concatenate([of_blocks / np.float32(len(spans)), of_experts])
         if out_of_fold is None:
-            return cls(experts, prior * one_shot_scale(features, labels))
+            return cls(experts, prior * np.float32(one_shot_scale(features, labels)))
         cosines, predicted = out_of_fold
-        rows = torch.as_tensor(np.flatnonzero(predicted), device=labels.device)
-        members = torch.cat([cosines, predictions])[:, rows]  # (member, image, class)
+        rows = np.flatnonzero(predicted)
+        members = np.concatenate([cosines, predictions])[:, rows]  # (member, image, class)
         weights = fit_weights(members, labels[rows], prior)
-        logits = weigh(weights, members).numpy(force=True)
-        left_out = OutOfFold(rows.numpy(force=True), labels[rows], members, prior, logits)
-        return cls(experts, weights, left_out)
+        logits = weigh(weights, members)
+        return cls(experts, weights, OutOfFold(rows, labels[rows], members, prior, logits))
 
-    def logits(self, cosines: Tensor, features: Features) -> Tensor:
+    def logits(self, cosines: Array, features: Features) -> Array:
         """Logits (image, class) from the head's cosines (block, image, class) and the experts."""
-        predictions = torch.cat([cosines, self.experts(features)])  # (member, image, class)
+        predictions = np.concatenate([cosines, self.experts(features)])  # (member, image, class)
         return weigh(self.weights, predictions)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Array]:
         """Tensors of a model file, by name."""
         return {WEIGHTS: self.weights} | self.experts.tensors()
 
     @classmethod
     def from_tensors(
-        cls, tensors: Mapping[str, Tensor], blocks: Sequence[Block], spans: Sequence[range] = ()
+        cls, tensors: Mapping[str, Array], blocks: Sequence[Block], spans: Sequence[range] = ()
     ) -> Self:
         """Make an ensemble from the tensors of a model file, checked against `expected_shapes`."""
         return cls(Experts.from_tensors(tensors, blocks, spans), tensors[WEIGHTS])
@@ -323,6 +323,7 @@ class Ensemble:
         return {WEIGHTS: (head_blocks + experts,), **shapes}
 
 
-def weigh(weights: Tensor, predictions: Tensor) -> Tensor:
+def weigh(weights: Array, predictions: Array) -> Array:
     """Logits (image, class): the weighted sum of predictions (member, image, class)."""
-    return (weights[:, None, None] * predictions).sum(dim=0)
+    logits: Array = (weights[:, None, None] * predictions).sum(axis=0)
+    return logits

@@ -37,13 +37,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
 
 from mivhead.ensemble.ridge import ALPHA, Expert, Experts, Ridge, fit_weighted_ridge
-from mivhead.ensemble.stacking import Ensemble, weigh
+from mivhead.ensemble.stacking import Array, Ensemble, weigh
 from mivhead.features import Features
 
 MASS = 4.0  # total weight of the unlabelled images per class, in shots, at most
@@ -71,33 +68,42 @@ class UnlabelledUse:
 class SoftLabels(NamedTuple):
     """Targets (image, class) whose rows sum to 1, and weights (image,)."""
 
-    targets: Tensor
-    weights: Tensor
+    targets: NDArray[np.float64]
+    weights: NDArray[np.float64]
 
 
-def soft_labels(logits: Tensor) -> SoftLabels:
+def soft_labels(logits: NDArray[Any]) -> SoftLabels:
     """Label images by their logits (image, class), with the same total weight per class.
 
-    >>> targets, weights = soft_labels(torch.tensor([[9.0, 0.0]] * 30 + [[0.0, 9.0]] * 10))
+    >>> targets, weights = soft_labels(np.array([[9.0, 0.0]] * 30 + [[0.0, 9.0]] * 10))
     >>> [round(float(weights[rows].sum()), 1) for rows in (slice(0, 30), slice(30, 40))]
     [4.0, 4.0]
     """
     images, classes = logits.shape
     mass = min(MASS, SHARE * images / classes)
-    log_p = F.log_softmax(logits.double(), dim=1)
-    shares = (mass * torch.softmax(log_p, dim=0)).clamp_max(1.0)  # (image, class)
-    weights = shares.sum(dim=1)
-    return SoftLabels(shares / weights.unsqueeze(1), weights)
+    log_p = log_softmax(logits)
+    of_class = np.exp(log_p - log_p.max(axis=0))
+    shares = np.minimum(mass * of_class / of_class.sum(axis=0), 1.0)  # (image, class)
+    weights = shares.sum(axis=1)
+    return SoftLabels(shares / weights[:, None], weights)
+
+
+def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
+    """Logarithms of probabilities (image, class), in double precision."""
+    x = logits.astype(np.float64)
+    x -= x.max(axis=1, keepdims=True)
+    found: NDArray[np.float64] = x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+    return found
 
 
 def refine(
     ensemble: Ensemble,
     features: Features,
-    labels: Tensor,
+    labels: NDArray[np.int64],
     unlabelled: Features,
-    cosines: Tensor,
+    cosines: Array,
     folds: NDArray[np.int64] | None = None,
-    fold_cosines: Mapping[int, tuple[Tensor, Tensor]] | None = None,
+    fold_cosines: Mapping[int, tuple[Array, Array]] | None = None,
 ) -> tuple[Ensemble, UnlabelledUse]:
     """Fit the experts of an ensemble once more, with unlabelled images.
 
@@ -105,11 +111,11 @@ def refine(
     ----------
     ensemble : Ensemble
         Fitted to the shots.
-    features, labels : Features, Tensor
+    features, labels : Features, array
         The shots.
     unlabelled : Features
         Features of the unlabelled images.
-    cosines : Tensor
+    cosines : array
         The head's cosines (block, image, class) of the unlabelled images.
     folds : array of shape (shot,) or None, default=None
         The fold of each shot, -1 for a shot that is never left out; None if nothing is left out.
@@ -136,20 +142,20 @@ class _Step:
     """The descriptors of all images, computed once, and the step from some of the shots."""
 
     def __init__(
-        self, ensemble: Ensemble, features: Features, labels: Tensor, unlabelled: Features
+        self, ensemble: Ensemble, features: Features, labels: NDArray[np.int64], unlabelled: Features
     ) -> None:
         self.weights, self.shots = ensemble.weights, len(labels)
-        self.targets = F.one_hot(labels, int(labels.max()) + 1).double()
+        self.targets = np.eye(int(labels.max()) + 1)[labels]
         self.labels = labels
         both = Features.concat([features, unlabelled])
         self.descriptors = ensemble.experts.describe(both)
 
     def fitted(self, rows: NDArray[np.int64], soft: SoftLabels | None) -> dict[Expert, Ridge]:
         """Fit all experts to some shots and, with soft labels, to the unlabelled images."""
-        targets, weights = self.targets[rows], self.targets.new_ones(len(rows))
+        targets, weights = self.targets[rows], np.ones(len(rows))
         if soft is not None:
-            targets = torch.cat([targets, soft.targets])
-            weights = torch.cat([weights, soft.weights])
+            targets = np.concatenate([targets, soft.targets])
+            weights = np.concatenate([weights, soft.weights])
             others = np.arange(self.shots, self.shots + len(soft.weights))
             rows = np.concatenate([rows, others])
         return {
@@ -157,19 +163,19 @@ class _Step:
             for expert, x in self.descriptors.items()
         }
 
-    def logits(self, ridges: Mapping[Expert, Ridge], cosines: Tensor, rows: Any) -> Tensor:
+    def logits(self, ridges: Mapping[Expert, Ridge], cosines: Array, rows: Any) -> Array:
         """Logits (image, class) of the ensemble with these experts."""
-        members = torch.stack([ridge(self.descriptors[e][rows]) for e, ridge in ridges.items()])
-        return weigh(self.weights, torch.cat([cosines, members]))
+        members = np.stack([ridge(self.descriptors[e][rows]) for e, ridge in ridges.items()])
+        return weigh(self.weights, np.concatenate([cosines, members]))
 
-    def refined(self, rows: NDArray[np.int64], cosines: Tensor) -> dict[Expert, Ridge]:
+    def refined(self, rows: NDArray[np.int64], cosines: Array) -> dict[Expert, Ridge]:
         """Take the whole step from some of the shots."""
         others = slice(self.shots, None)
         soft = soft_labels(self.logits(self.fitted(rows, None), cosines, others))
         return self.fitted(rows, soft)
 
     def helps(
-        self, folds: NDArray[np.int64], fold_cosines: Mapping[int, tuple[Tensor, Tensor]]
+        self, folds: NDArray[np.int64], fold_cosines: Mapping[int, tuple[Array, Array]]
     ) -> bool:
         """Tell whether the step leaves the predictions of left-out shots as good as before."""
         growth = []  # of the log-loss, per left-out shot
@@ -177,9 +183,9 @@ class _Step:
             kept, out = np.flatnonzero(folds != number), np.flatnonzero(folds == number)
             losses = []
             for ridges in (self.fitted(kept, None), self.refined(kept, others)):
-                logits = self.logits(ridges, own, out)
-                losses.append(F.cross_entropy(logits.double(), self.labels[out], reduction="none"))
+                log_p = log_softmax(self.logits(ridges, own, out))
+                losses.append(-log_p[np.arange(len(out)), self.labels[out]])
             growth.append(losses[1] - losses[0])
-        each = torch.cat(growth)
-        error = each.std() / len(each) ** 0.5
+        each = np.concatenate(growth)
+        error = each.std(ddof=1) / len(each) ** 0.5
         return bool(each.mean() <= TOLERANCE * error)

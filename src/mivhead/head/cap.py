@@ -8,17 +8,15 @@ the attention of the query over the shots of a class.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from mivhead.head.bags import Bags
 from mivhead.head.blocks import BlockConfig
 from mivhead.head.pooling import LN_EPS
 from mivhead.head.recipe import Recipe
-from mivhead.kernels.backend import Operations, sigmoid, softmax
 
 SPREAD = math.sqrt(0.72676)  # of |x - y| for standard normal x and y, so s = SPREAD * sqrt(d)
 
@@ -37,72 +35,6 @@ class Projected(NamedTuple):
             self.value[index],
             self.gate if self.gate.ndim == 0 else self.gate[index],
         )
-
-
-@dataclass(frozen=True, eq=False)
-class Bags:
-    """The shots of each class, as a padded table of support rows."""
-
-    rows: Tensor  # (class, shot): support rows, padded with row 0
-    real: Tensor  # (class, shot): whether the entry is a shot rather than padding
-    order: Tensor  # (shot,): support rows, class after class
-    starts: Tensor  # (class + 1,): where each class starts in `order`
-    even: bool  # whether all rows are in order and nothing is padded, as with equal shots
-
-    @classmethod
-    def from_labels(cls, labels: Tensor, classes: int) -> Bags:
-        """Make bags from class numbers 0 .. classes - 1, each of which occurs at least once.
-
-        >>> Bags.from_labels(torch.tensor([0, 1, 0]), 2).rows
-        tensor([[0, 2],
-                [1, 0]])
-        """
-        shots = torch.bincount(labels, minlength=classes)  # (class,)
-        place = torch.arange(int(shots.max()), device=labels.device)  # (shot,)
-        real = place < shots[:, None]  # (class, shot)
-        rows = torch.zeros(real.shape, dtype=torch.long, device=labels.device)
-        rows[real] = order = labels.argsort(stable=True)
-        even = bool(real.all()) and torch.equal(order, torch.arange(len(labels)).to(order))
-        starts = torch.cat([shots.new_zeros(1), shots.cumsum(0)])
-        return cls(rows, real, order, starts, even)
-
-    @classmethod
-    def from_shots(cls, shots: Sequence[int], device: torch.device) -> Bags:
-        """Make the bags of a support set that is ordered by class."""
-        labels = torch.repeat_interleave(torch.as_tensor(shots, device=device))
-        return cls.from_labels(labels, len(shots))
-
-    def own(self, sources: Tensor) -> Tensor:
-        """Find the shot that each query was made from, if its class has others.
-
-        `sources` holds the support row of every query. The result is its position in `order`, or
-        -1.
-
-        >>> Bags.from_labels(torch.tensor([0, 1, 0]), 2).own(torch.tensor([2, 1]))
-        tensor([ 1, -1])
-        """
-        place = self.order.argsort()  # (support row,)
-        alone = torch.repeat_interleave(self.shots == 1, self.shots)  # (shot,)
-        return torch.where(alone, -1, torch.arange(len(alone)).to(place))[place[sources]]
-
-    def table(self, hidden: Tensor) -> Tensor:
-        """Mark the shots that `own` found: (class, shot, query).
-
-        >>> Bags.from_labels(torch.tensor([0, 1, 0]), 2).table(torch.tensor([1, -1])).nonzero()
-        tensor([[0, 1, 0]])
-        """
-        place = self.starts[:-1, None] + torch.arange(self.real.shape[1]).to(self.starts)
-        return (place[:, :, None] == hidden) & self.real[:, :, None]
-
-    @property
-    def shots(self) -> Tensor:
-        """Number of shots per class."""
-        return self.real.sum(dim=1)
-
-    def collect(self, values: Tensor) -> Tensor:
-        """Sort the values of the support, (image, head, d), into bags: (head, class, shot, d)."""
-        bagged = values.unflatten(0, self.real.shape) if self.even else values[self.rows]
-        return bagged.permute(2, 0, 1, 3)
 
 
 class CrossAttentionPooling(nn.Module):
@@ -136,17 +68,13 @@ class CrossAttentionPooling(nn.Module):
             nn.init.zeros_(self.excitation.weight)
             nn.init.zeros_(self.excitation.bias)
 
-    def project(self, vectors: Tensor, operations: Operations) -> Projected:
+    def project(self, vectors: Tensor) -> Projected:
         """Image vectors (image, channel) to keys, values and gates."""
-        layers = (self.key, self.value, self.excitation)
-        linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-        x, *projected = operations.project(self.norm, linear, vectors)  # LN(x), then each layer
-        key = projected.pop(0) if isinstance(self.key, nn.Linear) else x  # x W^K: (image, channel)
-        value = projected.pop(0)  # x W^V: (image, channel)
-        if not projected:
-            return Projected(self._split(key), self._split(value), value.new_ones(()))
-        gate = sigmoid(projected.pop())  # MHCE, equation 5: (image, channel)
-        return Projected(self._split(key), self._split(value), self._split(gate))
+        x = self.norm(vectors)  # v^query or v^target: (image, channel)
+        key, value = self._split(self.key(x)), self._split(self.value(x))  # x W^K, x W^V
+        if self.excitation is None:
+            return Projected(key, value, value.new_ones(()))
+        return Projected(key, value, self._split(torch.sigmoid(self.excitation(x))))  # equation 5
 
     def _split(self, x: Tensor) -> Tensor:
         return x.view(len(x), self.heads, -1)  # (image, head, d)
@@ -176,7 +104,7 @@ class CrossAttentionPooling(nn.Module):
             scores = scores[:, bags.rows].masked_fill(~bags.real.unsqueeze(2), -math.inf)
         if masked is not None:
             scores = scores.masked_fill(masked, -math.inf)
-        return softmax(scores, dim=2).transpose(2, 3)  # equation 4
+        return torch.softmax(scores, dim=2).transpose(2, 3)  # equation 4
 
     def forward(
         self, query: Projected, support: Projected, bags: Bags, hidden: Tensor | None = None
@@ -209,9 +137,8 @@ class MeanPooling(nn.Module):
         super().__init__()
         self.recipe = recipe
 
-    def project(self, vectors: Tensor, operations: Operations) -> Projected:
+    def project(self, vectors: Tensor) -> Projected:
         """Image vectors as they are."""
-        del operations  # nothing is computed
         x = vectors.unsqueeze(1)  # (image, 1 head, channel)
         return Projected(x, x, x.new_ones(()))
 
@@ -223,12 +150,6 @@ class MeanPooling(nn.Module):
         weights = (bags.real / bags.shots[:, None]).to(query.value.dtype)  # (class, shot)
         means = torch.einsum("ls,lshd->ld", weights, support.value[bags.rows])  # (class, channel)
         return means, query.value.flatten(1)
-
-
-def project(norm: nn.LayerNorm, layers: Sequence[nn.Linear], vectors: Tensor) -> list[Tensor]:
-    """Normalise vectors and apply each layer to the result: (image, channel) each."""
-    x = norm(vectors)  # v^query or v^target
-    return [x, *(layer(x) for layer in layers)]
 
 
 def _linear(channels: int, generator: torch.Generator | None) -> nn.Linear:

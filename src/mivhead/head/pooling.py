@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from mivhead.features import Block
 from mivhead.head.blocks import BlockConfig
-from mivhead.kernels.backend import Operations
 
 NORM_EPS = 1e-12  # of L2 norms
 LN_EPS = 1e-5  # of LayerNorms
@@ -98,22 +97,23 @@ class PoolingByAttention(nn.Module):
         self.theta = nn.Parameter(torch.zeros(channels)) if has_theta else None
         self.mu = nn.Parameter(torch.zeros(channels)) if has_mu else None
 
-    def prepare(self, block: Block, operations: Operations, dtype: torch.dtype) -> Candidates:
+    def prepare(self, block: Block, like: Tensor) -> Candidates:
         """Derive the candidates of a block, which do not change during training.
 
-        Patches stay float16 if the features are, which halves what a step reads. Everything else
-        has type `dtype`.
+        They are on the device of `like`. Patches stay float16 if the features are, which halves
+        what a step reads; everything else has the type of `like`.
         """
         maps: tuple[Tensor, ...] = ()
         scale = None
         if block.map is not None and self.config.candidate_sizes:
-            map_ = block.map if block.map.dtype == torch.float16 else block.map.to(dtype)
-            sizes = self.config.candidate_sizes
-            derived, norms = operations.derive_candidates(map_, sizes, dtype)
+            map_ = torch.as_tensor(block.map, device=like.device)
+            map_ = map_ if map_.dtype == torch.float16 else map_.to(like.dtype)
+            derived, norms = derive_candidates(map_, self.config.candidate_sizes, like.dtype)
             if self.length is not None:
                 norms = torch.full_like(norms, self.length)
             maps, scale = tuple(derived), self.factor / norms.clamp_min_(NORM_EPS)
-        return Candidates(maps, scale, None if block.token is None else block.token.to(dtype))
+        token = None if block.token is None else torch.as_tensor(block.token).to(like)
+        return Candidates(maps, scale, token)
 
     def patch_weights(self, candidates: Candidates) -> list[Tensor]:
         """Attention over the patches of each map candidate, each (image, patch)."""
@@ -121,12 +121,12 @@ class PoolingByAttention(nn.Module):
             return []
         return patch_weights(self.theta, candidates.maps, candidates.scale)
 
-    def forward(self, candidates: Candidates, operations: Operations) -> Tensor:
+    def forward(self, candidates: Candidates) -> Tensor:
         """Image vectors M_n: (image, channel)."""
         parts: list[Tensor] = []  # each (image, candidate, channel)
         if self.theta is not None:
             assert candidates.scale is not None
-            pooled = operations.pool_patches(self.theta, candidates.maps, candidates.scale)  # (1)
+            pooled = pool_patches(self.theta, candidates.maps, candidates.scale)  # (1)
             vit = self.config.form == "vit"
             parts.append(F.layer_norm(pooled, pooled.shape[-1:], eps=LN_EPS) if vit else pooled)
         if candidates.token is not None:
@@ -134,4 +134,4 @@ class PoolingByAttention(nn.Module):
         stacked = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]  # B_n
         if self.mu is None:
             return stacked.squeeze(1)
-        return operations.pool_candidates(self.mu, stacked, self.factor, self.length)  # (2)
+        return pool_candidates(self.mu, stacked, self.factor, self.length)  # (2)

@@ -1,26 +1,103 @@
-"""Training: a head is fitted to a support set by full-batch gradient descent on pseudo-queries.
+"""Training with PyTorch: the path on a GPU, and the text beside `mivhead.engine.training`.
 
 Pseudo-queries are the support images and their augmented views; bags hold the original images only.
-Every image is pooled and projected once per step.
+Every image is pooled and projected once per step. Comparing needs memory for queries x shots x
+channels, so queries pass in chunks; the gradients of the projections are summed over the chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from mivhead.features import SupportSet
+from mivhead.engine.head import Head
+from mivhead.features import Features, SupportSet
+from mivhead.head.bags import Bags
 from mivhead.head.blocks import BlockConfig
-from mivhead.head.cap import Bags, Projected
+from mivhead.head.cap import Projected
 from mivhead.head.head import MIVHead, rows
 from mivhead.head.logits import loss
 from mivhead.head.pooling import Candidates
 from mivhead.head.recipe import Recipe
-from mivhead.kernels.gradients import backward_in_chunks
 
 LARGEST_VELOCITY = 1e3  # norm per parameter; below 20 on five real image sets
+CHUNK_VALUES = {"cpu": 2**20}  # values of prototypes at once: 4 MB in float32
+CHUNK_VALUES_GPU = 2**26  # fewer and larger calls
+PREDICT = 64  # query images pooled at once in prediction
+
+
+class DeviceTrainer:
+    """Trains heads on a support set with PyTorch: what `mivhead.engine.training.Trainer` does.
+
+    Parameters
+    ----------
+    support, blocks, recipe, seed, on_step
+        As for `mivhead.engine.training.Trainer`.
+    device : str
+        Where to compute, such as `"cuda"`.
+    """
+
+    def __init__(
+        self,
+        support: SupportSet,
+        blocks: Sequence[BlockConfig],
+        recipe: Recipe,
+        seed: int,
+        on_step: Callable[[float], object] = lambda _: None,
+        *,
+        device: str,
+    ) -> None:
+        self.support, self.blocks, self.recipe, self.seed = support, blocks, recipe, seed
+        self.on_step, self.device = on_step, device
+        self.taken = MIVHead(blocks, recipe, None).taken
+
+    def fit(
+        self, subsets: Sequence[NDArray[np.bool_] | None] = (None,)
+    ) -> list[tuple[Head, list[float]]]:
+        """Train one head per subset of the images; None takes all of them."""
+        return [self._fit_one(kept) for kept in subsets]
+
+    def _fit_one(self, kept: NDArray[np.bool_] | None) -> tuple[Head, list[float]]:
+        support = self.support if kept is None else self.support.take(kept)
+        head, losses = fit_head(
+            support, self.blocks, self.recipe, self.seed, self.device, self.on_step
+        )
+        return Head.from_params(self.blocks, self.recipe, head.arrays()), losses
+
+    def cosines(
+        self, head: Head, kept: NDArray[np.bool_], images: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Cosines (block, image, class) of support images, for a head trained on others."""
+        shots = self.support.take(kept)
+        queries = self.support.features[images]
+        return device_cosines(head, self.blocks, shots.features, shots.shots, queries, self.device)
+
+
+def device_cosines(
+    head: Head,
+    blocks: Sequence[BlockConfig],
+    support: Features,
+    shots: Sequence[int],
+    queries: Features,
+    device: str,
+) -> NDArray[np.float32]:
+    """Cosines (block, query, class) of queries with a support set, computed on a device."""
+    module = MIVHead(blocks, head.recipe, generator=None)
+    module.load_arrays(head.params)
+    module = module.to(device)
+    bags = Bags.from_shots(shots, module.anchor.device)
+    parts = []
+    with torch.inference_mode():
+        embedded = module.embed(module.prepare(support))
+        for start in range(0, len(queries), PREDICT):
+            batch = module.embed(module.prepare(queries[start : start + PREDICT]))
+            for chunk in chunks(module, len(batch[0].value), bags):
+                parts.append(module(rows(batch, chunk), embedded, bags).numpy(force=True))
+    return np.concatenate(parts, axis=1)
 
 
 def fit_head(
@@ -28,7 +105,8 @@ def fit_head(
     blocks: Sequence[BlockConfig],
     recipe: Recipe,
     seed: int,
-    on_step: Callable[[int], None] | None = None,
+    device: str = "cpu",
+    on_step: Callable[[float], object] = lambda _: None,
 ) -> tuple[MIVHead, list[float]]:
     """Build a head and train it on a support set.
 
@@ -42,8 +120,10 @@ def fit_head(
         How to train.
     seed : int
         Seed of the initial weights.
-    on_step : callable, optional
-        Called with the number of finished steps.
+    device : str, default="cpu"
+        Where to train.
+    on_step : callable, default=nothing
+        Called with 1.0 after every step.
 
     Returns
     -------
@@ -52,15 +132,14 @@ def fit_head(
     losses : list of float
         The loss of every step, taken before its update.
     """
-    device = support.features.device
     head = MIVHead(blocks, recipe, torch.Generator().manual_seed(seed)).to(device)
     losses = train(
         head,
         head.prepare(support.everything),
         torch.as_tensor(support.all_labels, device=device),
-        Bags.from_shots(support.shots, device),
+        Bags.from_shots(support.shots, torch.device(device)),
         sources=torch.as_tensor(support.sources, device=device) if recipe.self_mask else None,
-        on_step=on_step,
+        on_step=lambda: on_step(1.0),
     )
     return head.eval().requires_grad_(requires_grad=False), losses
 
@@ -72,7 +151,7 @@ def train(
     bags: Bags,
     *,
     sources: Tensor | None = None,
-    on_step: Callable[[int], None] | None = None,
+    on_step: Callable[[], object] = lambda: None,
 ) -> list[float]:
     """Train a head in place.
 
@@ -89,8 +168,8 @@ def train(
     sources : Tensor, optional
         The support row that every pseudo-query was made from. That shot is masked, so that the
         prediction comes from the class's other shots. By default nothing is masked.
-    on_step : callable, optional
-        Called with the number of finished steps.
+    on_step : callable, default=nothing
+        Called after every step.
 
     Returns
     -------
@@ -98,49 +177,40 @@ def train(
         The loss of every step, taken before its update.
     """
     recipe = head.recipe
-    parameters = list(head.parameters())
     rates = {"pooling": recipe.pooling_learning_rate, "cap": recipe.learning_rate}
     losses = []
-    for step in range(recipe.steps):
-        # SGD with momentum, written out because the first use of torch.optim imports for two
-        # seconds. New gradients are added to the decayed old ones: the sum is the velocity.
-        if velocity := [p.grad for p in parameters if p.grad is not None]:
-            torch._foreach_mul_(velocity, recipe.momentum)
+    for _ in range(recipe.steps):
+        # New gradients are added to the decayed old ones: the sum is the velocity.
+        for velocity in _velocities(head.parameters()):
+            velocity.mul_(recipe.momentum)
         losses.append(loss_and_gradients(head, candidates, labels, bags, sources))
-        _limit([p.grad for p in parameters if p.grad is not None])
-        for part, rate in rates.items():
-            _descend([p for layer in head.layers for p in getattr(layer, part).parameters()], rate)
-        if on_step is not None:
-            on_step(step + 1)
+        for velocity in _velocities(head.parameters()):
+            _limit(velocity)
+        with torch.no_grad():
+            for part, rate in rates.items():
+                for layer in head.layers:
+                    for parameter in getattr(layer, part).parameters():
+                        if parameter.grad is not None:
+                            parameter.sub_(parameter.grad, alpha=rate)
+        on_step()
     head.zero_grad()
     return losses
 
 
-@torch.no_grad()
-def _limit(velocity: list[Tensor]) -> None:
+def _velocities(parameters: Iterator[Tensor]) -> list[Tensor]:
+    return [p.grad for p in parameters if p.grad is not None]
+
+
+def _limit(velocity: Tensor) -> None:
     """Scale down what is far too long, in place: images that look the same to the backbone.
 
     Their centred vectors are almost zero, and the gradient of a cosine explodes there.
     """
-    if not velocity:  # a part without parameters
-        return
-    norms: tuple[Tensor, ...] = torch._foreach_norm(velocity)
-    if bool(torch.stack(norms).max() < LARGEST_VELOCITY):  # False for NaN
-        return
-    for tensor, norm in zip(velocity, norms, strict=True):
-        if norm.isfinite():
-            tensor.mul_(torch.clamp(LARGEST_VELOCITY / norm, max=1.0))
-        else:
-            tensor.zero_()
-
-
-@torch.no_grad()
-def _descend(parameters: Iterable[Tensor], rate: float) -> None:
-    """Move parameters against their gradients, in place."""
-    pairs = [(p, p.grad) for p in parameters if p.grad is not None]
-    if pairs:
-        moved, gradients = zip(*pairs, strict=True)
-        torch._foreach_add_(moved, gradients, alpha=-rate)
+    norm = torch.linalg.vector_norm(velocity)
+    if not norm.isfinite():
+        velocity.zero_()
+    elif norm > LARGEST_VELOCITY:
+        velocity.mul_(LARGEST_VELOCITY / norm)
 
 
 def loss_and_gradients(
@@ -151,12 +221,34 @@ def loss_and_gradients(
     sources: Tensor | None = None,
 ) -> float:
     """Mean cross-entropy over the pseudo-queries; adds its gradient to the parameters."""
-
-    def chunk_loss(queries: list[Projected], support: list[Projected], chunk: slice) -> Tensor:
+    embedded = head.embed(candidates)
+    # Cut the graph at the projections: every chunk adds its gradients to these leaves.
+    leaves = [Projected(*(x.detach().requires_grad_(x.requires_grad) for x in e)) for e in embedded]
+    shots = slice(len(bags.order))
+    total = 0.0
+    for chunk in chunks(head, len(labels), bags):
         hidden = None if sources is None else bags.own(sources[chunk])  # (query,)
-        cosines = head(rows(queries, chunk), support, bags, hidden)  # (block, query, class)
-        return loss(cosines, labels[chunk], head.recipe) / len(labels)
+        cosines = head(rows(leaves, chunk), rows(leaves, shots), bags, hidden)
+        part = loss(cosines, labels[chunk], head.recipe) / len(labels)
+        if part.requires_grad:
+            part.backward()
+        total += part.item()
+    pairs = [
+        (x, leaf.grad)
+        for e, cut in zip(embedded, leaves, strict=True)
+        for x, leaf in zip(e, cut, strict=True)
+        if leaf.grad is not None
+    ]
+    if pairs:
+        torch.autograd.backward([x for x, _ in pairs], [grad for _, grad in pairs])
+    return total
 
-    shots = int(bags.real.sum())
-    chunks = head.chunks(len(labels), bags)
-    return backward_in_chunks(head.embed(candidates), shots, chunks, chunk_loss)
+
+def chunks(head: MIVHead, queries: int, bags: Bags) -> Iterator[slice]:
+    """Slices of queries for which `forward` needs little memory."""
+    classes, shots = bags.real.shape
+    values = max(  # per query in one block: attention weights, prototypes
+        classes * max(layer.config.heads * shots, layer.config.channels) for layer in head.layers
+    )
+    size = max(1, CHUNK_VALUES.get(head.anchor.device.type, CHUNK_VALUES_GPU) // values)
+    return (slice(start, start + size) for start in range(0, queries, size))

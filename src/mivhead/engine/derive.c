@@ -1,4 +1,4 @@
-/* Candidates of an image: its map, max-pooled to several sizes: see functions.py. */
+/* Candidates of an image: its map, max-pooled to several sizes: see compiled.py. */
 
 #include "common.h"
 
@@ -119,8 +119,7 @@ INLINE void derive_image(const Derive *t, int64_t n, float *map, float *norms, i
     }
 }
 
-static void derive_part(void *task, int64_t part, int64_t parts) {
-    const Derive *t = task;
+EXPORT void derive(const Derive *t, int64_t part, int64_t parts) {
     int64_t total = 0;
     float *map = t->scratch + part * t->height * t->width * t->channels;
     for (int64_t j = 0; j < t->candidates; j++) total += t->sizes[2 * j] * t->sizes[2 * j + 1];
@@ -129,8 +128,4 @@ static void derive_part(void *task, int64_t part, int64_t parts) {
             derive_image(t, n, map, t->norms + n * total, 1);
         else
             derive_image(t, n, map, t->norms + n * total, 0);
-}
-
-EXPORT void derive(Fork fork, int64_t parts, Derive *task) {
-    each_part(fork, parts, derive_part, task);
 }

@@ -1,4 +1,4 @@
-/* Pooling of patches by attention, Component 1: see functions.py.
+/* Pooling of patches by attention, Component 1: see compiled.py.
  *
  * Patches are in single or half precision, (image, patch, channel), one array per candidate. What
  * there is of each patch (scale, weight) lies in one array (image, patches of all candidates).
@@ -12,9 +12,10 @@ enum { GROUP = 4 };
 
 typedef struct {
     int64_t images, channels, candidates, half;
+    const int64_t *rows;    /* (image,): where each image stands in x and scale */
     const int64_t *patches; /* of each candidate */
     const void *const *x;
-    const float *scale;  /* (image, patch) */
+    const float *scale;  /* (row, patch) */
     const float *vector; /* forward: theta (channel,); backward: gradient of pooled */
     float *weights;      /* (image, patch) */
     float *pooled;       /* (image, candidate, channel) */
@@ -24,7 +25,7 @@ typedef struct {
 
 /* Patches p .. p + 3 in single precision; beyond the last one, zeros. */
 static const float *read(const Pooling *t, int64_t part, int64_t j, int64_t n, int64_t p) {
-    int64_t C = t->channels, first = (n * t->patches[j] + p) * C, left = (t->patches[j] - p) * C;
+    int64_t C = t->channels, first = (t->rows[n] * t->patches[j] + p) * C, left = (t->patches[j] - p) * C;
     if (!t->half && left >= GROUP * C) return (const float *)t->x[j] + first;
     float *restrict out = t->scratch + part * GROUP * C;
     int64_t there = left < GROUP * C ? left : GROUP * C;
@@ -126,22 +127,14 @@ INLINE void each(const Pooling *t, int64_t part, int64_t parts, Kernel *kernel) 
     int64_t total = 0;
     for (int64_t j = 0; j < t->candidates; j++) total += t->patches[j];
     for (int64_t n = t->images * part / parts; n < t->images * (part + 1) / parts; n++)
-        for (int64_t j = 0, at = n * total; j < t->candidates; at += t->patches[j++])
-            kernel(t, part, j, n, t->scale + at, t->weights + at);
+        for (int64_t j = 0, at = 0; j < t->candidates; at += t->patches[j++])
+            kernel(t, part, j, n, t->scale + t->rows[n] * total + at, t->weights + n * total + at);
 }
 
-static void forward_part(void *task, int64_t part, int64_t parts) {
-    each(task, part, parts, forward);
+EXPORT void pool_forward(const Pooling *t, int64_t part, int64_t parts) {
+    each(t, part, parts, forward);
 }
 
-static void backward_part(void *task, int64_t part, int64_t parts) {
-    each(task, part, parts, backward);
-}
-
-EXPORT void pool_forward(Fork fork, int64_t parts, Pooling *task) {
-    each_part(fork, parts, forward_part, task);
-}
-
-EXPORT void pool_backward(Fork fork, int64_t parts, Pooling *task) {
-    each_part(fork, parts, backward_part, task);
+EXPORT void pool_backward(const Pooling *t, int64_t part, int64_t parts) {
+    each(t, part, parts, backward);
 }

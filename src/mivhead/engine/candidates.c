@@ -1,4 +1,4 @@
-/* Pooling of an image's candidates by attention, the second half of Component 1: see functions.py.
+/* Pooling of an image's candidates by attention, the second half of Component 1: see compiled.py.
  *
  * There are few of them, so what depends on them alone is computed again for the gradients.
  */
@@ -40,9 +40,8 @@ static void weigh(const Candidates *t, const float *x, float *norms, float *scor
     for (int64_t j = 0; j < D; j++) w[j] /= sum;
 }
 
-static void forward_part(void *task, int64_t part, int64_t parts) {
+EXPORT void candidates_forward(const Candidates *t, int64_t part, int64_t parts) {
 #pragma clang fp contract(fast)
-    const Candidates *t = task;
     int64_t D = t->candidates, C = t->channels;
     float *norms = t->scratch + part * 4 * D, *scores = norms + D, *w = scores + D;
     for (int64_t n = t->images * part / parts; n < t->images * (part + 1) / parts; n++) {
@@ -56,9 +55,8 @@ static void forward_part(void *task, int64_t part, int64_t parts) {
 }
 
 /* Candidates take part in the sum, in the dot products and in the norms. */
-static void backward_part(void *task, int64_t part, int64_t parts) {
+EXPORT void candidates_backward(const Candidates *t, int64_t part, int64_t parts) {
 #pragma clang fp contract(fast)
-    const Candidates *t = task;
     int64_t D = t->candidates, C = t->channels;
     float *norms = t->scratch + part * 4 * D, *scores = norms + D, *w = scores + D, *d_w = w + D;
     for (int64_t n = t->images * part / parts; n < t->images * (part + 1) / parts; n++) {
@@ -81,12 +79,4 @@ static void backward_part(void *task, int64_t part, int64_t parts) {
             }
         }
     }
-}
-
-EXPORT void candidates_forward(Fork fork, int64_t parts, Candidates *task) {
-    each_part(fork, parts, forward_part, task);
-}
-
-EXPORT void candidates_backward(Fork fork, int64_t parts, Candidates *task) {
-    each_part(fork, parts, backward_part, task);
 }

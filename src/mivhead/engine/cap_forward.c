@@ -1,4 +1,4 @@
-/* Cosines of queries with the prototypes of all classes, Component 2: see functions.py. */
+/* Cosines of queries with the prototypes of all classes, Component 2: see compiled.py. */
 
 #include "tile.h"
 
@@ -49,8 +49,7 @@ static void attend(const Cap *t, Tile *s, int64_t first) {
         }
 }
 
-static void forward_part(void *task, int64_t part, int64_t parts) {
-    const Cap *t = task;
+EXPORT void cap_forward(const Cap *t, int64_t part, int64_t parts) {
     Tile s = tile_of(t, part);
     for (int64_t first = part * LANES; first < t->queries; first += parts * LANES) {
         if (t->weights) s.weights = (V *)t->weights + first / LANES * t->heads * t->support;
@@ -63,8 +62,4 @@ static void forward_part(void *task, int64_t part, int64_t parts) {
                 t->cosines[q * t->classes + k] = cosine[q - first];
         }
     }
-}
-
-EXPORT void cap_forward(Fork fork, int64_t parts, Cap *task) {
-    each_part(fork, parts, forward_part, task);
 }

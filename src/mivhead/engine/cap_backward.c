@@ -1,4 +1,4 @@
-/* Gradients of the cosines of queries with the prototypes of all classes: see functions.py. */
+/* Gradients of the cosines of queries with the prototypes of all classes: see compiled.py. */
 
 #include "tile.h"
 
@@ -152,8 +152,7 @@ INLINE void backward_tile(const Cap *t, Tile *s, Sums sums, float *d_shots, int 
     }
 }
 
-static void backward_part(void *task, int64_t part, int64_t parts) {
-    const Cap *t = task;
+EXPORT void cap_backward(const Cap *t, int64_t part, int64_t parts) {
     Tile s = tile_of(t, part);
     int64_t C = t->channels, S = t->support;
     float *d_shots = t->d_shots + part * C * S * 2;
@@ -173,8 +172,4 @@ static void backward_part(void *task, int64_t part, int64_t parts) {
         store(t->d_v, s.d_v, first, t->queries, C);
         if (t->gate) store(t->d_gate, s.d_gate, first, t->queries, C);
     }
-}
-
-EXPORT void cap_backward(Fork fork, int64_t parts, Cap *task) {
-    each_part(fork, parts, backward_part, task);
 }

@@ -1,1 +1,0 @@
-"""Compiled kernels, and the seam where the fast path is chosen: start with `backend`."""
