@@ -8,7 +8,6 @@ on first use, so that `import mivhead` costs nothing.
 from typing import TYPE_CHECKING
 
 from mivhead._util.lazy import lazy
-from mivhead._util.threads import wait_passively
 from mivhead._version import __version__
 
 if TYPE_CHECKING:
@@ -66,8 +65,6 @@ __all__ = [
     "spreadsheets",
     "stores",
 ]
-
-wait_passively()  # OpenMP reads its settings once, when PyTorch is loaded
 
 __getattr__, __dir__ = lazy(
     __name__,

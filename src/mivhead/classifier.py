@@ -1,41 +1,36 @@
 """scikit-learn classifiers on features: their common base, and the MIV-head.
 
-Whatever a backbone, a file or a database gives as features goes in; class labels and probabilities
-come out. `FeatureClassifier` implements scikit-learn's conventions for every method on features
+Features from a backbone, a file or a database go in; class labels and probabilities come out.
+`FeatureClassifier` implements scikit-learn's conventions for every method on features
 (the rivals are in `mivhead.methods`), `MIVClassifier` is the MIV-head.
 """
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
-from sklearn.utils import assert_all_finite, check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
-from torch import Tensor
 
+from mivhead._util.estimator import Estimator, check_fitted, random_seed, read_labels, read_table
 from mivhead._util.progress import progress_bar
 from mivhead._util.schema import check_tensors, from_json, split_tensors, to_json
 from mivhead._util.threads import shared_cores
 from mivhead.backbones.preset import BlockPreset, Preset
+from mivhead.engine.head import Bags, Head, combine
+from mivhead.engine.training import Trainer
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.ensemble.stacking import (
-    BATCH,
     FOLDS,
     Ensemble,
     assign_folds,
+    fold_numbers,
     is_one_shot,
     out_of_fold_cosines,
-    predict_cosines,
 )
 from mivhead.ensemble.unlabelled import UnlabelledUse, refine
 from mivhead.errors import InputError, check_no_missing
@@ -44,24 +39,26 @@ from mivhead.features import (
     Features,
     SupportSet,
     blocks_of,
+    is_array,
     layout_to_json,
     read_layout,
 )
 from mivhead.head.blocks import BlockConfig, resolve_blocks, spans_of
-from mivhead.head.cap import Bags
-from mivhead.head.head import MIVHead
-from mivhead.head.logits import combine
 from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
-from mivhead.head.training import fit_head
-from mivhead.model.decision import ENERGY, MAX_ERRORS, REJECT, DecisionRule
+from mivhead.model.decision import ENERGY, MAX_ERRORS, REJECT, DecisionRule, softmax
 from mivhead.model.prediction import predictions
+
+if TYPE_CHECKING:
+    from mivhead.head.training import DeviceTrainer
+
+Array = NDArray[np.float32]
 
 # Factor of the energy in the scores of one-shot models: their weights, and so their energies, are
 # 1.4 times as large as those of other models (tuning sets).
 ONE_SHOT_ENERGY = 0.72
 
 
-class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn: untyped
+class FeatureClassifier(Estimator):
     """Base of all classifiers on features.
 
     A subclass stores its parameters in `__init__`, `random_state` and `device` among them, and
@@ -100,15 +97,15 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """Learn from a checked support set."""
 
     @abstractmethod
-    def _logits(self, features: Features) -> Tensor:
+    def _logits(self, features: Features) -> NDArray[Any]:
         """Logits (image, class) of features of the right layout."""
 
     @abstractmethod
-    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the fitted state for a model file: a JSON document and tensors."""
+    def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Return the fitted state for a model file: a JSON document and arrays."""
 
     @abstractmethod
-    def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
         """Set the fitted state from what `_state` returned, checking everything."""
 
     def fit(
@@ -142,7 +139,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self : object
             The fitted classifier.
         """
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        seed = random_seed(self.random_state)
         return self._fit_seeded(X, y, views, view_of, seed, unlabelled)
 
     def _fit_seeded(
@@ -198,7 +195,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             )
         if not len(found):
             raise InputError("There are no unlabelled images: give at least one, or omit them.")
-        return found.divide(self.scale_).to(features.device)
+        return found.divide(self.scale_)
 
     def refitted(
         self,
@@ -215,15 +212,15 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
         Parameters
         ----------
-        X : Features, array or tensor
+        X : Features or array
             Features of the shots, as for `fit`.
         y : array-like of shape (n,)
             Their labels.
-        views : Features, array or tensor, default=None
+        views : Features or array, default=None
             Features of augmented views.
         view_of : array-like of int, default=None
             For each view, the row of X that it was made from.
-        unlabelled : Features, array or tensor, default=None
+        unlabelled : Features or array, default=None
             Features of images without labels, as for `fit`.
 
         Returns
@@ -231,13 +228,12 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         FeatureClassifier
             A new classifier; this one stays as it is.
         """
-        check_is_fitted(self, "classes_")
+        check_fitted(self, "classes_")
         return self._unfitted()._fit_seeded(X, y, views, view_of, self.seed_, unlabelled)
 
     def _unfitted(self) -> Self:
         """Return a copy that fits as this classifier was fitted."""
-        copy: Self = clone(self)
-        return copy
+        return self.copy_unfitted()
 
     @property
     def _stored_support(self) -> Features | None:
@@ -254,7 +250,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         vectors = _vectors(support.features)
         return DecisionRule.fit(vectors, support.labels, None, None, weight=0.0)
 
-    def logits(self, X: Any) -> Tensor:
+    def logits(self, X: Any) -> NDArray[Any]:
         """Compute the logits of all classes.
 
         Parameters
@@ -264,7 +260,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
         Returns
         -------
-        Tensor of shape (n_images, n_classes)
+        ndarray of shape (n_images, n_classes)
             One column per class, even for two classes.
 
         Raises
@@ -273,16 +269,16 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             If they are not finite, as for features that are much larger than those of the support
             set, or for a model from a forged file.
         """
-        check_is_fitted(self, "classes_")
-        with torch.inference_mode(), shared_cores():
+        check_fitted(self, "classes_")
+        with shared_cores():
             return self._finite_logits(self._as_features(X, reset=False))
 
-    def _finite_logits(self, features: Features) -> Tensor:
+    def _finite_logits(self, features: Features) -> NDArray[Any]:
         logits = self._logits(features)
-        finite = logits.amax(dim=1).isfinite()  # a class may have probability 0
+        finite = np.isfinite(logits.max(axis=1))  # a class may have probability 0
         if not finite.all():
             raise InputError(
-                f"The logits of image {int(finite.int().argmin())} are not finite: its features "
+                f"The logits of image {int(finite.argmin())} are not finite: its features "
                 "are far larger than those that the classifier was fitted on, or the classifier "
                 "comes from a file with unusable values."
             )
@@ -302,7 +298,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             The logits; for two classes the second minus the first.
         """
         # In double precision like probabilities, so that both order images alike.
-        logits = self.logits(X).double().numpy(force=True)
+        logits = self.logits(X).astype(np.float64)
         return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
     def predict_proba(self, X: Any) -> NDArray[np.floating[Any]]:
@@ -318,7 +314,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         ndarray of shape (n_images, n_classes)
             Probabilities, in the order of `classes_`.
         """
-        return torch.softmax(self.logits(X).double(), dim=1).numpy(force=True)
+        return softmax(self.logits(X).astype(np.float64))
 
     @overload
     def predict(self, X: Any, *, coverage: None = None) -> NDArray[Any]: ...
@@ -344,7 +340,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             Class labels; or per image a set of them, the most probable first.
         """
         if coverage is None:
-            best = self.logits(X).argmax(dim=1).numpy(force=True)
+            best = self.logits(X).argmax(axis=1)
             chosen: NDArray[Any] = self.classes_[best]
             return chosen
         thresholds, probabilities = (
@@ -372,15 +368,15 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         unknown : ndarray of shape (n_images,) or None
             Larger is more unlike; see `mivhead.model.decision`. None for a model without a rule.
         """
-        check_is_fitted(self, "classes_")
-        with torch.inference_mode(), shared_cores():
+        check_fitted(self, "classes_")
+        with shared_cores():
             features = self._as_features(X, reset=False)
-            logits = self._finite_logits(features).double()
-            probabilities = torch.softmax(logits, dim=1).numpy(force=True)
+            logits = self._finite_logits(features).astype(np.float64)
+            probabilities = softmax(logits)
             if self.decision_ is None:
                 return probabilities, None
             vectors = _vectors(features)
-        return probabilities, self.decision_.unknown(logits.numpy(force=True), vectors)
+        return probabilities, self.decision_.unknown(logits, vectors)
 
     def decide(
         self, X: Any, *, reject: float | None = REJECT, max_errors: float | None = MAX_ERRORS
@@ -413,7 +409,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return decisions
 
     def _rule(self) -> DecisionRule:
-        check_is_fitted(self, "classes_")
+        check_fitted(self, "classes_")
         if self.decision_ is None:
             raise InputError(
                 "The model was saved by a version of mivhead that kept no out-of-fold scores, so "
@@ -440,7 +436,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         if isinstance(X, Features) or _is_blocks(X):
             features = Features(X)
         else:
-            features = Features(validate_data(self, X, dtype=[np.float32, np.float64], reset=reset))
+            features = Features(read_table(self, X, reset=reset))
         if reset:
             self.n_features_in_ = features.shape[1]
             self.layout_ = features.layout
@@ -450,20 +446,14 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
                 "X has other blocks or channels than the features that the classifier was fitted "
                 f"on: got {features.layout}, expected {self.layout_}."
             )
-        features = features.divide(self.scale_)
-        return features if self.device is None else features.to(torch.device(self.device))
+        return features.divide(self.scale_)
 
     def _encode(self, y: ArrayLike, n: int) -> NDArray[np.int64]:
         if y is None:
             raise InputError("This classifier requires y to be passed, but the target y is None.")
         if isinstance(y, Iterable):  # before NumPy makes strings of None and NaN
             check_no_missing("y", y)
-        values = column_or_1d(y, warn=True)
-        if values.dtype.kind == "f":
-            assert_all_finite(values, input_name="y")
-        with warnings.catch_warnings():  # few shots per class are the normal case here
-            warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
-            check_classification_targets(values)
+        values = read_labels(y)
         if len(values) != n:
             raise InputError(f"X holds {n} images, but y has {len(values)} labels.")
         self.classes_, labels = np.unique(values, return_inverse=True)
@@ -480,7 +470,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             if view_of is not None:
                 raise InputError("view_of is given without views.")
             return None, np.empty(0, np.int64)
-        extra = Features(views).to(features.device)
+        extra = Features(views)
         rows = np.asarray([] if view_of is None else view_of)
         if extra.layout != features.layout:
             raise InputError(f"views have other blocks than X: {extra} and {features}.")
@@ -496,14 +486,14 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
 def _vectors(features: Features) -> NDArray[np.floating[Any]]:
     """Mean vectors (image, channel) of the deepest block, of length 1, for decisions."""
-    return mean_vectors(features.blocks[-1]).numpy(force=True)
+    return mean_vectors(features.blocks[-1])
 
 
 def _is_blocks(X: Any) -> bool:
     """Whether X is a list of blocks, a block or an array of patches, not a 2-D table."""
     if isinstance(X, Block) or (isinstance(X, Mapping) and not hasattr(X, "shape")):
         return True
-    if isinstance(X, np.ndarray | Tensor):
+    if is_array(X):
         return X.ndim in (3, 4)
     if not isinstance(X, list | tuple) or not X:
         return False
@@ -526,8 +516,8 @@ class MIVClassifier(FeatureClassifier):
     random_state : int, RandomState instance or None, default=None
         Seed of the initial weights. The same seed gives the same model, bit for bit.
     device : str or None, default=None
-        Where to train and predict, such as `"cpu"` or `"cuda"`. None uses the device of the
-        features.
+        Where to train and predict: None or `"cpu"`, or a device of PyTorch such as `"cuda"`, which
+        needs the extra `torch`.
     verbose : bool, default=False
         Whether to show a progress bar, if training takes more than two seconds and the output is a
         terminal.
@@ -540,7 +530,7 @@ class MIVClassifier(FeatureClassifier):
         Number of values per image.
     losses_ : list of float
         Training loss of every step. A loaded model has none.
-    head_ : MIVHead
+    head_ : Head
         The trained head.
     ensemble_ : Ensemble or None
         The ridge experts and the weights of all members; None for a recipe without experts.
@@ -604,35 +594,58 @@ class MIVClassifier(FeatureClassifier):
         stacked = recipe.vote == "stacked" and max(support.shots) > 1
         steps = recipe.steps * (1 + FOLDS * stacked)
         with progress_bar("training", steps, show=self.verbose, unit="step") as advance:
-            head, self.losses_ = fit_head(support, blocks, recipe, seed, lambda _: advance(1))
-            out_of_fold = None
-            votes: dict[int, tuple[Tensor, Tensor]] = {}  # of the heads of each fold
-
-            def on_fold(number: int, head: MIVHead, kept: SupportSet, cosines: Tensor) -> None:
-                if support.unlabelled is not None:
-                    votes[number] = cosines, _compare(head, kept, support.unlabelled)
-
-            if stacked:
-                out_of_fold = out_of_fold_cosines(
-                    support, blocks, recipe, seed, lambda _: advance(1), on_fold
-                )
+            trainer = self._trainer(support, blocks, recipe, seed, advance)
+            fold = assign_folds(support) if stacked else np.full(len(support.labels), -1)
+            numbers = fold_numbers(fold)
+            (fitted, *folds) = trainer.fit([None, *(fold != number for number in numbers)])
+        head, self.losses_ = fitted
         ensemble, self.unlabelled_ = None, None
         if recipe.has_experts:
-            labels = torch.as_tensor(support.labels, device=support.features.device)
+            heads = [head for head, _ in folds]
+            cosines = out_of_fold_cosines(trainer, heads, fold)
+            out_of_fold = (cosines, fold >= 0) if stacked else None
             ensemble = Ensemble.fit(
-                support.features, labels, head.taken, out_of_fold, spans_of(blocks)
+                support.features, support.labels, head.taken, out_of_fold, spans_of(blocks)
             )
             if support.unlabelled is not None:
+                votes = {
+                    number: (
+                        cosines[:, fold == number],
+                        _compare(other, support.take(fold != number), support.unlabelled),
+                    )
+                    for number, other in zip(numbers, heads, strict=True)
+                }
                 ensemble, self.unlabelled_ = refine(
                     ensemble,
                     support.features,
-                    labels,
+                    support.labels,
                     support.unlabelled,
                     _compare(head, support, support.unlabelled),
-                    assign_folds(support),
+                    fold,
                     votes,
                 )
         self._set_fitted(blocks, head, ensemble, support.features, support.shots)
+
+    def _trainer(
+        self,
+        support: SupportSet,
+        blocks: Sequence[BlockConfig],
+        recipe: Recipe,
+        seed: int,
+        on_step: Callable[[float], object],
+    ) -> Trainer | DeviceTrainer:
+        """Make what trains heads: the engine on the CPU, the formulas on another device."""
+        if not self._on_device:
+            return Trainer(support, blocks, recipe, seed, on_step)
+        from mivhead.head.training import DeviceTrainer
+
+        assert self.device is not None
+        return DeviceTrainer(support, blocks, recipe, seed, on_step, device=self.device)
+
+    @property
+    def _on_device(self) -> bool:
+        """Whether to compute with PyTorch, on a device such as a GPU."""
+        return self.device is not None and self.device != "cpu"
 
     @property
     def _learns_unlabelled(self) -> bool:
@@ -679,26 +692,30 @@ class MIVClassifier(FeatureClassifier):
         ndarray of shape (m, n_classes)
             Logits of the images that are tested, in the order of X.
         """
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        seed = random_seed(self.random_state)
         recipe = resolve_recipe(self.recipe)
         support, order = self._support_set(X, y, views, view_of)
         blocks = resolve_blocks(support.features, self.preset)
         support = _select(support, recipe, blocks)
         blocks = blocks[-len(support.features.blocks) :]
 
-        def on_step(step: int) -> None:
-            if step == recipe.steps:
-                on_fold()
-
+        fold = fold[order]
+        numbers = fold_numbers(fold)
         with shared_cores():
-            out_of_fold = out_of_fold_cosines(
-                support, blocks, recipe, seed, on_step, fold=fold[order]
+            trainer = self._trainer(support, blocks, recipe, seed, lambda _: None)
+            heads = [head for head, _ in trainer.fit([fold != number for number in numbers])]
+            cosines = out_of_fold_cosines(trainer, heads, fold)
+            ensemble = Ensemble.fit(
+                support.features,
+                support.labels,
+                trainer.taken,
+                (cosines, fold >= 0),
+                spans_of(blocks),
             )
-            labels = torch.as_tensor(support.labels, device=support.features.device)
-            taken = MIVHead(blocks, recipe, generator=None).taken
-            ensemble = Ensemble.fit(support.features, labels, taken, out_of_fold, spans_of(blocks))
             assert ensemble.left_out is not None
             logits = ensemble.left_out.cross_fitted()
+        for _ in numbers:
+            on_fold()
         return logits[np.argsort(order[ensemble.left_out.rows])]
 
     def _make_rule(self, support: SupportSet) -> DecisionRule:
@@ -709,26 +726,25 @@ class MIVClassifier(FeatureClassifier):
         if left_out is not None:
             given = left_out.logits, left_out.rows
             return DecisionRule.fit(vectors, support.labels, *given, weight=weight)
-        if is_one_shot(self.ensemble_.experts, torch.as_tensor(support.labels)):
+        if is_one_shot(self.ensemble_.experts, support.labels):
             weight *= ONE_SHOT_ENERGY
         return DecisionRule.fit(vectors, support.labels, None, None, weight=weight)
 
     def _set_fitted(
         self,
         blocks: Sequence[BlockConfig],
-        head: MIVHead,
+        head: Head,
         ensemble: Ensemble | None,
         support: Features,
         shots: Sequence[int],
     ) -> None:
         """Store what was learned, and what prediction needs of the support."""
         self.blocks_ = tuple(blocks)
-        self.head_, self.ensemble_ = head.eval(), ensemble
+        self.head_, self.ensemble_ = head, ensemble
         self.support_ = support.divide([-power for power in self._used_scale])
         self.shots_ = np.asarray(shots)
-        self.bags_ = Bags.from_shots(shots, support.device)
-        with torch.inference_mode():
-            self.embedded_ = head.embed(head.prepare(support))
+        self.bags_ = Bags.from_shots(self.shots_)
+        self.embedded_ = head.embed(head.prepare(support))
 
     def _unfitted(self) -> Self:
         copy = super()._unfitted()
@@ -751,20 +767,23 @@ class MIVClassifier(FeatureClassifier):
     def _used_scale(self) -> tuple[int, ...]:
         return self.scale_[-len(self.blocks_) :]  # of the blocks that the head uses
 
-    def _logits(self, features: Features) -> Tensor:
-        head = self.head_
-        out = torch.empty(len(features), len(self.shots_), device=features.device)
-        for start in range(0, len(features), BATCH):
-            part = slice(start, start + BATCH)
-            queries = head.embed(head.prepare(features[part]))
-            cosines = head.compare(queries, self.embedded_, self.bags_)  # (block, image, class)
-            if self.ensemble_ is None:
-                out[part] = combine(cosines, head.recipe)
-            else:
-                out[part] = self.ensemble_.logits(cosines, features[part])
-        return out
+    def _logits(self, features: Features) -> Array:
+        cosines = self._cosines(features)  # (block, image, class)
+        if self.ensemble_ is None:
+            return combine(cosines, self.head_.recipe)
+        return self.ensemble_.logits(cosines, features)
 
-    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def _cosines(self, features: Features) -> Array:
+        if not self._on_device:
+            return self.head_.cosines(self.embedded_, self.bags_, features)
+        from mivhead.head.training import device_cosines
+
+        assert self.device is not None
+        support = self.support_.divide(self._used_scale)
+        shots = self.shots_.tolist()
+        return device_cosines(self.head_, self.blocks_, support, shots, features, self.device)
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         config: dict[str, Any] = {
             "recipe": to_json(self.head_.recipe),
             "blocks": [_block_to_json(block) for block in self.blocks_],
@@ -773,15 +792,14 @@ class MIVClassifier(FeatureClassifier):
         if self.layout_ != self.support_.layout:  # the head uses only the last blocks
             config["layout"] = layout_to_json(self.layout_)
         tensors = {f"support.{name}": tensor for name, tensor in self.support_.tensors.items()}
-        tensors |= {f"params.{name}": value for name, value in self.head_.state_dict().items()}
+        tensors |= {f"params.{name}": value for name, value in self.head_.params.items()}
         if self.ensemble_ is not None:
             members = self.ensemble_.tensors()
             tensors |= {f"experts.{name}": value for name, value in members.items()}
         return config, tensors
 
-    def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
         saved = from_json(_Saved, config, "config")
-        tensors = {name: tensor.to(self.device or "cpu") for name, tensor in tensors.items()}
         recipe = saved.read_recipe()
         blocks = [from_json(BlockConfig, b, f"block{i}") for i, b in enumerate(saved.blocks)]
         stored, params, members = split_tensors(tensors, ("support", "params", "experts"))
@@ -797,10 +815,8 @@ class MIVClassifier(FeatureClassifier):
         whole = support[:0] if saved.layout is None else read_layout(saved.layout)
         if _last_blocks(whole, recipe, blocks).layout != support.layout:
             raise InputError("the blocks of the head do not fit the layout of the features.")
-        head = MIVHead(blocks, recipe, generator=None)
-        check_tensors(params, {k: v.shape for k, v in head.state_dict().items()})
-        head.load_state_dict(params, assign=True)
-        head.requires_grad_(requires_grad=False).to(support.device)
+        check_tensors(params, Head.shapes(blocks, recipe))
+        head = Head.from_params(blocks, recipe, params)
         expected = {}
         if recipe.has_experts:
             sizes = len(head.layers), len(saved.shots)
@@ -816,15 +832,15 @@ class MIVClassifier(FeatureClassifier):
 
 
 def _block_to_json(block: BlockConfig) -> dict[str, Any]:
-    """Leave out what earlier versions do not know, where it says nothing."""
+    """Leave out `deepest`, which earlier versions do not know, where it is False."""
     document = to_json(block)
     return document if block.deepest else {k: v for k, v in document.items() if k != "deepest"}
 
 
-def _compare(head: MIVHead, support: SupportSet, images: Features) -> Tensor:
+def _compare(head: Head, support: SupportSet, images: Features) -> Array:
     """Cosines (block, image, class) of images with a support set."""
-    bags = Bags.from_shots(support.shots, support.features.device)
-    return predict_cosines(head, support.features, bags, images)
+    embedded = head.embed(head.prepare(support.features))
+    return head.cosines(embedded, Bags.from_shots(support.shots), images)
 
 
 def _select(support: SupportSet, recipe: Recipe, blocks: Sequence[BlockConfig]) -> SupportSet:

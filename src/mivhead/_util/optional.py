@@ -7,7 +7,7 @@ from typing import Any
 
 from mivhead.errors import NotAvailableError
 
-TRAINING = frozenset({"torch", "sklearn", "scipy", "safetensors", "threadpoolctl", "filelock"})
+EXTRAS = {"torch": "torch", "sklearn": "bench", "scipy": "bench"}  # package -> what installs it
 
 
 def need(module: str, extra: str) -> Any:
@@ -43,13 +43,13 @@ installed: run `pip install "mivhead[onnx]"`.
 
 
 def explain_missing(error: ModuleNotFoundError) -> NotAvailableError | None:
-    """Return an error that says how to install what training needs; None for other packages.
+    """Return an error that says how to install a package that some parts need; None for others.
 
     >>> print(explain_missing(ModuleNotFoundError("No module named 'torch'", name="torch")))
-    This needs the package torch, which is not installed: run `pip install "mivhead[fit]"`.
+    This needs the package torch, which is not installed: run `pip install "mivhead[torch]"`.
     """
     package = (error.name or "").partition(".")[0]
-    return _missing(package, "fit") if package in TRAINING else None
+    return _missing(package, EXTRAS[package]) if package in EXTRAS else None
 
 
 def _missing(package: str, extra: str) -> NotAvailableError:

@@ -28,8 +28,9 @@ from typing import (
 
 from mivhead.errors import InputError, check_one_of
 
-if TYPE_CHECKING:  # exported models run without PyTorch
-    from torch import Tensor
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 
 T = TypeVar("T")
 
@@ -130,15 +131,15 @@ def check_types(value: Any) -> None:
 
 
 def split_tensors(
-    tensors: Mapping[str, Tensor], groups: Sequence[str]
-) -> tuple[dict[str, Tensor], ...]:
+    tensors: Mapping[str, NDArray[Any]], groups: Sequence[str]
+) -> tuple[dict[str, NDArray[Any]], ...]:
     """Sort tensors named `group.name` into their groups; a name without a known group is an error.
 
-    >>> import torch
-    >>> split_tensors({"a.x": torch.ones(1), "b.y": torch.ones(1)}, ("b", "a"))
-    ({'y': tensor([1.])}, {'x': tensor([1.])})
+    >>> import numpy as np
+    >>> split_tensors({"a.x": np.ones(1), "b.y": np.ones(1)}, ("b", "a"))
+    ({'y': array([1.])}, {'x': array([1.])})
     """
-    found: dict[str, dict[str, Tensor]] = {group: {} for group in groups}
+    found: dict[str, dict[str, NDArray[Any]]] = {group: {} for group in groups}
     for name, tensor in tensors.items():
         group, _, rest = name.partition(".")
         if group not in found:
@@ -147,20 +148,20 @@ def split_tensors(
     return tuple(found.values())
 
 
-def check_tensors(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> None:
+def check_tensors(tensors: Mapping[str, NDArray[Any]], shapes: Mapping[str, Sequence[int]]) -> None:
     """Check that exactly these float32 tensors exist, with these shapes, and are finite."""
-    import torch
+    import numpy as np
 
     if different := sorted(tensors.keys() ^ shapes.keys()):
         kind = "unexpected" if different[0] in tensors else "missing"
         raise InputError(f"tensor {different[0]!r} is {kind}.")
     for name, tensor in tensors.items():
-        if tuple(tensor.shape) != tuple(shapes[name]) or tensor.dtype != torch.float32:
+        if tuple(tensor.shape) != tuple(shapes[name]) or tensor.dtype != np.float32:
             raise InputError(
                 f"tensor {name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, "
-                f"expected {torch.float32} of shape {tuple(shapes[name])}."
+                f"expected float32 of shape {tuple(shapes[name])}."
             )
-        if not torch.isfinite(tensor).all():
+        if not np.isfinite(tensor).all():
             raise InputError(f"tensor {name!r} holds NaN or infinity.")
 
 

@@ -6,8 +6,8 @@ threads really run side by side. Inside a part, `run_parts` runs one after the o
 out once, at the outermost level that has enough parts.
 
 NumPy's linear algebra has threads of its own, which wait in a busy loop for a while after each
-product. `shared_cores` is a context for heavy work that gives NumPy one thread, as the products of a
-head are small, and PyTorch (if it is loaded) as many as `thread_count` says.
+product. `shared_cores` is a context for heavy work that gives NumPy one thread, as the products of
+a head are small, and PyTorch (if it is loaded) as many as `thread_count` says.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ def set_threads(threads: int | None) -> None:
     global _wanted, _pool
     if threads != _wanted:
         _wanted, _pool = threads, None
+
+
+def wanted_threads() -> int | None:
+    """Return the number that was set; None: all cores."""
+    return _wanted
 
 
 def thread_count() -> int:

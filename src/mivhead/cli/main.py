@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
-import ctypes
-import gc
 import logging
 import os
 import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NoReturn
 
 from mivhead._util.optional import explain_missing
@@ -66,20 +61,14 @@ FAILED = 2
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell reports it
 INTERRUPTED = 130  # 128 + SIGINT
 
-GC_THRESHOLD = 100_000  # allocations between collections: imports take 0.4 s less than with 700
-# M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc in bytes: large tensors reuse freed memory, which
-# saves 5 % of the processor time of a `miv fit` of 25 shots.
-MALLOC_OPTIONS = ((-1, 2**28), (-3, 2**25))
-
 
 def command() -> NoReturn:
     """Run `miv` as a process of its own."""
-    configure_process()
     code = main()
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the work is done
     if code == 0 and getattr(handler, "received", False):  # an exception that a callback lost
         code = _fail("stopped", INTERRUPTED)
-    exit_process(code)
+    sys.exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -172,26 +161,3 @@ def _describe(error: Exception) -> str:
 def _fail(message: str, code: int) -> int:
     print(f"miv: {one_line(message)}", file=sys.stderr)
     return code
-
-
-def configure_process() -> None:
-    """Make a short-lived process start faster."""
-    gc.set_threshold(GC_THRESHOLD)
-    with suppress(AttributeError, OSError, TypeError):  # only glibc has it
-        mallopt = ctypes.CDLL(None).mallopt
-        for option in MALLOC_OPTIONS:
-            mallopt(*option)
-
-
-def exit_process(code: int) -> NoReturn:
-    """Exit without tearing down the interpreter, which takes 0.3 to 0.7 s with PyTorch loaded.
-
-    Registered exit functions still run. If another thread is still running, exit as usual.
-    """
-    others = (t for t in threading.enumerate() if t is not threading.main_thread())
-    if any(not thread.daemon for thread in others):
-        sys.exit(code)
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)

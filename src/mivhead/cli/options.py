@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from mivhead._util.optional import need
+from mivhead._util.threads import set_threads
 from mivhead.backbones import DEFAULT_BACKBONE
 from mivhead.errors import InputError
 from mivhead.methods import METHODS
@@ -330,13 +332,12 @@ def classifier_from(args: argparse.Namespace) -> FewShotClassifier:
 
 def prepare(args: argparse.Namespace) -> None:
     """Apply `--threads` and check `--device`, before any expensive work."""
-    import torch
-
     if args.threads is not None:
-        torch.set_num_threads(args.threads)
+        set_threads(args.threads)
     device: str | None = getattr(args, "device", None)
-    if device is None:
+    if device in (None, "cpu"):
         return
+    torch = need("torch", "torch")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from mivhead.classifier import MIVClassifier
 from mivhead.diagnostics.pictures import INK, PALE, new_figure, overlay, save_figure, square
 from mivhead.errors import InputError
-from mivhead.features import Features
-from mivhead.head.cap import CrossAttentionPooling
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,33 +72,21 @@ def explain(classifier: MIVClassifier, X: Any) -> list[BlockAttention]:
     features = classifier._as_features(X, reset=False)
     head = classifier.head_
     found = []
-    with torch.inference_mode():
-        prepared = head.prepare(features)
-        embedded = head.embed(prepared)
-        for i, layer in enumerate(head.layers):
-            sizes = layer.config.candidate_sizes
-            patches = None
-            if sizes:
-                weights = layer.pooling.patch_weights(prepared[i])[0]  # (image, patch)
-                patches = weights.view(len(features), *sizes[0]).numpy(force=True)
-            shots = None
-            if isinstance(layer.cap, CrossAttentionPooling):
-                bags = classifier.bags_
-                attention = layer.cap.attention(embedded[i], classifier.embedded_[i], bags)
-                mean = attention.mean(dim=0).transpose(0, 1)  # (query, class, shot)
-                shots = _by_row(mean, classifier.support_, bags.rows, bags.real)
-            found.append(BlockAttention(patches, shots))
+    rows = np.arange(len(features))
+    for i, (layer, candidates) in enumerate(zip(head.layers, head.prepare(features), strict=True)):
+        sizes = layer.config.candidate_sizes
+        embedded, tape = layer.embed_with_tape(candidates, rows)
+        patches = None
+        if sizes and tape.weights is not None:
+            height, width = sizes[0]
+            patches = tape.weights[:, : height * width].reshape(-1, height, width)
+        shots = None
+        if layer.recipe.prototype == "cap":
+            support = classifier.embedded_[i]
+            comparison = layer.comparison(embedded, support, classifier.bags_)
+            shots = comparison.weigh_shots(slice(None)).mean(axis=0)  # (image, shot)
+        found.append(BlockAttention(patches, shots))
     return found
-
-
-def _by_row(
-    weights: torch.Tensor, support: Features, rows: torch.Tensor, real: torch.Tensor
-) -> NDArray[np.floating[Any]]:
-    """Rearrange weights from (query, class, shot) to (query, support row)."""
-    weights = weights.expand(-1, *rows.shape)  # some ablations share one weight among all queries
-    out = weights.new_zeros(len(weights), len(support))
-    out[:, rows[real]] = weights[:, real]
-    return out.numpy(force=True)
 
 
 def draw_attention(

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import clone
 
 from mivhead._util.progress import progress_bar
 from mivhead.classifier import FeatureClassifier, MIVClassifier
@@ -145,7 +144,7 @@ def cross_validate(
     fold_of = _assign_folds(labels, folds)
     probabilities = np.full((len(labels), len(classes)), np.nan)
     used = [fold for fold in range(folds) if (fold_of == fold).any()]
-    model = clone(classifier).set_params(random_state=0)
+    model = classifier.copy_unfitted().set_params(random_state=0)
     if "verbose" in model.get_params():
         model.set_params(verbose=False)  # this function shows its own progress
     with progress_bar("cross-validating", len(used), show=verbose, unit="fold") as advance:

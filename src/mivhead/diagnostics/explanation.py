@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -271,19 +270,16 @@ class _Members:
         weights = [block.shots for block in found if block.shots is not None]
         self.attention = np.mean(weights, axis=0) if weights else None
         self._names = [f"{MEMBERS['head']} (block {i + 1})" for i in head.taken]
-        with torch.inference_mode():
-            features = classifier._as_features(X, reset=False)
-            queries = head.embed(head.prepare(features))
-            predictions = head.compare(queries, classifier.embedded_, classifier.bags_)
-            member_weights = torch.ones(len(predictions))
-            if ensemble is not None:
-                experts = ensemble.experts.ridges
-                self._names += [f"{MEMBERS[e.kind]} (block {e.block + 1})" for e in experts]
-                predictions = torch.cat([predictions, ensemble.experts(features)])
-                member_weights = ensemble.weights
-                self._additive = True
-        self._predictions = predictions.numpy(force=True)  # (member, image, class)
-        self._weights = member_weights.numpy(force=True)
+        features = classifier._as_features(X, reset=False)
+        predictions = classifier._cosines(features)
+        self._weights = np.ones(len(predictions))
+        if ensemble is not None:
+            experts = ensemble.experts.ridges
+            self._names += [f"{MEMBERS[e.kind]} (block {e.block + 1})" for e in experts]
+            predictions = np.concatenate([predictions, ensemble.experts(features)])
+            self._weights = ensemble.weights
+            self._additive = True
+        self._predictions = predictions  # (member, image, class)
         self._block_weights = dict(zip(head.taken, self._weights.tolist(), strict=False))
 
     def combine(
@@ -323,7 +319,7 @@ class _Near:
         self._shots = model.shots_
         if self._shots is not None:
             mine, theirs = (
-                mean_vectors(each.blocks[-1]).double().numpy(force=True)
+                mean_vectors(each.blocks[-1]).astype(np.float64)
                 for each in (X, self._shots.features)
             )
             self._similarity = mine @ theirs.T  # (image, shot)

@@ -16,7 +16,6 @@ budgets", ICML 2022.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -38,6 +37,7 @@ MANY = 3  # mean shots per class from which on margins decide
 CLOSE = 3  # how many times as many images with small margins are then clustered as are suggested
 NEW_SHARE = 0.5  # of the suggestions that may go to possible new classes
 MAX_CLUSTERS = 500
+LLOYD = 50  # steps of the clustering, at most
 
 
 @dataclass(frozen=True)
@@ -173,19 +173,16 @@ def choose(
     list of (int, int)
         Rows, and the number of images in their clusters; the most useful first.
     """
-    from sklearn.cluster import KMeans
-
     kept = _without_duplicates(vectors)
     points = vectors[kept].astype(np.float64)
     old = np.empty((0, points.shape[1])) if labelled is None else labelled.astype(np.float64)
     everything = np.concatenate([points, old])
     count = min(len(old) + n, len(everything), MAX_CLUSTERS)
-    with warnings.catch_warnings():  # fewer distinct points than clusters are no problem
-        warnings.simplefilter("ignore")
-        means = KMeans(count, n_init=1, random_state=seed).fit(everything)
-    cluster = means.labels_[: len(points)]
-    covered = np.bincount(means.labels_[len(points) :], minlength=count)
-    sizes = np.bincount(means.predict(vectors.astype(np.float64)), minlength=count)
+    centres = k_means(everything, count, np.random.default_rng(seed))
+    assigned = _nearest(everything, centres)
+    cluster = assigned[: len(points)]
+    covered = np.bincount(assigned[len(points) :], minlength=count)
+    sizes = np.bincount(_nearest(vectors.astype(np.float64), centres), minlength=count)
     taken: list[tuple[int, int]] = []
     left = np.ones(len(points), bool)
     while len(taken) < min(n, len(points)):
@@ -201,6 +198,67 @@ def choose(
         left[row] = False
         covered[best] += 1
     return taken
+
+
+def k_means(
+    points: NDArray[np.floating[Any]], count: int, generator: np.random.Generator
+) -> NDArray[np.floating[Any]]:
+    """Cluster points by Lloyd's algorithm, from a start that is spread out (k-means++).
+
+    Parameters
+    ----------
+    points : array of shape (point, channel)
+        What to cluster.
+    count : int
+        Number of clusters, at most that of the points.
+    generator : numpy.random.Generator
+        Source of the random start.
+
+    Returns
+    -------
+    array of shape (count, channel)
+        The centres; points that are all the same have equal centres.
+
+    References
+    ----------
+    Arthur and Vassilvitskii 2007, "k-means++: The Advantages of Careful Seeding".
+
+    Examples
+    --------
+    >>> points = np.array([[0.0], [1.0], [10.0], [11.0]])
+    >>> sorted(k_means(points, 2, np.random.default_rng(0))[:, 0].tolist())
+    [0.5, 10.5]
+    """
+    centres = points[[generator.integers(len(points))]]
+    while len(centres) < count:  # each further one with a chance that grows with its distance
+        distance = _squares(points, centres).min(axis=1)
+        total = float(distance.sum())
+        shares = distance / total if total > 0 else np.full(len(points), 1 / len(points))
+        centres = np.concatenate([centres, points[[generator.choice(len(points), p=shares)]]])
+    for _ in range(LLOYD):
+        assigned = _nearest(points, centres)
+        filled = np.unique(assigned)
+        moved = centres.copy()
+        moved[filled] = [points[assigned == c].mean(axis=0) for c in filled]
+        if np.allclose(moved, centres, atol=1e-6):
+            break
+        centres = moved
+    return centres
+
+
+def _squares(
+    points: NDArray[np.floating[Any]], centres: NDArray[np.floating[Any]]
+) -> NDArray[np.floating[Any]]:
+    """Squared distances (point, centre)."""
+    both = (points**2).sum(axis=1)[:, None] + (centres**2).sum(axis=1)
+    return np.maximum(both - 2 * points @ centres.T, 0.0)
+
+
+def _nearest(
+    points: NDArray[np.floating[Any]], centres: NDArray[np.floating[Any]]
+) -> NDArray[np.int64]:
+    nearest: NDArray[np.int64] = _squares(points, centres).argmin(axis=1)
+    return nearest
 
 
 def _typicality(
@@ -224,8 +282,7 @@ def _without_duplicates(vectors: NDArray[np.floating[Any]]) -> NDArray[np.int64]
 
 
 def _vectors(features: Features) -> NDArray[np.floating[Any]]:
-    vectors: NDArray[np.floating[Any]] = mean_vectors(features.blocks[-1]).numpy(force=True)
-    return vectors
+    return mean_vectors(features.blocks[-1])
 
 
 def _unlabelled(images: Any) -> Any:

@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from mivhead.classifier import MIVClassifier
 from mivhead.diagnostics.pictures import INK, PALE, new_figure, save_figure
+from mivhead.engine.head import HeadBlock, Projected
 from mivhead.errors import InputError
 from mivhead.features import Features
-from mivhead.head.cap import CrossAttentionPooling, Projected
 from mivhead.images.imageset import ImageSet
 from mivhead.methods import method_name
 from mivhead.methods.base import class_means, pooled
-from mivhead.methods.tuning.base import PREDICTED, TuningClassifier, embed
 from mivhead.model.fewshot import FewShotClassifier
 from mivhead.model.readers import load_pixels
 
@@ -96,27 +94,16 @@ def miv_embeddings(classifier: MIVClassifier, X: Any) -> list[Embeddings]:
     head, bags = classifier.head_, classifier.bags_
     labels = np.repeat(np.arange(len(classifier.shots_)), classifier.shots_)
     found = []
-    with torch.inference_mode():
-        embedded = head.embed(head.prepare(features))
-        for i, layer in enumerate(head.layers):
-            query, support = embedded[i], classifier.embedded_[i]
-            gated = _gated(layer.cap, support, query)  # (shot, head, d)
-            if isinstance(layer.cap, CrossAttentionPooling):
-                weights = layer.cap.attention(query, support, bags)  # (head or 1, class, 1, shot)
-                weights = weights.expand(gated.shape[1], -1, -1, -1)
-            else:
-                weights = (bags.real / bags.shots[:, None]).to(gated.dtype)[None, :, None]
-            bagged = gated[bags.rows].permute(2, 0, 1, 3)  # (head, class, shot, d)
-            prototypes = (weights @ bagged).squeeze(2).transpose(0, 1)  # (class, head, d)
-            found.append(
-                Embeddings(
-                    f"block {i + 1} of {len(head.layers)}",
-                    gated.flatten(1).numpy(force=True),
-                    labels,
-                    prototypes.flatten(1).numpy(force=True),
-                    _gated(layer.cap, query, query).flatten().numpy(force=True),
-                )
-            )
+    for i, (layer, query) in enumerate(
+        zip(head.layers, head.embed(head.prepare(features)), strict=True)
+    ):
+        support = classifier.embedded_[i]
+        gated = _gated(layer, support, query)  # (shot, channel)
+        comparison = layer.comparison(query, support, bags)
+        prototypes = comparison.pool(comparison.weigh_shots(slice(None)), gated)[0]
+        name = f"block {i + 1} of {len(head.layers)}"
+        own = _gated(layer, query, query)[0]
+        found.append(Embeddings(name, gated, labels, prototypes, own))
     return found
 
 
@@ -140,14 +127,8 @@ def centroid_embeddings(classifier: MIVClassifier, X: Any) -> Embeddings:
     features = _one(classifier._as_features(X, reset=False))
     labels = np.repeat(np.arange(len(classifier.shots_)), classifier.shots_)
     shots = pooled(classifier.support_)
-    means = class_means(shots, torch.as_tensor(labels), len(classifier.shots_))
-    return Embeddings(
-        "nearest centroids",
-        shots.numpy(force=True),
-        labels,
-        means.numpy(force=True),
-        pooled(features)[0].numpy(force=True),
-    )
+    means = class_means(shots, labels, len(classifier.shots_))
+    return Embeddings("nearest centroids", shots, labels, means, pooled(features)[0])
 
 
 def tuned_embeddings(model: FewShotClassifier, shots: ImageSet, image: ImageSet) -> Embeddings:
@@ -167,6 +148,8 @@ def tuned_embeddings(model: FewShotClassifier, shots: ImageSet, image: ImageSet)
     Embeddings
         Outputs of the tuned backbone, and the class means that the model keeps.
     """
+    from mivhead.methods.tuning.base import PREDICTED, TuningClassifier, embed
+
     tuner = model.classifier_
     if not isinstance(tuner, TuningClassifier):
         raise InputError("The model does not tune its backbone; its vectors are the features.")
@@ -186,11 +169,11 @@ def tuned_embeddings(model: FewShotClassifier, shots: ImageSet, image: ImageSet)
     )
 
 
-def _gated(cap: torch.nn.Module, images: Projected, query: Projected) -> torch.Tensor:
-    """Compute V g + K of images, with the gate g of one query: (image, head, d)."""
-    if isinstance(cap, CrossAttentionPooling) and cap.recipe.skip:
-        return images.value * query.gate + images.key
-    return images.value * query.gate
+def _gated(layer: HeadBlock, images: Projected, query: Projected) -> NDArray[np.float32]:
+    """Compute V g + K of images, with the gate g of one query: (image, channel)."""
+    values = images.value if query.gate is None else images.value * query.gate
+    skips = layer.recipe.skip and layer.recipe.prototype == "cap"
+    return values + images.key if skips else values
 
 
 def _one(features: Features) -> Features:

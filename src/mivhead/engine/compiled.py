@@ -26,7 +26,7 @@ Array = NDArray[np.float32]
 
 
 def _parts(images: int, values: int) -> int:
-    """Number of parts of a task that reads so many values per image."""
+    """Divide a task that reads so many values per image."""
     return max(1, min(PARTS, images, images * values // PART_VALUES))
 
 
@@ -44,6 +44,7 @@ class _Derive(ctypes.Structure):
 def derive(
     maps: NDArray[Any], sizes: Sequence[tuple[int, int]]
 ) -> tuple[list[NDArray[Any]], Array]:
+    """Max-pool maps to several sizes."""
     images, channels, height, width = maps.shape
     rows = maps.strides[2] == width * maps.strides[3] or min(height, width) == 1
     if not rows or maps.strides[1] < 0 or maps.strides[3] < 0:
@@ -89,6 +90,7 @@ class _Pooling(ctypes.Structure):
 def pool_forward(
     theta: Array, maps: Sequence[NDArray[Any]], scale: Array, rows: NDArray[np.int64]
 ) -> tuple[Array, Array]:
+    """Pool the patches of each candidate."""
     pooled = empty(len(rows), len(maps), len(theta))
     weights = empty(len(rows), scale.shape[1])
     given = {"scale": scale, "vector": theta, "weights": weights, "pooled": pooled}
@@ -104,6 +106,7 @@ def pool_backward(
     weights: Array,
     pooled: Array,
 ) -> Array:
+    """Compute the gradient of theta."""
     sums = empty(len(rows), pooled.shape[2])
     given = {"scale": scale, "vector": np.ascontiguousarray(d_pooled), "weights": weights}
     _run_pooling("pool_backward", maps, rows, {**given, "pooled": pooled, "sums": sums})
@@ -148,6 +151,7 @@ class _Candidates(ctypes.Structure):
 
 
 def candidates_forward(mu: Array, x: Array, factor: float, length: float | None) -> Array:
+    """Pool the candidates of each image."""
     pooled = empty(len(x), x.shape[2])
     _run_candidates("candidates_forward", factor, length, {"mu": mu, "x": x, "pooled": pooled})
     return pooled
@@ -156,6 +160,7 @@ def candidates_forward(mu: Array, x: Array, factor: float, length: float | None)
 def candidates_backward(
     mu: Array, x: Array, d_pooled: Array, factor: float, length: float | None
 ) -> tuple[Array, Array]:
+    """Compute the gradients of mu and of the candidates."""
     d_mu, d_x = empty(*d_pooled.shape), empty(*x.shape)
     given = {"mu": mu, "x": x, "d_pooled": np.ascontiguousarray(d_pooled)}
     _run_candidates("candidates_backward", factor, length, {**given, "d_mu": d_mu, "d_x": d_x})
@@ -201,6 +206,7 @@ class _Cap(ctypes.Structure):
 
 
 def cap_forward(how: Comparison, *, keep: bool) -> tuple[Array, Array | None]:
+    """Compute cosines of queries with the prototypes of all classes."""
     queries, classes = len(how.y), len(how.starts) - 1
     cosines = empty(queries, classes)
     tiles = -(-queries // LANES)
@@ -212,6 +218,7 @@ def cap_forward(how: Comparison, *, keep: bool) -> tuple[Array, Array | None]:
 def cap_backward(
     how: Comparison, weights: Array | None, cosines: Array, d_cosines: Array
 ) -> tuple[Array, Array, Array | None, Array, Array]:
+    """Compute the gradients of queries and shots."""
     (queries, channels), shots = how.y.shape, len(how.z)
     parts = _cap_parts(how)
     d_y, d_v = empty(queries, channels), empty(queries, channels)

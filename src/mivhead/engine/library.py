@@ -1,4 +1,4 @@
-"""The compiled library: where it is, whether it fits this machine, and how its functions are called.
+"""The compiled library: where it is, whether it fits this machine, how its functions are called.
 
 It is built from the C files in this folder when the package is installed (`hatch_build.py`).
 """

@@ -198,10 +198,15 @@ class Comparison:
         """Yield slices of queries, with their keys, gates and A: (head, query, shot)."""
         shots, channels = self.z.shape
         for part in chunks(len(self.y), shots * channels):
-            yield part, self.y[part], None if self.gate is None else self.gate[part], self._a(part)
+            yield (
+                part,
+                self.y[part],
+                None if self.gate is None else self.gate[part],
+                self.attention(part),
+            )
 
-    def _a(self, part: slice) -> Array:
-        """Attention of queries over the shots of each class, equation 4: (head, query, shot)."""
+    def weigh_shots(self, part: slice) -> Array:
+        """Weights of queries over the shots of each class, equation 4: (head, query, shot)."""
         y, z = self.split(self.y[part]), self.split(self.z)
         scores = np.zeros((self.heads, y.shape[1], z.shape[1]), np.float32)
         if self.attention == "l1":
@@ -228,7 +233,7 @@ class Comparison:
     def vectors(
         self, part: slice, gate: Array | None, a: Array
     ) -> tuple[Array, Array, Array, Array, Array]:
-        """A V, then v^P and v^Q less the mean, and their norms: see `cap_forward`."""
+        """Compute A V, then v^P and v^Q less the mean, and their norms."""
         av = self.pool(a, self.w)  # (query, class, channel)
         p, u = av, self.v[part]
         if gate is not None:

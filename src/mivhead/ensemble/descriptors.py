@@ -43,7 +43,7 @@ class PatchPCA:
     @classmethod
     def fit(cls, map_: NDArray[Any]) -> PatchPCA:
         """Fit to the patches of maps (image, channel, H, W)."""
-        images, channels = map_.shape[:2]
+        channels = map_.shape[1]
         sums = [x.sum(axis=(0, 1), dtype=np.float64) for x in _patches(map_)]
         mean = (sum(sums) / (map_.size / channels)).astype(np.float32)
         if channels <= COMPONENTS:  # nothing would be left out

@@ -142,7 +142,11 @@ class _Step:
     """The descriptors of all images, computed once, and the step from some of the shots."""
 
     def __init__(
-        self, ensemble: Ensemble, features: Features, labels: NDArray[np.int64], unlabelled: Features
+        self,
+        ensemble: Ensemble,
+        features: Features,
+        labels: NDArray[np.int64],
+        unlabelled: Features,
     ) -> None:
         self.weights, self.shots = ensemble.weights, len(labels)
         self.targets = np.eye(int(labels.max()) + 1)[labels]

@@ -8,12 +8,13 @@ import signal
 import threading
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from mivhead._util.threads import set_threads, wanted_threads
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.executors import Call, Died, T
 
@@ -49,19 +50,14 @@ class InlineExecutor:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Compute in one thread, as results may differ in the last digit with the number of threads."""
-    try:
-        import torch
-        from threadpoolctl import threadpool_limits
-    except ModuleNotFoundError:  # exported models run without them, and read the environment
+    with ExitStack() as stack:
+        stack.callback(set_threads, wanted_threads())
+        set_threads(1)
+        with suppress(ModuleNotFoundError):  # exported models run without it
+            from threadpoolctl import threadpool_limits
+
+            stack.enter_context(threadpool_limits(1))  # of NumPy, scikit-learn and PyTorch
         yield
-        return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1):  # of NumPy and scikit-learn
-            yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @dataclass
@@ -188,10 +184,7 @@ def _work(pipe: Connection) -> None:
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C is for the main process, which stops this one
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    with suppress(ModuleNotFoundError):  # exported models run without it
-        import torch
-
-        torch.set_num_threads(1)
+    set_threads(1)
     while True:
         try:
             call = pipe.recv()

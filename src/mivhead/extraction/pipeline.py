@@ -8,12 +8,9 @@ are written to the cache in a third.
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -21,12 +18,11 @@ from pathlib import Path
 from typing import Self, TypeAlias, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from mivhead._util.progress import progress_bar
-from mivhead._util.threads import useful_threads
+from mivhead._util.threads import shared_cores
 from mivhead.backbones.base import Backbone
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.extraction.cache import PICTURE, CacheKeys, FeatureCache, Parts, content_hash
@@ -138,7 +134,7 @@ def iter_features(
 ) -> Iterator[Features]:
     """Yield the features of any number of images, `PART` at a time, in constant memory.
 
-    The next images are decoded while the caller processes a part, unless that would slow it down.
+    The next images are decoded while the caller processes a part.
 
     Parameters
     ----------
@@ -159,9 +155,7 @@ def iter_features(
     flow = _Flow(backbone, _loaders(images), NO_VIEWS, Augmentation(), cache)
     with flow, progress_bar("backbone", len(images), show=verbose) as advance:
         for start in range(0, len(images), PART):
-            features = flow.take(start, min(PART, len(images) - start), advance)
-            with flow.cores.work("head", len(features)):
-                yield features
+            yield flow.take(start, min(PART, len(images) - start), advance)
 
 
 def read_features(cache: FeatureCache, keys: Sequence[str]) -> Features:
@@ -262,9 +256,8 @@ class _Flow:
         if not len(loaders):
             raise InputError("There are no images: give at least one.")
         self._backbone, self._writer = backbone, _Writer(cache)
-        self.cores = _Cores()
         items = _items(loaders, plan, how, backbone, cache, originals, kept)
-        self._items = prefetch(self.cores.decode(items), AHEAD)
+        self._items = prefetch(items, AHEAD)
 
     def __enter__(self) -> None:
         pass
@@ -282,11 +275,11 @@ class _Flow:
 
         def compute() -> None:
             """Pass the batch through the backbone."""
-            with self.cores.work("backbone", len(batch)):
+            with shared_cores():
                 tensors = self._backbone.extract([item.picture for item in batch]).tensors
             computed: dict[str, Parts] = {}
             for i, item in enumerate(batch):
-                parts = {name: tensor[i].numpy() for name, tensor in tensors.items()}
+                parts = {name: tensor[i] for name, tensor in tensors.items()}
                 # Store the copy: the backbone may reuse the memory of its output.
                 stored = rows.put(item.place - start, parts)
                 if item.kept is not None:
@@ -406,71 +399,7 @@ class _Rows:
     @property
     def features(self) -> Features:
         """All rows."""
-        return Features.from_tensors({k: torch.from_numpy(a) for k, a in self._arrays.items()})
-
-
-class _Cores:
-    """Shares the processor cores between PyTorch and the thread that decodes or reads the cache.
-
-    PyTorch's threads wait for each other after every layer: if one of them has to share its core
-    with the decoder, all of them stall, and extraction takes many times as long. Therefore the
-    backbone leaves one core to the decoder; or, if decoding takes less time than that core would
-    save, the two take turns and the backbone uses all cores in its turn. The same holds for the
-    head.
-    """
-
-    def __init__(self) -> None:
-        self._threads = useful_threads()
-        self._turn = threading.Lock()
-        self._decoded = False  # everything
-        self._decoding = _Mean()
-        self._concurrent: defaultdict[str, _Mean] = defaultdict(
-            _Mean
-        )  # by kind, with one core less
-
-    def decode(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items, each produced in a turn of its own."""
-        iterator = iter(items)
-        while True:
-            with self._turn, self._decoding.of(1):
-                item = next(iterator, None)
-            if item is None:
-                self._decoded = True
-                return
-            yield item
-
-    @contextmanager
-    def work(self, kind: str, images: int) -> Iterator[None]:
-        """Compute on this many images; `kind` is `"backbone"` or `"head"`."""
-        concurrent = self._concurrent[kind]
-        saved = concurrent.seconds / self._threads  # per image, by one more core
-        take_turns = self._decoded or self._decoding.seconds < saved
-        before = torch.get_num_threads()
-        torch.set_num_threads(self._threads if take_turns else max(1, self._threads - 1))
-        try:
-            with self._turn if take_turns else concurrent.of(images):
-                yield
-        finally:
-            torch.set_num_threads(before)
-
-
-class _Mean:
-    """Mean duration of something that is done many times."""
-
-    def __init__(self) -> None:
-        self._total, self._count = 0.0, 0
-
-    @property
-    def seconds(self) -> float:
-        return self._total / max(1, self._count)
-
-    @contextmanager
-    def of(self, count: int) -> Iterator[None]:
-        """Time a block that does it `count` times."""
-        start = time.perf_counter()
-        yield
-        self._total += time.perf_counter() - start
-        self._count += count
+        return Features.from_tensors(self._arrays)
 
 
 def prefetch(iterable: Iterable[T], depth: int = 2) -> Generator[T]:

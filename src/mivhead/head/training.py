@@ -95,8 +95,10 @@ def device_cosines(
         embedded = module.embed(module.prepare(support))
         for start in range(0, len(queries), PREDICT):
             batch = module.embed(module.prepare(queries[start : start + PREDICT]))
-            for chunk in chunks(module, len(batch[0].value), bags):
-                parts.append(module(rows(batch, chunk), embedded, bags).numpy(force=True))
+            parts += [
+                module(rows(batch, chunk), embedded, bags).numpy(force=True)
+                for chunk in chunks(module, len(batch[0].value), bags)
+            ]
     return np.concatenate(parts, axis=1)
 
 

@@ -1,6 +1,6 @@
 """`PooledClassifier`: what all methods on one vector per image share.
 
-A method is a subclass that names its tensors and their dimensions in `TENSORS`, learns them in
+A method is a subclass that names its arrays and their dimensions in `TENSORS`, learns them in
 `_learn`, scores with them in `_score`, and counts its own cost in `_work`.
 """
 
@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field, make_dataclass
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.optim.adam import adam
+from numpy.typing import NDArray
 
 from mivhead._util.schema import from_json, split_tensors
 from mivhead.classifier import FeatureClassifier
 from mivhead.errors import InputError
 from mivhead.features import Features, SupportSet, layout_to_json, read_layout
 from mivhead.methods.cost import BackboneWork, TaskSize, Work
+
+Array = NDArray[Any]  # of float32 or float64
 
 ROWS = 256  # queries scored at once, so that memory does not grow with their number
 NORM_EPS = 1e-12
@@ -35,8 +35,8 @@ NOT_STORED = frozenset({"random_state", "device", "verbose", "images_at_once", "
 class PooledShots(NamedTuple):
     """A support set of pooled features, ordered by class."""
 
-    x: Tensor  # (image, channel)
-    labels: Tensor  # (image,): class numbers
+    x: Array  # (image, channel)
+    labels: NDArray[np.int64]  # (image,): class numbers
     classes: int
     seed: int
 
@@ -63,18 +63,18 @@ class PooledClassifier(FeatureClassifier):
 
     TENSORS: ClassVar[Mapping[str, str]]
     use_views: bool
-    learned_: dict[str, Tensor]
+    learned_: dict[str, Array]
 
     @abstractmethod
     def _check_params(self) -> None:
         """Raise an error for hyperparameters that are not valid."""
 
     @abstractmethod
-    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
-        """Learn tensors from a support set."""
+    def _learn(self, shots: PooledShots) -> dict[str, Array]:
+        """Learn arrays from a support set."""
 
     @abstractmethod
-    def _score(self, x: Tensor) -> Tensor:
+    def _score(self, x: Array) -> Array:
         """Logits (image, class) of pooled features (image, channel)."""
 
     def _work(self, _size: Vectors) -> Work | None:
@@ -91,20 +91,18 @@ class PooledClassifier(FeatureClassifier):
         features = support.everything if self.use_views else support.features
         numbers = support.all_labels if self.use_views else support.labels
         order = np.argsort(numbers, kind="stable")
-        x = pooled(features)[torch.as_tensor(order, device=features.device)]
-        labels = torch.as_tensor(numbers[order], device=x.device)
-        self.learned_ = self._learn(PooledShots(x, labels, len(self.classes_), seed))
+        shots = PooledShots(pooled(features)[order], numbers[order], len(self.classes_), seed)
+        self.learned_ = self._learn(shots)
 
-    def _logits(self, features: Features) -> Tensor:
-        device = next(iter(self.learned_.values())).device
-        chunks = pooled(features).to(device).split(ROWS)
-        return torch.cat([self._score(x) for x in chunks])
+    def _logits(self, features: Features) -> Array:
+        x = pooled(features)
+        return np.concatenate([self._score(x[i : i + ROWS]) for i in range(0, len(x), ROWS)])
 
-    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def _state(self) -> tuple[dict[str, Any], dict[str, Array]]:
         config = {"params": params_to_json(self), "layout": layout_to_json(self.layout_)}
         return config, {f"params.{name}": tensor for name, tensor in self.learned_.items()}
 
-    def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
         stored = check_keys(config, {"params", "layout"})
         restore_params(self, stored["params"])
         self._check_params()
@@ -112,12 +110,11 @@ class PooledClassifier(FeatureClassifier):
         (learned,) = split_tensors(tensors, ("params",))
         sizes = {"class": len(self.classes_), "channel": empty.blocks[-1].channels}
         check_learned(learned, self.TENSORS, sizes)
-        device = self.device or "cpu"
-        self.learned_ = {name: tensor.to(device) for name, tensor in learned.items()}
+        self.learned_ = dict(learned)
         self.layout_, self.n_features_in_ = empty.layout, empty.shape[1]
         try:
-            self._score(torch.zeros(1, sizes["channel"], device=device))
-        except RuntimeError as error:  # of PyTorch, such as for mixed types
+            self._score(np.zeros((1, sizes["channel"]), np.float32))
+        except ValueError as error:  # of NumPy, such as for sizes that do not fit
             raise InputError(f"its tensors do not fit each other: {error}.") from error
 
 
@@ -139,31 +136,33 @@ def check_count(name: str, value: int, least: int) -> None:
 # One vector per image
 
 
-def pooled(features: Features) -> Tensor:
+def pooled(features: Features) -> NDArray[np.float32]:
     """Pool to (image, channel) in float32: the deepest block's token, else the mean of its map.
 
-    >>> pooled(Features(torch.arange(8.0).view(1, 2, 2, 2)))
-    tensor([[1.5000, 5.5000]])
+    >>> pooled(Features(np.arange(8.0).reshape(1, 2, 2, 2)))
+    array([[1.5, 5.5]], dtype=float32)
     """
     block = features.blocks[-1]
     if block.token is not None:
-        return block.token.float()
-    return torch.as_tensor(block.map).mean(dim=(2, 3), dtype=torch.float32)
+        return block.token.astype(np.float32)
+    assert block.map is not None
+    mean: NDArray[np.float32] = block.map.mean(axis=(2, 3), dtype=np.float32)
+    return mean
 
 
-def unit(x: Tensor) -> Tensor:
+def unit(x: Array) -> Array:
     """Scale vectors (..., channel) to length 1; zero vectors stay zero."""
-    lengths: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / lengths.clamp_min(NORM_EPS)
+    lengths = np.sqrt(np.square(x).sum(axis=-1, keepdims=True))
+    return x / np.maximum(lengths, NORM_EPS)
 
 
-def class_means(x: Tensor, labels: Tensor, classes: int) -> Tensor:
+def class_means(x: Array, labels: NDArray[np.int64], classes: int) -> Array:
     """Mean vector of every class: (image, channel) to (class, channel).
 
-    >>> class_means(torch.tensor([[2.0], [4.0], [5.0]]), torch.tensor([0, 0, 1]), 2).T
-    tensor([[3., 5.]])
+    >>> class_means(np.array([[2.0], [4.0], [5.0]]), np.array([0, 0, 1]), 2).T
+    array([[3., 5.]])
     """
-    return membership(labels, classes, x.dtype).T @ x / counts(labels, classes)[:, None]
+    return membership(labels, classes, x.dtype).T @ x / counts(labels, classes, x.dtype)[:, None]
 
 
 def class_means_work(size: Vectors) -> Work:
@@ -171,53 +170,14 @@ def class_means_work(size: Vectors) -> Work:
     return Work.once(size.ways * size.n * size.c)
 
 
-def membership(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+def membership(labels: NDArray[np.int64], classes: int, dtype: Any) -> Array:
     """One-hot rows (image, class)."""
-    return torch.nn.functional.one_hot(labels, classes).to(dtype)
+    return np.eye(classes, dtype=dtype)[labels]
 
 
-def counts(labels: Tensor, classes: int) -> Tensor:
+def counts(labels: NDArray[np.int64], classes: int, dtype: Any = np.int64) -> Array:
     """Images per class."""
-    return torch.bincount(labels, minlength=classes)
-
-
-def minimise(
-    loss: Callable[[], Tensor], parameters: Sequence[Tensor], *, rate: float, steps: int
-) -> list[float]:
-    """Change parameters in place by Adam on the full batch; return the loss before each step.
-
-    >>> x = torch.tensor(3.0, requires_grad=True)
-    >>> losses = minimise(lambda: x**2, [x], rate=0.1, steps=200)
-    >>> losses[0], abs(x.item()) < 0.01
-    (9.0, True)
-    """
-    # The function, because the class `torch.optim.Adam` imports PyTorch's compiler: two seconds.
-    params = list(parameters)
-    means, squares = ([torch.zeros_like(p) for p in params] for _ in range(2))
-    taken = [torch.zeros(()) for _ in params]
-    losses = []
-    for _ in range(steps):
-        with torch.enable_grad():
-            value = loss()
-            gradients = list(torch.autograd.grad(value, params))
-        losses.append(value.item())
-        with torch.no_grad():
-            adam(
-                params,
-                gradients,
-                means,
-                squares,
-                [],
-                taken,
-                amsgrad=False,
-                beta1=0.9,
-                beta2=0.999,
-                lr=rate,
-                weight_decay=0.0,
-                eps=1e-8,
-                maximize=False,
-            )
-    return losses
+    return np.bincount(labels, minlength=classes).astype(dtype)
 
 
 # What a model file holds: hyperparameters, the layout of the features, tensors. Reading trusts
@@ -252,14 +212,14 @@ def restore_params(estimator: Any, document: Any) -> None:
 
 
 def check_learned(
-    tensors: Mapping[str, Tensor], dimensions: Mapping[str, str], known: Mapping[str, int]
+    tensors: Mapping[str, Array], dimensions: Mapping[str, str], known: Mapping[str, int]
 ) -> None:
     """Check tensors against the names of their dimensions; all must be present and finite.
 
     A dimension whose size is not known may have any size, but the same one everywhere. A tensor
     called `labels` holds class numbers, every other one floats.
 
-    >>> check_learned({"means": torch.zeros(5, 3)}, {"means": "class channel"}, {"channel": 4})
+    >>> check_learned({"means": np.zeros((5, 3))}, {"means": "class channel"}, {"channel": 4})
     Traceback (most recent call last):
         ...
     mivhead.errors.InputError: tensor 'means' has shape (5, 3), expected class=5 channel=4.
@@ -281,12 +241,12 @@ def check_learned(
         _check_values(name, tensor, sizes)
 
 
-def _check_values(name: str, tensor: Tensor, sizes: Mapping[str, int]) -> None:
-    expected = (torch.int64,) if name == "labels" else (torch.float32, torch.float64)
-    if tensor.dtype not in expected:
-        raise InputError(f"tensor {name!r} has type {tensor.dtype}, expected {expected[-1]}.")
+def _check_values(name: str, array: Array, sizes: Mapping[str, int]) -> None:
+    expected = ("int64",) if name == "labels" else ("float32", "float64")
+    if array.dtype.name not in expected:
+        raise InputError(f"tensor {name!r} has type {array.dtype}, expected {expected[-1]}.")
     if name == "labels":
-        if tensor.numel() and not (0 <= int(tensor.min()) <= int(tensor.max()) < sizes["class"]):
+        if array.size and not (0 <= int(array.min()) <= int(array.max()) < sizes["class"]):
             raise InputError(f"tensor 'labels' must hold class numbers below {sizes['class']}.")
-    elif not torch.isfinite(tensor).all():
+    elif not np.isfinite(array).all():
         raise InputError(f"tensor {name!r} holds NaN or infinity.")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeAlias
 
-import torch
+import numpy as np
 
 from mivhead.backbones.preset import BlockPreset, Preset, ViewsRule, replace_in_blocks
 from mivhead.classifier import MIVClassifier
@@ -288,4 +288,6 @@ def _pca_products(channels: int, patches: int) -> float:
 
 def _empty(block: BlockConfig) -> Block:
     """Make a block of this shape without images."""
-    return Block(**{name: torch.empty(0, *shape) for name, shape in block.layout.items()})
+    return Block(
+        **{name: np.empty((0, *shape), np.float32) for name, shape in block.layout.items()}
+    )

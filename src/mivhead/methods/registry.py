@@ -29,7 +29,6 @@ from mivhead.errors import InputError, check_one_of
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from mivhead.features import Features
     from mivhead.methods.cost import BackboneWork, TaskSize, Work
@@ -63,11 +62,11 @@ class Classifier(Protocol):
     def _check_params(self) -> None:
         """Raise an error for hyperparameters that are not valid."""
 
-    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return what a model file holds: a JSON document and tensors."""
         ...
 
-    def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
         """Set the fitted state from what `_state` returned, checking everything."""
 
 

@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
+from mivhead._util.estimator import Estimator, check_fitted
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.background import background_vectors
 from mivhead.backbones.base import (
@@ -36,7 +34,7 @@ from mivhead.backbones.preset import Preset
 from mivhead.ensemble.unlabelled import LIMIT, UnlabelledUse
 from mivhead.errors import InputError, check_no_missing
 from mivhead.extraction.cache import FeatureCache, open_cache
-from mivhead.features import Features, FeatureTable
+from mivhead.features import Features, FeatureTable, is_array
 from mivhead.head.recipe import Recipe
 from mivhead.images.augmentation import Augmentation, ViewRule
 from mivhead.images.decoding import ImageLike
@@ -67,7 +65,7 @@ MAX_SHOWN = 8  # classes that the short form of a model names
 __all__ = ["FewShotClassifier", "Prediction", "Predictions"]
 
 
-class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn: untyped
+class FewShotClassifier(ImageClassifier, Estimator):
     """Few-shot image classifier on a frozen backbone.
 
     Images may be paths, PIL images or uint8 arrays; where many are expected, a folder, a zip or a
@@ -133,12 +131,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
 
     Notes
     -----
-    A model may predict in several threads. For several processes use the start method `"spawn"` or
-    `"forkserver"`: `multiprocessing.get_context("spawn")`, or `multiprocessing_context="spawn"` of
-    a PyTorch `DataLoader`. Do not use `"fork"`, Linux's default before Python 3.14: PyTorch's
-    threads do not survive a fork, and a child of a process that has predicted waits for them
-    forever. If a fork cannot be avoided, call `torch.set_num_threads(1)` before the first
-    prediction.
+    A model may predict in several threads, and in processes that are forked after it has predicted.
 
     Examples
     --------
@@ -316,7 +309,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
     @property
     def calibration(self) -> Calibration | None:
         """Out-of-fold scores of the shots, from which thresholds follow; None if there are none."""
-        check_is_fitted(self, "classifier_")
+        check_fitted(self, "classifier_")
         rule: DecisionRule | None = getattr(self.classifier_, "decision_", None)
         return None if rule is None else rule.calibration
 
@@ -363,7 +356,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         ndarray of shape (n_images, n_classes)
             In the order of `classes_`.
         """
-        check_is_fitted(self, "classifier_")
+        check_fitted(self, "classifier_")
         if (features := self._given_features(images)) is not None:
             found: Floats = self.classifier_.predict_proba(features)
             return found
@@ -536,7 +529,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         """
         from mivhead.diagnostics.evaluation import evaluate
 
-        check_is_fitted(self, "classifier_")
+        check_fitted(self, "classifier_")
         if (table := self._given_table(images)) is not None:
             if labels is not None:
                 check_no_missing("labels", labels)
@@ -596,7 +589,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         """
         from mivhead.diagnostics.plots import Case
 
-        check_is_fitted(self, "classifier_")
+        check_fitted(self, "classifier_")
         return Case(self, image).plot_attention(path, shots=shots)
 
     def plot_tsne(
@@ -627,7 +620,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         """
         from mivhead.diagnostics.plots import Case
 
-        check_is_fitted(self, "classifier_")
+        check_fitted(self, "classifier_")
         return Case(self, image).plot_tsne(path, truth=truth, seed=seed)
 
     def explain(self, images: Any, **decision: Any) -> Explanation | list[Explanation]:
@@ -648,7 +641,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         """
         from mivhead.diagnostics.explanation import explain_images
 
-        check_is_fitted(self, "classifier_")
+        check_fitted(self, "classifier_")
         single = isinstance(images, Image | bytes) or getattr(images, "ndim", 0) in (2, 3)
         if (table := self._given_table(images)) is not None:
             images, single = table, False
@@ -674,7 +667,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         """
         from mivhead.model.file import save
 
-        check_is_fitted(self, "classifier_")
+        check_fitted(self, "classifier_")
         model = self
         if compact and self.shots_ is not None:
             model = copy(self)
@@ -840,7 +833,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
 
     def _own_shots(self) -> Shots:
         """Return the shots, which a model needs to be changed."""
-        check_is_fitted(self, "classifier_")
+        check_fitted(self, "classifier_")
         if self.shots_ is not None:
             return self.shots_
         if self.needs_images:
@@ -1036,8 +1029,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
         """Say what a fitted model knows; otherwise its parameters, as scikit-learn does."""
         if not hasattr(self, "classifier_"):
-            text: str = super().__repr__(N_CHAR_MAX)
-            return text
+            return super().__repr__(N_CHAR_MAX)
         names = [str(name) for name in self.classes_[:MAX_SHOWN]]
         more = len(self.classes_) - len(names)
         listed = ", ".join(names) + (f" and {more} more" if more else "")
@@ -1052,7 +1044,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the backbone out of pickles; it is loaded again where it is needed."""
-        return {key: value for key, value in super().__getstate__().items() if key != "_loaded"}
+        return {key: value for key, value in vars(self).items() if key != "_loaded"}
 
 
 def _sample(count: int, seed: int) -> list[int]:
@@ -1065,5 +1057,5 @@ def _sample(count: int, seed: int) -> list[int]:
 
 def _is_features(X: Any) -> bool:
     """Return whether X holds features; a table of floating-point numbers is not an image."""
-    table = isinstance(X, np.ndarray | Tensor) and X.ndim == 2
+    table = is_array(X) and X.ndim == 2
     return isinstance(X, FeatureTable | Features) or (table and "float" in str(X.dtype))

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from filelock import FileLock, Timeout
-from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
+from numpy.typing import NDArray
 
 from mivhead._util import files
+from mivhead._util.estimator import check_fitted
 from mivhead._util.schema import from_json, to_json
 from mivhead._version import __version__
 from mivhead.backbones.base import Backbone, Identity, expected_preset, named_by_file
@@ -40,6 +39,8 @@ from mivhead.model.decision import DecisionRule
 from mivhead.model.fewshot import FewShotClassifier
 from mivhead.model.info import ModelInfo, plain_classes, read_classes
 from mivhead.model.shots import Change, Shots
+
+Array = NDArray[Any]
 
 FORMAT = 1
 
@@ -69,24 +70,22 @@ class Section:
 
     name: str
     prefix: str
-    write: Callable[[FewShotClassifier | Classifier], tuple[Any, Mapping[str, Tensor]] | None]
-    read: Callable[[FewShotClassifier, Any, Mapping[str, Tensor]], None]
+    write: Callable[[FewShotClassifier | Classifier], tuple[Any, Mapping[str, Array]] | None]
+    read: Callable[[FewShotClassifier, Any, Mapping[str, Array]], None]
 
 
 def _write_decision(
     model: FewShotClassifier | Classifier,
-) -> tuple[Any, Mapping[str, Tensor]] | None:
+) -> tuple[Any, Mapping[str, Array]] | None:
     classifier = model.classifier_ if isinstance(model, FewShotClassifier) else model
     rule: DecisionRule | None = getattr(classifier, "decision_", None)
     if rule is None:
         return None
-    document, arrays = rule.state()
-    return document, {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return rule.state()
 
 
-def _read_decision(model: FewShotClassifier, document: Any, tensors: Mapping[str, Tensor]) -> None:
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    rule = DecisionRule.from_state(document, arrays, len(model.classes_))
+def _read_decision(model: FewShotClassifier, document: Any, tensors: Mapping[str, Array]) -> None:
+    rule = DecisionRule.from_state(document, tensors, len(model.classes_))
     model.classifier_.decision_ = rule
     names = model.classes_.tolist()
     if rule.other is not None:
@@ -95,22 +94,19 @@ def _read_decision(model: FewShotClassifier, document: Any, tensors: Mapping[str
         model.other = None
 
 
-def _write_shots(model: Any) -> tuple[Any, Mapping[str, Tensor]] | None:
+def _write_shots(model: Any) -> tuple[Any, Mapping[str, Array]] | None:
     shots: Shots | None = getattr(model, "shots_", None)
     if shots is None or not isinstance(model, FewShotClassifier):
         return None
     classifier: FeatureClassifier = model.classifier_
-    support = classifier._stored_support
-    return shots.to_file(None if support is None else support.to("cpu"), classifier._view_blocks)
+    return shots.to_file(classifier._stored_support, classifier._view_blocks)
 
 
-def _read_shots(model: FewShotClassifier, document: Any, tensors: Mapping[str, Tensor]) -> None:
+def _read_shots(model: FewShotClassifier, document: Any, tensors: Mapping[str, Array]) -> None:
     classifier = model.classifier_
     if not isinstance(classifier, FeatureClassifier):
         raise InputError("a model with a tuned backbone has no features of shots.")
-    support = classifier._stored_support
-    support = None if support is None else support.to("cpu")
-    shots = Shots.from_file(document, tensors, model.classes_, support)
+    shots = Shots.from_file(document, tensors, model.classes_, classifier._stored_support)
     if shots.features.layout != classifier.layout_:
         raise InputError(f"the shots {shots.features} do not fit {classifier.layout_}.")
     model.shots_ = shots
@@ -119,27 +115,25 @@ def _read_shots(model: FewShotClassifier, document: Any, tensors: Mapping[str, T
         model.augmentation = shots.rule.augmentation
 
 
-def _write_history(model: Any) -> tuple[Any, Mapping[str, Tensor]] | None:
+def _write_history(model: Any) -> tuple[Any, Mapping[str, Array]] | None:
     history: list[Change] = getattr(model, "history_", [])
     if not history:
         return None
     return [{name: getattr(each, name) for name in _HISTORY} for each in history], {}
 
 
-def _read_history(model: FewShotClassifier, document: Any, tensors: Mapping[str, Tensor]) -> None:
+def _read_history(model: FewShotClassifier, document: Any, tensors: Mapping[str, Array]) -> None:
     if tensors or not isinstance(document, list):
         raise InputError("history.v1 must be a list, without tensors.")
     model.history_ = [from_json(Change, each, "history.v1") for each in document]
 
 
-def _write_unlabelled(model: Any) -> tuple[Any, Mapping[str, Tensor]] | None:
+def _write_unlabelled(model: Any) -> tuple[Any, Mapping[str, Array]] | None:
     use: UnlabelledUse | None = getattr(getattr(model, "classifier_", model), "unlabelled_", None)
     return None if use is None else (to_json(use), {})
 
 
-def _read_unlabelled(
-    model: FewShotClassifier, document: Any, tensors: Mapping[str, Tensor]
-) -> None:
+def _read_unlabelled(model: FewShotClassifier, document: Any, tensors: Mapping[str, Array]) -> None:
     use = from_json(UnlabelledUse, document, "unlabelled.v1")
     if tensors or use.images < 1 or not isinstance(model.classifier_, MIVClassifier):
         raise InputError("unlabelled.v1 does not fit the model.")
@@ -195,10 +189,10 @@ def info_of(model: FewShotClassifier | Classifier) -> ModelInfo:
 
 def _contents(
     model: FewShotClassifier | Classifier,
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+) -> tuple[dict[str, Any], dict[str, Array]]:
     """Make the document and the tensors of a model, without optional sections."""
     identity, trained = None, model
-    check_is_fitted(model, "classes_")
+    check_fitted(model, "classes_")
     if isinstance(model, FewShotClassifier):
         identity, trained = model.identity_, model.classifier_
     config, tensors = trained._state()
@@ -415,13 +409,13 @@ def _unnamed_shots(classifier: Classifier, identity: Identity | None) -> Shots |
         rule = to_json(
             ViewRule(expected_preset(identity).threshold, classifier.head_.recipe.views_rule)
         )
-    table = FeatureTable(support.to("cpu"), names, view_rule=rule)
+    table = FeatureTable(support, names, view_rule=rule)
     return Shots.from_table(table, np.repeat(classifier.classes_, counts))
 
 
 def _take_sections(
-    path: str | Path, document: dict[str, Any], tensors: dict[str, Tensor]
-) -> list[tuple[Section, Any, dict[str, Tensor]]]:
+    path: str | Path, document: dict[str, Any], tensors: dict[str, Array]
+) -> list[tuple[Section, Any, dict[str, Array]]]:
     """Remove the optional sections of a file from its document and tensors, and return them."""
     parts = []
     for section in SECTIONS:

@@ -23,11 +23,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from sklearn.utils.validation import column_or_1d
-from torch import Tensor
 
+from mivhead._util.estimator import read_labels
 from mivhead._util.schema import from_json, split_tensors, to_json
 from mivhead.errors import InputError
 from mivhead.features import Features, FeatureTable, join_bytes, split_bytes
@@ -118,7 +116,7 @@ class Shots:
         labels : sequence
             A label per image.
         """
-        values = column_or_1d(np.asarray(labels), warn=True)
+        values = read_labels(np.asarray(labels))
         if len(values) != len(table):
             raise InputError(
                 f"The table has {len(table)} images, but {len(values)} labels are given."
@@ -452,7 +450,7 @@ class Shots:
 
     def to_file(
         self, support: Features | None, view_blocks: Sequence[int]
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return the section of a model file: a JSON object and tensors.
 
         Parameters
@@ -472,7 +470,7 @@ class Shots:
             "pictures": [0 if each is None else len(each) for each in self.pictures],
             "rule": None if self.rule is None else to_json(self.rule),
         }
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, NDArray[Any]] = {}
         if support is None or support != self.features:
             tensors |= {f"support.{k}": v for k, v in self.features.tensors.items()}
         if self.views is not None:
@@ -488,7 +486,7 @@ class Shots:
     def from_file(
         cls,
         document: Any,
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, NDArray[Any]],
         classes: NDArray[Any],
         support: Features | None,
     ) -> Self:
@@ -511,7 +509,7 @@ class Shots:
         n = len(features)
         saved.check(n, len(classes))
         view_of = np.repeat(np.arange(n), saved.views)
-        pictures = data.pop("data", torch.empty(0, dtype=torch.uint8))
+        pictures = data.pop("data", np.empty(0, np.uint8))
         if data:
             raise InputError(f"tensor {next(iter(data))!r} is unexpected.")
         return cls(
@@ -551,14 +549,16 @@ class _Saved:
             raise InputError("shots.v1 has a negative count.")
 
 
-def _read_views(views: Mapping[str, Tensor], features: Features, count: int) -> Features | None:
+def _read_views(
+    views: Mapping[str, NDArray[Any]], features: Features, count: int
+) -> Features | None:
     """Complete views by zeros for the blocks that no classifier looks at, which are not written."""
     if not views and not count:
         return None
     parts = dict(views)
     for name, tensor in features.tensors.items():
         if name not in parts:
-            parts[name] = tensor.new_zeros((count, *tensor.shape[1:]))
+            parts[name] = np.zeros((count, *tensor.shape[1:]), tensor.dtype)
     found = Features.from_tensors(parts)
     if found.layout != features.layout or len(found) != count or not views:
         raise InputError(f"the views {found} do not fit the shots {features}.")
@@ -572,7 +572,7 @@ def digests(features: Features) -> list[str]:
     >>> a == digests(Features(np.eye(2)[:1]))[0] != b
     True
     """
-    arrays = [tensor.contiguous().numpy(force=True) for tensor in features.tensors.values()]
+    arrays = list(features.tensors.values())
     found = []
     for row in range(len(features)):
         digest = hashlib.sha256()
