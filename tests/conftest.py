@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 from PIL import Image
 
-from mivhead.kernels import library
+from mivhead._util.threads import set_threads, wanted_threads
+from mivhead.engine import library
 
 settings.register_profile("mivhead", deadline=None)  # a busy machine is not a failure
 settings.load_profile("mivhead")
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+set_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 60, 230)}
 
@@ -58,12 +58,13 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Run a test with several numbers of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
+    before = wanted_threads()
+    monkeypatch.setattr("mivhead._util.threads.available_cores", lambda: 8)
+    set_threads(request.param)
     yield request.param
-    torch.set_num_threads(before)
+    set_threads(before)
 
 
 @pytest.fixture

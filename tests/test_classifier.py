@@ -110,7 +110,7 @@ def test_chunks_do_not_change_the_answer(monkeypatch) -> None:
     X, y = clusters(1, [1, 5, 2])
     queries, _ = clusters(2, [10] * 3)
     expected = MIVClassifier(**FAST).fit(X, y).logits(queries)
-    monkeypatch.setattr("mivhead.kernels.backend.CHUNK_VALUES", 100)
+    monkeypatch.setattr("mivhead.engine.backend.CHUNK_VALUES", 100)
     monkeypatch.setattr("mivhead.classifier.BATCH", 7)
     torch.testing.assert_close(
         MIVClassifier(**FAST).fit(X, y).logits(queries), expected, atol=1e-3, rtol=0

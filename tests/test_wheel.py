@@ -17,7 +17,7 @@ import mivhead
 from importlib.resources import files
 assert not mivhead.__file__.startswith({root!r}), mivhead.__file__
 assert (files("mivhead.export") / "web_page" / "index.html").is_file()
-assert (files("mivhead.kernels") / "libkernels.so").is_file() == {kernels}
+assert (files("mivhead.engine") / "libkernels.so").is_file() == {kernels}
 """
 
 

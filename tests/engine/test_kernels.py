@@ -1,84 +1,161 @@
-"""A whole step of training with the compiled kernels, and which library is taken."""
+"""The compiled functions equal NumPy's versions of them, and which library is taken."""
 
-import copy
-import pickle
+import itertools
 import shutil
-from pathlib import Path
+from dataclasses import replace
 
+import numpy as np
 import pytest
-import torch
-from torch import nn
 
-from mivhead.backbones.preset import BlockPreset
-from mivhead.features import Block, Features
-from mivhead.head.blocks import resolve_blocks
-from mivhead.head.cap import Bags
-from mivhead.head.head import FORMULAS, MIVHead
-from mivhead.head.recipe import Recipe
-from mivhead.head.training import loss_and_gradients
-from mivhead.kernels import library
-from mivhead.kernels.backend import COMPILED
-from mivhead.kernels.gradients import in_place, project
-from tests.helpers.kernel_numbers import close, drawn
+from mivhead._util.threads import set_threads
+from mivhead.engine import compiled, library, plain
+from mivhead.engine.plain import Comparison
 
-HEADS_TO_TRY = {
-    "paper": Recipe.paper(),
-    "mivhead": Recipe(),
-    "dot product": Recipe.paper(attention="dot", self_mask=True),
-    "no cross-attention": Recipe.paper(cross_attention=False),
-    "no skip": Recipe.paper(skip=False),
-    "no co-excitation": Recipe.paper(co_excitation=False),
-    "not centred": Recipe.paper(centred=False),
-    "means": Recipe.paper(prototype="mean"),
-}
+STARTS = np.array([0, 3, 4, 9, 11])  # 3, 1, 5 and 2 shots
+BOTH = list(itertools.product([True, False], repeat=2))
+SHOTS, CHANNELS, HEADS, QUERIES = 11, 24, 4, 37  # queries: not a multiple of a vector's lanes
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason="the kernels are switched off")
 
 
-@pytest.mark.parametrize("recipe", HEADS_TO_TRY.values(), ids=HEADS_TO_TRY)
-@pytest.mark.parametrize("labels", [[0, 0, 1, 1, 2, 2], [2, 0, 1, 0, 0, 2]], ids=["even", "uneven"])
-@pytest.mark.parametrize("form", ["cnn", "vit"])
-def test_a_step_equals_that_in_double_precision(recipe, labels, form):
-    token = drawn(9, 24, seed=1) if form == "vit" else None
-    blocks = (Block(drawn(9, 16, 4, 4, seed=0)), Block(drawn(9, 24, 2, 2, seed=2), token))
-    features = Features(blocks)
-    presets = (BlockPreset((3, 2), form=form, tau=3.0), BlockPreset(form=form, tau=3.0))
-    configs = resolve_blocks(features, presets)
-    bags = Bags.from_labels(torch.tensor(labels), 3)
-    sources = torch.tensor([*range(6), 0, 3, 3])
-    everything = torch.tensor(labels)[sources]
-    found = []
-    for dtype in (torch.float32, torch.float64):
-        head = MIVHead(configs, recipe, torch.Generator().manual_seed(0)).to(dtype)
-        for layer in head.layers:
-            for name in ("theta", "mu"):
-                if (vector := getattr(layer.pooling, name)) is not None:
-                    vector.data = drawn(len(vector), seed=7).to(dtype)
-        assert head.operations is (COMPILED if dtype == torch.float32 else FORMULAS)
-        candidates = head.prepare(features)
-        hidden = sources if recipe.self_mask else None
-        loss = loss_and_gradients(head, candidates, everything, bags, hidden)
-        found.append((loss, [p.grad for p in head.parameters()]))
-    (ours, gradients), (loss, expected) = found
-    assert ours == pytest.approx(loss, rel=1e-5)
-    for mine, theirs in zip(gradients, expected, strict=True):
-        assert (mine is None) == (theirs is None)
-        if theirs is not None:
-            close(mine, theirs)
+def drawn(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def test_projections_leave_gradients_alone_unless_in_place():
-    norm, layer = nn.LayerNorm(5), nn.Linear(5, 5)
-    x = drawn(3, 5, seed=0).requires_grad_()
-    project(norm, [layer], x)[1].sum().backward()
-    before = layer.weight.grad.clone()
-    (again,) = torch.autograd.grad(project(norm, [layer], x)[1].sum(), layer.weight)
-    assert torch.equal(again, before)
-    assert torch.equal(layer.weight.grad, before)
-    with in_place():
-        project(norm, [layer], x)[1].sum().backward()
-    torch.testing.assert_close(layer.weight.grad, 2 * before)
+def close(ours: np.ndarray, expected: np.ndarray) -> None:
+    scale = max(0.1, float(np.abs(expected).max()))
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=3e-5 * scale)
 
 
-def test_a_library_of_other_sources_is_not_used(monkeypatch, tmp_path):
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("order", ["C", "channels last", "reversed", "every second"])
+@pytest.mark.parametrize("shape", [(5, 6), (1, 7), (7, 1), (1, 1)])
+def test_candidates_of_maps_in_any_layout(shape, order, dtype) -> None:
+    maps = drawn(4, 19, *shape).astype(dtype)
+    if order == "channels last":
+        maps = np.ascontiguousarray(maps.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    elif order == "reversed":
+        maps = maps[:, ::-1, :, ::-1]
+    elif order == "every second":
+        maps = np.repeat(maps, 2, axis=3)[..., ::2]
+    sizes = [shape, *((s, s) for s in (3, 1) if s <= max(shape))]
+    patches, norms = compiled.derive(maps, sizes)
+    expected, lengths = plain.derive(maps, sizes)
+    for ours, theirs in zip(patches, expected, strict=True):
+        assert ours.dtype == dtype
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_allclose(norms, lengths, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("channels", [3, 16, 21])
+def test_pooling_of_patches_and_its_gradient(channels, dtype) -> None:
+    maps = [drawn(6, p, channels, seed=p).astype(dtype) for p in (30, 9, 1)]
+    scale = np.abs(drawn(6, 40, seed=1))
+    rows = np.array([4, 0, 0, 5])  # some images, one of them twice
+    theta = drawn(channels, seed=2)
+    pooled, weights = compiled.pool_forward(theta, maps, scale, rows)
+    expected, attention = plain.pool_forward(theta, maps, scale, rows)
+    close(pooled, expected)
+    close(weights, attention)
+    grad = drawn(*pooled.shape, seed=3)
+    given = grad, maps, scale, rows
+    close(
+        compiled.pool_backward(*given, weights, pooled),
+        plain.pool_backward(*given, attention, expected),
+    )
+
+
+@pytest.mark.parametrize("length", [None, 4.0])
+def test_pooling_of_candidates_and_its_gradients(length) -> None:
+    mu, x, grad = drawn(16, seed=1), drawn(5, 4, 16, seed=2), drawn(5, 16, seed=3)
+    x[0] = 0.0  # a black image
+    close(
+        compiled.candidates_forward(mu, x, 2.5, length),
+        plain.candidates_forward(mu, x, 2.5, length),
+    )
+    ours = compiled.candidates_backward(mu, x[1:], grad[1:], 2.5, length)
+    theirs = plain.candidates_backward(mu, x[1:], grad[1:], 2.5, length)
+    for mine, expected in zip(ours, theirs, strict=True):
+        close(mine, expected)
+
+
+def comparison(**changes) -> Comparison:
+    y, v, gate = (drawn(QUERIES, CHANNELS, seed=s) for s in range(3))
+    z, w = (drawn(SHOTS, CHANNELS, seed=s) for s in (3, 4))
+    y[:SHOTS] = z  # |x - y| has no slope where a query is a shot itself
+    hidden = np.full(QUERIES, -1)
+    hidden[:9] = [0, 1, 2, -1, 4, 5, 6, 7, 8]
+    settings = {
+        "heads": HEADS,
+        "attention": "l1",
+        "factor": -0.3,
+        "skip": True,
+        "centred": True,
+        "gate": 1 / (1 + np.exp(-gate)),
+        "hidden": hidden,
+        **changes,
+    }
+    return Comparison(y=y, v=v, z=z, w=w, starts=STARTS, **settings)
+
+
+@pytest.mark.parametrize("attention", compiled.KINDS)
+@pytest.mark.parametrize(("skip", "gated"), BOTH)
+@pytest.mark.parametrize(("centred", "hiding"), BOTH)
+def test_cosines_with_prototypes_and_their_gradients(attention, skip, gated, centred, hiding):
+    how = comparison(attention=attention, skip=skip, centred=centred)
+    how = replace(how, factor=-0.3 if attention == "l1" else 0.4)
+    how = how if gated else replace(how, gate=None)
+    how = how if hiding else replace(how, hidden=None)
+    cosines, weights = compiled.cap_forward(how, keep=True)
+    expected, nothing = plain.cap_forward(how, keep=True)
+    close(cosines, expected)
+    close(compiled.cap_forward(how, keep=False)[0], expected)
+    grad = drawn(*cosines.shape, seed=5)
+    ours = compiled.cap_backward(how, weights, cosines, grad)
+    theirs = plain.cap_backward(how, nothing, expected, grad)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (mine is None) == (other is None)
+        if other is not None:
+            close(mine, other)
+
+
+def test_the_number_of_threads_changes_nothing(threads, monkeypatch) -> None:
+    monkeypatch.setattr(compiled, "PART_VALUES", 1)  # so that there are several parts
+    how = comparison()
+
+    def everything() -> list[np.ndarray]:
+        cosines, weights = compiled.cap_forward(how, keep=True)
+        maps = [drawn(9, 5, CHANNELS)]
+        scale, rows = np.ones((9, 5), np.float32), np.arange(9)
+        pooled, attention = compiled.pool_forward(drawn(CHANNELS), maps, scale, rows)
+        gradients = compiled.cap_backward(how, weights, cosines, cosines)
+        return [cosines, *gradients, pooled, attention]
+
+    found = everything()
+    set_threads(1)
+    for several, alone in zip(found, everything(), strict=True):
+        np.testing.assert_array_equal(several, alone)
+
+
+def test_a_query_does_not_see_other_queries() -> None:
+    how = comparison()
+    together, _ = compiled.cap_forward(how, keep=False)
+    for q in range(QUERIES):
+        one = slice(q, q + 1)
+        parts = {name: getattr(how, name)[one] for name in ("y", "v", "gate", "hidden")}
+        alone, _ = compiled.cap_forward(replace(how, **parts), keep=False)
+        np.testing.assert_array_equal(alone[0], together[q])
+
+
+def test_arrays_of_the_kernels_are_aligned() -> None:
+    for shape in ((3,), (5, 7), (1, 2, 3), (0, 4)):
+        array = library.empty(*shape)
+        assert array.shape == shape
+        assert array.ctypes.data % library.ALIGNMENT == 0
+
+
+def test_a_library_of_other_sources_is_not_used(monkeypatch, tmp_path) -> None:
     copied = tmp_path / "libkernels.so"
     shutil.copy(library.PATH, copied)  # without the sources in its folder
     monkeypatch.setattr(library, "PATH", copied)
@@ -96,42 +173,10 @@ def test_a_library_of_other_sources_is_not_used(monkeypatch, tmp_path):
         library.library.cache_clear()
 
 
-def test_operations_are_chosen_when_a_head_is_built_moved_or_unpickled(kernels):
-    blocks = resolve_blocks(Features(drawn(2, 4, 2, 2, seed=0)))
-    expected = COMPILED if kernels else FORMULAS
-    head = MIVHead(blocks, Recipe(), torch.Generator().manual_seed(0))
-    assert head.operations is expected
-    assert head.double().operations is FORMULAS
-    assert {layer.operations for layer in head.layers} == {FORMULAS}
-    assert head.float().operations is expected
-    assert pickle.loads(pickle.dumps(head)).operations == expected
-    assert copy.deepcopy(head.double()).operations == FORMULAS
-
-
-def test_a_pickled_head_runs_where_there_are_no_kernels(monkeypatch):
-    features = Features(drawn(4, 8, 2, 2, seed=0))
-    head = MIVHead(resolve_blocks(features), Recipe(), torch.Generator().manual_seed(0))
-    bags = Bags.from_labels(torch.tensor([0, 0, 1, 1]), 2)
-    with torch.no_grad():
-        embedded = head.embed(head.prepare(features))
-        expected = head(embedded, embedded, bags)
-    data = pickle.dumps(head)
-    monkeypatch.setattr(library, "PATH", Path("not-built.so"))
+def test_a_processor_without_the_instructions_gets_no_library(monkeypatch) -> None:
+    monkeypatch.setattr(library, "NEEDED", {"no-such-instruction"})
     library.library.cache_clear()
     try:
-        again = pickle.loads(data)
-        assert again.operations is FORMULAS
-        with torch.no_grad():
-            embedded = again.embed(again.prepare(features))
-            torch.testing.assert_close(again(embedded, embedded, bags), expected)
+        assert library.library() is None
     finally:
         library.library.cache_clear()
-
-
-def test_a_head_without_parameters_follows_its_device_and_type():
-    blocks = resolve_blocks(Features(drawn(2, 4, seed=0)))
-    head = MIVHead(blocks, Recipe.paper(prototype="mean"), None)
-    assert not list(head.parameters())
-    assert head.operations is COMPILED
-    assert head.double().operations is FORMULAS
-    assert head.float().to("meta").operations is FORMULAS

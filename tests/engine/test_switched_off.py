@@ -20,7 +20,7 @@ OFF = {**os.environ, "MIVHEAD_KERNELS": "off"}
 
 
 def test_the_switch() -> None:
-    code = "from mivhead.kernels.library import library; assert library() is None"
+    code = "from mivhead.engine.library import library; assert library() is None"
     subprocess.run([sys.executable, "-c", code], check=True, env=OFF)
 
 

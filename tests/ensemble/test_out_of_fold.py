@@ -10,7 +10,7 @@ from mivhead.ensemble.stacking import assign_folds, out_of_fold_cosines, predict
 from mivhead.features import SupportSet
 from mivhead.head import training
 from mivhead.head.blocks import resolve_blocks
-from mivhead.head.cap import Bags
+from mivhead.head.bags import Bags
 from mivhead.head.training import fit_head
 
 RECIPE = Recipe()

@@ -10,13 +10,11 @@ from safetensors import safe_open
 from mivhead.backbones.preset import BlockPreset
 from mivhead.features import Features
 from mivhead.head.blocks import resolve_blocks
-from mivhead.head.cap import Bags
+from mivhead.head.bags import Bags
 from mivhead.head.head import MIVHead, rows
 from mivhead.head.logits import combine
 from mivhead.head.recipe import Recipe
-from mivhead.head.training import train
-
-pytestmark = pytest.mark.usefixtures("kernels")
+from mivhead.head.training import CHUNK_VALUES, train
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -81,7 +79,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 def test_golden_start(run: Run) -> None:
     with torch.no_grad():
         for i, layer in enumerate(run.head.layers):
-            vectors = layer.pool(run.candidates[i])[: run.shots]
+            vectors = layer.pooling(run.candidates[i])[: run.shots]
             expected = run.tensors[f"step0.block{i}.support_vectors"]
             torch.testing.assert_close(vectors, expected, atol=1e-5, rtol=1e-5)
         embedded = run.head.embed(run.candidates)
@@ -104,7 +102,7 @@ def test_golden_training(run: Run) -> None:
         query = run.head.embed(query_candidates)
         logits = combine(run.head(query, support, run.bags), run.head.recipe)
         for i, layer in enumerate(run.head.layers):
-            vectors = layer.pool(query_candidates[i])
+            vectors = layer.pooling(query_candidates[i])
             expected = run.tensors[f"final.block{i}.query_vectors"]
             torch.testing.assert_close(vectors, expected, atol=1e-4, rtol=1e-4)
             attention = layer.cap.attention(query[i], support[i], run.bags)
@@ -133,7 +131,7 @@ def test_golden_final_parameters(run: Run) -> None:
 
 
 def test_golden_in_small_chunks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mivhead.kernels.backend.CHUNK_VALUES", 3 * 64 * len(run.bags.real))
+    monkeypatch.setitem(CHUNK_VALUES, "cpu", 3 * 64 * len(run.bags.real))
     losses = train(run.head, run.candidates, run.labels, run.bags)
     torch.testing.assert_close(
         torch.tensor(losses, dtype=torch.float64), run.tensors["losses"], atol=1e-5, rtol=0

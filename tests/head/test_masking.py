@@ -9,7 +9,7 @@ import torch
 
 from mivhead.features import Features
 from mivhead.head.blocks import resolve_blocks
-from mivhead.head.cap import Bags
+from mivhead.head.bags import Bags
 from mivhead.head.head import MIVHead
 from mivhead.head.recipe import Recipe
 from mivhead.head.training import loss_and_gradients
@@ -64,8 +64,8 @@ def plain_vector(head: MIVHead, images: Features, block: int, row: int) -> np.nd
     layer, part = head.layers[block], images.blocks[block]
     pooling = {k: v.numpy() for k, v in layer.pooling.state_dict().items()}
     return oracle.image_vector(
-        None if part.map is None else part.map[row].numpy(),
-        None if part.token is None else part.token[row].numpy(),
+        None if part.map is None else part.map[row],
+        None if part.token is None else part.token[row],
         dataclasses.asdict(layer.config),
         pooling.get("theta"),
         pooling.get("mu"),
@@ -153,7 +153,7 @@ def test_the_identity_start_is_a_centred_nearest_centroid_of_normalised_vectors(
         found = head(asked, shots, Bags.from_labels(torch.tensor(labels), 3))[0]
 
     def vector(features: Features, row: int) -> np.ndarray:
-        return oracle.layer_norm(features.blocks[0].map[row].numpy().mean(axis=(1, 2)))
+        return oracle.layer_norm(features.blocks[0].map[row].mean(axis=(1, 2)))
 
     centroids = []
     for c in range(3):

@@ -9,7 +9,7 @@ import torch
 from mivhead.backbones.preset import BlockPreset
 from mivhead.features import Features
 from mivhead.head.blocks import resolve_blocks
-from mivhead.head.cap import Bags
+from mivhead.head.bags import Bags
 from mivhead.head.head import MIVHead
 from mivhead.head.logits import combine
 from mivhead.head.recipe import Recipe
@@ -71,8 +71,8 @@ def expected_logits(head: MIVHead, query: Features, support: Features) -> np.nda
             def vector(features: Features, row: int, b=b, c=config, p=pooling) -> np.ndarray:
                 block = features.blocks[b]
                 return oracle.image_vector(
-                    None if block.map is None else block.map[row].numpy(),
-                    None if block.token is None else block.token[row].numpy(),
+                    None if block.map is None else block.map[row],
+                    None if block.token is None else block.token[row],
                     c,
                     p.get("theta"),
                     p.get("mu"),
@@ -125,8 +125,8 @@ def test_tau_zero_is_plain_averaging() -> None:
     features = make_features(3, "cnn", 0)
     presets = (BlockPreset((), tau=0.0), BlockPreset((), tau=0.0))
     head = make_head(features, presets, Recipe.paper())
-    vectors = head.layers[0].pool(head.prepare(features)[0])
-    np.testing.assert_allclose(vectors.detach(), features.blocks[0].map.mean(dim=(2, 3)))
+    vectors = head.layers[0].pooling(head.prepare(features)[0])
+    np.testing.assert_allclose(vectors.detach(), features.blocks[0].map.mean(axis=(2, 3)))
 
 
 @pytest.mark.parametrize("variant", ["paper", "dot product", "no cross-attention", "no skip"])

@@ -163,6 +163,7 @@ def wait_passively() -> None:
         os.environ.setdefault(POLICY, "passive")
 
 
+@cache
 def available_cores() -> int:
     """Count the cores that this process may use: its affinity and its container's quota.
 

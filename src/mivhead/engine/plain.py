@@ -202,7 +202,7 @@ class Comparison:
                 part,
                 self.y[part],
                 None if self.gate is None else self.gate[part],
-                self.attention(part),
+                self.weigh_shots(part),
             )
 
     def weigh_shots(self, part: slice) -> Array:
