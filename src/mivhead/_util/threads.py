@@ -50,9 +50,15 @@ def shared_cores() -> Iterator[None]:
 
 
 def useful_threads() -> int:
-    """Return PyTorch's number of threads, or less if that many would only hinder each other."""
-    import torch
+    """Return how many threads to use: PyTorch's number, or less if they would hinder each other.
 
+    Where PyTorch is not in use, `OMP_NUM_THREADS` sets the number, or else there are as many
+    threads as cores.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        given = os.environ.get("OMP_NUM_THREADS", "")
+        return int(given) if given.isdigit() and int(given) else available_cores()
     threads = min(torch.get_num_threads(), available_cores())
     if threads == 1 or os.environ.get(POLICY, "").lower() == PASSIVE:
         return threads
