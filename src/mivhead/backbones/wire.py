@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from PIL import Image
 from safetensors import numpy as safetensors
 
 from mivhead._util import schema
-from mivhead.backbones.base import Identity
+from mivhead.backbones.base import Identity, storage_type
 from mivhead.backbones.preset import Preset
 from mivhead.errors import InputError
 from mivhead.features import Features
@@ -82,12 +82,12 @@ def encode_features(features: Features, kind: str = SAFETENSORS) -> bytes:
     return file.getvalue()
 
 
-def decode_features(body: bytes, kind: str, dtype: np.dtype[Any], max_bytes: int) -> Features:
+def decode_features(body: bytes, kind: str, dtype: DTypeLike, max_bytes: int) -> Features:
     """Decode features from the body of a response and round them to `dtype`; runs no code.
 
     >>> import numpy as np
     >>> sent = Features(np.ones((2, 3), np.float16))
-    >>> decode_features(encode_features(sent, NPZ), NPZ, np.dtype(np.float16), 2**20) == sent
+    >>> decode_features(encode_features(sent, NPZ), NPZ, "float16", 2**20) == sent
     True
     """
     if kind not in (SAFETENSORS, NPZ):
@@ -100,8 +100,9 @@ def decode_features(body: bytes, kind: str, dtype: np.dtype[Any], max_bytes: int
     # NotImplementedError, MemoryError ...), and only they run inside this block.
     except Exception as error:
         raise InputError(f"the response is not readable {kind} ({error!s:.200}).") from error
+    rounded = storage_type(dtype)
     with np.errstate(over="ignore"):  # `Features` refuse infinity
-        floats = {k: a.astype(dtype) if a.dtype.kind == "f" else a for k, a in arrays.items()}
+        floats = {k: a.astype(rounded) if a.dtype.kind == "f" else a for k, a in arrays.items()}
     return Features.from_tensors(floats)
 
 
