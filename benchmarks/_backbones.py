@@ -20,7 +20,8 @@ from mivhead import Preprocessing, Preset
 from mivhead.backbones import from_module, load_backbone
 from mivhead.backbones.base import Backbone
 from mivhead.backbones.checkpoints import load_exactly, read_tensors
-from mivhead.backbones.efficientnet_lite import PRESETS, fold_batchnorm
+from mivhead.backbones.efficientnet_lite_network import fold_batchnorm
+from mivhead.backbones.presets import PRESETS
 
 RANDOM = "random"
 

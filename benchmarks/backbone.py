@@ -24,7 +24,8 @@ import numpy as np
 import torch
 
 from mivhead.backbones import DEFAULT_BACKBONE, list_backbones, load_backbone
-from mivhead.backbones.efficientnet_lite import PRESETS, build
+from mivhead.backbones.efficientnet_lite import PRESETS
+from mivhead.backbones.efficientnet_lite_network import build
 from mivhead.backbones.preprocessing import preprocess
 from mivhead.backbones.taps import Taps
 from mivhead.features import Features

@@ -25,7 +25,8 @@ import torch
 
 from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone
-from mivhead.backbones.efficientnet_lite import WEIGHTS, build
+from mivhead.backbones.efficientnet_lite import WEIGHTS
+from mivhead.backbones.efficientnet_lite_network import build
 from mivhead.backbones.preprocessing import preprocess
 from mivhead.backbones.taps import Taps
 from mivhead.backbones.timm_models import build as build_timm

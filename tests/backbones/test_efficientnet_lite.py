@@ -5,21 +5,26 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from mivhead.backbones import efficientnet_lite as module
 from mivhead.backbones import load_backbone
-from mivhead.backbones.base import Backbone
+from mivhead.backbones.base import Backbone, module_of
 from mivhead.backbones.efficientnet_lite import (
     PRESETS,
     WEIGHTS,
     PipWeights,
-    build,
+    encode_graph,
+    expected_shapes,
+    list_taps,
     read_checkpoint,
     rename_in_order,
-    tap_names,
 )
+from mivhead.backbones.efficientnet_lite_network import build, tap_names
 from mivhead.backbones.preprocessing import preprocess
 from mivhead.backbones.preset import BlockPreset, Preset
 from mivhead.backbones.taps import Taps
@@ -125,15 +130,101 @@ def test_missing_package_names_the_command() -> None:
         missing.locate()
 
 
+def checkpoint(dtype: str = "f4", **shapes: tuple[int, ...]) -> dict[str, Any]:
+    return {f"_fc.{role}": np.zeros(shape, dtype) for role, shape in shapes.items()}
+
+
 @pytest.mark.parametrize(
-    ("checkpoint", "message"),
+    ("tensors", "message"),
     [
-        ({"_fc.weight": torch.zeros(3, 2)}, "has 1 tensors, the architecture 2"),
-        ({"_fc.weight": torch.zeros(2, 3), "_fc.bias": torch.zeros(3)}, r"\(2, 3\) is not"),
-        ({"_fc.bias": torch.zeros(3, 2), "_fc.weight": torch.zeros(3)}, "_fc.bias .* is not"),
-        ({"_fc.weight": torch.zeros(3, 2).half(), "_fc.bias": torch.zeros(3)}, "is not"),
+        (checkpoint(weight=(3, 2)), "has 1 tensors, the architecture 2"),
+        (checkpoint(weight=(2, 3), bias=(3,)), r"\(2, 3\) .*is not"),
+        (checkpoint(bias=(3, 2), weight=(3,)), "_fc.bias .* is not"),
+        (checkpoint("f2", weight=(3, 2), bias=(3,)), "float16 is not"),
     ],
 )
-def test_wrong_mappings_are_refused(checkpoint: dict[str, torch.Tensor], message: str) -> None:
+def test_wrong_mappings_are_refused(tensors: dict[str, Any], message: str) -> None:
     with pytest.raises(NotAvailableError, match=message):
-        rename_in_order(checkpoint, torch.nn.Linear(2, 3).state_dict())
+        rename_in_order(tensors, {"classifier.weight": (3, 2), "classifier.bias": (3,)})
+
+
+def test_weights_are_those_of_pytorch(plain: torch.nn.Module) -> None:
+    source = WEIGHTS[NAME]
+    expected = torch.load(source.locate(), map_location="cpu", weights_only=True)
+    found = read_checkpoint(source.locate(), source.sha256)
+    assert list(found) == list(expected)
+    for name, array in found.items():
+        assert not array.flags.writeable
+        np.testing.assert_array_equal(array, expected[name].numpy(), strict=True)
+    assert expected_shapes(NAME) == {k: tuple(v.shape) for k, v in plain.state_dict().items()}
+    assert sorted(list_taps(NAME)) == sorted(tap_names(plain))
+
+
+TAPS = [PRESET.taps, ("bn1",), ("blocks.0.0.bn2", "blocks.0.0", "blocks.0", "blocks.4.1")]
+
+
+@pytest.mark.parametrize("taps", TAPS)
+def test_onnx_accepts_the_graph_and_infers_its_shapes(taps: tuple[str, ...]) -> None:
+    onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
+    model = onnx.load_model_from_string(encode_graph(NAME, taps, 97))
+    onnx.checker.check_model(model, full_check=True)  # also that the shapes are as declared
+    assert [each.name for each in model.graph.output] == list(taps)
+
+
+@pytest.mark.parametrize("taps", TAPS)
+def test_onnxruntime_equals_pytorch(taps: tuple[str, ...]) -> None:
+    ours = load_backbone(NAME, preset=tapped(*taps), dtype="float32")
+    theirs = module_of(ours)
+    assert theirs is not None
+    assert theirs.identity == ours.identity
+    images = photos(3)
+    found, expected = ours.extract(images), theirs.extract(images)
+    for name, tensor in expected.tensors.items():
+        scale = float(abs(np.asarray(tensor)).max())
+        difference = abs(np.asarray(found.tensors[name]) - np.asarray(tensor)).max()
+        assert difference <= 1e-5 * scale, name
+
+
+def test_features_do_not_depend_on_the_batch(backbone: Backbone) -> None:
+    images = photos(5)
+    whole = backbone.extract(images)
+    for i, image in enumerate(images):
+        assert backbone.extract([image]) == whole[[i]]
+
+
+def test_taps_out_of_order_are_refused() -> None:
+    with pytest.raises(InputError, match="in the order in which they run"):
+        load_backbone(NAME, preset=tapped("blocks.4", "blocks.4.2"))
+
+
+def test_runs_without_pytorch_and_onnx() -> None:
+    code = (
+        "import sys; sys.modules.update(torch=None, onnx=None, sklearn=None, scipy=None)\n"
+        "import numpy as np; from mivhead.backbones import load_backbone\n"
+        f"backbone = load_backbone('{NAME}').loaded()\n"
+        "found = backbone.run(np.zeros((1, 3, 224, 224), np.float32))\n"
+        "print({name: array.shape[1:] for name, array in found.items()})"
+    )
+    assert run(code) == (
+        "{'blocks.4': (112, 14, 14), 'blocks.5': (192, 7, 7), 'blocks.6': (320, 7, 7), "
+        "'bn2': (1280, 7, 7)}"
+    )
+
+
+def test_graph_is_kept_and_made_again_if_it_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MIV_CACHE", str(tmp_path))
+    image = photos(1)
+    expected = load_backbone(NAME).extract(image)
+    (file,) = (tmp_path / "backbones").iterdir()
+    content = file.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "read_weights", None)  # which the second one does not need
+        assert load_backbone(NAME).extract(image) == expected
+    damaged = bytearray(content)
+    damaged[len(damaged) // 2] ^= 1
+    for wrong in (bytes(damaged), content[:-1], b""):
+        file.write_bytes(wrong)
+        assert load_backbone(NAME).extract(image) == expected
+        assert file.read_bytes() == content

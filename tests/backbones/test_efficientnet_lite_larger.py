@@ -9,7 +9,8 @@ import torch
 
 from mivhead.backbones import efficientnet_lite as weights
 from mivhead.backbones import load_backbone
-from mivhead.backbones.efficientnet_lite import PRESETS, WEIGHTS, build
+from mivhead.backbones.efficientnet_lite import PRESETS, WEIGHTS
+from mivhead.backbones.efficientnet_lite_network import build
 from mivhead.backbones.preprocessing import preprocess
 from mivhead.backbones.taps import Taps
 from mivhead.cli.main import main

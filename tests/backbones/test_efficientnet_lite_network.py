@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from mivhead.backbones.efficientnet_lite import (
-    SHAPES,
+from mivhead.backbones.efficientnet_lite import SHAPES
+from mivhead.backbones.efficientnet_lite_network import (
     ActivatedNorm,
     EfficientNetLite,
     SameConv2d,

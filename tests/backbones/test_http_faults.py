@@ -13,7 +13,6 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-import torch
 
 from mivhead import Features
 from mivhead.backbones import transport, wire
@@ -191,7 +190,6 @@ def npy(shape: str, kind: str = "<f4") -> bytes:
         npz(npy("(999999999999999,)")),  # MemoryError
         npz(npy("(-1,)")),
         npz(npy("(2, 2", "<f4")),  # SyntaxError
-        npz(npy("(0, 2)", ">f4")),  # TypeError of torch
         npz(npy("(0, 2)", "<U4")),
         npz(npy("(1,)", "|O")),
         b"PK\x05\x06" + b"\0" * 18,
@@ -199,7 +197,7 @@ def npy(shape: str, kind: str = "<f4") -> bytes:
 )
 def test_malformed_npz_is_refused(body: bytes) -> None:
     with pytest.raises(InputError):
-        wire.decode_features(body, wire.NPZ, torch.float16, 2**30)
+        wire.decode_features(body, wire.NPZ, "float16", 2**30)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
-import torch
 from PIL import Image
 
 from mivhead.backbones.http import read_vectors
@@ -126,7 +125,7 @@ def servers(_folder: Path) -> Iterator[Trial]:
             if found.content_type == "application/json":
                 read_vectors(parse_json(found.body))
             else:
-                decode_features(found.body, found.content_type, torch.float16, MAX_BYTES)
+                decode_features(found.body, found.content_type, "float16", MAX_BYTES)
         except MivError:
             outcome = "refused"
         else:

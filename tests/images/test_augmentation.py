@@ -1,5 +1,6 @@
 """Views: how many, with which seeds, and what is done to them."""
 
+import hashlib
 import math
 import threading
 
@@ -12,13 +13,19 @@ from PIL import Image
 
 from mivhead.errors import InputError
 from mivhead.images.augmentation import (
+    BINS,
+    CHOSEN,
+    REACH,
     Augmentation,
+    Draws,
+    _strength,
     augment,
     plan_views,
     view_seed,
     views_per_image,
 )
 
+GOLDEN = "65c4992d245c3d84930d7e3acfdc670fbad2f89058e753e203878152ee39d18e"
 NOTHING = Augmentation(flip=0, grayscale=0, randaugment=False)
 
 
@@ -82,6 +89,28 @@ def test_augment_is_deterministic_and_leaves_input_and_generator_alone(seed, siz
     before = same_size.tobytes()
     augment(same_size, size, seed).putpixel((0, 0), (1, 2, 3))
     assert same_size.tobytes() == before
+
+
+@given(seed=st.integers(0, 2**63 - 1), below=st.integers(1, 1000))
+def test_draws_are_those_of_pytorch(seed, below):
+    generator = torch.Generator().manual_seed(seed)
+    random = Draws(seed)
+    for _ in range(20):
+        assert random.uniform() == torch.rand((), generator=generator).numpy()
+        assert random.integer(below) == int(torch.randint(below, (), generator=generator))
+
+
+def test_strengths_are_those_of_pytorch():
+    for strongest in (0.3, 0.9, 1.0, 30.0, *(REACH * side for side in range(1, 4097))):
+        expected = float(torch.linspace(0.0, strongest, BINS)[CHOSEN])
+        assert _strength(strongest) == expected
+
+
+def test_golden_draws_stay_as_they_are():
+    """Cached features of views, and models that hold them, depend on them."""
+    draws = [Draws(2**40 * seed + seed) for seed in range(64)]
+    numbers = [(float(each.uniform()), each.integer(14)) for each in draws for _ in range(4)]
+    assert hashlib.sha256(repr(numbers).encode()).hexdigest() == GOLDEN
 
 
 def test_augment_varies_with_the_seed():

@@ -50,11 +50,14 @@ def wanted_threads() -> int | None:
 def thread_count() -> int:
     """Return how many threads compute: the number that was set, but no more than there are cores.
 
+    Where nothing was set, the variable `OMP_NUM_THREADS` counts, or else there is one per core.
+
     >>> thread_count() >= 1
     True
     """
+    given = os.environ.get("OMP_NUM_THREADS", "") if _wanted is None else str(_wanted)
     cores = available_cores()
-    return cores if _wanted is None else max(1, min(_wanted, cores))
+    return max(1, min(int(given), cores)) if given.isdigit() else cores
 
 
 def run_parts(work: Callable[[int], object], parts: int) -> None:

@@ -8,7 +8,7 @@ To add a kind of backbone, write a module with a `load` function and add a line 
 tables. From your own code, pass any object that follows the `Backbone` protocol, or name it as
 `file.py:name` or `module:name`.
 
-Listing names imports neither PyTorch nor timm; loading does.
+PyTorch, timm and transformers are imported only for the backbones that run in them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from mivhead.errors import InputError
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import DTypeLike
 
     from mivhead.backbones.base import Backbone as Backbone
     from mivhead.backbones.base import Identity as Identity
@@ -98,7 +99,7 @@ def load_backbone(
     preset: Preset | None = None,
     image_size: int | None = None,
     device: str | torch.device | None = None,
-    dtype: str | torch.dtype = "float16",
+    dtype: DTypeLike | torch.dtype = "float16",
     **options: Any,
 ) -> Backbone:
     """Load a frozen backbone with its trained weights.
@@ -122,8 +123,9 @@ def load_backbone(
         Side of the input in pixels, for `timm:NAME`; by default the one that the model was trained
         with. A ViT's position embeddings are resampled.
     device : str or torch.device, optional
-        Where the backbone runs, such as "cpu" or "cuda"; by default a GPU if there is one.
-    dtype : str or torch.dtype, default="float16"
+        Where the backbone runs, such as "cpu" or "cuda". By default the EfficientNet-Lites run on
+        the CPU, in onnxruntime, and other backbones on a GPU if there is one.
+    dtype : str, numpy.dtype or torch.dtype, default="float16"
         The type that features are rounded to: float16, float32 or float64.
     **options : dict
         Options of one kind of backbone, such as `outputs` of an ONNX file.
@@ -161,13 +163,13 @@ def load_backbone(
                 f"{spec} has a fixed input size: image_size={image_size} works with timm:NAME only."
             )
         options["image_size"] = image_size
-    from mivhead.backbones.base import default_device, storage_type
+    from mivhead.backbones.base import storage_type
 
     backbone: Backbone = import_module(module).load(
         spec,
         weights=weights,
         preset=preset,
-        device=default_device(device),
+        device=device,
         dtype=storage_type(dtype),
         **options,
     )

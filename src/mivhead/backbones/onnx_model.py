@@ -8,32 +8,35 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from mivhead._util.files import replacing
 from mivhead._util.optional import need
+from mivhead._util.runtime import CPU, CUDA, EXTRA, Session
 from mivhead._util.schema import from_json, parse_json, to_json
-from mivhead._util.threads import useful_threads
+from mivhead._util.threads import thread_count
 from mivhead.backbones.base import Identity
-from mivhead.backbones.preprocessing import DecodedImage, preprocess
+from mivhead.backbones.preprocessing import DecodedImage, normalise
 from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 from mivhead.backbones.taps import Parts, join, read_output
-from mivhead.errors import InputError
-from mivhead.features import Features
-from mivhead.head.blocks import derive_presets
+from mivhead.errors import InputError, NotAvailableError
 
-EXTRA = "onnx"
+if TYPE_CHECKING:
+    import torch
+
+    from mivhead.backbones.module import ModuleBackbone
+    from mivhead.features import Features
+
 METADATA_KEY = "mivhead"
 FORMAT = 1  # of the metadata
 MAX_BYTES = 2 * 2**30  # the limit of one ONNX file
-_CHUNK = 8  # images per run on a CPU: a compromise between speed and memory
 
 
 class OnnxBackbone:
@@ -45,43 +48,63 @@ class OnnxBackbone:
         Its identity.
     preset : Preset
         Its taps and preprocessing.
-    session : onnxruntime.InferenceSession
-        The model in onnxruntime.
+    content : callable
+        Returns the ONNX file with the tapped tensors as outputs, from which `mivhead.export` takes
+        the graph, too.
     source : ImageInput
         Its image input.
     names : sequence of tuple of str
         The outputs of each block: one tensor, or `block{i}.map` and `block{i}.token`.
-    dtype : torch.dtype
+    dtype : numpy.dtype
         The type that features are rounded to.
-    path : Path
-        The file, from which `mivhead.export` takes the graph.
+    device : str, torch.device or None, default=None
+        Where it runs; None: on a GPU if onnxruntime supports one, else on the CPU.
+    threads : int or None, default=None
+        Number of CPU threads; None: as many as are useful now.
+    chunk : int, default=8
+        Images per run, where the graph takes any number: a compromise between speed and memory.
+    module : callable, optional
+        Loads the same backbone in PyTorch, for methods that tune it.
     """
 
     def __init__(
         self,
         identity: Identity,
         preset: Preset,
-        session: Any,
+        content: Callable[[], bytes],
         source: ImageInput,
         names: Sequence[tuple[str, ...]],
-        dtype: torch.dtype,
-        path: Path,
+        dtype: np.dtype[Any],
+        *,
+        device: str | torch.device | None = None,
+        threads: int | None = None,
+        chunk: int = 8,
+        module: Callable[[], ModuleBackbone] | None = None,
     ) -> None:
         self.identity = identity
         self.preset = preset
         self.dtype = dtype
-        self.path = path
+        self.content = content
         self.names = names
         self._source = source
-        self._session = session
+        self._chunk = source.batch or chunk
+        self._session = Session(
+            content,
+            identity.name,
+            threads=threads or thread_count(),
+            providers=(CPU,) if str(device) == "cpu" else (CUDA, CPU),
+        )
+        if module is not None:
+            self.module = module
 
     def extract(self, images: Sequence[DecodedImage]) -> Features:
         """Return the features of one batch of decoded images, on the CPU, in the same order."""
-        x = preprocess(images, self.preset.preprocessing)  # (n, 3, R, R)
-        chunks = x.split(self._source.batch or _CHUNK)
+        first = not self._source.channels_last
+        x = normalise(images, self.preset.preprocessing, channels_first=first)
+        chunks = [x[start : start + self._chunk] for start in range(0, len(x), self._chunk)]
         return join([self._run(chunk) for chunk in chunks], self.dtype)
 
-    def _run(self, x: Tensor) -> list[Parts]:
+    def _run(self, x: NDArray[np.float32]) -> list[Parts]:
         tensors = self.run(x)
         return [
             read_output(tensors[block[0]], tap)
@@ -90,16 +113,21 @@ class OnnxBackbone:
             for block, tap in zip(self.names, self.preset.taps, strict=True)
         ]
 
-    def run(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the tapped tensors, by name, for a normalised batch `(n, 3, R, R)`."""
+    def run(self, x: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        """Return the tapped tensors, by name, for a normalised batch as the graph takes it."""
         count = len(x)
         if self._source.batch:  # the last chunk may be smaller than the graph's fixed batch
-            x = torch.cat([x, x.new_zeros(self._source.batch - count, *x.shape[1:])])
-        x = x.permute(0, 2, 3, 1) if self._source.channels_last else x
-        x = (x.half() if self._source.half else x).contiguous()
+            x = np.concatenate([x, np.zeros((self._source.batch - count, *x.shape[1:]), x.dtype)])
+        x = x.astype(np.float16 if self._source.half else np.float32, copy=False)
         names = [name for block in self.names for name in block]
-        arrays = _run(self._session, names, {self._source.name: x.numpy()}, self.identity.name)
-        return {k: torch.from_numpy(v)[:count] for k, v in zip(names, arrays, strict=True)}
+        arrays = self._session.run(names, {self._source.name: x})
+        return {name: array[:count] for name, array in zip(names, arrays, strict=True)}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the tapped tensors, by name, for one image."""
+        size = self.preset.preprocessing.size
+        image = (size, size, 3) if self._source.channels_last else (3, size, size)
+        return {name: x.shape for name, x in self.run(np.zeros((1, *image), np.float32)).items()}
 
 
 def load(
@@ -107,8 +135,8 @@ def load(
     *,
     weights: str | Path | None,
     preset: Preset | None,
-    device: torch.device,
-    dtype: torch.dtype,
+    device: str | torch.device | None,
+    dtype: np.dtype[Any],
     outputs: Sequence[str] | None = None,
     preprocessing: Preprocessing | None = None,
     blocks: Sequence[BlockPreset] | None = None,
@@ -162,14 +190,13 @@ def load(
             f"{chosen.preprocessing.size}."
         )
     names = None if described is None or chosen.taps != described.taps else _part_names(model)
-    if names is None:
-        names = [(tap,) for tap in chosen.taps]
-        add_outputs(model, chosen.taps, spec)
-    name = Path(spec).name
-    identity = Identity(name, sha256, chosen.preprocessing, chosen.taps)
-    session = _session(model, device, name)
-    backbone = OnnxBackbone(identity, chosen, session, source, names, dtype, Path(spec))
+    content = partial(_read_with_outputs, spec, sha256, () if names else chosen.taps)
+    names = names or [(tap,) for tap in chosen.taps]
+    identity = Identity(Path(spec).name, sha256, chosen.preprocessing, chosen.taps)
+    backbone = OnnxBackbone(identity, chosen, content, source, names, dtype, device=device)
     if derive:
+        from mivhead.head.blocks import derive_presets
+
         black = [np.zeros((8, 8, 3), np.uint8)]
         backbone.preset = replace(chosen, blocks=derive_presets(backbone.extract(black)))
     return backbone
@@ -198,39 +225,14 @@ def _part_names(model: Any) -> list[tuple[str, ...]] | None:
     return [block for block in blocks if block] or None
 
 
-def _session(model: Any, device: torch.device, name: str) -> Any:
-    runtime = need("onnxruntime", EXTRA)
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = useful_threads()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # see `_threads`
-    options.log_severity_level = 3  # errors only
-    wanted = ["CUDAExecutionProvider"] if device.type == "cuda" else []
-    available = runtime.get_available_providers()
-    providers = [each for each in (*wanted, "CPUExecutionProvider") if each in available]
-    content = model.SerializeToString()
-    try:
-        return runtime.InferenceSession(content, options, providers=providers)
-    except _errors() as error:
-        raise InputError(f"onnxruntime cannot load {name}: {_reason(error)}.") from error
-
-
-def _run(session: Any, names: list[str], feed: dict[str, Any], name: str) -> list[Any]:
-    try:
-        arrays: list[Any] = session.run(names, feed)
-    except _errors() as error:
-        raise InputError(f"onnxruntime cannot run {name}: {_reason(error)}.") from error
-    return arrays
-
-
-def _errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions of onnxruntime, which have no common base class."""
-    states = need("onnxruntime.capi.onnxruntime_pybind11_state", EXTRA)
-    names = ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NotImplemented")
-    return tuple(getattr(states, name) for name in (*names, "RuntimeException"))
-
-
-def _reason(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(".")
+def _read_with_outputs(path: str, sha256: str, taps: Sequence[str]) -> bytes:
+    """Read a file that was read before, and turn inner tensors into outputs."""
+    model, found = read_graph(path)
+    if found != sha256:
+        raise NotAvailableError(f"The file {path} has changed since it was first read.")
+    add_outputs(model, taps, path)
+    content: bytes = model.SerializeToString()
+    return content
 
 
 # ONNX files as data: read with limits, inspected, changed in memory.
@@ -259,14 +261,20 @@ class Candidate:
 
 def read_graph(path: str | Path) -> tuple[Any, str]:
     """Read an ONNX model and the SHA-256 of its file, without running it."""
-    onnx = need("onnx", EXTRA)
-    corrupted: type[Exception] = need("google.protobuf.message", EXTRA).DecodeError
+    need("onnx", EXTRA)
     path = Path(path)
     if not path.is_file():
         raise InputError(f"The ONNX file {path} does not exist.")
     if path.stat().st_size > MAX_BYTES:
         raise InputError(f"{path} is larger than {MAX_BYTES:,} bytes, the limit of ONNX files.")
     content = path.read_bytes()
+    return parse_graph(content, path), hashlib.sha256(content).hexdigest()
+
+
+def parse_graph(content: bytes, path: str | Path) -> Any:
+    """Parse an ONNX model, which errors call by its path, without running it."""
+    onnx = need("onnx", EXTRA)
+    corrupted: type[Exception] = need("google.protobuf.message", EXTRA).DecodeError
     try:
         model = onnx.load_model_from_string(content)
     except corrupted:
@@ -279,7 +287,7 @@ def read_graph(path: str | Path) -> tuple[Any, str]:
                 f"{path} stores weights in other files, which are not read, as an untrusted model "
                 "could name any file on this machine: save the model as a single file."
             )
-    return model, hashlib.sha256(content).hexdigest()
+    return model
 
 
 def _tensors(graph: Any) -> Iterator[Any]:

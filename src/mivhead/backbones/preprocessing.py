@@ -1,6 +1,6 @@
 """From decoded images to a backbone's input tensor.
 
-PyTorch is imported only where a tensor is made: exported models do without it.
+PyTorch is imported only where a tensor is made: onnxruntime does without it.
 """
 
 from __future__ import annotations
@@ -53,15 +53,24 @@ def preprocess(images: Sequence[DecodedImage], preprocessing: Preprocessing) -> 
     return torch.from_numpy(normalise(images, preprocessing)).permute(0, 3, 1, 2)
 
 
-def normalise(images: Sequence[DecodedImage], preprocessing: Preprocessing) -> NDArray[np.float32]:
-    """Resize, scale and normalise images to an array `(n, R, R, 3)`; see `preprocess`."""
+def normalise(
+    images: Sequence[DecodedImage], preprocessing: Preprocessing, *, channels_first: bool = False
+) -> NDArray[np.float32]:
+    """Resize, scale and normalise images to an array `(n, R, R, 3)`; see `preprocess`.
+
+    With `channels_first`, the array is `(n, 3, R, R)`.
+    """
     if not len(images):
         raise InputError("There are no images: give at least one.")
     pixels = np.stack([to_pixels(image, i, preprocessing.size) for i, image in enumerate(images)])
-    x = pixels.astype(np.float32)
+    mean, std = np.float32(preprocessing.mean), np.float32(preprocessing.std)
+    if channels_first:
+        pixels = pixels.transpose(0, 3, 1, 2)
+        mean, std = mean[:, None, None], std[:, None, None]
+    x = pixels.astype(np.float32, order="C")
     x /= np.float32(255)
-    x -= np.asarray(preprocessing.mean, np.float32)
-    x /= np.asarray(preprocessing.std, np.float32)
+    x -= mean
+    x /= std
     return x
 
 

@@ -1,7 +1,7 @@
 """Taps: outputs of named submodules from one forward pass, and how they become features.
 
-`Taps` collects the outputs, `read_output` turns each into the parts of a block (a map, a token or
-both) by its shape alone, and `join` makes `Features` of them.
+`Taps` collects the outputs of a PyTorch module, `read_output` turns each into the parts of a block
+(a map, a token or both) by its shape alone, and `join` makes `Features` of them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-from torch import Tensor, nn
+import numpy as np
+from numpy.typing import NDArray
 
 from mivhead.errors import InputError
-from mivhead.features import Features
+
+if TYPE_CHECKING:  # backbones in onnxruntime do without PyTorch
+    import torch
+    from torch import Tensor, nn
+
+    from mivhead.features import Features
 
 
 class _AllFound(Exception):  # noqa: N818  # control flow, not an error
@@ -34,8 +39,8 @@ class Taps:
         Any module.
     names : sequence of str
         Submodules, as in `model.named_modules()`, in the order in which they run.
-    dtype : torch.dtype, default=torch.float32
-        The type of the copies, which later in-place layers cannot change.
+    dtype : torch.dtype or None, default=None
+        The type of the copies, which later in-place layers cannot change; None: float32.
 
     Examples
     --------
@@ -46,7 +51,7 @@ class Taps:
     """
 
     def __init__(
-        self, model: nn.Module, names: Sequence[str], dtype: torch.dtype = torch.float32
+        self, model: nn.Module, names: Sequence[str], dtype: torch.dtype | None = None
     ) -> None:
         self._model = model
         self._names = tuple(names)
@@ -55,17 +60,20 @@ class Taps:
 
     def __call__(self, x: Tensor) -> list[Tensor]:
         """Return the outputs of the taps for one batch, in the order of `names`."""
+        import torch
+
         found: dict[str, Tensor] = {}
 
         def keep(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
             if isinstance(output, tuple) and output:
                 output = output[0]  # layers of transformers return their tokens first
-            if not isinstance(output, Tensor):
+            if not isinstance(output, torch.Tensor):
                 kind = type(output).__name__
                 raise InputError(
                     f"The tap {name!r} returns a {kind}, not a tensor: tap another layer."
                 )
-            found[name] = output.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
+            dtype = self._dtype or torch.float32
+            found[name] = output.to(dtype, copy=True, memory_format=torch.contiguous_format)
             # Exporting a graph drops the rest anyway, and cannot trace an exception.
             if len(found) == len(self._names) and not torch.compiler.is_compiling():
                 raise _AllFound
@@ -94,13 +102,14 @@ def check_taps(backbone: str, taps: Iterable[str], valid: Sequence[str]) -> None
             )
 
 
-Parts: TypeAlias = Mapping[str, Tensor]  # "map" (n, C, H, W) and/or "token" (n, C)
+# "map" (n, C, H, W) and/or "token" (n, C), both arrays or both tensors
+Parts: TypeAlias = Mapping[str, Any]
 
 MAX_PREFIX = 5  # [CLS], or [CLS] and [DIST], or [CLS] and four registers
 
 
-def read_output(output: Tensor, tap: str) -> Parts:
-    """Turn the output of a tapped layer into the parts of a block.
+def read_output(output: NDArray[Any] | Tensor, tap: str) -> Parts:
+    """Turn the output of a tapped layer, an array or a tensor, into the parts of a block.
 
     - `(n, C)` is a vector per image;
     - `(n, C, H, W)` and, as images are square, `(n, H, H, C)` are patch maps;
@@ -109,11 +118,10 @@ def read_output(output: Tensor, tap: str) -> Parts:
 
     Examples
     --------
-    >>> import torch
-    >>> {k: tuple(v.shape) for k, v in read_output(torch.ones(2, 197, 384), "blocks.11").items()}
+    >>> {k: v.shape for k, v in read_output(np.ones((2, 197, 384)), "blocks.11").items()}
     {'map': (2, 384, 14, 14), 'token': (2, 384)}
-    >>> read_output(torch.ones(2, 7, 7, 1024), "norm")["map"].shape
-    torch.Size([2, 1024, 7, 7])
+    >>> read_output(np.ones((2, 7, 7, 1024)), "norm")["map"].shape
+    (2, 1024, 7, 7)
     """
     if output.ndim == 2:
         return {"token": output}
@@ -126,35 +134,45 @@ def read_output(output: Tensor, tap: str) -> Parts:
         )
     _, first, second, third = output.shape
     channels_last = first == second != third
-    return {"map": output.permute(0, 3, 1, 2) if channels_last else output}
+    return {"map": output.swapaxes(1, 3).swapaxes(2, 3) if channels_last else output}
 
 
-def _read_tokens(tokens: Tensor) -> Parts:
+def _read_tokens(tokens: NDArray[Any] | Tensor) -> Parts:
     n, count, channels = tokens.shape
     side = math.isqrt(count)
     prefix = count - side * side
     if prefix > MAX_PREFIX or side < 2:
-        return {"map": tokens.transpose(1, 2).unsqueeze(3)}  # (n, C, tokens, 1): no grid
-    grid = tokens[:, prefix:].transpose(1, 2).reshape(n, channels, side, side)
+        return {"map": tokens.swapaxes(1, 2)[..., None]}  # (n, C, tokens, 1): no grid
+    grid = tokens[:, prefix:].swapaxes(1, 2).reshape(n, channels, side, side)
     return {"map": grid, "token": tokens[:, 0]} if prefix else {"map": grid}
 
 
-def join(chunks: Sequence[Sequence[Parts]], dtype: torch.dtype) -> Features:
+def join(chunks: Sequence[Sequence[Parts]], dtype: np.dtype[Any]) -> Features:
     """Concatenate the blocks of consecutive chunks of images, on the CPU, rounded to `dtype`."""
-    blocks = [
-        {
-            part: torch.cat([chunk[part] for chunk in block]).to("cpu", dtype).contiguous()
-            for part in block[0]
-        }
-        for block in zip(*chunks, strict=True)
-    ]
+    from mivhead.features import Features
+
+    parts = [part for block in chunks[0] for part in block.values()]
+    half = np.float16 in (dtype, *(_numpy(part[:0]).dtype for part in parts))
+    with np.errstate(over="ignore"):  # `Features` refuse infinity
+        blocks = [
+            {
+                name: np.concatenate([_numpy(chunk[name]) for chunk in block], dtype=dtype)
+                for name in block[0]
+            }
+            for block in zip(*chunks, strict=True)
+        ]
     try:
         return Features(blocks)
     except InputError as error:
-        rounded = {dtype, *(part.dtype for block in chunks[0] for part in block.values())}
-        if torch.float16 in rounded and "infinity" in str(error):
+        if half and "infinity" in str(error):
             raise InputError(
                 f"{error} If the network itself is correct, its values are too large for float16: "
                 'load it with dtype="float32".'
             ) from None
         raise
+
+
+def _numpy(part: Any) -> NDArray[Any]:
+    """Return an array, or a tensor on any device, as an array."""
+    array: NDArray[Any] = part if isinstance(part, np.ndarray) else part.numpy(force=True)
+    return array

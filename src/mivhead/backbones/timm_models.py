@@ -23,13 +23,22 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mivhead._util.optional import need
+from mivhead.backbones.base import default_device
 from mivhead.backbones.checkpoints import load_exactly, read_tensors, state_hash
-from mivhead.backbones.efficientnet_lite import fold_batchnorm
-from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, hooked, suggest_blocks
+from mivhead.backbones.efficientnet_lite_network import fold_batchnorm
+from mivhead.backbones.module import (
+    ModuleBackbone,
+    Tapped,
+    freeze,
+    hooked,
+    suggest_blocks,
+    torch_type,
+)
 from mivhead.backbones.preset import Preprocessing, Preset
 from mivhead.backbones.presets import PAPER
 from mivhead.backbones.taps import Parts, check_taps
@@ -45,12 +54,13 @@ def load(
     *,
     weights: str | Path | None,
     preset: Preset | None,
-    device: torch.device,
-    dtype: torch.dtype,
+    device: str | torch.device | None,
+    dtype: np.dtype[Any],
     image_size: int | None = None,
 ) -> ModuleBackbone:
     """Load a model of timm or of the paper; see `mivhead.backbones.load_backbone`."""
     need("timm", "timm")
+    device = default_device(device)
     known = PAPER.get(spec)
     if known is not None:
         preset = preset or known.preset
@@ -60,7 +70,7 @@ def load(
     freeze(model, device)
     normed = known is None or known.normed
     if preset is None:
-        preset = _suggest(spec, model, device, dtype, image_size)
+        preset = _suggest(spec, model, device, torch_type(dtype), image_size)
     if not _are_stages(model, preset.taps):  # the name of a stage is not always that of a module
         check_taps(spec, preset.taps, [name for name, _ in model.named_modules() if name])
     return ModuleBackbone(

@@ -19,12 +19,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from mivhead._util.optional import need
 from mivhead._util.schema import parse_json
+from mivhead.backbones.base import default_device
 from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, suggest_blocks
 from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 from mivhead.backbones.presets import PAPER
@@ -133,13 +135,14 @@ def load(
     *,
     weights: str | Path | None,
     preset: Preset | None,
-    device: torch.device,
-    dtype: torch.dtype,
+    device: str | torch.device | None,
+    dtype: np.dtype[Any],
 ) -> ModuleBackbone:
     """Load a tower from a folder or the hub; see `mivhead.backbones.load_backbone`."""
     if weights is not None:
         raise InputError(f"{spec} has its own weights: omit weights.")
     transformers = need("transformers", "transformers")
+    device = default_device(device)
     folder = _find_folder(spec.removeprefix(SCHEME))
     config = _read_json(folder / "config.json")
     family = _FAMILIES.get(str(config.get("model_type")))

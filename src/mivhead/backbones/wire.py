@@ -20,13 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import DTypeLike, NDArray
 from PIL import Image
-from safetensors import torch as safetensors
-from torch import Tensor
+from safetensors import numpy as safetensors
 
 from mivhead._util import schema
-from mivhead.backbones.base import Identity
+from mivhead.backbones.base import Identity, storage_type
 from mivhead.backbones.preset import Preset
 from mivhead.errors import InputError
 from mivhead.features import Features
@@ -75,42 +74,44 @@ def encode_image(pixels: np.ndarray[Any, Any]) -> str:
 
 def encode_features(features: Features, kind: str = SAFETENSORS) -> bytes:
     """Encode features as the body of a response, safetensors or npz."""
-    tensors = {name: t.cpu().contiguous() for name, t in features.tensors.items()}
+    arrays = {name: np.ascontiguousarray(t) for name, t in features.tensors.items()}
     if kind == SAFETENSORS:
-        return safetensors.save(tensors)
+        return safetensors.save(arrays)
     file = io.BytesIO()
-    np.savez(file, **{name: t.numpy() for name, t in tensors.items()})  # type: ignore[arg-type]  # NumPy 2's stub takes the names for its own options
+    np.savez(file, **arrays)  # type: ignore[arg-type]  # NumPy 2's stub takes the names for its own options
     return file.getvalue()
 
 
-def decode_features(body: bytes, kind: str, dtype: torch.dtype, max_bytes: int) -> Features:
+def decode_features(body: bytes, kind: str, dtype: DTypeLike, max_bytes: int) -> Features:
     """Decode features from the body of a response and round them to `dtype`; runs no code.
 
-    >>> import numpy as np, torch
+    >>> import numpy as np
     >>> sent = Features(np.ones((2, 3), np.float16))
-    >>> decode_features(encode_features(sent, NPZ), NPZ, torch.float16, 2**20) == sent
+    >>> decode_features(encode_features(sent, NPZ), NPZ, "float16", 2**20) == sent
     True
     """
     if kind not in (SAFETENSORS, NPZ):
         raise InputError(f"the response is of type {kind or 'unknown'!r}, expected {SAFETENSORS}.")
     try:
-        tensors = safetensors.load(body) if kind == SAFETENSORS else _read_npz(body, max_bytes)
+        arrays = safetensors.load(body) if kind == SAFETENSORS else _read_npz(body, max_bytes)
     except InputError:
         raise
     # For corrupted or forged bytes the readers raise almost anything (zlib.error, struct.error,
     # NotImplementedError, MemoryError ...), and only they run inside this block.
     except Exception as error:
         raise InputError(f"the response is not readable {kind} ({error!s:.200}).") from error
-    floats = {k: t.to(dtype) if t.is_floating_point() else t for k, t in tensors.items()}
+    rounded = storage_type(dtype)
+    with np.errstate(over="ignore"):  # `Features` refuse infinity
+        floats = {k: a.astype(rounded) if a.dtype.kind == "f" else a for k, a in arrays.items()}
     return Features.from_tensors(floats)
 
 
-def _read_npz(body: bytes, max_bytes: int) -> Mapping[str, Tensor]:
+def _read_npz(body: bytes, max_bytes: int) -> Mapping[str, NDArray[Any]]:
     with zipfile.ZipFile(io.BytesIO(body)) as archive:
         if sum(entry.file_size for entry in archive.infolist()) > max_bytes:
             raise InputError(f"the response unpacks to more than {max_bytes:,} bytes.")
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
-        return {name: torch.from_numpy(arrays[name]) for name in arrays}
+        return dict(arrays)
 
 
 @contextmanager

@@ -15,8 +15,17 @@ from torch import Tensor, nn
 from mivhead._util.optional import need
 from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone, LazyBackbone
+from mivhead.backbones.efficientnet_lite import WEIGHTS
 from mivhead.backbones.module import ModuleBackbone
-from mivhead.backbones.onnx_model import EXTRA, add_outputs, read_graph, write_graph, write_metadata
+from mivhead.backbones.onnx_model import (
+    EXTRA,
+    OnnxBackbone,
+    add_outputs,
+    parse_graph,
+    read_graph,
+    write_graph,
+    write_metadata,
+)
 from mivhead.backbones.preset import Preprocessing, Preset
 from mivhead.errors import InputError
 from mivhead.features import Features
@@ -54,9 +63,12 @@ def export_onnx(
     backbone = load_backbone(spec, weights=weights, preset=preset, device="cpu", dtype="float32")
     if isinstance(backbone, LazyBackbone):
         backbone = backbone.loaded()
-    if not isinstance(backbone, ModuleBackbone):
+    if isinstance(backbone, ModuleBackbone):
+        model = module_graph(backbone)
+    elif isinstance(backbone, OnnxBackbone) and spec in WEIGHTS:
+        model = parse_graph(backbone.content(), spec)
+    else:
         raise InputError(f"{spec} is not a PyTorch model: only PyTorch models can be exported.")
-    model = module_graph(backbone)
     write_metadata(model, backbone.preset, backbone.identity.name, backbone.identity.weights)
     write_graph(model, path)
     return _difference(backbone, load_backbone(path, device="cpu", dtype="float32"))

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from mivhead._util.files import replacing
 from mivhead._util.optional import need
 from mivhead._version import __version__
-from mivhead.backbones.base import Backbone, LazyBackbone
+from mivhead.backbones.base import Backbone, LazyBackbone, storage_type
 from mivhead.backbones.joint import JointBackbone
 from mivhead.backbones.module import ModuleBackbone
-from mivhead.backbones.onnx_model import OnnxBackbone, add_outputs, image_input, read_graph
+from mivhead.backbones.onnx_model import OnnxBackbone, image_input, parse_graph
 from mivhead.backbones.preprocessing import normalise, to_pixels
 from mivhead.backbones.preset import Preprocessing
 from mivhead.backbones.taps import MAX_PREFIX
@@ -222,8 +222,7 @@ def _from_images(model: FewShotClassifier, kind: Input) -> Any:
     else:
         proto, features = _backbone_graph(backbone, graph)
         # Features are rounded as they are in `extract`, so that both compute with the same ones.
-        half = getattr(backbone, "dtype", torch.float16) == torch.float16
-        if half:
+        if storage_type(getattr(backbone, "dtype", "float16")) == np.float16:
             features = {k: v.cast(np.float16).cast(np.float32) for k, v in features.items()}
         features = scaled(features, classifier)
         scores = logits(graph, features, classifier)
@@ -284,20 +283,15 @@ def _backbone_graph(backbone: Backbone, graph: Graph) -> tuple[Any, dict[str, Va
 def _onnx_graph(backbone: OnnxBackbone, graph: Graph) -> tuple[Any, dict[str, Value]]:
     """Continue the graph of a backbone that is an ONNX file itself."""
     onnx = need("onnx", EXTRA)
-    proto, _ = read_graph(backbone.path)
-    source = image_input(proto, backbone.path)
+    proto = parse_graph(backbone.content(), backbone.identity.name)
+    source = image_input(proto, backbone.identity.name)
     version = next(each for each in proto.opset_import if each.domain in ("", "ai.onnx"))
     if version.version < OPSET:
         proto = onnx.version_converter.convert_version(proto, OPSET)
-    names = [name for block in backbone.names for name in block]
-    add_outputs(proto, names, backbone.path)
     if source.channels_last or source.half:
         _adapt_input(proto, source, backbone.preset.preprocessing.size)
     kind = np.float16 if source.half else np.float32
-    size = backbone.preset.preprocessing.size
-    shapes = {
-        name: tuple(t.shape) for name, t in backbone.run(torch.zeros(1, 3, size, size)).items()
-    }
+    shapes = backbone.shapes()
     features: dict[str, Value] = {}
     for i, (block, tap) in enumerate(zip(backbone.names, backbone.preset.taps, strict=True)):
         values = {name: graph.input(name, kind).cast(np.float32) for name in block}

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
-import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from mivhead.backbones.preset import ViewsRule
@@ -28,9 +26,6 @@ from mivhead.errors import InputError, check_one_of
 Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 FEW = 4  # views of an image, and shots of a class that has views, by the rule "few"
-
-# Augmentation uses PyTorch's global generator, as torchvision does; all threads share it.
-_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -64,10 +59,6 @@ def augment(
 ) -> Image.Image:
     """Make one augmented view; the same seed gives the same view.
 
-    While this function runs, PyTorch's global CPU generator is seeded for the whole process (and
-    restored afterwards), so concurrent calls wait for each other. Code in other threads should use
-    a generator of its own.
-
     Parameters
     ----------
     image : PIL.Image.Image
@@ -92,13 +83,44 @@ def augment(
     """
     resized = image.resize((size, size), Image.Resampling.BICUBIC)
     how = how or Augmentation()
-    with _LOCK, torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        if torch.rand(()) < how.flip:
-            resized = ImageOps.mirror(resized)
-        if torch.rand(()) < how.grayscale:
-            resized = resized.convert("L").convert("RGB")
-        return rand_augment(resized) if how.randaugment else resized
+    random = Draws(seed)
+    if random.uniform() < np.float32(how.flip):
+        resized = ImageOps.mirror(resized)
+    if random.uniform() < np.float32(how.grayscale):
+        resized = resized.convert("L").convert("RGB")
+    return rand_augment(resized, random) if how.randaugment else resized
+
+
+class Draws:
+    """The random numbers that PyTorch's generator draws for this seed, without PyTorch.
+
+    Both are the Mersenne Twister with 32 bits of seed, so that views are those of torchvision.
+
+    Parameters
+    ----------
+    seed : int
+        From 0 to 2^63 - 1.
+
+    Examples
+    --------
+    >>> random = Draws(0)
+    >>> round(float(random.uniform()), 6), random.integer(14)
+    (0.496257, 3)
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._twister = np.random.RandomState(seed % 2**32)
+
+    def _bits(self) -> int:
+        return int(self._twister.randint(2**32, dtype=np.uint32))
+
+    def uniform(self) -> np.float32:
+        """Return a number from [0, 1), as `torch.rand(())` does."""
+        return np.float32(self._bits() % 2**24 / 2**24)
+
+    def integer(self, below: int) -> int:
+        """Return one of 0 .. below - 1, as `torch.randint(below, ())` does."""
+        return self._bits() % below
 
 
 def views_per_image(shots: int, threshold: int, rule: ViewsRule = "ceil") -> int:
@@ -238,26 +260,26 @@ BINS, CHOSEN = 31, 9  # bins of strength, from none to the strongest, and the on
 REACH = 150 / 331  # largest shift, as a fraction of the side
 
 
-def rand_augment(image: Picture) -> Picture:
-    """Apply operations that PyTorch's global generator selects to an RGB image.
+def rand_augment(image: Picture, random: Draws) -> Picture:
+    """Apply randomly selected operations to an RGB image.
 
-    >>> rand_augment(Image.new("RGB", (8, 8), "red")).size
+    >>> rand_augment(Image.new("RGB", (8, 8), "red"), Draws(0)).size
     (8, 8)
     """
     for _ in range(OPERATIONS):
-        strongest, operation = _SPACE[int(torch.randint(len(_SPACE), ()))]
+        strongest, operation = _SPACE[random.integer(len(_SPACE))]
         strength = 0.0
         if strongest:
             strength = _strength(strongest)
-            if torch.rand(()) <= 0.5:
+            if random.uniform() <= 0.5:
                 strength = -strength
         image = operation(image, strength)
     return image
 
 
 def _strength(strongest: float) -> float:
-    # Rounded to float32, as in torchvision.
-    return float(torch.linspace(0.0, strongest, BINS)[CHOSEN])
+    # Each step is rounded to float32, as in torchvision.
+    return float(np.float32(strongest) / np.float32(BINS - 1) * np.float32(CHOSEN))
 
 
 def _affine(image: Picture, matrix: tuple[float, ...]) -> Picture:

@@ -21,7 +21,7 @@ from PIL import Image
 from mivhead._util.optional import need
 from mivhead._util.progress import progress_bar
 from mivhead._util.schema import from_json, parse_json
-from mivhead._util.threads import available_cores
+from mivhead._util.threads import thread_count
 from mivhead.backbones.base import Identity
 from mivhead.backbones.preprocessing import normalise
 from mivhead.errors import InputError, ModelFileError
@@ -326,7 +326,7 @@ class Session:
     def __init__(self, content: bytes, name: str, threads: int | None = None) -> None:
         runtime = need("onnxruntime", EXTRA)
         options = runtime.SessionOptions()
-        options.intra_op_num_threads = threads or _default_threads()
+        options.intra_op_num_threads = threads or thread_count()
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # see `_threads`
         options.log_severity_level = 4  # errors are raised, not printed
         # An untrusted file could name any other file as its weights: there are none here.
@@ -370,9 +370,3 @@ class Session:
 
 def _reason(error: Exception) -> str:
     return str(error).partition("\n")[0].rstrip(".")
-
-
-def _default_threads() -> int:
-    """Return the number that `OMP_NUM_THREADS` sets, or else the cores this process may use."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdigit() and int(given) else available_cores()

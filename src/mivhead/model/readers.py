@@ -14,8 +14,7 @@ import numpy as np
 
 from mivhead._util.progress import progress_bar
 from mivhead._util.schema import to_json
-from mivhead.backbones.base import Backbone, LazyBackbone
-from mivhead.backbones.module import ModuleBackbone
+from mivhead.backbones.base import Backbone, module_of
 from mivhead.backbones.preprocessing import preprocess, to_pixels
 from mivhead.errors import InputError
 from mivhead.extraction.cache import FeatureCache
@@ -136,8 +135,8 @@ class PixelReader:
 def network_of(backbone: Backbone, method: str) -> Network:
     """Copy the backbone's module for a method that tunes it; the backbone stays as it is."""
     name = backbone.identity.name
-    loaded = backbone.loaded() if isinstance(backbone, LazyBackbone) else backbone
-    if not isinstance(loaded, ModuleBackbone):
+    loaded = module_of(backbone)
+    if loaded is None:
         raise InputError(
             f"{method} tunes the backbone, so it needs a torch module that gradients can flow "
             f"through; {name} only gives features, as an ONNX file, a service or a function does: "

@@ -1,0 +1,125 @@
+"""Run ONNX graphs in onnxruntime: threads sleep while they wait, and a forked child can go on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
+from typing import Any
+from weakref import WeakSet
+
+from numpy.typing import NDArray
+
+from mivhead._util.optional import need
+from mivhead.errors import InputError
+
+EXTRA = "onnx"
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+class Session:
+    """A graph in onnxruntime.
+
+    Parameters
+    ----------
+    content : callable
+        Returns the ONNX file. It is called again in a forked child, which has none of the threads
+        of its parent and therefore needs a session of its own.
+    name : str
+        Its name in errors.
+    threads : int
+        Number of CPU threads.
+    providers : sequence of str, default=("CPUExecutionProvider",)
+        Where it runs, by preference; those that onnxruntime lacks are left out.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mivhead._util.onnx_file import Node, Tensor, encode_model
+    >>> x = Tensor("float32", ["n"])
+    >>> double = encode_model([Node("Add", ["x", "x"], ["y"])], {}, {"x": x}, {"y": x}, opset=13)
+    >>> session = Session(lambda: double, "double.onnx", threads=1)
+    >>> session.run(["y"], {"x": np.float32([1, 2])})[0].tolist()
+    [2.0, 4.0]
+    """
+
+    def __init__(
+        self,
+        content: Callable[[], bytes],
+        name: str,
+        *,
+        threads: int,
+        providers: Sequence[str] = (CPU,),
+    ) -> None:
+        self._content, self._name, self._threads = content, name, threads
+        self._providers = providers
+        self._lock = Lock()
+        self._session: Any = self._start()
+        _sessions.add(self)
+
+    def run(self, names: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return the named tensors; several threads may call this at the same time."""
+        if self._session is None:
+            with self._lock:
+                self._session = self._session or self._start()
+        try:
+            arrays: list[NDArray[Any]] = self._session.run(list(names), dict(feed))
+        except _errors() as error:
+            raise InputError(f"onnxruntime cannot run {self._name}: {_reason(error)}.") from error
+        return arrays
+
+    def _start(self) -> Any:
+        runtime = need("onnxruntime", EXTRA)
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # see `threads`
+        options.log_severity_level = 4  # errors are raised, not printed
+        # An untrusted file could name any other file as its weights: there are none here.
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", os.devnull
+        )
+        available = runtime.get_available_providers()
+        providers = [each for each in self._providers if each in available]
+        try:
+            return runtime.InferenceSession(self._content(), options, providers=providers)
+        except _errors() as error:
+            raise InputError(f"onnxruntime cannot load {self._name}: {_reason(error)}.") from error
+
+    def _restart(self) -> None:
+        """Start again on the next run, in a child whose parent's threads do not exist."""
+        # Deleting a session waits for its threads to end, which would take forever: keep it.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._session))
+        self._session, self._lock = None, Lock()
+
+
+_sessions: WeakSet[Session] = WeakSet()
+
+
+def _after_fork() -> None:
+    """Prepare a child of a process that has run graphs."""
+    if not _sessions:
+        return
+    for session in list(_sessions):
+        session._restart()
+    # onnxruntime 1.31 has a thread of its own, and waits for it in the destructors that run at the
+    # very end of a process: in a child, forever (github.com/microsoft/onnxruntime/pull/31961 is
+    # about other threads). Python has cleaned up by then, so that a child can end before them.
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):  # not on macOS
+        libc.on_exit(libc._exit, None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions of onnxruntime, which have no common base class."""
+    states = need("onnxruntime.capi.onnxruntime_pybind11_state", EXTRA)
+    names = ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NotImplemented")
+    return tuple(getattr(states, name) for name in (*names, "RuntimeException"))
+
+
+def _reason(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
