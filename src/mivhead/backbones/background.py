@@ -40,5 +40,5 @@ def background_vectors(identity: Identity) -> NDArray[np.floating[Any]] | None:
     tensors, document = files.read(path)
     if document["backbone"] != identity.as_json():  # other weights or another preprocessing
         return None
-    vectors: NDArray[np.floating[Any]] = tensors["vectors"].float().numpy()
+    vectors: NDArray[np.floating[Any]] = tensors["vectors"].astype(np.float32)
     return vectors

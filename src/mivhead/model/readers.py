@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -29,8 +29,10 @@ from mivhead.features import Features, FeatureTable
 from mivhead.images.augmentation import NO_VIEWS, Augmentation, ViewPlan, ViewRule
 from mivhead.images.imageset import ImageSet
 from mivhead.methods.registry import method_name
-from mivhead.methods.tuning.base import Network, Pixels
 from mivhead.model.shots import Shots, Training
+
+if TYPE_CHECKING:
+    from mivhead.methods.tuning.base import Network, Pixels
 
 
 class Reader(Protocol):
@@ -142,6 +144,8 @@ def network_of(backbone: Backbone, method: str) -> Network:
             f"through; {name} only gives features, as an ONNX file, a service or a function does: "
             "choose a backbone of timm or `from_module`, or a method on features, such as miv."
         )
+    from mivhead.methods.tuning.base import Network
+
     preprocessing = loaded.preset.preprocessing
     model, tapped = loaded.copy_to_tune()
     prepare = partial(preprocess, preprocessing=preprocessing)
