@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from mivhead._util import files
 from mivhead.errors import InputError, ModelFileError
@@ -129,22 +129,20 @@ class Features:
                 index = index.astype(np.int64)
         return self._map(lambda t: t[index])
 
-    def to(self, target: DTypeLike) -> Features:
+    def to(self, target: Any) -> Features:
         """Convert to another floating-point type.
 
         Parameters
         ----------
         target : dtype or str
-            `float16`, `float32` or `float64`, of NumPy.
+            `float16`, `float32` or `float64`, of NumPy or of PyTorch.
 
         Returns
         -------
         Features
             Converted; this object is not changed.
         """
-        dtype = np.dtype(target)
-        if dtype.name not in FLOATS:
-            raise InputError(f"Features hold float16, float32 or float64, not {dtype}.")
+        dtype = float_type(target)
         return self._map(lambda t: t.astype(dtype, copy=False))
 
     @property
@@ -283,6 +281,22 @@ class Features:
         if left:
             raise InputError(f"Unknown tensor {sorted(left)[0]!r} among features.")
         return cls(blocks)
+
+
+def float_type(given: Any) -> np.dtype[Any]:
+    """Return the floating-point type that is meant: NumPy's, PyTorch's or its name.
+
+    >>> float_type("float16"), float_type(np.float32)
+    (dtype('float16'), dtype('float32'))
+    """
+    name = str(given).removeprefix("torch.")
+    try:
+        dtype = np.dtype(name if name in FLOATS else given)
+    except TypeError:
+        dtype = np.dtype(object)
+    if dtype.name not in FLOATS:
+        raise InputError(f"Features hold float16, float32 or float64, not {given}.")
+    return dtype
 
 
 def write_features_file(
