@@ -59,7 +59,7 @@ def useful_threads() -> int:
     if torch is None:
         given = os.environ.get("OMP_NUM_THREADS", "")
         return int(given) if given.isdigit() and int(given) else available_cores()
-    threads = min(torch.get_num_threads(), available_cores())
+    threads: int = min(torch.get_num_threads(), available_cores())
     if threads == 1 or os.environ.get(POLICY, "").lower() == PASSIVE:
         return threads
     return threads if _faster_than_one(threads) else 1
