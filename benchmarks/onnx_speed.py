@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from mivhead.backbones import load_backbone
-from mivhead.backbones.base import Backbone
+from mivhead.backbones.base import Backbone, module_of
 from mivhead.backbones.efficientnet_lite import WEIGHTS
 from mivhead.backbones.efficientnet_lite_network import build
 from mivhead.backbones.preprocessing import preprocess
@@ -52,7 +52,8 @@ def measure(name: str, batch: int, repetitions: int, folder: Path) -> dict[str, 
     weights = None if name in WEIGHTS else "random"
     file = folder / f"{name}.onnx"
     difference = export_onnx(name, file, weights=weights)
-    ours = load_backbone(name, weights=weights, device="cpu")
+    ours = module_of(load_backbone(name, weights=weights, device="cpu"))
+    assert ours is not None
     rivals: dict[str, Extract] = {
         "eager": eager(name, ours),
         "ours": ours.extract,

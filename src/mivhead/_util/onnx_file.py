@@ -162,7 +162,7 @@ def encode(message: Mapping[int, Any]) -> bytes:
     """Encode a message: fields by number; the values of a list share a number.
 
     >>> encode({1: 150, 2: "testing", 3: {1: [1, 2]}}).hex()
-    '0896011207' '74657374696e67' '1a0408010802'
+    '089601120774657374696e671a0408010802'
     """
     parts: list[bytes] = []
     for number, given in message.items():

@@ -238,13 +238,15 @@ def module_of(backbone: Backbone) -> ModuleBackbone | None:
     """Return a backbone in PyTorch, so that it can be tuned or traced; None if it cannot be had.
 
     A `ModuleBackbone` is returned as it is. One that runs elsewhere, but has the same network as a
-    PyTorch module, has a method `module` that loads it.
+    PyTorch module, has a method `as_module` that loads it.
     """
-    while isinstance(backbone, LazyBackbone):
-        backbone = backbone.loaded()
-    if hasattr(backbone, "module"):
-        backbone = backbone.module()
-    return backbone if hasattr(backbone, "copy_to_tune") else None
+    found: Any = backbone
+    while isinstance(found, LazyBackbone):
+        found = found.loaded()
+    if hasattr(found, "as_module"):
+        found = found.as_module()
+    module: ModuleBackbone | None = found if hasattr(found, "copy_to_tune") else None
+    return module
 
 
 # The backbone of a model file. A file may come from anyone, so its backbone is loaded by name only

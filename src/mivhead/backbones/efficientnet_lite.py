@@ -185,7 +185,7 @@ def _load(identity: Identity, preset: Preset, dtype: np.dtype[Any], threads: int
         # One image at a time is as fast as more, and needs the least memory. Besides, the features
         # of an image do not depend on the others in its batch, to the last bit.
         chunk=1,
-        module=partial(_load_module, name, preset, "cpu", dtype),
+        as_module=partial(_load_module, name, preset, "cpu", dtype),
     )
 
 

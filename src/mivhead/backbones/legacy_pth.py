@@ -23,7 +23,10 @@ MAGIC, VERSION = 0x1950A86A20F9469CFC6C, 1001
 MAX_DIMENSIONS = 8
 
 _DICT, _TENSOR = "collections OrderedDict", "torch._utils _rebuild_tensor_v2"
-_STORAGES = {"torch FloatStorage": np.dtype("<f4"), "torch LongStorage": np.dtype("<i8")}
+_STORAGES: dict[str, np.dtype[Any]] = {
+    "torch FloatStorage": np.dtype("<f4"),
+    "torch LongStorage": np.dtype("<i8"),
+}
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ def _interpret(stream: io.BytesIO) -> Any:
     stack: list[Any] = []
     marks: list[list[Any]] = []  # the stacks below each mark
     memo: dict[int, Any] = {}
+    argument: Any
     for operation, argument, _ in pickletools.genops(stream):
         name = operation.name
         if name == "STOP":

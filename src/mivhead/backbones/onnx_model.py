@@ -63,7 +63,7 @@ class OnnxBackbone:
         Number of CPU threads; None: as many as are useful now.
     chunk : int, default=8
         Images per run, where the graph takes any number: a compromise between speed and memory.
-    module : callable, optional
+    as_module : callable, optional
         Loads the same backbone in PyTorch, for methods that tune it.
     """
 
@@ -79,7 +79,7 @@ class OnnxBackbone:
         device: str | torch.device | None = None,
         threads: int | None = None,
         chunk: int = 8,
-        module: Callable[[], ModuleBackbone] | None = None,
+        as_module: Callable[[], ModuleBackbone] | None = None,
     ) -> None:
         self.identity = identity
         self.preset = preset
@@ -94,8 +94,8 @@ class OnnxBackbone:
             threads=threads or thread_count(),
             providers=(CPU,) if str(device) == "cpu" else (CUDA, CPU),
         )
-        if module is not None:
-            self.module = module
+        if as_module is not None:
+            self.as_module = as_module
 
     def extract(self, images: Sequence[DecodedImage]) -> Features:
         """Return the features of one batch of decoded images, on the CPU, in the same order."""

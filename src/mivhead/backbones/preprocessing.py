@@ -63,7 +63,8 @@ def normalise(
     if not len(images):
         raise InputError("There are no images: give at least one.")
     pixels = np.stack([to_pixels(image, i, preprocessing.size) for i, image in enumerate(images)])
-    mean, std = np.float32(preprocessing.mean), np.float32(preprocessing.std)
+    mean = np.asarray(preprocessing.mean, np.float32)
+    std = np.asarray(preprocessing.std, np.float32)
     if channels_first:
         pixels = pixels.transpose(0, 3, 1, 2)
         mean, std = mean[:, None, None], std[:, None, None]

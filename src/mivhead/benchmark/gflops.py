@@ -17,7 +17,7 @@ from typing import Any
 
 from PIL import Image
 
-from mivhead.backbones.base import Backbone
+from mivhead.backbones.base import Backbone, module_of
 from mivhead.backbones.preset import Preset
 from mivhead.features import Features
 from mivhead.methods.cost import BackboneWork, TaskSize, Work
@@ -123,7 +123,7 @@ def measure_backbone(backbone: Backbone) -> BackboneWork | None:
     image = Image.new("RGB", (size, size))  # what extraction gives every backbone
     counter = FlopCounterMode(display=False, custom_mapping={ops.aten.convolution: convolution})
     with counter:
-        backbone.extract([image])
+        (module_of(backbone) or backbone).extract([image])
     counts = counter.get_flop_counts().get("Global", {})
     by_name = {str(op): flops for op, flops in counts.items()}
     between = sum(f for name, f in by_name.items() if "bmm" in name or "attention" in name)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from mivhead._util.optional import need
+from mivhead._util.runtime import EXTRA
 from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone, LazyBackbone
 from mivhead.backbones.efficientnet_lite import WEIGHTS
 from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.onnx_model import (
-    EXTRA,
     OnnxBackbone,
     add_outputs,
     parse_graph,
