@@ -185,6 +185,17 @@ def counts(labels: NDArray[np.int64], classes: int, dtype: Any = np.int64) -> Ar
     return np.bincount(labels, minlength=classes).astype(dtype)
 
 
+def padded_rows(shots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Rows (class, shot) of images ordered by class, and whether there is such a shot.
+
+    >>> padded_rows(np.array([2, 1]))[0].tolist()
+    [[0, 1], [2, 0]]
+    """
+    place = np.arange(shots.max())
+    real = place < shots[:, None]
+    return np.where(real, (shots.cumsum() - shots)[:, None] + place, 0), real
+
+
 def squared_distances(x: Array, rows: Array) -> Array:
     """Squared Euclidean distances (image, row) of vectors (image, channel) and (row, channel).
 

@@ -156,23 +156,24 @@ class BaselinePlusPlus(_Trained):
         return self._train(shots, {"directions": weights, "lengths": lengths})
 
     def _score(self, x: Array) -> Array:
-        return self._scale * self.learned_["lengths"] * self._cosines(x)
+        return self.logit_scale * self.learned_["lengths"] * self._cosines(x)
 
     def _cosines(self, x: Array) -> Array:
         return _shortened(x) @ unit(self.learned_["directions"]).T  # (image, class)
 
     @property
-    def _scale(self) -> float:
+    def logit_scale(self) -> float:
+        """The scale of the logits, after `fit`."""
         return self.scale or (2.0 if len(self.classes_) <= MANY_CLASSES else 10.0)
 
     def _gradients(self, x: Array, grad: Array) -> list[Array]:
         directions, lengths = self.learned_["directions"], self.learned_["lengths"]
-        d_unit = self._scale * (grad * lengths).T @ _shortened(x)  # (class, channel)
+        d_unit = self.logit_scale * (grad * lengths).T @ _shortened(x)  # (class, channel)
         # What changes the length of a class vector alone does not change its direction.
         units = unit(directions)
         along = (d_unit * units).sum(axis=1, keepdims=True) * units
         d_directions = (d_unit - along) / np.linalg.norm(directions, axis=1, keepdims=True)
-        return [d_directions, self._scale * (grad * self._cosines(x)).sum(axis=0)]
+        return [d_directions, self.logit_scale * (grad * self._cosines(x)).sum(axis=0)]
 
 
 def _shortened(x: Array) -> Array:

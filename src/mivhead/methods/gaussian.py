@@ -34,6 +34,7 @@ from mivhead.methods.base import (
     cross_entropy,
     membership,
     minimise,
+    padded_rows,
     squared_distances,
 )
 from mivhead.methods.cost import BACKWARD, Work
@@ -92,9 +93,7 @@ class Support:
         self.means = class_means(self.z, labels, classes)  # (class, dimension)
         self.labels, self.channels = labels, x.shape[1]
         shots = counts(labels, classes)
-        place = np.arange(shots.max())
-        self.real = place < shots[:, None]  # (class, shot): whether there is such a shot
-        self.rows = np.where(self.real, (shots.cumsum() - shots)[:, None] + place, 0)
+        self.rows, self.real = padded_rows(shots)  # (class, shot)
         # cov_k is divided by shots - 1; the covariance of a single shot is zero.
         self.scale = 1 / np.sqrt(np.maximum(shots - 1, 1))  # (class,)
         self.deviations = (self.z - self.means[labels]) * self.scale[labels, None]  # E
