@@ -460,9 +460,11 @@ def _some_features(classifier: Any, rng: np.random.Generator) -> Features:
     support: Mapping[str, Any] = {}
     if hasattr(classifier, "support_") and isinstance(classifier.support_, Features):
         support = classifier.support_[:IMAGES].tensors
+    powers = {f"block{i}": power for i, power in enumerate(classifier.scale_)}
     tensors = {}
     for name, shape in classifier.layout_.items():
         noise = rng.standard_normal((IMAGES, *shape)).astype(np.float32)
+        noise = np.ldexp(noise, powers[name.partition(".")[0]])  # as large as the shots
         shots = support.get(name)
         if shots is not None and shots.shape == noise.shape:
             noise = shots + np.float32(0.1 * shots.std(dtype=np.float64)) * noise

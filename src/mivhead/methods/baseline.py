@@ -156,10 +156,8 @@ class BaselinePlusPlus(_Trained):
         return self._train(shots, {"directions": weights, "lengths": lengths})
 
     def _score(self, x: Array) -> Array:
-        return self.logit_scale * self.learned_["lengths"] * self._cosines(x)
-
-    def _cosines(self, x: Array) -> Array:
-        return _shortened(x) @ unit(self.learned_["directions"]).T  # (image, class)
+        cosines = _shortened(x) @ unit(self.learned_["directions"]).T  # (image, class)
+        return self.logit_scale * self.learned_["lengths"] * cosines
 
     @property
     def logit_scale(self) -> float:
@@ -168,12 +166,11 @@ class BaselinePlusPlus(_Trained):
 
     def _gradients(self, x: Array, grad: Array) -> list[Array]:
         directions, lengths = self.learned_["directions"], self.learned_["lengths"]
-        d_unit = self.logit_scale * (grad * lengths).T @ _shortened(x)  # (class, channel)
-        # What changes the length of a class vector alone does not change its direction.
+        flow = self.logit_scale * grad.T @ _shortened(x)  # of length * unit: (class, channel)
         units = unit(directions)
-        along = (d_unit * units).sum(axis=1, keepdims=True) * units
-        d_directions = (d_unit - along) / np.linalg.norm(directions, axis=1, keepdims=True)
-        return [d_directions, self.logit_scale * (grad * self._cosines(x)).sum(axis=0)]
+        d_lengths = (flow * units).sum(axis=1)
+        turned = lengths[:, None] * (flow - d_lengths[:, None] * units)  # across the direction
+        return [turned / np.linalg.norm(directions, axis=1, keepdims=True), d_lengths]
 
 
 def _shortened(x: Array) -> Array:

@@ -178,7 +178,7 @@ class Support:
 
     def _through_precision(self, weights: Weights, grad: Array) -> Array:
         d_variances = -grad * np.square(self.precision(weights))  # of b variances + c
-        return np.array([0, d_variances @ self.span.variances, d_variances.sum()])
+        return np.array([0, (d_variances * self.span.variances).sum(), d_variances.sum()])
 
     def finish(self, weights: Weights, *, quadratic: bool) -> dict[str, Array]:
         """Compute what prediction needs, as arrays."""
@@ -357,11 +357,10 @@ class FitQDA(_FitHead):
         solved = ways * most**2 * n
         cubes = ways * most**3
         forward = linear + systems + solved
-        # Backward through inverses: four products and two triangular solutions of small matrices.
-        step = 2 * linear + 2 * systems + 3 * solved + 4 * cubes
-        factors = cubes / 3 + 2 * cubes / 3 + 2 * cubes
-        end = Work(systems, cubes / 3 + ways * most**2 * r)
-        training = Work(self.steps * step, self.steps * factors, BACKWARD * self.steps * forward)
+        factors = 2 * cubes + 2 * cubes / 3  # inverses and determinants
+        end = Work(systems + solved + ways * most**2 * r, factors + cubes / 3)
+        steps = self.steps
+        training = Work(2 * steps * forward, steps * factors, BACKWARD * steps * forward)
         return _span_work(size) + end + training
 
 
