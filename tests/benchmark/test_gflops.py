@@ -162,7 +162,7 @@ def test_our_head_does_little_more_than_it_must(name, features, monkeypatch):
     monkeypatch.setattr(MIVClassifier, "_on_device", True)  # whose products can be watched
     executes = executed(fit(name, features, recipe=few, device="cpu"))
     needed = products_of(monkeypatch, name, features, recipe=few)
-    assert needed <= 1.05 * executes <= 1.6 * needed
+    assert needed <= 1.1 * executes <= 1.6 * needed
 
 
 @pytest.mark.parametrize(

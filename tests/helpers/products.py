@@ -25,7 +25,16 @@ class Counted(np.ndarray):
         result = getattr(ufunc, method)(*plain, **given)
         if ufunc is np.matmul:
             Counted.total += np.size(result) * plain[0].shape[-1]
-        return result.view(Counted) if isinstance(result, np.ndarray) else result
+        return _counted(result)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, given: Any) -> Any:
+        return _counted(super().__array_function__(function, types, args, given))
+
+
+def _counted(result: Any) -> Any:
+    if isinstance(result, tuple):
+        return tuple(_counted(each) for each in result)
+    return result.view(Counted) if isinstance(result, np.ndarray) else result
 
 
 def count_products(function: Callable[[], object]) -> int:

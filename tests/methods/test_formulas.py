@@ -81,9 +81,8 @@ def test_ridge_equals_sklearn(channels: int, normalise: bool) -> None:
 def test_ridge_takes_signed_powers(power: float) -> None:
     (X, y), (Q, _) = clusters([4, 3, 5], 6), clusters([4, 3, 5], 6, seed=1)
     X, Q = X - 2, Q - 2  # of both signs
-    expected = logits(
-        "ridge", *(np.sign(X) * np.abs(X) ** power, y), np.sign(Q) * np.abs(Q) ** power
-    )
+    powers = [np.sign(x) * np.abs(x) ** power for x in (X, Q)]
+    expected = logits("ridge", powers[0], y, powers[1])
     np.testing.assert_allclose(logits("ridge", X, y, Q, power=power), expected, atol=1e-5)
 
 

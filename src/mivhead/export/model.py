@@ -464,9 +464,9 @@ def _some_features(classifier: Any, rng: np.random.Generator) -> Features:
     tensors = {}
     for name, shape in classifier.layout_.items():
         noise = rng.standard_normal((IMAGES, *shape)).astype(np.float32)
-        noise = np.ldexp(noise, powers[name.partition(".")[0]])  # as large as the shots
         shots = support.get(name)
         if shots is not None and shots.shape == noise.shape:
-            noise = shots + np.float32(0.1 * shots.std(dtype=np.float64)) * noise
-        tensors[name] = noise
+            tensors[name] = shots + np.float32(0.1 * shots.std(dtype=np.float64)) * noise
+        else:
+            tensors[name] = np.ldexp(noise, powers[name.partition(".")[0]])  # as large as the shots
     return Features.from_tensors(tensors)
