@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from sklearn.utils.estimator_checks import parametrize_with_checks
-
 from mivhead import MIVClassifier
+from tests.helpers.sklearn_checks import checks
 
 TOO_NARROW = (
     "the check asks for 83 % on 2 or 3 channels; the head's LayerNorm over so few channels leaves "
@@ -16,6 +15,6 @@ def expected_failures(_: MIVClassifier) -> dict[str, str]:
     return {"check_classifiers_train": TOO_NARROW}
 
 
-@parametrize_with_checks([MIVClassifier()], expected_failed_checks=expected_failures)
+@checks([MIVClassifier()], expected_failed_checks=expected_failures)
 def test_sklearn_check(estimator: MIVClassifier, check: Any) -> None:
     check(estimator)

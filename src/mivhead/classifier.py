@@ -274,7 +274,8 @@ class FeatureClassifier(Estimator):
             return self._finite_logits(self._as_features(X, reset=False))
 
     def _finite_logits(self, features: Features) -> NDArray[Any]:
-        logits = self._logits(features)
+        with np.errstate(all="ignore"):  # what comes of it is checked
+            logits = self._logits(features)
         finite = np.isfinite(logits.max(axis=1))  # a class may have probability 0
         if not finite.all():
             raise InputError(
@@ -486,7 +487,8 @@ class FeatureClassifier(Estimator):
 
 def _vectors(features: Features) -> NDArray[np.floating[Any]]:
     """Mean vectors (image, channel) of the deepest block, of length 1, for decisions."""
-    return mean_vectors(features.blocks[-1])
+    with np.errstate(all="ignore"):  # of features that are far too large
+        return mean_vectors(features.blocks[-1])
 
 
 def _is_blocks(X: Any) -> bool:

@@ -1,4 +1,4 @@
-"""GFLOPs: matrix products against PyTorch's counter, the rest by hand."""
+"""GFLOPs: matrix products against counters of PyTorch and NumPy, the rest by hand."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from mivhead import Features
 from mivhead.backbones import from_module
 from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 from mivhead.benchmark.gflops import count, measure_backbone
+from mivhead.classifier import MIVClassifier
 from mivhead.head.recipe import Recipe
+from mivhead.methods.base import pooled
 from mivhead.methods.cost import BackboneWork, TaskSize, Work
 from mivhead.methods.registry import METHODS, make_method
+from tests.helpers.products import Counted, count_products
 
 LABELS = [0, 0, 0, 1, 1, 2, 2, 2]
 VIEWS = [0, 1, 3, 3, 7]  # the shots they are made of
@@ -60,6 +63,12 @@ def features() -> Features:
 def fit(name: str, features: Features, **params):
     classifier = make_method(name, random_state=0, **params)
     return lambda: classifier.fit(features[:8], LABELS, views=features[8:], view_of=VIEWS)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Methods on pooled features get arrays whose products are counted."""
+    monkeypatch.setattr("mivhead.methods.base.pooled", lambda x: pooled(x).view(Counted))
 
 
 def products_of(monkeypatch, name: str, features: Features, **params) -> float:
@@ -133,7 +142,7 @@ def test_a_step_of_the_head_as_the_paper_writes_it(name, parts, monkeypatch):
     def step():
         head(candidates, 3).square().sum().backward()
 
-    features = Features(torch.ones(1, 8, 5, 5))
+    features = Features(np.ones((1, 8, 5, 5)))
     preset = Preset(("0",), (BlockPreset((3,), heads=1),))
     monkeypatch.setattr("mivhead.benchmark.gflops._cost", lambda work, frozen: work)
     size = TaskSize((2, 2, 2), (2, 2, 0))
@@ -147,38 +156,43 @@ def test_a_step_of_the_head_as_the_paper_writes_it(name, parts, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["miv", "miv-gap", "miv-no-attention", "miv-blocks1", "miv-no-views"]
 )
-@pytest.mark.parametrize("kernels", ["plain"], indirect=True)  # compiled ones cannot be watched
-def test_our_head_does_little_more_than_it_must(name, features, monkeypatch, kernels):
-    """It pads bags and may compute something twice to save memory."""
+def test_our_head_does_little_more_than_it_must(name, features, monkeypatch):
+    """The formulas in PyTorch pad bags."""
     few = Recipe.paper(steps=3)
-    executes = executed(fit(name, features, recipe=few))
+    monkeypatch.setattr(MIVClassifier, "_on_device", True)  # whose products can be watched
+    executes = executed(fit(name, features, recipe=few, device="cpu"))
     needed = products_of(monkeypatch, name, features, recipe=few)
-    assert needed <= 1.05 * executes <= 1.6 * needed
+    assert needed <= 1.1 * executes <= 1.6 * needed
 
 
-@pytest.mark.parametrize("name", ["ncc", "fit-protonets", "ridge", "knn", "tip-adapter"])
+@pytest.mark.parametrize(
+    "name", ["ncc", "fit-protonets", "ridge", "knn", "simpleshot", "tip-adapter"]
+)
+@pytest.mark.usefixtures("counted")
 def test_products_of_closed_heads(name, features, monkeypatch):
-    expected = executed(fit(name, features))
+    expected = count_products(fit(name, features))
     assert products_of(monkeypatch, name, features) == pytest.approx(expected)
 
 
+@pytest.mark.usefixtures("counted")
 def test_products_of_a_ridge_with_more_images_than_channels(monkeypatch):
     narrow = Features(np.random.default_rng(0).normal(size=(13, 5)))
-    expected = executed(fit("ridge", narrow))
+    expected = count_products(fit("ridge", narrow))
     assert products_of(monkeypatch, "ridge", narrow) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["baseline", "baseline++", "fit-lda", "fit-qda"])
 @pytest.mark.parametrize("use_views", [False, True])
+@pytest.mark.usefixtures("counted")
 def test_products_of_trained_heads(name, use_views, features, monkeypatch):
     params = {"steps": 3, "use_views": use_views}
-    expected = executed(fit(name, features, **params))
+    expected = count_products(fit(name, features, **params))
     assert products_of(monkeypatch, name, features, **params) == pytest.approx(expected)
 
 
 def test_one_block_by_hand():
     """A token alone: projections, L1 attention, prototypes, cosines; no Component 1."""
-    features = Features(torch.ones(1, 64))
+    features = Features(np.ones((1, 64)))
     size = TaskSize((2, 2), (4, 4))  # n = 12 pseudo-queries, 4 shots
     recipe = Recipe.paper(steps=1)
     cost = count("miv", features, size, None, recipe=recipe)
@@ -265,7 +279,7 @@ def test_tuning_against_a_real_step():
         y.mean().backward()
 
     forward = 4 * 16 * 16 * 9 * 64  # an image
-    features = Features(torch.ones(1, 16))
+    features = Features(np.ones((1, 16)))
     cost = count(
         "tsa",
         features,

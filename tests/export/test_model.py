@@ -161,7 +161,7 @@ def test_features_of_a_model_of_images(model, tmp_path) -> None:
     table = model.extract(images(4, seed=9))
     expected = model.predict_proba(table)
     np.testing.assert_allclose(head.predict_proba(table), expected, atol=1e-5)
-    arrays = {name: t.numpy() for name, t in table.features.tensors.items()}
+    arrays = table.features.tensors
     np.testing.assert_allclose(head.predict_proba(arrays), expected, atol=1e-5)
     assert [each.id for each in head.classify(table)] == list(table.ids)
     with pytest.raises(InputError, match="takes features"):

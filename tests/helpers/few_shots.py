@@ -19,6 +19,7 @@ RIVALS = (
     "svm",
     "knn",
     "ridge",
+    "simpleshot",
     "tip-adapter",
 )
 

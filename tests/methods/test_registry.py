@@ -134,7 +134,7 @@ def test_views_matter_exactly_where_the_registry_says(name: str) -> None:
 
     def logits(**given: Any) -> NDArray[Any]:
         classifier = make_method(name, random_state=0, **quick(name))
-        return classifier.fit(X, y, **given).logits(queries).numpy()
+        return classifier.fit(X, y, **given).logits(queries)
 
     with_views = logits(views=views, view_of=np.arange(len(y)))
     # The variant without anything to train has no use for views, though it is given them.

@@ -27,7 +27,7 @@ import numpy as np
 
 def vectors(features):
     block = features.blocks[-1]
-    pooled = block.token if block.token is not None else block.map.float().mean(dim=(2, 3))
+    pooled = block.token if block.token is not None else block.map.mean(axis=(2, 3), dtype=float)
     return np.asarray(pooled, dtype=float)
 
 

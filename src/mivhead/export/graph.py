@@ -146,6 +146,10 @@ class Value:
         """Absolute values."""
         return self.unary("Abs")
 
+    def power(self, exponent: float) -> Value:
+        """Powers of values that are not negative."""
+        return self._binary("Pow", exponent)
+
     def sign(self) -> Value:
         """-1, 0 or 1."""
         return self.unary("Sign")

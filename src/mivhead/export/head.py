@@ -1,4 +1,4 @@
-"""The MIV-head and its ridge experts as an ONNX graph: the formulas of `mivhead.head`, once more.
+"""The MIV-head and its ridge experts as an ONNX graph: the formulas of `mivhead.engine`, once more.
 
 What depends on the support set alone is computed here, once: the graph holds the keys and values
 of the shots as constants, and not their patches. Lines end in the shapes of their values, where n
@@ -12,20 +12,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from mivhead.classifier import MIVClassifier
+from mivhead.engine.head import LN_EPS, Bags, HeadBlock, Projected
+from mivhead.engine.plain import NORM_EPS, Comparison
 from mivhead.ensemble.descriptors import COMPONENTS, SIDE, PatchPCA
 from mivhead.ensemble.ridge import Expert
 from mivhead.ensemble.stacking import Ensemble
 from mivhead.export.graph import Graph, Value
 from mivhead.features import Block
-from mivhead.head.cap import Bags, CrossAttentionPooling, Projected
-from mivhead.head.head import HeadBlock
-from mivhead.head.pooling import LN_EPS, NORM_EPS, PoolingByAttention
 from mivhead.head.recipe import Recipe
+from mivhead.methods.base import padded_rows
 
 
 def head_logits(graph: Graph, features: Mapping[str, Value], model: MIVClassifier) -> Value:
@@ -35,7 +33,7 @@ def head_logits(graph: Graph, features: Mapping[str, Value], model: MIVClassifie
     head, ensemble, cosines = model.head_, model.ensemble_, []
     for number, layer, support in zip(head.taken, head.layers, model.embedded_, strict=True):
         parts = _parts(features, first + number)
-        vectors = image_vectors(graph, parts, layer.pooling)  # (n, C)
+        vectors = image_vectors(graph, parts, layer)  # (n, C)
         cosines.append(block_cosines(vectors, layer, support, model.bags_))  # (n, class)
     if ensemble is None:
         return combine(graph, cosines, head.recipe)
@@ -48,25 +46,19 @@ def _parts(features: Mapping[str, Value], block: int) -> dict[str, Value]:
     return {part: features[name] for part, name in names.items() if name in features}
 
 
-def array(tensor: Tensor) -> NDArray[Any]:
-    """Values of a tensor as an array."""
-    values: NDArray[Any] = tensor.detach().numpy(force=True)
-    return values
-
-
 # Component 1
 
 
-def image_vectors(graph: Graph, parts: Mapping[str, Value], pooling: PoolingByAttention) -> Value:
+def image_vectors(graph: Graph, parts: Mapping[str, Value], layer: HeadBlock) -> Value:
     """Pool the candidates of an image by attention: (n, C)."""
-    config, candidates = pooling.config, []  # (n, C, 1) each
-    if pooling.theta is not None:
+    config, params, candidates = layer.config, layer.params, []  # (n, C, 1) each
+    if "pooling.theta" in params:
         assert config.grid is not None
-        theta = array(pooling.theta).reshape(1, 1, -1)
+        theta = params["pooling.theta"].reshape(1, 1, -1)
         for size in config.candidate_sizes:
             x = max_pooled(parts["map"], config.grid, size).reshape(0, 0, -1)  # (n, C, patch)
-            scores = x.after(theta) * pooling.factor  # (n, 1, patch)
-            weights = (scores / _lengths(x, pooling)).softmax(2)
+            scores = x.after(theta) * layer.tau  # (n, 1, patch)
+            weights = (scores / _lengths(x, layer)).softmax(2)
             pooled = x @ weights.reshape(0, -1, 1)  # equation 1: (n, C, 1)
             if config.form == "vit":
                 pooled = pooled.normalised(1, config.channels, LN_EPS)
@@ -74,16 +66,16 @@ def image_vectors(graph: Graph, parts: Mapping[str, Value], pooling: PoolingByAt
     if "token" in parts:
         candidates.append(parts["token"].reshape(0, -1, 1))
     stacked = graph.concat(candidates, axis=2)  # B_n: (n, C, candidate)
-    if pooling.mu is None:
+    if "pooling.mu" not in params:
         return stacked.reshape(0, -1)
-    scores = stacked.after(array(pooling.mu).reshape(1, 1, -1)) * pooling.factor
-    weights = (scores / _lengths(stacked, pooling)).softmax(2)  # (n, 1, candidate)
+    scores = stacked.after(params["pooling.mu"].reshape(1, 1, -1)) * layer.tau
+    weights = (scores / _lengths(stacked, layer)).softmax(2)  # (n, 1, candidate)
     return (stacked @ weights.reshape(0, -1, 1)).reshape(0, -1)  # equation 2
 
 
-def _lengths(x: Value, pooling: PoolingByAttention) -> Value | float:
+def _lengths(x: Value, layer: HeadBlock) -> Value | float:
     """Divisors of the scores of vectors (n, C, vector)."""
-    return x.length(1, least=NORM_EPS) if pooling.length is None else pooling.length
+    return x.length(1, least=NORM_EPS) if layer.length is None else layer.length
 
 
 def max_pooled(x: Value, grid: tuple[int, int], size: tuple[int, int]) -> Value:
@@ -118,70 +110,70 @@ def window(i: int, length: int, count: int) -> range:
 
 def block_cosines(vectors: Value, layer: HeadBlock, support: Projected, bags: Bags) -> Value:
     """Cosines (n, class) of one block."""
-    cap, recipe = layer.cap, layer.cap.recipe
-    if isinstance(cap, CrossAttentionPooling):
-        v_q, v_p = prototypes(vectors, cap, support, bags)  # (n, h, 1, d), (n or 1, h, class, d)
-    else:
-        v_q = vectors.reshape(0, 1, 1, -1)
-        weights = (bags.real / bags.shots[:, None]).to(support.value.dtype)  # (class, shot)
-        means = torch.einsum("ls,lshd->hld", weights, support.value[bags.rows])
-        v_p = v_q.graph.value(array(means)[None])
-    if recipe.centres:
-        m = v_p.sum(2, keepdims=True) * (1 / len(bags.real))
+    how = layer.comparison(support, support, bags)  # with the support's own constants
+    shots = np.diff(bags.starts)
+    key, value, gate = (
+        each if each is None else each.reshape(0, how.heads, 1, -1)  # (n, h, 1, d)
+        for each in project(vectors, layer)
+    )
+    v_p, of_keys = prototypes(key, how, shots)  # (n or 1, h, class, d)
+    v_q = value
+    if gate is not None:
+        v_q, v_p = v_q * gate, v_p * gate
+    if how.skip:
+        v_q, v_p = v_q + key, v_p + of_keys
+    if how.centred:
+        m = v_p.sum(2, keepdims=True) * (1 / len(shots))
         v_q, v_p = v_q - m, v_p - m
     products = (v_q * v_p).sum(1, 3)  # (n, class)
     lengths = v_p.length(1, 3, least=NORM_EPS).reshape(0, -1)  # (n or 1, class)
     return products / (v_q.length(1, 3, least=NORM_EPS).reshape(0, 1) * lengths)
 
 
-def prototypes(
-    vectors: Value, cap: CrossAttentionPooling, support: Projected, bags: Bags
-) -> tuple[Value, Value]:
-    """Equation 3: v^Q (n, h, 1, d) and v^P (n, h, class, d)."""
-    channels, heads = cap.norm.normalized_shape[0], cap.heads
-    x = vectors.normalised(1, channels, LN_EPS) * array(cap.norm.weight) + array(cap.norm.bias)
+def project(vectors: Value, layer: HeadBlock) -> tuple[Value, Value, Value | None]:
+    """Keys, values and gates (n, C) of queries."""
+    if layer.recipe.prototype == "mean":
+        return vectors, vectors, None
+    p, channels = layer.params, layer.config.channels
+    x = vectors.normalised(1, channels, LN_EPS) * p["cap.norm.weight"] + p["cap.norm.bias"]
 
-    def project(layer: nn.Module) -> Value:
-        out = x
-        if isinstance(layer, nn.Linear):
-            out = x @ array(layer.weight).T + array(layer.bias)  # (n, C)
-        return out.reshape(0, heads, 1, -1)  # (n, h, 1, d)
+    def linear(name: str) -> Value:
+        return x @ p[f"cap.{name}.weight"].T + p[f"cap.{name}.bias"]
 
-    key, value = project(cap.key), project(cap.value)
-    keys, values = (array(bags.collect(each)) for each in (support.key, support.value))
-    v_q = value
-    if cap.recipe.cross_attention:
-        weights = _attention(key, cap, support, bags)  # (n, h, class, 1, shot)
-        v_p = (weights @ values[None]).reshape(0, heads, len(bags.real), -1)  # (n, h, class, d)
-        of_keys = (weights @ keys[None]).reshape(0, heads, len(bags.real), -1)
-    else:
-        equal = array(bags.real / bags.shots[:, None])  # (class, shot)
-        graph = vectors.graph
-        v_p, of_keys = (
-            graph.value(mean[None].astype(np.float32))
-            for mean in (np.einsum("ls,hlsd->hld", equal, each) for each in (values, keys))
-        )
-    if cap.excitation is not None:
-        gate = project(cap.excitation).sigmoid()
-        v_q, v_p = v_q * gate, v_p * gate
-    if cap.recipe.skip:
-        v_q, v_p = v_q + key, v_p + of_keys
-    return v_q, v_p
+    key = linear("key") if "cap.key.weight" in p else x
+    gate = linear("excitation").sigmoid() if "cap.excitation.weight" in p else None
+    return key, linear("value"), gate
 
 
-def _attention(key: Value, cap: CrossAttentionPooling, support: Projected, bags: Bags) -> Value:
+def prototypes(key: Value, how: Comparison, shots: NDArray[np.int64]) -> tuple[Value, Value]:
+    """Equation 3: weighted sums of the values and of the keys, (n or 1, h, class, d)."""
+    rows, real = padded_rows(shots)  # (class, shot)
+    of_heads = [each.reshape(len(each), how.heads, -1) for each in (how.w, how.z)]  # (shot, h, d)
+    collected = [each[rows].transpose(2, 0, 1, 3) for each in of_heads]  # (h, class, shot, d)
+    if how.attention == "uniform":
+        equal = (real / shots[:, None]).astype(np.float32)  # (class, shot)
+        means = [np.einsum("ls,hlsd->hld", equal, each)[None] for each in collected]
+        return key.graph.value(means[0]), key.graph.value(means[1])
+    weights = _attention(key, how, rows, real)  # (n, h, class, 1, shot)
+    values, keys = (
+        (weights @ each[None]).reshape(0, how.heads, len(shots), -1) for each in collected
+    )
+    return values, keys
+
+
+def _attention(
+    key: Value, how: Comparison, rows: NDArray[np.int64], real: NDArray[np.bool_]
+) -> Value:
     """Equation 4: weights of the shots of each class, (n, h, class, 1, shot)."""
-    shots = array(support.key.transpose(0, 1))[None]  # (1, h, shot, d)
-    if cap.recipe.attention == "l1":  # written out: exporters get PyTorch's `cdist` wrong
+    shots = how.z.reshape(len(how.z), how.heads, -1).swapaxes(0, 1)[None]  # (1, h, shot, d)
+    if how.attention == "l1":
         scores = (key - shots).abs().sum(3)  # (n, h, shot)
     else:
-        scores = (key @ shots.swapaxes(2, 3)).reshape(0, cap.heads, -1)
-    scores = scores * cap.factor
-    classes, most = bags.real.shape
-    if not bags.even:
-        padding = np.where(array(bags.real).ravel(), 0, -np.inf)
-        scores = scores.take(array(bags.rows).ravel(), 2) + padding
-    return scores.reshape(0, cap.heads, classes, 1, most).softmax(4)
+        scores = (key @ shots.swapaxes(2, 3)).reshape(0, how.heads, -1)
+    scores = scores * how.factor
+    if not real.all():
+        scores = scores.take(rows.ravel(), 2) + np.where(real.ravel(), 0, -np.inf)
+    return scores.reshape(0, how.heads, len(rows), 1, -1).softmax(4)
 
 
 def combine(graph: Graph, cosines: Sequence[Value], recipe: Recipe) -> Value:
@@ -211,7 +203,7 @@ def ensemble_logits(
     ensemble: Ensemble,
 ) -> Value:
     """Logits (n, class): the weighted sum of the head's cosines and the experts' memberships."""
-    weights = array(ensemble.weights.double())
+    weights = ensemble.weights.astype(np.float64)
     of_head, of_experts = weights[: len(cosines)], weights[len(cosines) :]
     members = [each * float(w) for each, w in zip(cosines, of_head, strict=True)]
     patches = {  # (n, component, patch)
@@ -222,15 +214,15 @@ def ensemble_logits(
     intercepts = 0.0
     for (expert, ridge), weight in zip(ensemble.experts.ridges.items(), of_experts, strict=True):
         x = descriptor(expert, features[expert.block], patches, blocks[expert.block])
-        members.append(x @ (weight * array(ridge.coefficients)))  # the weight is folded in
-        intercepts = intercepts + weight * array(ridge.intercepts)
+        members.append(x @ (weight * ridge.coefficients))  # the weight is folded in
+        intercepts = intercepts + weight * ridge.intercepts
     return _total(members) + intercepts
 
 
 def principal(map_: Value, pca: PatchPCA) -> Value:
     """Patches in the coordinates of the PCA: (n, component, patch)."""
     patches = map_.reshape(0, 0, -1)  # (n, C, patch)
-    mean, components = array(pca.mean)[:, None], array(pca.components)
+    mean, components = pca.mean[:, None], pca.components
     if components.shape[0] == components.shape[1]:
         return patches - mean
     return (patches - mean).after(components.T[None])

@@ -9,21 +9,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mivhead.classifier import MIVClassifier
 from mivhead.errors import InputError
 from mivhead.export.graph import Graph, Value
-from mivhead.export.head import array, head_logits, mean_vector, pooled
+from mivhead.export.head import head_logits, mean_vector, pooled
 from mivhead.features import Block, read_layout
-from mivhead.methods.base import NORM_EPS, PooledClassifier
-from mivhead.methods.baseline import LENGTH_EPS, MANY_CLASSES, Baseline, BaselinePlusPlus
+from mivhead.methods import base
+from mivhead.methods.base import NORM_EPS, Array, PooledClassifier, membership
+from mivhead.methods.baseline import LENGTH_EPS, Baseline, BaselinePlusPlus
 from mivhead.methods.gaussian import FitLDA, FitQDA, ProtoNets
 from mivhead.methods.knn import LEAST_SHARE, NearestNeighbours
 from mivhead.methods.logistic import LogisticProbe
 from mivhead.methods.ncc import NearestCentroid
 from mivhead.methods.registry import method_name
 from mivhead.methods.ridge import RidgeRegression
+from mivhead.methods.simpleshot import SimpleShot
 from mivhead.methods.svm import SupportVectors
 from mivhead.methods.tip_adapter import TipAdapter
 from mivhead.methods.user import UserMethod
@@ -44,8 +45,7 @@ def logits(graph: Graph, features: Mapping[str, Value], classifier: Any) -> Valu
     if formula is None:
         raise InputError(_why_not(classifier))
     parts, block = _deepest(features, classifier)
-    learned = {name: array(tensor) for name, tensor in classifier.learned_.items()}
-    scores: Value = formula(pooled(parts, block), learned, classifier)
+    scores: Value = formula(pooled(parts, block), classifier.learned_, classifier)
     return scores
 
 
@@ -104,24 +104,13 @@ def unit(x: Value) -> Value:
     return x / x.length(1, least=NORM_EPS)
 
 
-def _unit(rows: NDArray[Any]) -> NDArray[Any]:
-    lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
-    scaled: NDArray[Any] = rows / np.maximum(lengths, NORM_EPS)
-    return scaled
-
-
-def _squared_distances(x: Value, rows: NDArray[Any]) -> Value:
+def _squared_distances(x: Value, rows: Array) -> Value:
     """Squared Euclidean distances (n, row); differences first, which keeps all digits."""
     apart = x.reshape(0, 1, -1) - rows[None]  # (n, row, C)
     return (apart * apart).sum(2)
 
 
-def _one_hot(labels: NDArray[np.int64], classes: int) -> NDArray[np.float64]:
-    hot: NDArray[np.float64] = np.eye(classes)[labels]
-    return hot
-
-
-Learned = Mapping[str, NDArray[Any]]
+Learned = Mapping[str, Array]
 
 
 def _ncc(x: Value, learned: Learned, method: NearestCentroid) -> Value:
@@ -129,7 +118,12 @@ def _ncc(x: Value, learned: Learned, method: NearestCentroid) -> Value:
     if method.centred:
         middle = means.mean(axis=0)
         means, x = means - middle, x - middle
-    return unit(x) @ (_unit(means).T / method.temperature)
+    return unit(x) @ (base.unit(means).T / method.temperature)
+
+
+def _simpleshot(x: Value, learned: Learned, method: SimpleShot) -> Value:
+    x = unit(x.cast(np.float64) - learned["middle"])
+    return _squared_distances(x, learned["means"]) / -method.temperature
 
 
 def _baseline(x: Value, learned: Learned, _: Baseline) -> Value:
@@ -138,13 +132,13 @@ def _baseline(x: Value, learned: Learned, _: Baseline) -> Value:
 
 def _baseline_plus_plus(x: Value, learned: Learned, method: BaselinePlusPlus) -> Value:
     x = x / ((x * x).sum(1, keepdims=True).sqrt() + LENGTH_EPS)
-    rule = 2.0 if len(method.classes_) <= MANY_CLASSES else 10.0
-    lengths = (method.scale or rule) * learned["lengths"]
-    return x @ (_unit(learned["directions"]).T * lengths)
+    return x @ (base.unit(learned["directions"]).T * method.logit_scale * learned["lengths"])
 
 
 def _linear(x: Value, learned: Learned, method: LogisticProbe | RidgeRegression) -> Value:
     x = x.cast(np.float64)
+    if isinstance(method, RidgeRegression) and method.power != 1:
+        x = x.abs().power(method.power) * x.sign()
     x = unit(x) if method.normalise else x
     scores = x @ learned["coefficients"].T.astype(np.float64) + learned["intercepts"]
     return scores / method.temperature if isinstance(method, RidgeRegression) else scores
@@ -152,7 +146,7 @@ def _linear(x: Value, learned: Learned, method: LogisticProbe | RidgeRegression)
 
 def _tip_adapter(x: Value, learned: Learned, method: TipAdapter) -> Value:
     cosines = unit(x.cast(np.float64)) @ learned["keys"].T  # (n, shot)
-    hot = _one_hot(learned["labels"], len(method.classes_))
+    hot = membership(learned["labels"], len(method.classes_), np.float64)
     shares = hot / hot.sum(axis=0) if method.average else hot
     return ((cosines - 1.0) * method.beta).exp() @ (method.alpha * shares)
 
@@ -162,7 +156,7 @@ def _knn(x: Value, learned: Learned, method: NearestNeighbours) -> Value:
     k = min(method.neighbours, len(learned["keys"]))
     nearest, rows = cosines.top(k)  # (n, neighbour)
     shares = (nearest / method.temperature).softmax(1)
-    hot = x.graph.value(_one_hot(learned["labels"], len(method.classes_)))
+    hot = x.graph.value(membership(learned["labels"], len(method.classes_), np.float64))
     voters = hot.pick(rows)  # (n, neighbour, class)
     votes = (shares.reshape(0, 1, -1) @ voters).reshape(0, -1)  # (n, class)
     return votes.at_least(LEAST_SHARE).log()
@@ -173,7 +167,10 @@ def _svm(x: Value, learned: Learned, method: SupportVectors) -> Value:
     x = (x.cast(np.float64) - learned["shift"]) / learned["scale"]
     kernel = (_squared_distances(x, learned["vectors"]) * (-1 / channels)).exp()  # (n, vector)
     # Evidence of the vectors of class i for i against j: one matrix for all pairs
-    own = _one_hot(learned["labels"], classes)[:, :, None] * learned["coefficients"][:, None, :]
+    own = (
+        membership(learned["labels"], classes, np.float64)[:, :, None]
+        * learned["coefficients"][:, None, :]
+    )
     pairs = (own - own.swapaxes(1, 2)).reshape(len(own), -1)  # (vector, i and j)
     margins = (kernel @ pairs).reshape(0, classes, classes) + learned["intercepts"]  # (n, i, j)
     totals = margins.sum(2)  # (n, class)
@@ -198,7 +195,7 @@ def _gaussian(x: Value, learned: Learned, _: FitLDA | FitQDA) -> Value:
     if len(labels):
         offsets = (learned["rows"] * means[labels]).sum(axis=1)
         gained = inside @ learned["rows"].T - offsets  # (n, row)
-        distances = distances - (gained * gained) @ _one_hot(labels, len(means))
+        distances = distances - (gained * gained) @ membership(labels, len(means), np.float64)
     return (distances + learned["volumes"]) * -0.5
 
 
@@ -217,5 +214,6 @@ FORMULAS: dict[type[PooledClassifier], Callable[..., Value]] = {
     RidgeRegression: _linear,
     SupportVectors: _svm,
     NearestNeighbours: _knn,
+    SimpleShot: _simpleshot,
     TipAdapter: _tip_adapter,
 }

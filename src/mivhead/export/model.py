@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from mivhead._util.files import replacing
@@ -22,20 +21,18 @@ from mivhead._util.optional import need
 from mivhead._version import __version__
 from mivhead.backbones.base import Backbone, LazyBackbone, storage_type
 from mivhead.backbones.joint import JointBackbone
-from mivhead.backbones.module import ModuleBackbone
 from mivhead.backbones.onnx_model import OnnxBackbone, image_input, parse_graph
 from mivhead.backbones.preprocessing import normalise, to_pixels
 from mivhead.backbones.preset import Preprocessing
 from mivhead.backbones.taps import MAX_PREFIX
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.export.backbone import module_graph, trace
 from mivhead.export.graph import EXTRA, OPSET, Graph, Value
 from mivhead.export.methods import logits, scaled, unit, unknown
 from mivhead.export.storage import Storage, store
 from mivhead.features import Features
 from mivhead.images.imageset import from_images
+from mivhead.methods import base
 from mivhead.methods.registry import Classifier, method_name
-from mivhead.methods.tuning.base import TEMPERATURE, TuningClassifier
 from mivhead.model.decision import DecisionRule
 from mivhead.model.exported import (
     CHECKSUM_KEY,
@@ -51,7 +48,6 @@ from mivhead.model.exported import (
 )
 from mivhead.model.fewshot import FewShotClassifier
 from mivhead.model.file import info_of
-from mivhead.model.readers import PixelReader
 
 RESIZE_OPSET = 18  # the first with antialiased resizing
 MAX_BYTES = 2**31 - 2**20  # a protobuf message has less than 2 GiB
@@ -160,7 +156,7 @@ def export_model(
         raise NotAvailableError(
             f"The exported graph gives other probabilities than the model (by up to "
             f"{difference:.2g}), so nothing was written: please report this with your versions of "
-            "torch, onnx and onnxruntime."
+            "onnx and onnxruntime."
         )
     with replacing(path) as part:
         part.write_bytes(content)
@@ -181,7 +177,7 @@ def _shots(model: FewShotClassifier | Classifier, classifier: Any) -> list[int] 
 
 def _from_features(classifier: Any) -> Any:
     """Make a model that takes the features which the method looks at."""
-    if isinstance(classifier, TuningClassifier):
+    if _tunes(classifier):
         raise InputError(
             f"{method_name(classifier)} tunes the backbone, so features are not enough: export it "
             "without --features."
@@ -203,22 +199,22 @@ def _from_features(classifier: Any) -> Any:
     return model
 
 
+def _tunes(classifier: Any) -> bool:
+    """Whether a method tunes the backbone, in PyTorch."""
+    return getattr(classifier, "needs", "features") == "images"
+
+
 def _from_images(model: FewShotClassifier, kind: Input) -> Any:
     """Make a model that takes images: the backbone's graph, continued by the head's."""
     classifier = model.classifier_
-    need("onnxscript", EXTRA)
     backbone = model.load_backbone()
     if isinstance(backbone, LazyBackbone):
         backbone = backbone.loaded()
     preprocessing = backbone.preset.preprocessing
     graph = Graph()
-    if isinstance(classifier, TuningClassifier):
-        PixelReader(backbone, None, verbose=False).attach(classifier)
-        proto = trace(classifier.network_.cpu(), preprocessing.size, ["embedded"])
-        means = classifier.means_ / classifier.means_.norm(dim=1, keepdim=True)
-        scores = unit(graph.input("embedded", np.float32)) @ (means.numpy(force=True).T)
-        scores = scores / TEMPERATURE
-        features: dict[str, Value] = {}
+    features: dict[str, Value] = {}
+    if _tunes(classifier):
+        proto, scores = _tuned_graph(classifier, backbone, graph)
     else:
         proto, features = _backbone_graph(backbone, graph)
         # Features are rounded as they are in `extract`, so that both compute with the same ones.
@@ -246,6 +242,19 @@ def _from_images(model: FewShotClassifier, kind: Input) -> Any:
     return proto
 
 
+def _tuned_graph(classifier: Any, backbone: Backbone, graph: Graph) -> tuple[Any, Value]:
+    """Return the ONNX model of a tuned network, and its logits."""
+    from mivhead.export.backbone import trace
+    from mivhead.methods.tuning.base import MEANS, TEMPERATURE
+    from mivhead.model.readers import PixelReader
+
+    PixelReader(backbone, None, verbose=False).attach(classifier)
+    size = backbone.preset.preprocessing.size
+    proto = trace(classifier.network_.cpu(), size, ["embedded"])
+    means = base.unit(classifier.tensors_[MEANS])
+    return proto, unit(graph.input("embedded", np.float32)) @ means.T / TEMPERATURE
+
+
 def _finish(
     graph: Graph, scores: Value, features: Mapping[str, Value], classifier: Any
 ) -> list[Any]:
@@ -263,7 +272,9 @@ def _finish(
 
 def _backbone_graph(backbone: Backbone, graph: Graph) -> tuple[Any, dict[str, Value]]:
     """Return the ONNX model of a backbone, and its features by name."""
-    if isinstance(backbone, ModuleBackbone):
+    if hasattr(backbone, "in_float32"):  # a module of PyTorch
+        from mivhead.export.backbone import module_graph
+
         proto = module_graph(backbone.in_float32())
         return proto, {each.name: graph.input(each.name, np.float32) for each in proto.graph.output}
     if isinstance(backbone, OnnxBackbone):
@@ -415,7 +426,7 @@ def _compare(model: FewShotClassifier | Classifier, content: bytes, kind: Input)
     classifier: Any = model.classifier_ if isinstance(model, FewShotClassifier) else model
     if kind == "features":
         given = _some_features(classifier, rng)
-        arrays = {name: tensor.float().numpy() for name, tensor in given.tensors.items()}
+        arrays = {name: x.astype(np.float32) for name, x in given.tensors.items()}
         feed = {name: arrays[name] for name in session.inputs}
     else:
         assert isinstance(model, FewShotClassifier)
@@ -449,12 +460,13 @@ def _some_features(classifier: Any, rng: np.random.Generator) -> Features:
     support: Mapping[str, Any] = {}
     if hasattr(classifier, "support_") and isinstance(classifier.support_, Features):
         support = classifier.support_[:IMAGES].tensors
+    powers = {f"block{i}": power for i, power in enumerate(classifier.scale_)}
     tensors = {}
     for name, shape in classifier.layout_.items():
-        noise = torch.as_tensor(rng.standard_normal((IMAGES, *shape)), dtype=torch.float32)
-        base = support.get(name)
-        if base is None or tuple(base.shape) != (IMAGES, *shape):
-            tensors[name] = noise
+        noise = rng.standard_normal((IMAGES, *shape)).astype(np.float32)
+        shots = support.get(name)
+        if shots is not None and shots.shape == noise.shape:
+            tensors[name] = shots + np.float32(0.1 * shots.std(dtype=np.float64)) * noise
         else:
-            tensors[name] = base.float() + 0.1 * base.float().std() * noise
+            tensors[name] = np.ldexp(noise, powers[name.partition(".")[0]])  # as large as the shots
     return Features.from_tensors(tensors)

@@ -6,10 +6,10 @@ A method is a subclass that names its arrays and their dimensions in `TENSORS`, 
 
 from __future__ import annotations
 
-import inspect
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import field, make_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 import numpy as np
@@ -55,15 +55,20 @@ class Vectors(NamedTuple):
         return min(self.n - 1, self.c)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PooledClassifier(FeatureClassifier):
-    """A method that learns tensors from pooled features and scores pooled features with them.
+    """A method that learns arrays from pooled features and scores pooled features with them.
 
-    With `use_views`, augmented views count as further images.
+    The fields are hyperparameters; subclasses add their own. With `use_views`, augmented views
+    count as further images.
     """
 
     TENSORS: ClassVar[Mapping[str, str]]
-    use_views: bool
-    learned_: dict[str, Array]
+
+    use_views: bool = False
+    random_state: int | np.random.RandomState | None = None
+    device: str | None = None
+    learned_: dict[str, Array] = field(init=False)
 
     @abstractmethod
     def _check_params(self) -> None:
@@ -180,6 +185,85 @@ def counts(labels: NDArray[np.int64], classes: int, dtype: Any = np.int64) -> Ar
     return np.bincount(labels, minlength=classes).astype(dtype)
 
 
+def padded_rows(shots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Rows (class, shot) of images ordered by class, and whether there is such a shot.
+
+    >>> padded_rows(np.array([2, 1]))[0].tolist()
+    [[0, 1], [2, 0]]
+    """
+    place = np.arange(shots.max())
+    real = place < shots[:, None]
+    return np.where(real, (shots.cumsum() - shots)[:, None] + place, 0), real
+
+
+def squared_distances(x: Array, rows: Array) -> Array:
+    """Squared Euclidean distances (image, row) of vectors (image, channel) and (row, channel).
+
+    >>> squared_distances(np.array([[0.0, 3.0]]), np.array([[4.0, 0.0], [0.0, 3.0]]))
+    array([[25.,  0.]])
+    """
+    middle = rows.mean(axis=0)  # differences of small numbers keep more digits
+    x, rows = x - middle, rows - middle
+    lengths = np.square(x).sum(axis=1)[:, None] + np.square(rows).sum(axis=1)
+    return np.maximum(lengths - 2 * x @ rows.T, 0)
+
+
+# Training
+
+
+def cross_entropy(logits: Array, labels: NDArray[np.int64]) -> tuple[float, Array]:
+    """Mean cross-entropy of logits (image, class), and its gradient."""
+    images = np.arange(len(labels))
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    shares = np.exp(shifted)
+    totals = shares.sum(axis=1, keepdims=True)
+    loss = (np.log(totals[:, 0]) - shifted[images, labels]).mean()
+    gradient = shares / totals
+    gradient[images, labels] -= 1
+    return float(loss), gradient / len(labels)
+
+
+def minimise(
+    loss: Callable[[], tuple[float, Sequence[Array]]],
+    parameters: Sequence[Array],
+    *,
+    rate: float,
+    steps: int,
+) -> list[float]:
+    """Change parameters in place by Adam on the full batch; return the loss before each step.
+
+    Parameters
+    ----------
+    loss : callable
+        Returns the loss and its gradients, one for each parameter.
+    parameters : sequence of array
+        What is trained.
+    rate : float
+        The learning rate.
+    steps : int
+        Number of steps.
+
+    Examples
+    --------
+    >>> x = np.array([3.0])
+    >>> losses = minimise(lambda: (x.item() ** 2, [2 * x]), [x], rate=0.1, steps=200)
+    >>> losses[0], abs(x.item()) < 0.01
+    (9.0, True)
+    """
+    means, squares = ([np.zeros_like(p) for p in parameters] for _ in range(2))
+    losses = []
+    for step in range(1, steps + 1):
+        value, gradients = loss()
+        losses.append(value)
+        first, second = 1 - 0.9**step, math.sqrt(1 - 0.999**step)  # corrections of the zero start
+        for p, mean, square, gradient in zip(parameters, means, squares, gradients, strict=True):
+            mean += (gradient - mean) * 0.1
+            square *= 0.999
+            square += 0.001 * np.square(gradient)
+            p -= rate / first * mean / (np.sqrt(square) / second + 1e-8)
+    return losses
+
+
 # What a model file holds: hyperparameters, the layout of the features, tensors. Reading trusts
 # nothing: every key, type, name, shape and value is checked.
 
@@ -199,15 +283,14 @@ def params_to_json(estimator: Any) -> dict[str, Any]:
 
 
 def restore_params(estimator: Any, document: Any) -> None:
-    """Set hyperparameters from JSON, checked against the annotations of the constructor."""
-    init = type(estimator).__init__
-    hints = get_type_hints(init)
-    fields = [
-        (name, hints[name], field(default=parameter.default))
-        for name, parameter in inspect.signature(init).parameters.items()
-        if name != "self" and name not in NOT_STORED
+    """Set hyperparameters from JSON, checked against the fields of the estimator's class."""
+    hints = get_type_hints(type(estimator))
+    stored = [
+        (each.name, hints[each.name], field(default=each.default))
+        for each in fields(estimator)
+        if each.init and each.name not in NOT_STORED
     ]
-    schema = make_dataclass("Params", fields, frozen=True)
+    schema = make_dataclass("Params", stored, frozen=True)
     estimator.set_params(**vars(from_json(schema, document, "config.params")))
 
 

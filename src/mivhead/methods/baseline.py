@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
+from mivhead.engine.head import torch_uniform
 from mivhead.methods.base import (
+    Array,
     PooledClassifier,
     PooledShots,
     Vectors,
     check_count,
     check_positive,
+    cross_entropy,
     minimise,
+    unit,
 )
 from mivhead.methods.cost import BACKWARD, Work
 
@@ -23,45 +26,36 @@ LENGTH_EPS = 1e-5  # added to the length of a feature
 MANY_CLASSES = 200  # above which Baseline++ needs a larger scale
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _Trained(PooledClassifier):
     """Both classifiers: the same optimiser, and tensors that are trained as they are stored."""
 
-    def __init__(
-        self,
-        *,
-        learning_rate: float = 0.03,
-        steps: int = 400,
-        use_views: bool = False,
-        random_state: int | np.random.RandomState | None = None,
-        device: str | None = None,
-    ) -> None:
-        self.learning_rate = learning_rate
-        self.steps = steps
-        self.use_views = use_views
-        self.random_state = random_state
-        self.device = device
+    learning_rate: float = 0.03
+    steps: int = 400
 
     def _check_params(self) -> None:
         check_positive("learning_rate", self.learning_rate)
         check_count("steps", self.steps, least=0)
 
-    def _train(self, shots: PooledShots, start: dict[str, Tensor]) -> dict[str, Tensor]:
-        self.learned_ = {name: tensor.requires_grad_() for name, tensor in start.items()}
-        self.losses_ = minimise(
-            lambda: F.cross_entropy(self._score(shots.x), shots.labels),
-            list(self.learned_.values()),
-            rate=self.learning_rate,
-            steps=self.steps,
-        )
-        return {name: tensor.detach() for name, tensor in self.learned_.items()}
+    @abstractmethod
+    def _gradients(self, x: Array, grad: Array) -> list[Array]:
+        """Gradients of what is trained, given that of the logits (image, class) of images."""
 
-    def _start(self, shots: PooledShots) -> Tensor:
+    def _train(self, shots: PooledShots, start: dict[str, Array]) -> dict[str, Array]:
+        self.learned_ = start
+
+        def loss() -> tuple[float, list[Array]]:
+            value, grad = cross_entropy(self._score(shots.x), shots.labels)
+            return value, self._gradients(shots.x, grad)
+
+        parameters = list(start.values())
+        self.losses_ = minimise(loss, parameters, rate=self.learning_rate, steps=self.steps)
+        return start
+
+    def _start(self, shots: PooledShots) -> Array:
         """Initialise weights (class, channel) as PyTorch does for a linear layer."""
-        generator = torch.Generator().manual_seed(shots.seed)
-        channels = shots.x.shape[1]
-        bound = channels**-0.5
-        weights = torch.empty(shots.classes, channels).uniform_(-bound, bound, generator=generator)
-        return weights.to(shots.x.device)
+        shape = shots.classes, shots.x.shape[1]
+        return torch_uniform(np.random.RandomState(shots.seed), shape, shape[1] ** -0.5)
 
     def _work(self, size: Vectors) -> Work:
         """Count the scores and one gradient per step: the features are frozen."""
@@ -69,6 +63,7 @@ class _Trained(PooledClassifier):
         return Work(2 * forward, paper=BACKWARD * forward)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Baseline(_Trained):
     """A linear layer with bias on the pooled features.
 
@@ -86,7 +81,7 @@ class Baseline(_Trained):
     random_state : int, RandomState instance or None, default=None
         Seed of the initial weights.
     device : str or None, default=None
-        Where to compute; None: where the features are.
+        Ignored; the method computes on the CPU.
 
     Attributes
     ----------
@@ -102,14 +97,18 @@ class Baseline(_Trained):
     paper: ClassVar = "Chen et al. 2019, A Closer Look at Few-shot Classification, arXiv 1904.04232"
     TENSORS: ClassVar = {"weights": "class channel", "biases": "class"}
 
-    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
+    def _learn(self, shots: PooledShots) -> dict[str, Array]:
         weights = self._start(shots)
-        return self._train(shots, {"weights": weights, "biases": torch.zeros_like(weights[:, 0])})
+        return self._train(shots, {"weights": weights, "biases": np.zeros_like(weights[:, 0])})
 
-    def _score(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.learned_["weights"], self.learned_["biases"])
+    def _score(self, x: Array) -> Array:
+        return x @ self.learned_["weights"].T + self.learned_["biases"]
+
+    def _gradients(self, x: Array, grad: Array) -> list[Array]:
+        return [grad.T @ x, grad.sum(axis=0)]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BaselinePlusPlus(_Trained):
     """A cosine classifier with a learned length per class.
 
@@ -128,7 +127,7 @@ class BaselinePlusPlus(_Trained):
     random_state : int, RandomState instance or None, default=None
         Seed of the initial weights.
     device : str or None, default=None
-        Where to compute; None: where the features are.
+        Ignored; the method computes on the CPU.
 
     Attributes
     ----------
@@ -144,37 +143,36 @@ class BaselinePlusPlus(_Trained):
     paper: ClassVar = "Chen et al. 2019, A Closer Look at Few-shot Classification, arXiv 1904.04232"
     TENSORS: ClassVar = {"directions": "class channel", "lengths": "class"}
 
-    def __init__(
-        self,
-        *,
-        learning_rate: float = 0.03,
-        steps: int = 400,
-        scale: float | None = None,
-        use_views: bool = False,
-        random_state: int | np.random.RandomState | None = None,
-        device: str | None = None,
-    ) -> None:
-        super().__init__(
-            learning_rate=learning_rate,
-            steps=steps,
-            use_views=use_views,
-            random_state=random_state,
-            device=device,
-        )
-        self.scale = scale
+    scale: float | None = None
 
     def _check_params(self) -> None:
         super()._check_params()
         if self.scale is not None:
             check_positive("scale", self.scale)
 
-    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
+    def _learn(self, shots: PooledShots) -> dict[str, Array]:
         weights = self._start(shots)
-        lengths: Tensor = torch.linalg.vector_norm(weights, dim=1)
+        lengths = np.linalg.norm(weights, axis=1)
         return self._train(shots, {"directions": weights, "lengths": lengths})
 
-    def _score(self, x: Tensor) -> Tensor:
-        x = x / (torch.linalg.vector_norm(x, dim=1, keepdim=True) + LENGTH_EPS)
-        cosines = x @ F.normalize(self.learned_["directions"], dim=1).T  # (image, class)
-        rule = 2.0 if len(self.classes_) <= MANY_CLASSES else 10.0
-        return (self.scale or rule) * self.learned_["lengths"] * cosines
+    def _score(self, x: Array) -> Array:
+        cosines = _shortened(x) @ unit(self.learned_["directions"]).T  # (image, class)
+        return self.logit_scale * self.learned_["lengths"] * cosines
+
+    @property
+    def logit_scale(self) -> float:
+        """The scale of the logits, after `fit`."""
+        return self.scale or (2.0 if len(self.classes_) <= MANY_CLASSES else 10.0)
+
+    def _gradients(self, x: Array, grad: Array) -> list[Array]:
+        directions, lengths = self.learned_["directions"], self.learned_["lengths"]
+        flow = self.logit_scale * grad.T @ _shortened(x)  # of length * unit: (class, channel)
+        units = unit(directions)
+        d_lengths = (flow * units).sum(axis=1)
+        turned = lengths[:, None] * (flow - d_lengths[:, None] * units)  # across the direction
+        return [turned / np.linalg.norm(directions, axis=1, keepdims=True), d_lengths]
+
+
+def _shortened(x: Array) -> Array:
+    """Scale vectors (image, channel) to about length 1."""
+    return x / (np.linalg.norm(x, axis=1, keepdims=True) + LENGTH_EPS)

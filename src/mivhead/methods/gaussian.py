@@ -15,15 +15,14 @@ of Sigma_k into those of a matrix as small as the class has images.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from numpy.typing import NDArray
 
-from mivhead.head.cap import Bags
 from mivhead.methods.base import (
+    Array,
     PooledClassifier,
     PooledShots,
     Vectors,
@@ -32,7 +31,11 @@ from mivhead.methods.base import (
     class_means,
     class_means_work,
     counts,
+    cross_entropy,
+    membership,
     minimise,
+    padded_rows,
+    squared_distances,
 )
 from mivhead.methods.cost import BACKWARD, Work
 
@@ -42,61 +45,78 @@ LEAST_IDENTITY = 1e-4  # keeps Sigma invertible, whatever training does to the i
 class Span(NamedTuple):
     """The space that the centred support images span."""
 
-    mean: Tensor  # (channel,)
-    basis: Tensor  # (dimension, channel), orthonormal rows
-    variances: Tensor  # (dimension,): the total covariance, diagonal in this basis
+    mean: Array  # (channel,)
+    basis: Array  # (dimension, channel), orthonormal rows
+    variances: Array  # (dimension,): the total covariance, diagonal in this basis
 
 
-def span_of(x: Tensor) -> Span:
+def span_of(x: Array) -> Span:
     """Span of the images (image, channel), of which there are at least two."""
-    mean = x.mean(dim=0)
-    _, values, basis = torch.linalg.svd(x - mean, full_matrices=False)
-    noise = max(x.shape) * torch.finfo(x.dtype).eps * values.max()
+    mean = x.mean(axis=0)
+    _, values, basis = np.linalg.svd(x - mean, full_matrices=False)
+    noise = max(x.shape) * np.finfo(x.dtype).eps * values.max()
     real = values > noise
-    return Span(mean, basis[real], values[real].square() / (len(x) - 1))
+    return Span(mean, basis[real], np.square(values[real]) / (len(x) - 1))
 
 
-def coordinates(x: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+def coordinates(x: Array, span: Span) -> tuple[Array, Array]:
     """Coordinates (image, dimension) in the span, and squared distances from it (image,)."""
     centred = x - span.mean
     inside = centred @ span.basis.T
-    return inside, (centred - inside @ span.basis).square().sum(dim=1)
+    return inside, np.square(centred - inside @ span.basis).sum(axis=1)
 
 
 class Weights(NamedTuple):
-    """Weights of the class covariance, the total covariance and the identity; all scalars."""
+    """Weights of the class covariance, the total covariance and the identity."""
 
-    of_class: Tensor
-    total: Tensor
-    identity: Tensor
+    of_class: float
+    total: float
+    identity: float
+
+
+class Systems(NamedTuple):
+    """The small linear systems of all classes, padded to the shots of the largest class."""
+
+    inverse: Array  # of I + a E_k P E_k': (class, shot, shot)
+    half_log_det: Array  # half the logarithm of its determinant: (class,)
+    inner: Array  # E_k P E_k': (class, shot, shot)
+    crossed: Array  # E_k P (z - mean_k) of all images z: (class, shot, image)
+    solved: Array  # the inverse times `crossed`
 
 
 class Support:
     """Support images ordered by class: what does not change while the weights are trained."""
 
-    def __init__(self, x: Tensor, labels: Tensor, classes: int) -> None:
+    def __init__(self, x: Array, labels: NDArray[np.int64], classes: int) -> None:
         self.span = span_of(x)
         self.z, _ = coordinates(x, self.span)  # (image, dimension)
         self.means = class_means(self.z, labels, classes)  # (class, dimension)
         self.labels, self.channels = labels, x.shape[1]
-        self.bags = Bags.from_labels(labels, classes)
+        shots = counts(labels, classes)
+        self.rows, self.real = padded_rows(shots)  # (class, shot)
         # cov_k is divided by shots - 1; the covariance of a single shot is zero.
-        self.scale = (counts(labels, classes) - 1).clamp_min(1).to(x.dtype).rsqrt()  # (class,)
+        self.scale = 1 / np.sqrt(np.maximum(shots - 1, 1))  # (class,)
         self.deviations = (self.z - self.means[labels]) * self.scale[labels, None]  # E
-        self.points = torch.cat([self.z, self.means])  # (image and class, dimension)
-        self.squares = self.points.square()
+        self.points = np.concatenate([self.z, self.means])  # (image and class, dimension)
+        self.squares = np.square(self.points)
 
-    def precision(self, weights: Weights) -> Tensor:
+    def precision(self, weights: Weights) -> Array:
         """Inverse of diag(b variances + c): (dimension,)."""
-        return 1 / (weights.total * self.span.variances + weights.identity)
+        precision: Array = 1 / (weights.total * self.span.variances + weights.identity)
+        return precision
 
-    def log_volume(self, weights: Weights) -> Tensor:
+    def log_volume(self, weights: Weights) -> float:
         """Logarithm of det(2 pi Sigma), without the class's own part."""
-        outside = self.channels - len(self.span.variances)
-        inside = -self.precision(weights).log().sum()
-        return inside + outside * weights.identity.log() + self.channels * math.log(2 * math.pi)
+        inside = -np.log(self.precision(weights)).sum()
+        outside = self._outside * math.log(weights.identity)
+        return float(inside + outside + self.channels * math.log(2 * math.pi))
 
-    def linear(self, weights: Weights) -> Tensor:
+    @property
+    def _outside(self) -> int:
+        """Dimensions outside of the span."""
+        return self.channels - len(self.span.variances)
+
+    def linear(self, weights: Weights) -> Array:
         """Log densities (image, class) of the support under the shared covariance alone."""
         precision = self.precision(weights)
         squares = self.squares @ precision  # (image and class,)
@@ -105,51 +125,83 @@ class Support:
         distances = squares[:images, None] + squares[images:] - 2 * crossed
         return -(distances + self.log_volume(weights)) / 2
 
-    def quadratic(self, weights: Weights) -> Tensor:
+    def quadratic(self, weights: Weights, systems: Systems) -> Array:
         """Log densities (image, class) of the support with a covariance per class."""
-        root, crossed = self._small_systems(weights)
-        solved = torch.cholesky_inverse(root) @ crossed  # (class, shot, image)
-        gained = weights.of_class * (crossed * solved).sum(dim=1).T  # (image, class)
-        densities: Tensor = self.linear(weights) + gained / 2 - _half_log_det(root)
-        return densities
+        gained = (systems.crossed * systems.solved).sum(axis=1).T  # (image, class)
+        gained *= weights.of_class / 2
+        return self.linear(weights) + gained - systems.half_log_det
 
-    def _small_systems(self, weights: Weights) -> tuple[Tensor, Tensor]:
-        """Cholesky factors of I + a E_k P E_k', and E_k P (z - mean_k) of all images z."""
+    def systems(self, weights: Weights) -> Systems:
+        """Solve the systems of all classes."""
         weighted = self.deviations * self.precision(weights)  # E P: (shot, dimension)
         # The costly product, of all shots with all images and class means
         products = weighted @ self.points.T
         images, means = products[:, : len(self.z)], products[:, len(self.z) :]
-        crossed = images - means.gather(1, self.labels[:, None])  # (shot, image)
-        rows, real = self.bags.rows, self.bags.real
-        padded = crossed[rows] * real[:, :, None]  # (class, shot, image)
+        crossed = images - means[np.arange(len(images)), self.labels, None]  # (shot, image)
+        padded = crossed[self.rows] * self.real[:, :, None]  # (class, shot, image)
         # The rows of E_k are deviations of images too, so their products are already there.
-        own = rows[:, None, :].expand(-1, rows.shape[1], -1)
-        inner = padded.gather(2, own) * real[:, None, :] * self.scale[:, None, None]
-        identity = torch.eye(rows.shape[1], dtype=inner.dtype, device=inner.device)
-        return torch.linalg.cholesky(identity + weights.of_class * inner), padded
+        own = np.take_along_axis(padded, self.rows[:, None, :], axis=2)
+        inner = own * self.real[:, None, :] * self.scale[:, None, None]
+        matrices = np.eye(inner.shape[1]) + weights.of_class * inner
+        inverse, (_, log_det) = np.linalg.inv(matrices), np.linalg.slogdet(matrices)
+        return Systems(inverse, log_det / 2, inner, padded, inverse @ padded)
 
-    def finish(self, weights: Weights, *, quadratic: bool) -> dict[str, Tensor]:
-        """Compute what prediction needs, as tensors."""
+    # Gradients with respect to the three weights, given those of the log densities.
+
+    def linear_gradient(self, weights: Weights, grad: Array) -> Array:
+        """Gradient through `linear`."""
+        images, classes = grad.sum(axis=1), grad.sum(axis=0)
+        products = (self.z * (grad @ self.means)).sum(axis=0)
+        d_precision = products - np.concatenate([images, classes]) @ self.squares / 2
+        d_precision += grad.sum() / self.precision(weights) / 2  # of the volume
+        volume = np.array([0, 0, -grad.sum() / 2 * self._outside / weights.identity])
+        return volume + self._through_precision(weights, d_precision)
+
+    def quadratic_gradient(self, weights: Weights, systems: Systems, grad: Array) -> Array:
+        """Gradient through `quadratic`."""
+        a, crossed, solved = weights.of_class, systems.crossed, systems.solved
+        flow = solved * grad.T[:, None, :]  # (class, shot, image)
+        d_matrices = -a / 2 * flow @ solved.swapaxes(1, 2)
+        d_matrices -= grad.sum(axis=0)[:, None, None] / 2 * systems.inverse  # (class, shot, shot)
+        d_a = (flow * crossed).sum() / 2 + (d_matrices * systems.inner).sum()
+        d_padded = a * flow
+        d_own = a * d_matrices * self.real[:, None, :] * self.scale[:, None, None]
+        classes, shots = np.indices(self.rows.shape)
+        np.add.at(d_padded, (classes[:, :, None], shots[:, :, None], self.rows[:, None, :]), d_own)
+        d_crossed = d_padded[self.real]  # (shot, image), in the order of the support
+        d_products = np.zeros((len(self.z), len(self.points)))
+        d_products[:, : len(self.z)] = d_crossed
+        d_products[np.arange(len(self.z)), len(self.z) + self.labels] = -d_crossed.sum(axis=1)
+        d_precision = ((d_products @ self.points) * self.deviations).sum(axis=0)
+        own = np.array([d_a, 0, 0]) + self._through_precision(weights, d_precision)
+        return own + self.linear_gradient(weights, grad)
+
+    def _through_precision(self, weights: Weights, grad: Array) -> Array:
+        d_variances = -grad * np.square(self.precision(weights))  # of b variances + c
+        return np.array([0, (d_variances * self.span.variances).sum(), d_variances.sum()])
+
+    def finish(self, weights: Weights, *, quadratic: bool) -> dict[str, Array]:
+        """Compute what prediction needs, as arrays."""
         precision = self.precision(weights)
-        volumes = self.log_volume(weights).expand(len(self.means))
+        volumes = np.full(len(self.means), self.log_volume(weights))
         rows, labels = self.z[:0], self.labels[:0]
         if quadratic:
-            root, _ = self._small_systems(weights)
-            real = self.bags.real
-            weighted = (self.deviations * precision)[self.bags.rows] * real[:, :, None]
-            solved = torch.linalg.solve_triangular(root, weighted, upper=False)
-            rows = (weights.of_class.sqrt() * solved)[real]  # (shot, dimension)
+            systems = self.systems(weights)
+            weighted = (self.deviations * precision)[self.rows] * self.real[:, :, None]
+            root = np.linalg.cholesky(systems.inverse)  # inverse = root root'
+            solved = root.swapaxes(1, 2) @ weighted
+            rows = (math.sqrt(weights.of_class) * solved)[self.real]  # (shot, dimension)
             labels = self.labels
-            volumes = volumes + 2 * _half_log_det(root)
+            volumes = volumes + 2 * systems.half_log_det
         return {
-            "weights": torch.stack(list(weights)),
+            "weights": np.array(weights),
             "mean": self.span.mean,
             "basis": self.span.basis,
             "precision": precision,
             "means": self.means,
             "rows": rows,
             "labels": labels,
-            "volumes": volumes.contiguous(),
+            "volumes": volumes,
         }
 
 
@@ -166,68 +218,59 @@ DIMENSIONS = {
 }
 
 
-def log_densities(x: Tensor, learned: dict[str, Tensor]) -> Tensor:
+def log_densities(x: Array, learned: dict[str, Array]) -> Array:
     """Log densities (image, class) of new images, from what `Support.finish` returned."""
     precision, means, labels = learned["precision"], learned["means"], learned["labels"]
-    span = Span(learned["mean"], learned["basis"], precision)
-    z, outside = coordinates(x, span)
-    root = precision.sqrt()
-    distances = torch.cdist(z * root, means * root).square()  # (image, class)
-    distances = distances + outside[:, None] / learned["weights"][2]
-    offsets = (learned["rows"] * means[labels]).sum(dim=1)  # (row,)
-    gained = (z @ learned["rows"].T - offsets).square()  # (image, row)
-    distances = distances.index_add(1, labels, gained, alpha=-1)
+    z, outside = coordinates(x, Span(learned["mean"], learned["basis"], precision))
+    root = np.sqrt(precision)
+    distances = squared_distances(z * root, means * root)  # (image, class)
+    distances += outside[:, None] / learned["weights"][2]
+    offsets = (learned["rows"] * means[labels]).sum(axis=1)  # (row,)
+    gained = np.square(z @ learned["rows"].T - offsets)  # (image, row)
+    distances -= gained @ membership(labels, len(means), gained.dtype)
     return -(distances + learned["volumes"]) / 2
 
 
-def _half_log_det(root: Tensor) -> Tensor:
-    """Half the log determinant of matrices, from their Cholesky factors: (class,)."""
-    return root.diagonal(dim1=1, dim2=2).log().sum(dim=1)
-
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class _FitHead(PooledClassifier):
     """LDA and QDA; they differ in the weights they start from and in the class covariances."""
 
     TENSORS: ClassVar = DIMENSIONS
     START: ClassVar[tuple[float, ...]]  # as many as are trained, the identity's last
 
-    def __init__(
-        self,
-        *,
-        learning_rate: float = 0.0035,
-        steps: int = 400,
-        use_views: bool = False,
-        random_state: int | np.random.RandomState | None = None,
-        device: str | None = None,
-    ) -> None:
-        self.learning_rate = learning_rate
-        self.steps = steps
-        self.use_views = use_views
-        self.random_state = random_state
-        self.device = device
+    learning_rate: float = 0.0035
+    steps: int = 400
 
     def _check_params(self) -> None:
         check_positive("learning_rate", self.learning_rate)
         check_count("steps", self.steps, least=0)
 
-    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
-        support = Support(shots.x.double(), shots.labels, shots.classes)
-        quadratic = len(self.START) == 3
-        score = support.quadratic if quadratic else support.linear
-        w = torch.tensor(self.START, dtype=torch.float64, device=shots.x.device, requires_grad=True)
-        self.losses_ = minimise(
-            lambda: F.cross_entropy(score(_weights(w)), shots.labels),
-            [w],
-            rate=self.learning_rate,
-            steps=self.steps,
-        )
-        with torch.no_grad():
-            return support.finish(_weights(w), quadratic=quadratic)
+    def _learn(self, shots: PooledShots) -> dict[str, Array]:
+        support = Support(shots.x.astype(np.float64), shots.labels, shots.classes)
+        w = np.array(self.START)
+        quadratic = len(w) == 3
 
-    def _score(self, x: Tensor) -> Tensor:
-        return log_densities(x.double(), self.learned_)
+        def loss() -> tuple[float, list[Array]]:
+            weights = _weights(w)
+            if quadratic:
+                systems = support.systems(weights)
+                value, grad = cross_entropy(support.quadratic(weights, systems), shots.labels)
+                gradient = support.quadratic_gradient(weights, systems, grad)
+            else:
+                value, grad = cross_entropy(support.linear(weights), shots.labels)
+                gradient = support.linear_gradient(weights, grad)
+            least = np.zeros_like(w)
+            least[-1] = LEAST_IDENTITY
+            return value, [gradient[-len(w) :] * (w > least)]  # none where `_weights` clips
+
+        self.losses_ = minimise(loss, [w], rate=self.learning_rate, steps=self.steps)
+        return support.finish(_weights(w), quadratic=quadratic)
+
+    def _score(self, x: Array) -> Array:
+        return log_densities(x.astype(np.float64), self.learned_)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FitLDA(_FitHead):
     """One covariance for all classes: Sigma = w1 cov + w2 I, with cov that of the whole support.
 
@@ -245,7 +288,7 @@ class FitLDA(_FitHead):
     random_state : int, RandomState instance or None, default=None
         Ignored; the method is deterministic.
     device : str or None, default=None
-        Where to compute; None: where the features are.
+        Ignored; the method computes on the CPU.
 
     Attributes
     ----------
@@ -270,6 +313,7 @@ class FitLDA(_FitHead):
         return _span_work(size) + Work(2 * steps * forward, paper=BACKWARD * steps * forward)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FitQDA(_FitHead):
     """A covariance per class: Sigma_k = w1 cov_k + w2 cov + w3 I, starting at 0.5, 0.5 and 1.
 
@@ -287,7 +331,7 @@ class FitQDA(_FitHead):
     random_state : int, RandomState instance or None, default=None
         Ignored; the method is deterministic.
     device : str or None, default=None
-        Where to compute; None: where the features are.
+        Ignored; the method computes on the CPU.
 
     Attributes
     ----------
@@ -313,19 +357,17 @@ class FitQDA(_FitHead):
         solved = ways * most**2 * n
         cubes = ways * most**3
         forward = linear + systems + solved
-        # Backward through inverses: four products and two triangular solutions of small matrices.
-        step = 2 * linear + 2 * systems + 3 * solved + 4 * cubes
-        factors = cubes / 3 + 2 * cubes / 3 + 2 * cubes
-        end = Work(systems, cubes / 3 + ways * most**2 * r)
-        training = Work(self.steps * step, self.steps * factors, BACKWARD * self.steps * forward)
+        factors = 2 * cubes + 2 * cubes / 3  # inverses and determinants
+        end = Work(systems + solved + ways * most**2 * r, factors + cubes / 3)
+        steps = self.steps
+        training = Work(2 * steps * forward, steps * factors, BACKWARD * steps * forward)
         return _span_work(size) + end + training
 
 
-def _weights(w: Tensor) -> Weights:
+def _weights(w: Array) -> Weights:
     """Weights as they are used: those of covariances are not negative."""
-    *covariances, identity = w.unbind()
-    of_class, total = covariances if len(covariances) == 2 else (w.new_zeros(()), covariances[0])
-    return Weights(of_class.relu(), total.relu(), identity.clamp_min(LEAST_IDENTITY))
+    of_class, total, identity = w if len(w) == 3 else (0.0, *w)
+    return Weights(max(of_class, 0.0), max(total, 0.0), max(identity, LEAST_IDENTITY))
 
 
 def _span_work(size: Vectors) -> Work:
@@ -341,6 +383,7 @@ def _linear_products(size: Vectors) -> float:
     return (size.n + size.ways) * size.span + size.n * size.span * size.ways
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ProtoNets(PooledClassifier):
     """The FiT head without covariances: negative squared Euclidean distance to the class means.
 
@@ -351,7 +394,7 @@ class ProtoNets(PooledClassifier):
     random_state : int, RandomState instance or None, default=None
         Ignored; the method is deterministic.
     device : str or None, default=None
-        Where to compute; None: where the features are.
+        Ignored; the method computes on the CPU.
 
     References
     ----------
@@ -365,25 +408,14 @@ class ProtoNets(PooledClassifier):
     )
     TENSORS: ClassVar = {"means": "class channel"}
 
-    def __init__(
-        self,
-        *,
-        use_views: bool = False,
-        random_state: int | np.random.RandomState | None = None,
-        device: str | None = None,
-    ) -> None:
-        self.use_views = use_views
-        self.random_state = random_state
-        self.device = device
-
     def _check_params(self) -> None:
         """There is nothing to check."""
 
-    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
-        return {"means": class_means(shots.x.double(), shots.labels, shots.classes)}
+    def _learn(self, shots: PooledShots) -> dict[str, Array]:
+        return {"means": class_means(shots.x.astype(np.float64), shots.labels, shots.classes)}
 
-    def _score(self, x: Tensor) -> Tensor:
-        return -torch.cdist(x.double(), self.learned_["means"]).square()  # (image, class)
+    def _score(self, x: Array) -> Array:
+        return -squared_distances(x.astype(np.float64), self.learned_["means"])  # (image, class)
 
     def _work(self, size: Vectors) -> Work:
         return class_means_work(size)

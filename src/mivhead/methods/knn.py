@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from mivhead.methods.base import (
+    Array,
     PooledClassifier,
     PooledShots,
     Vectors,
@@ -18,10 +18,12 @@ from mivhead.methods.base import (
     unit,
 )
 from mivhead.methods.cost import Work
+from mivhead.model.decision import softmax
 
 LEAST_SHARE = 1e-6  # of the votes, for a class without a neighbour: logits stay finite
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class NearestNeighbours(PooledClassifier):
     """The k support images of highest cosine vote, each with exp(cosine / temperature).
 
@@ -39,7 +41,7 @@ class NearestNeighbours(PooledClassifier):
     random_state : int, RandomState instance or None, default=None
         Ignored; the method is deterministic.
     device : str or None, default=None
-        Where to compute; None: where the features are.
+        Ignored; the method computes on the CPU.
 
     References
     ----------
@@ -51,36 +53,26 @@ class NearestNeighbours(PooledClassifier):
     paper: ClassVar = "Wu et al. 2018, Non-Parametric Instance Discrimination, arXiv 1805.01978"
     TENSORS: ClassVar = {"keys": "shot channel", "labels": "shot"}
 
-    def __init__(
-        self,
-        *,
-        neighbours: int = 5,
-        temperature: float = 0.07,
-        use_views: bool = False,
-        random_state: int | np.random.RandomState | None = None,
-        device: str | None = None,
-    ) -> None:
-        self.neighbours = neighbours
-        self.temperature = temperature
-        self.use_views = use_views
-        self.random_state = random_state
-        self.device = device
+    neighbours: int = 5
+    temperature: float = 0.07
 
     def _check_params(self) -> None:
         check_count("neighbours", self.neighbours, least=1)
         check_positive("temperature", self.temperature)
 
-    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
-        return {"keys": unit(shots.x.double()), "labels": shots.labels}
+    def _learn(self, shots: PooledShots) -> dict[str, Array]:
+        return {"keys": unit(shots.x.astype(np.float64)), "labels": shots.labels}
 
-    def _score(self, x: Tensor) -> Tensor:
+    def _score(self, x: Array) -> Array:
         keys, labels = self.learned_["keys"], self.learned_["labels"]
-        cosines = unit(x.double()) @ keys.T  # (image, shot)
-        nearest, rows = cosines.topk(min(self.neighbours, len(keys)), dim=1)  # (image, neighbour)
-        shares = torch.softmax(nearest / self.temperature, dim=1)
+        cosines = unit(x.astype(np.float64)) @ keys.T  # (image, shot)
+        order = np.argsort(-cosines, axis=1, kind="stable")
+        rows = order[:, : self.neighbours]  # (image, neighbour)
+        shares = softmax(np.take_along_axis(cosines, rows, axis=1) / self.temperature)
         voters = membership(labels[rows], len(self.classes_), shares.dtype)
-        votes = torch.einsum("qn,qnc->qc", shares, voters)  # (image, class)
-        return votes.clamp_min(LEAST_SHARE).log()
+        votes = np.einsum("qn,qnc->qc", shares, voters)  # (image, class)
+        found: Array = np.log(np.maximum(votes, LEAST_SHARE))
+        return found
 
     def _work(self, _size: Vectors) -> Work:
         return Work()  # features are stored as they are

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from mivhead._util.optional import need
 from mivhead.methods.base import (
+    Array,
     PooledClassifier,
     PooledShots,
     Vectors,
@@ -22,6 +23,7 @@ TOLERANCE = 1e-6  # of the gradient; the default of 1e-4 leaves log-odds off in 
 TYPICAL_STEPS = 100  # of L-BFGS, for the cost of a model that is not fitted yet
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LogisticProbe(PooledClassifier):
     """Multinomial logistic regression by scikit-learn; its coefficients are stored as tensors.
 
@@ -39,7 +41,7 @@ class LogisticProbe(PooledClassifier):
     random_state : int, RandomState instance or None, default=None
         Ignored; the method is deterministic.
     device : str or None, default=None
-        Where to predict; None: where the features are. Training runs on the CPU.
+        Ignored; the method computes on the CPU.
 
     Attributes
     ----------
@@ -56,49 +58,33 @@ class LogisticProbe(PooledClassifier):
     paper: ClassVar = "Tian et al. 2020, A Good Embedding Is All You Need?, arXiv 2003.11539"
     TENSORS: ClassVar = {"coefficients": "class channel", "intercepts": "class"}
 
-    def __init__(
-        self,
-        *,
-        C: float = 10.0,
-        normalise: bool = True,
-        max_iter: int = 1000,
-        use_views: bool = False,
-        random_state: int | np.random.RandomState | None = None,
-        device: str | None = None,
-    ) -> None:
-        self.C = C
-        self.normalise = normalise
-        self.max_iter = max_iter
-        self.use_views = use_views
-        self.random_state = random_state
-        self.device = device
+    C: float = 10.0
+    normalise: bool = True
+    max_iter: int = 1000
 
     def _check_params(self) -> None:
         check_positive("C", self.C)
         check_count("max_iter", self.max_iter, least=1)
 
-    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
-        from sklearn.linear_model import LogisticRegression
-
+    def _learn(self, shots: PooledShots) -> dict[str, Array]:
+        linear_model = need("sklearn.linear_model", "bench")
         # With a penalty on their squares, coefficients lie in the span of the images: with fewer
         # images than channels the same problem is much smaller there.
-        basis, inside = torch.linalg.qr(self._prepare(shots.x).T)  # x = inside' basis'
-        model = LogisticRegression(C=self.C, max_iter=self.max_iter, tol=TOLERANCE)
-        model.fit(inside.T.numpy(force=True), shots.labels.numpy(force=True))
+        basis, inside = np.linalg.qr(self._prepare(shots.x).T)  # x = inside' basis'
+        model = linear_model.LogisticRegression(C=self.C, max_iter=self.max_iter, tol=TOLERANCE)
+        model.fit(inside.T, shots.labels)
         self.n_iter_ = int(model.n_iter_.max())
-        device = shots.x.device
-        coefficients = torch.as_tensor(model.coef_, device=device) @ basis.T
-        intercepts = torch.as_tensor(model.intercept_, device=device)
+        coefficients, intercepts = model.coef_ @ basis.T, model.intercept_
         if shots.classes == 2:  # there is one row, of log-odds: split it between the classes
-            signs = torch.tensor([-0.5, 0.5], dtype=coefficients.dtype, device=device)
+            signs = np.array([-0.5, 0.5])
             coefficients, intercepts = signs[:, None] * coefficients, signs * intercepts
         return {"coefficients": coefficients, "intercepts": intercepts}
 
-    def _score(self, x: Tensor) -> Tensor:
+    def _score(self, x: Array) -> Array:
         return self._prepare(x) @ self.learned_["coefficients"].T + self.learned_["intercepts"]
 
-    def _prepare(self, x: Tensor) -> Tensor:
-        return unit(x.double()) if self.normalise else x.double()
+    def _prepare(self, x: Array) -> Array:
+        return unit(x.astype(np.float64)) if self.normalise else x.astype(np.float64)
 
     def _work(self, size: Vectors) -> Work:
         n, c, ways = size.n, size.c, size.ways

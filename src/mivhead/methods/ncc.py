@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from mivhead.methods.base import (
+    Array,
     PooledClassifier,
     PooledShots,
     Vectors,
@@ -19,6 +20,7 @@ from mivhead.methods.base import (
 from mivhead.methods.cost import Work
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class NearestCentroid(PooledClassifier):
     """Cosine to the mean of each class's pooled features, which are not normalised before.
 
@@ -33,7 +35,7 @@ class NearestCentroid(PooledClassifier):
     random_state : int, RandomState instance or None, default=None
         Ignored; the method is deterministic.
     device : str or None, default=None
-        Where to compute; None: where the features are.
+        Ignored; the method computes on the CPU.
 
     References
     ----------
@@ -51,31 +53,19 @@ class NearestCentroid(PooledClassifier):
     paper: ClassVar = "Few-shot Classification as Multi-instance Verification (the MIV-head)"
     TENSORS: ClassVar = {"means": "class channel"}
 
-    def __init__(
-        self,
-        *,
-        centred: bool = False,
-        temperature: float = 0.1,
-        use_views: bool = False,
-        random_state: int | np.random.RandomState | None = None,
-        device: str | None = None,
-    ) -> None:
-        self.centred = centred
-        self.temperature = temperature
-        self.use_views = use_views
-        self.random_state = random_state
-        self.device = device
+    centred: bool = False
+    temperature: float = 0.1
 
     def _check_params(self) -> None:
         check_positive("temperature", self.temperature)
 
-    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
-        return {"means": class_means(shots.x.double(), shots.labels, shots.classes)}
+    def _learn(self, shots: PooledShots) -> dict[str, Array]:
+        return {"means": class_means(shots.x.astype(np.float64), shots.labels, shots.classes)}
 
-    def _score(self, x: Tensor) -> Tensor:
-        means, x = self.learned_["means"], x.double()
+    def _score(self, x: Array) -> Array:
+        means, x = self.learned_["means"], x.astype(np.float64)
         if self.centred:
-            middle = means.mean(dim=0)
+            middle = means.mean(axis=0)
             means, x = means - middle, x - middle
         return unit(x) @ unit(means).T / self.temperature  # (image, class)
 

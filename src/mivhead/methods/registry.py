@@ -271,6 +271,7 @@ _RIVALS = {
     "svm": "mivhead.methods.svm:SupportVectors",
     "knn": "mivhead.methods.knn:NearestNeighbours",
     "ridge": "mivhead.methods.ridge:RidgeRegression",
+    "simpleshot": "mivhead.methods.simpleshot:SimpleShot",
     "tip-adapter": "mivhead.methods.tip_adapter:TipAdapter",
     "tsa": "mivhead.methods.tuning.tsa:TSA",
     "ett": "mivhead.methods.tuning.ett:ETT",

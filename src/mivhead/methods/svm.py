@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from mivhead.methods.base import PooledClassifier, PooledShots, Vectors, check_positive
+from mivhead._util.optional import need
+from mivhead.methods.base import (
+    Array,
+    PooledClassifier,
+    PooledShots,
+    Vectors,
+    check_positive,
+    squared_distances,
+)
 from mivhead.methods.cost import Work
 
 NO_SPREAD = 10 * np.finfo(np.float64).eps  # spread of a constant channel, relative to its values
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SupportVectors(PooledClassifier):
     """Standardised features and scikit-learn's SVC (gamma = 1 / channels), stored as tensors.
 
@@ -38,7 +46,7 @@ class SupportVectors(PooledClassifier):
     random_state : int, RandomState instance or None, default=None
         Ignored; the method is deterministic.
     device : str or None, default=None
-        Where to predict; None: where the features are. Training runs on the CPU.
+        Ignored; the method computes on the CPU.
 
     References
     ----------
@@ -57,37 +65,23 @@ class SupportVectors(PooledClassifier):
         "intercepts": "class class",
     }
 
-    def __init__(
-        self,
-        *,
-        C: float = 1.0,
-        standardise: bool = True,
-        use_views: bool = False,
-        random_state: int | np.random.RandomState | None = None,
-        device: str | None = None,
-    ) -> None:
-        self.C = C
-        self.standardise = standardise
-        self.use_views = use_views
-        self.random_state = random_state
-        self.device = device
+    C: float = 1.0
+    standardise: bool = True
 
     def _check_params(self) -> None:
         check_positive("C", self.C)
 
-    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
-        from sklearn.svm import SVC
-
-        x, y = shots.x.double().numpy(force=True), shots.labels.numpy(force=True)
+    def _learn(self, shots: PooledShots) -> dict[str, Array]:
+        x, y = shots.x.astype(np.float64), shots.labels
         shift, scale = x.mean(axis=0), x.std(axis=0)
         if not self.standardise:
             shift, scale = np.zeros_like(shift), np.full_like(scale, x.std())
         scale[scale <= NO_SPREAD * np.abs(x).max(axis=0)] = 1.0
-        model = SVC(C=self.C, gamma="auto").fit((x - shift) / scale, y)
+        model = need("sklearn.svm", "bench").SVC(C=self.C, gamma="auto").fit((x - shift) / scale, y)
         # For two classes scikit-learn flips signs, so that positive means the second class.
         flip = -1.0 if shots.classes == 2 else 1.0
         owners = np.repeat(np.arange(shots.classes), model.n_support_)
-        arrays = {
+        return {
             "shift": shift,
             "scale": scale,
             "vectors": model.support_vectors_,
@@ -95,25 +89,25 @@ class SupportVectors(PooledClassifier):
             "coefficients": _by_opponent(flip * model.dual_coef_, owners),
             "intercepts": _antisymmetric(flip * model.intercept_, shots.classes),
         }
-        device = shots.x.device
-        return {name: torch.as_tensor(array, device=device) for name, array in arrays.items()}
 
-    def _score(self, x: Tensor) -> Tensor:
+    def _score(self, x: Array) -> Array:
         learned = self.learned_
-        x = (x.double() - learned["shift"]) / learned["scale"]
-        kernel = torch.exp(-torch.cdist(x, learned["vectors"]).square() / x.shape[1])
+        x = (x.astype(np.float64) - learned["shift"]) / learned["scale"]
+        kernel = np.exp(-squared_distances(x, learned["vectors"]) / x.shape[1])
         classes = len(self.classes_)
         own = [learned["labels"] == i for i in range(classes)]
         # Evidence of the vectors of class i for i against j
-        favour = torch.stack([kernel[:, v] @ learned["coefficients"][v] for v in own], dim=1)
-        margins = favour - favour.transpose(1, 2) + learned["intercepts"]  # (image, i, j)
-        totals = margins.sum(dim=2)  # (image, class)
+        favour = np.stack([kernel[:, v] @ learned["coefficients"][v] for v in own], axis=1)
+        margins = favour - favour.swapaxes(1, 2) + learned["intercepts"]  # (image, i, j)
+        totals = margins.sum(axis=2)  # (image, class)
         if classes == 2:
-            return totals / 2
-        votes = (margins > 0).sum(dim=2)  # (image, class)
-        values = votes + totals / (3 * (totals.abs() + 1))
-        first = votes.argmax(dim=1, keepdim=True)  # (image, 1)
-        return values.scatter(1, first, values.amax(dim=1, keepdim=True))
+            halves: Array = totals / 2
+            return halves
+        votes = (margins > 0).sum(axis=2)  # (image, class)
+        values = votes + totals / (3 * (np.abs(totals) + 1))
+        images, first = np.arange(len(values)), votes.argmax(axis=1)
+        values[images, first] = values.max(axis=1)
+        return values
 
     def _work(self, size: Vectors) -> Work:
         return Work.once(size.n**2 * size.c)  # one kernel matrix; the rest of libsvm is small

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from mivhead.methods.base import (
+    Array,
     PooledClassifier,
     PooledShots,
     Vectors,
@@ -20,6 +20,7 @@ from mivhead.methods.base import (
 from mivhead.methods.cost import Work
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TipAdapter(PooledClassifier):
     """Logits alpha A L, with affinities A = exp(-beta (1 - cosine)) and one-hot labels L.
 
@@ -40,7 +41,7 @@ class TipAdapter(PooledClassifier):
     random_state : int, RandomState instance or None, default=None
         Ignored; the method is deterministic.
     device : str or None, default=None
-        Where to compute; None: where the features are.
+        Ignored; the method computes on the CPU.
 
     References
     ----------
@@ -54,35 +55,22 @@ class TipAdapter(PooledClassifier):
     paper: ClassVar = "Zhang et al. 2021, Tip-Adapter, arXiv 2111.03930"
     TENSORS: ClassVar = {"keys": "shot channel", "labels": "shot"}
 
-    def __init__(
-        self,
-        *,
-        alpha: float = 1.0,
-        beta: float = 5.5,
-        average: bool = False,
-        use_views: bool = False,
-        random_state: int | np.random.RandomState | None = None,
-        device: str | None = None,
-    ) -> None:
-        self.alpha = alpha
-        self.beta = beta
-        self.average = average
-        self.use_views = use_views
-        self.random_state = random_state
-        self.device = device
+    alpha: float = 1.0
+    beta: float = 5.5
+    average: bool = False
 
     def _check_params(self) -> None:
         check_positive("alpha", self.alpha)
         check_positive("beta", self.beta)
 
-    def _learn(self, shots: PooledShots) -> dict[str, Tensor]:
-        return {"keys": unit(shots.x.double()), "labels": shots.labels}
+    def _learn(self, shots: PooledShots) -> dict[str, Array]:
+        return {"keys": unit(shots.x.astype(np.float64)), "labels": shots.labels}
 
-    def _score(self, x: Tensor) -> Tensor:
+    def _score(self, x: Array) -> Array:
         keys, labels = self.learned_["keys"], self.learned_["labels"]
         classes = len(self.classes_)
-        cosines = unit(x.double()) @ keys.T  # (image, shot)
-        affinities = torch.exp(self.beta * (cosines - 1))
+        cosines = unit(x.astype(np.float64)) @ keys.T  # (image, shot)
+        affinities = np.exp(self.beta * (cosines - 1))
         sums = affinities @ membership(labels, classes, keys.dtype)  # (image, class)
         return self.alpha * (sums / counts(labels, classes) if self.average else sums)
 

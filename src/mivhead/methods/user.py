@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from mivhead._util.schema import from_json, split_tensors
 from mivhead.classifier import FeatureClassifier
@@ -37,7 +36,7 @@ class UserMethod(FeatureClassifier):
     random_state : int, RandomState instance or None, default=None
         Seed of the estimator.
     device : str or None, default=None
-        Where to compute; None: where the features are.
+        Device of the estimator, if it takes one.
 
     Attributes
     ----------
@@ -84,17 +83,19 @@ class UserMethod(FeatureClassifier):
     def _stored_support(self) -> Features:
         return self.support_.features
 
-    def _logits(self, features: Features) -> Tensor:
-        found = torch.as_tensor(np.asarray(self.estimator_.predict_proba(features)))
+    def _logits(self, features: Features) -> NDArray[np.float64]:
+        found = np.asarray(self.estimator_.predict_proba(features))
         expected = (len(features), len(self.classes_))
-        if tuple(found.shape) != expected:
+        if found.shape != expected:
             raise InputError(
-                f"predict_proba of {self.home} returned shape {tuple(found.shape)}, "
+                f"predict_proba of {self.home} returned shape {found.shape}, "
                 f"expected (images, classes) = {expected}."
             )
-        return found.double().log()
+        with np.errstate(divide="ignore"):  # a class may have probability 0
+            logits: NDArray[np.float64] = np.log(found.astype(np.float64))
+        return logits
 
-    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         support = self.support_
         config = {
             "params": dict(self.params or {}),
@@ -113,7 +114,7 @@ class UserMethod(FeatureClassifier):
             tensors |= {f"views.{name}": t for name, t in support.views.tensors.items()}
         return config, tensors
 
-    def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
         known = {name: value for name, value in config.items() if name != "recipe"}
         saved = from_json(_Saved, known, "config")
         stored, extra = split_tensors(tensors, ("support", "views"))

@@ -112,7 +112,7 @@ def test_a_training_step_is_adadeltas_on_separate_branches() -> None:
     # The first step of Adadelta, with rho 0.9, eps 1e-6 and rate 0.5.
     change = -0.5 * (1e-6 / (0.1 * grad**2 + 1e-6)).sqrt() * grad
     expected = (branch.alpha + change)[:, :, 0, 0]
-    found = fitted.tensors_["layer4.0.conv2.alpha"]
+    found = torch.as_tensor(fitted.tensors_["layer4.0.conv2.alpha"])
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-7)
 
 

@@ -11,32 +11,31 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mivhead._util.estimator import Estimator, check_fitted, random_seed
 from mivhead._util.progress import progress_bar
 from mivhead._util.schema import check_tensors, split_tensors
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.methods.base import (
+    NORM_EPS,
     check_count,
     check_keys,
     check_positive,
-    class_means,
     params_to_json,
     restore_params,
-    unit,
 )
 from mivhead.methods.cost import BACKWARD, BackboneWork, TaskSize, Work
+from mivhead.model.decision import softmax
 
 TEMPERATURE = 0.1
 MEANS = "means"  # the class means of the tuned features, in a model file
@@ -147,7 +146,8 @@ def check_is_vit(network: Network, method: str, reason: str) -> None:
         )
 
 
-class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn: untyped
+@dataclass(kw_only=True, eq=False, repr=False)
+class TuningClassifier(Estimator):
     """Base of the methods that tune a copy of the backbone.
 
     A subclass defines in `_attach` what is trained, in `_optimiser` how, and in `_step_products`
@@ -157,14 +157,15 @@ class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
 
     needs: ClassVar = "images"
     STORED: ClassVar[str]  # pattern of the names of its tensors
+
     steps: int
-    use_views: bool
-    images_at_once: int | None
-    random_state: int | np.random.RandomState | None
-    device: str | None
-    verbose: bool
-    classes_: NDArray[Any]
-    seed_: int
+    use_views: bool = False
+    images_at_once: int | None = None
+    random_state: int | np.random.RandomState | None = None
+    device: str | None = None
+    verbose: bool = True
+    classes_: NDArray[Any] = field(init=False)
+    seed_: int = field(init=False)
 
     @abstractmethod
     def check(self, network: Network) -> None:
@@ -252,7 +253,7 @@ class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             raise InputError(
                 f"y holds {len(self.classes_)} class; a classifier needs at least 2 classes."
             )
-        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.seed_ = random_seed(self.random_state)
         order = np.argsort(labels, kind="stable")
         everything, numbers = X[order], labels[order]
         if self.use_views and views is not None and view_of is not None:
@@ -264,18 +265,20 @@ class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         self._train(everything, torch.as_tensor(numbers, device=network.device), len(X))
         return self
 
-    def logits(self, X: Pixels) -> Tensor:
+    def logits(self, X: Pixels) -> NDArray[np.float32]:
         """Logits (image, class)."""
-        check_is_fitted(self, "means_")
-        return _cosines(embed(self.network_, X, PREDICTED), self.means_)
+        check_fitted(self, "means_")
+        cosines = _cosines(embed(self.network_, X, PREDICTED), self.means_)
+        logits: NDArray[np.float32] = cosines.numpy(force=True)
+        return logits
 
     def predict_proba(self, X: Pixels) -> NDArray[np.floating[Any]]:
         """Probabilities (image, class), in the order of `classes_`."""
-        return torch.softmax(self.logits(X).double(), dim=1).numpy(force=True)
+        return softmax(self.logits(X).astype(np.float64))
 
     def predict(self, X: Pixels) -> NDArray[Any]:
         """Labels of the most probable classes."""
-        chosen: NDArray[Any] = self.classes_[self.logits(X).argmax(dim=1).numpy(force=True)]
+        chosen: NDArray[Any] = self.classes_[self.logits(X).argmax(axis=1)]
         return chosen
 
     def work(self, size: TaskSize, features: Features, backbone: BackboneWork) -> Work:
@@ -299,11 +302,11 @@ class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         return hasattr(self, "network_")
 
     @property
-    def tensors_(self) -> dict[str, Tensor]:
+    def tensors_(self) -> dict[str, NDArray[Any]]:
         """What was learned: adapters and class means."""
         if self.attached:
-            adapters = {name: p.detach() for name, p in self.adapters_.items()}
-            return {**adapters, MEANS: self.means_}
+            learned = {**self.adapters_, MEANS: self.means_}
+            return {name: tensor.detach().numpy(force=True) for name, tensor in learned.items()}
         return self._stored
 
     def _check_params(self) -> None:
@@ -328,8 +331,8 @@ class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         check_tensors(stored, {**shapes, MEANS: means})
         with torch.no_grad():
             for name, parameter in self.adapters_.items():
-                parameter.copy_(stored[name])
-        self.means_ = stored[MEANS].to(self.network_.device)
+                parameter.copy_(torch.as_tensor(stored[name]))
+        self.means_ = torch.as_tensor(stored[MEANS], device=self.network_.device)
 
     def _train(self, pixels: Pixels, labels: Tensor, originals: int) -> None:
         network, classes = self.network_, len(self.classes_)
@@ -358,19 +361,18 @@ class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the network out of pickles; it is attached again where they are loaded."""
-        state: dict[str, Any] = super().__getstate__()
-        state.pop("_untuned", None)
+        state = {name: value for name, value in vars(self).items() if name != "_untuned"}
         if not self.attached:
             return state
-        kept = {*self.get_params(deep=False), "classes_", "seed_", "losses_", "_sklearn_version"}
+        kept = {*self.get_params(deep=False), "classes_", "seed_", "losses_"}
         own = {name: value for name, value in state.items() if name in kept}
         return {**own, "_stored": self.tensors_}
 
-    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         tensors = {f"params.{name}": tensor for name, tensor in self.tensors_.items()}
         return {"params": params_to_json(self)}, tensors
 
-    def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def _restore(self, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
         restore_params(self, check_keys(config, {"params"})["params"])
         self._check_params()
         (learned,) = split_tensors(tensors, ("params",))
@@ -386,6 +388,17 @@ class TuningClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
                 f"{len(self.classes_)} classes."
             )
         self._stored = learned
+
+
+def unit(x: Tensor) -> Tensor:
+    """Scale vectors (..., channel) to length 1, as `mivhead.methods.base.unit` does."""
+    return F.normalize(x, dim=-1, eps=NORM_EPS)
+
+
+def class_means(x: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Mean vector of every class, as `mivhead.methods.base.class_means` does."""
+    members = F.one_hot(labels, classes).to(x.dtype)  # (image, class)
+    return members.T @ x / members.sum(dim=0)[:, None]
 
 
 def _cosines(features: Tensor, means: Tensor) -> Tensor:

@@ -13,18 +13,24 @@ patches, and the regularisation compares unit vectors with a centre of the teach
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from mivhead.errors import InputError
-from mivhead.methods.base import class_means, unit
 from mivhead.methods.cost import BackboneWork
-from mivhead.methods.tuning.base import Network, Pixels, TuningClassifier, check_is_vit
+from mivhead.methods.tuning.base import (
+    Network,
+    Pixels,
+    TuningClassifier,
+    check_is_vit,
+    class_means,
+    unit,
+)
 
 MAP = "map"  # the linear map of the features
 PREFIXES = "prefixes"
@@ -35,6 +41,7 @@ _ATTENTION = {"qkv", "proj", "q_norm", "k_norm"}
 AT_ONCE = 4  # images per pass when prototypes are made
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ETT(TuningClassifier):
     """Prefixes made of class prototypes, and offsets, in every block of a vision transformer.
 
@@ -75,28 +82,10 @@ class ETT(TuningClassifier):
     needs: ClassVar = "images"
     STORED: ClassVar = rf"{MAP}|{PREFIXES}|blocks\.\d+\.(attn|mlp)\.offset"
 
-    def __init__(
-        self,
-        *,
-        steps: int = 40,
-        learning_rate: float = 1e-3,
-        prefixes: bool = True,
-        offsets: bool = True,
-        use_views: bool = False,
-        images_at_once: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        device: str | None = None,
-        verbose: bool = True,
-    ) -> None:
-        self.steps = steps
-        self.learning_rate = learning_rate
-        self.prefixes = prefixes
-        self.offsets = offsets
-        self.use_views = use_views
-        self.images_at_once = images_at_once
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
+    steps: int = 40
+    learning_rate: float = 1e-3
+    prefixes: bool = True
+    offsets: bool = True
 
     def check(self, network: Network) -> None:
         """Raise an error unless this is a vision transformer of standard blocks with [CLS]."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 from torch import nn
 from torch.optim import Adam, Optimizer
 
@@ -13,6 +13,7 @@ from mivhead.methods.cost import BackboneWork
 from mivhead.methods.tuning.base import Network, TuningClassifier
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Finetune(TuningClassifier):
     """All weights of the network, with the NCC head: the costly reference, as in PMF.
 
@@ -50,24 +51,8 @@ class Finetune(TuningClassifier):
     needs: ClassVar = "images"
     STORED: ClassVar = r"network\.[\w.-]+"
 
-    def __init__(
-        self,
-        *,
-        steps: int = 40,
-        learning_rate: float = 5e-5,
-        use_views: bool = False,
-        images_at_once: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        device: str | None = None,
-        verbose: bool = True,
-    ) -> None:
-        self.steps = steps
-        self.learning_rate = learning_rate
-        self.use_views = use_views
-        self.images_at_once = images_at_once
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
+    steps: int = 40
+    learning_rate: float = 5e-5
 
     def check(self, network: Network) -> None:
         """Accept every network."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 from torch import nn
 from torch.optim import Adam, Optimizer
 
@@ -13,6 +13,7 @@ from mivhead.methods.cost import BackboneWork
 from mivhead.methods.tuning.base import Network, TuningClassifier, check_is_vit
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LNTune(TuningClassifier):
     """Scales and shifts of all LayerNorms of a vision transformer, with the NCC head.
 
@@ -52,24 +53,9 @@ class LNTune(TuningClassifier):
     uses_views: ClassVar = True
     STORED: ClassVar = r"network\.[\w.-]*(weight|bias)"
 
-    def __init__(
-        self,
-        *,
-        steps: int = 20,
-        learning_rate: float = 1e-3,
-        use_views: bool = True,
-        images_at_once: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        device: str | None = None,
-        verbose: bool = True,
-    ) -> None:
-        self.steps = steps
-        self.learning_rate = learning_rate
-        self.use_views = use_views
-        self.images_at_once = images_at_once
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
+    steps: int = 20
+    learning_rate: float = 1e-3
+    use_views: bool = True
 
     def check(self, network: Network) -> None:
         """Raise an error unless this is a vision transformer."""

@@ -9,10 +9,10 @@ one does, and each convolution leaves one tensor less behind for the backward pa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ RATE_ALPHA, RATE_BETA, RHO = 0.5, 1.0, 0.9
 BETA = "beta"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TSA(TuningClassifier):
     """Task-specific adapters on a ResNet: 1x1 convolutions parallel to its 3x3 convolutions.
 
@@ -66,22 +67,7 @@ class TSA(TuningClassifier):
     needs: ClassVar = "images"
     STORED: ClassVar = rf"{BETA}|(\w+\.)*layer[1-4]\.(\w+\.)*alpha"
 
-    def __init__(
-        self,
-        *,
-        steps: int = 40,
-        use_views: bool = False,
-        images_at_once: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        device: str | None = None,
-        verbose: bool = True,
-    ) -> None:
-        self.steps = steps
-        self.use_views = use_views
-        self.images_at_once = images_at_once
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
+    steps: int = 40
 
     def check(self, network: Network) -> None:
         """Raise an error unless this is a ResNet of plain 3x3 convolutions."""
