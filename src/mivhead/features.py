@@ -353,7 +353,8 @@ class Block:
 
 
 def _times(x: Array, factor: float) -> Array:
-    return x * x.dtype.type(factor)
+    scaled: Array = x * x.dtype.type(factor)
+    return scaled
 
 
 def _exponent(block: Block) -> int:

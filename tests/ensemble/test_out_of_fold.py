@@ -9,8 +9,8 @@ from mivhead.ensemble import stacking
 from mivhead.ensemble.stacking import assign_folds, out_of_fold_cosines, predict_cosines
 from mivhead.features import SupportSet
 from mivhead.head import training
-from mivhead.head.blocks import resolve_blocks
 from mivhead.head.bags import Bags
+from mivhead.head.blocks import resolve_blocks
 from mivhead.head.training import fit_head
 
 RECIPE = Recipe()

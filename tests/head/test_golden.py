@@ -9,8 +9,8 @@ from safetensors import safe_open
 
 from mivhead.backbones.preset import BlockPreset
 from mivhead.features import Features
-from mivhead.head.blocks import resolve_blocks
 from mivhead.head.bags import Bags
+from mivhead.head.blocks import resolve_blocks
 from mivhead.head.head import MIVHead, rows
 from mivhead.head.logits import combine
 from mivhead.head.recipe import Recipe

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mivhead.features import Features
-from mivhead.head.blocks import resolve_blocks
 from mivhead.head.bags import Bags
+from mivhead.head.blocks import resolve_blocks
 from mivhead.head.head import MIVHead
 from mivhead.head.recipe import Recipe
 from mivhead.head.training import loss_and_gradients

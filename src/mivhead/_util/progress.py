@@ -17,7 +17,7 @@ DELAY = 2.0  # seconds before a bar appears
 @contextmanager
 def progress_bar(
     description: str, total: int | None, *, show: bool | None = None, unit: str = "image"
-) -> Iterator[Callable[[int], Any]]:
+) -> Iterator[Callable[[float], Any]]:
     """Yield a function that advances a progress bar by a number of items.
 
     Parameters

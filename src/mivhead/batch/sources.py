@@ -525,7 +525,7 @@ def _read_store(shard: Shard, wanted: Wanted) -> Iterator[ShardRow | None]:
     numbers = count()
     with stores.open(shard.path) as store:
         for table in store.iter_batches():
-            arrays = {name: tensor.numpy() for name, tensor in table.features.tensors.items()}
+            arrays = table.features.tensors
             for i, name in enumerate(table.ids):
                 if not wanted(next(numbers)):
                     yield None

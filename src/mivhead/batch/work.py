@@ -242,8 +242,7 @@ class Extracting:
 
     def compute(self, contents: Sequence[Any]) -> list[dict[str, Any]]:
         """Pass pictures through the backbone."""
-        tensors = self.loaded.extract(contents).tensors
-        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        arrays = self.loaded.extract(contents).tensors
         return [{name: array[i] for name, array in arrays.items()} for i in range(len(contents))]
 
     def schema(self) -> Any:

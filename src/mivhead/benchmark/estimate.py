@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from mivhead.backbones.base import Backbone
 from mivhead.benchmark.clock import Clock
@@ -310,7 +309,7 @@ class _Measured:
             clock = Clock(device)
             plain_features(backbone)
             seconds = clock.lap().spent
-        size = entry_size({name: t[0].numpy() for name, t in features.tensors.items()})
+        size = entry_size({name: t[0] for name, t in features.tensors.items()})
         plan = BackbonePlan(entry.name, missing, seconds, size)
         return cls(backbone, plan, measure_backbone(backbone), features)
 
@@ -338,10 +337,10 @@ class _Measured:
     @cached_property
     def _head_rate(self) -> float:
         """GFLOPs per second of a head, from a short training on noise."""
-        generator = torch.Generator().manual_seed(0)
+        generator = np.random.default_rng(0)
         noise = Features.from_tensors(
             {
-                name: torch.rand((10, *t.shape[1:]), generator=generator)
+                name: generator.random((10, *t.shape[1:]), np.float32)
                 for name, t in self.features.tensors.items()
             }
         )

@@ -72,8 +72,8 @@ def count(
 
     Examples
     --------
-    >>> import torch
-    >>> features, size = Features(torch.ones(1, 64, 7, 7)), TaskSize((5, 5), (15, 15))
+    >>> import numpy as np
+    >>> features, size = Features(np.ones((1, 64, 7, 7))), TaskSize((5, 5), (15, 15))
     >>> cost = count("miv", features, size, BackboneWork(4e8))
     >>> round(cost.gflops), round(cost.gflops_paper)
     (32, 15)

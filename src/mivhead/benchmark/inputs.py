@@ -391,7 +391,7 @@ def find_missing(inputs: Inputs, keys: FeatureKeys, views: Mapping[str, int]) ->
         room -= len(own)
     images = sum(own[0] in absent for own in lacking.values())
     layout = plain_features(inputs.open_backbone()).tensors
-    each = entry_size({name: tensor[0].numpy() for name, tensor in layout.items()})
+    each = entry_size({name: tensor[0] for name, tensor in layout.items()})
     # Images with the same content share an entry.
     total = len({key for own in needed.values() for key in own})
     return Missing(

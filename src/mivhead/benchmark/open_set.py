@@ -384,7 +384,7 @@ def _run(
     classifier = make_method(method, preset=_preset(method, backbone), random_state=number)
     views = inputs.views if method.startswith("miv") else {}
     classifier.fit(inputs.support, inputs.labels, **views)
-    logits = [classifier.logits(x).double().numpy() for x in parts]
+    logits = [classifier.logits(x).astype(np.float64) for x in parts]
     p = softmax(logits[0])
     right = p.argmax(axis=1) == inputs.known_labels
     scores: dict[str, list[Floats]] = {
@@ -483,7 +483,7 @@ def _feature_scores(inputs: _Inputs) -> dict[str, Callable[[Features], Floats]]:
     """Scores of pooled features that need no head."""
     shots = pooled(inputs.support)
     units = unit(shots)
-    x, labels = shots.double().numpy(), inputs.labels
+    x, labels = shots.astype(np.float64), inputs.labels
     means = np.stack([x[labels == c].mean(axis=0) for c in range(labels.max() + 1)])
     # One shot per class has no scatter within classes: that around the mean of all stands in.
     several = len(x) > len(means)
@@ -494,11 +494,11 @@ def _feature_scores(inputs: _Inputs) -> dict[str, Callable[[Features], Floats]]:
     root = np.linalg.cholesky(np.linalg.inv(shrunk))
 
     def knn(features: Features) -> Floats:
-        distances: Floats = 1 - (unit(pooled(features)) @ units.T).max(dim=1).values.numpy()
+        distances: Floats = 1 - (unit(pooled(features)) @ units.T).max(axis=1)
         return distances
 
     def mahalanobis(features: Features) -> Floats:
-        z = pooled(features).double().numpy() @ root
+        z = pooled(features).astype(np.float64) @ root
         distances: Floats = ((z[:, None] - (means @ root)[None]) ** 2).sum(axis=2)
         nearest: Floats = distances.min(axis=1)
         return nearest

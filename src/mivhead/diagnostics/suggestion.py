@@ -251,7 +251,8 @@ def _squares(
 ) -> NDArray[np.floating[Any]]:
     """Squared distances (point, centre)."""
     both = (points**2).sum(axis=1)[:, None] + (centres**2).sum(axis=1)
-    return np.maximum(both - 2 * points @ centres.T, 0.0)
+    squares: NDArray[np.floating[Any]] = np.maximum(both - 2 * points @ centres.T, 0.0)
+    return squares
 
 
 def _nearest(

@@ -300,4 +300,4 @@ def _size(kind: Kind, block: Block) -> int:
     if kind == "second_order":
         return components * (components + 1) // 2
     height, width = block.map.shape[2:]
-    return components * min(SIDE, height) * min(SIDE, width)
+    return int(components * min(SIDE, height) * min(SIDE, width))

@@ -191,7 +191,8 @@ def _contents(
     model: FewShotClassifier | Classifier,
 ) -> tuple[dict[str, Any], dict[str, Array]]:
     """Make the document and the tensors of a model, without optional sections."""
-    identity, trained = None, model
+    identity: Identity | None = None
+    trained: Any = model
     check_fitted(model, "classes_")
     if isinstance(model, FewShotClassifier):
         identity, trained = model.identity_, model.classifier_

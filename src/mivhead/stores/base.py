@@ -372,7 +372,7 @@ def _size(shape: tuple[int, ...]) -> str:
 
 
 def _arrays(features: Features) -> dict[str, Array]:
-    return {name: tensor.numpy() for name, tensor in features.tensors.items()}
+    return features.tensors
 
 
 class DatabaseStore(Store):
