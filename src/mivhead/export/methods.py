@@ -181,7 +181,8 @@ def _svm(x: Value, learned: Learned, method: SupportVectors) -> Value:
     # The first of the classes with most votes gets the highest of all values.
     earlier = votes - np.arange(classes) / (2 * classes)  # votes are integers
     best = (earlier - earlier.largest(1) + 1e-9 > 0.0).cast(np.float64)  # (n, class): 1 for it
-    return values * (best * -1.0 + 1.0) + best * values.largest(1)
+    chosen: Value = values * (best * -1.0 + 1.0) + best * values.largest(1)
+    return chosen
 
 
 def _gaussian(x: Value, learned: Learned, _: FitLDA | FitQDA) -> Value:
