@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +155,34 @@ def test_resizing_in_the_graph(model, tmp_path) -> None:
     for side in (20, 40, 150):  # upwards, slightly and much downwards
         new = images(2, seed=9, side=side)
         np.testing.assert_allclose(loaded.predict_proba(new), model.predict_proba(new), atol=0.01)
+
+
+WITHOUT_TORCH = """
+import sys
+
+for name in ("torch", "sklearn", "scipy", "onnxscript"):
+    sys.modules[name] = None  # importing it is an error
+
+import numpy as np
+
+import mivhead
+from mivhead import FewShotClassifier
+from mivhead.export.model import export_model
+
+rng = np.random.default_rng(0)
+images = list(rng.integers(0, 256, (4, 32, 32, 3), dtype=np.uint8))
+for method in ("miv", "fit-qda", "baseline++"):
+    model = FewShotClassifier(method=method, threshold=0, random_state=0)
+    model.fit(images, ["a", "a", "b", "b"])
+    export_model(model, "model.onnx", input="pixels")
+    assert mivhead.load("model.onnx").predict(images).tolist() == ["a", "a", "b", "b"]
+"""
+
+
+def test_the_default_backbone_is_exported_without_pytorch(tmp_path) -> None:
+    code = [sys.executable, "-c", WITHOUT_TORCH]
+    done = subprocess.run(code, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_features_of_a_model_of_images(model, tmp_path) -> None:

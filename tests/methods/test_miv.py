@@ -54,10 +54,7 @@ def test_changes_of_the_recipe(name: str) -> None:
 
 
 def test_eta0_and_no_attention_are_different_variants() -> None:
-    parameters = [
-        {k for k, _ in fitted(name).head_.named_parameters()}
-        for name in ("miv-eta0", "miv-no-attention")
-    ]
+    parameters = [set(fitted(name).head_.params) for name in ("miv-eta0", "miv-no-attention")]
     assert "blocks.0.cap.key.weight" in parameters[0] - parameters[1]
 
 

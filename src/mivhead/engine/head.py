@@ -246,13 +246,17 @@ class HeadBlock:
         if "cap.excitation.weight" in p:  # MHCE, equation 5
             gate = self._linear("excitation", x)
             np.negative(gate, out=gate)
-            np.exp(gate, out=gate)
+            with np.errstate(over="ignore"):  # 1 / (1 + infinity) is 0, as it should be
+                np.exp(gate, out=gate)
             gate += 1
             np.reciprocal(gate, out=gate)
         return Projected(key, value, gate), tape._replace(x=x)
 
     def _linear(self, layer: str, x: Array) -> Array:
-        y: Array = x @ self.params[f"cap.{layer}.weight"].T
+        # BLAS rounds the product of a single row differently from that of several: so that a
+        # prediction does not depend on its batch, there are always several.
+        rows = np.repeat(x, 2, axis=0) if len(x) == 1 else x
+        y: Array = (rows @ self.params[f"cap.{layer}.weight"].T)[: len(x)]
         y += self.params[f"cap.{layer}.bias"]
         return y
 

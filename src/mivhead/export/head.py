@@ -112,13 +112,11 @@ def block_cosines(vectors: Value, layer: HeadBlock, support: Projected, bags: Ba
     """Cosines (n, class) of one block."""
     how = layer.comparison(support, support, bags)  # with the support's own constants
     shots = np.diff(bags.starts)
-    key, value, gate = (
-        each if each is None else each.reshape(0, how.heads, 1, -1)  # (n, h, 1, d)
-        for each in project(vectors, layer)
-    )
+    flat_key, flat_value, gate = project(vectors, layer)
+    key, v_q = (each.reshape(0, how.heads, 1, -1) for each in (flat_key, flat_value))
     v_p, of_keys = prototypes(key, how, shots)  # (n or 1, h, class, d)
-    v_q = value
     if gate is not None:
+        gate = gate.reshape(0, how.heads, 1, -1)  # (n, h, 1, d)
         v_q, v_p = v_q * gate, v_p * gate
     if how.skip:
         v_q, v_p = v_q + key, v_p + of_keys

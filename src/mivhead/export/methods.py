@@ -173,15 +173,16 @@ def _svm(x: Value, learned: Learned, method: SupportVectors) -> Value:
     )
     pairs = (own - own.swapaxes(1, 2)).reshape(len(own), -1)  # (vector, i and j)
     margins = (kernel @ pairs).reshape(0, classes, classes) + learned["intercepts"]  # (n, i, j)
-    totals = margins.sum(2)  # (n, class)
+    totals: Value = margins.sum(2)  # (n, class)
     if classes == 2:
         return totals / 2.0
     votes = (margins > 0.0).cast(np.float64).sum(2)  # (n, class)
-    values = votes + totals / ((totals.abs() + 1.0) * 3.0)
+    values: Value = votes + totals / ((totals.abs() + 1.0) * 3.0)
     # The first of the classes with most votes gets the highest of all values.
     earlier = votes - np.arange(classes) / (2 * classes)  # votes are integers
     best = (earlier - earlier.largest(1) + 1e-9 > 0.0).cast(np.float64)  # (n, class): 1 for it
-    return values * (best * -1.0 + 1.0) + best * values.largest(1)
+    chosen: Value = values * (best * -1.0 + 1.0) + best * values.largest(1)
+    return chosen
 
 
 def _gaussian(x: Value, learned: Learned, _: FitLDA | FitQDA) -> Value:

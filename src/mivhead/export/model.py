@@ -424,6 +424,7 @@ def _compare(model: FewShotClassifier | Classifier, content: bytes, kind: Input)
     session = Session(content, "the exported model")
     rng = np.random.default_rng(0)
     classifier: Any = model.classifier_ if isinstance(model, FewShotClassifier) else model
+    feed: dict[str, NDArray[Any]]
     if kind == "features":
         given = _some_features(classifier, rng)
         arrays = {name: x.astype(np.float32) for name, x in given.tensors.items()}

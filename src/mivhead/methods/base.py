@@ -158,7 +158,8 @@ def pooled(features: Features) -> NDArray[np.float32]:
 def unit(x: Array) -> Array:
     """Scale vectors (..., channel) to length 1; zero vectors stay zero."""
     lengths = np.sqrt(np.square(x).sum(axis=-1, keepdims=True))
-    return x / np.maximum(lengths, NORM_EPS)
+    scaled: Array = x / np.maximum(lengths, NORM_EPS)
+    return scaled
 
 
 def class_means(x: Array, labels: NDArray[np.int64], classes: int) -> Array:
@@ -205,7 +206,8 @@ def squared_distances(x: Array, rows: Array) -> Array:
     middle = rows.mean(axis=0)  # differences of small numbers keep more digits
     x, rows = x - middle, rows - middle
     lengths = np.square(x).sum(axis=1)[:, None] + np.square(rows).sum(axis=1)
-    return np.maximum(lengths - 2 * x @ rows.T, 0)
+    distances: Array = np.maximum(lengths - 2 * x @ rows.T, 0)
+    return distances
 
 
 # Training

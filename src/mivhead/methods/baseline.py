@@ -157,7 +157,8 @@ class BaselinePlusPlus(_Trained):
 
     def _score(self, x: Array) -> Array:
         cosines = _shortened(x) @ unit(self.learned_["directions"]).T  # (image, class)
-        return self.logit_scale * self.learned_["lengths"] * cosines
+        logits: Array = self.logit_scale * self.learned_["lengths"] * cosines
+        return logits
 
     @property
     def logit_scale(self) -> float:
@@ -175,4 +176,5 @@ class BaselinePlusPlus(_Trained):
 
 def _shortened(x: Array) -> Array:
     """Scale vectors (image, channel) to about length 1."""
-    return x / (np.linalg.norm(x, axis=1, keepdims=True) + LENGTH_EPS)
+    scaled: Array = x / (np.linalg.norm(x, axis=1, keepdims=True) + LENGTH_EPS)
+    return scaled

@@ -91,7 +91,7 @@ class Support:
         self.span = span_of(x)
         self.z, _ = coordinates(x, self.span)  # (image, dimension)
         self.means = class_means(self.z, labels, classes)  # (class, dimension)
-        self.labels, self.channels = labels, x.shape[1]
+        self.labels, self.channels = labels, int(x.shape[1])
         shots = counts(labels, classes)
         self.rows, self.real = padded_rows(shots)  # (class, shot)
         # cov_k is divided by shots - 1; the covariance of a single shot is zero.
@@ -123,13 +123,15 @@ class Support:
         crossed = self.z @ (self.means * precision).T  # (image, class)
         images = len(self.z)
         distances = squares[:images, None] + squares[images:] - 2 * crossed
-        return -(distances + self.log_volume(weights)) / 2
+        densities: Array = -(distances + self.log_volume(weights)) / 2
+        return densities
 
     def quadratic(self, weights: Weights, systems: Systems) -> Array:
         """Log densities (image, class) of the support with a covariance per class."""
         gained = (systems.crossed * systems.solved).sum(axis=1).T  # (image, class)
         gained *= weights.of_class / 2
-        return self.linear(weights) + gained - systems.half_log_det
+        densities: Array = self.linear(weights) + gained - systems.half_log_det
+        return densities
 
     def systems(self, weights: Weights) -> Systems:
         """Solve the systems of all classes."""
@@ -166,7 +168,7 @@ class Support:
         d_a = (flow * crossed).sum() / 2 + (d_matrices * systems.inner).sum()
         d_padded = a * flow
         d_own = a * d_matrices * self.real[:, None, :] * self.scale[:, None, None]
-        classes, shots = np.indices(self.rows.shape)
+        classes, shots = np.ogrid[: self.rows.shape[0], : self.rows.shape[1]]
         np.add.at(d_padded, (classes[:, :, None], shots[:, :, None], self.rows[:, None, :]), d_own)
         d_crossed = d_padded[self.real]  # (shot, image), in the order of the support
         d_products = np.zeros((len(self.z), len(self.points)))

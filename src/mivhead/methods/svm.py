@@ -104,7 +104,7 @@ class SupportVectors(PooledClassifier):
             halves: Array = totals / 2
             return halves
         votes = (margins > 0).sum(axis=2)  # (image, class)
-        values = votes + totals / (3 * (np.abs(totals) + 1))
+        values: Array = votes + totals / (3 * (np.abs(totals) + 1))
         images, first = np.arange(len(values)), votes.argmax(axis=1)
         values[images, first] = values.max(axis=1)
         return values
