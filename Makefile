@@ -68,7 +68,7 @@ test-oldest:  ## the tests of the core, with the oldest supported versions of al
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
 	  -c .venv-oldest/constraints.txt -e ".[fit,plot,http,serve]" pytest pytest-xdist hypothesis
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -q -n 2 -W default \
-	  tests/*.py tests/head tests/ensemble tests/kernels tests/methods tests/images \
+	  tests/*.py tests/_util tests/model tests/head tests/ensemble tests/kernels tests/methods tests/images \
 	  tests/extraction tests/service tests/backbones/test_http*.py
 
 # What the lock hides: a release of yesterday that breaks us. A failure here blocks nobody.
