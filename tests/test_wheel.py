@@ -42,7 +42,9 @@ def test_a_wheel_in_an_empty_virtualenv(pure: bool, tmp_path: Path) -> None:
     assert "mivhead/export/web_page/page.js" in names
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-cache-dir", wheel], check=True)
+    lock = ("-c", ROOT / "constraints.txt")
+    install = [python, "-m", "pip", "install", "-q", "--no-cache-dir", *lock, wheel]
+    subprocess.run(install, check=True)
     clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -156,10 +156,9 @@ def test_in_a_virtualenv_without_pytorch(folder: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    subprocess.run(
-        [python, "-m", "pip", "install", "-q", "--no-cache-dir", *project["dependencies"]],
-        check=True,
-    )
+    lock = ("-c", ROOT / "constraints.txt")
+    install = [python, "-m", "pip", "install", "-q", "--no-cache-dir", *lock]
+    subprocess.run([*install, *project["dependencies"]], check=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 
     def miv(*arguments: str) -> subprocess.CompletedProcess[str]:

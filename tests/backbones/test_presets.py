@@ -245,11 +245,13 @@ def test_clip_activations_are_raw() -> None:
 def test_random_weights_are_visible_and_the_same_everywhere() -> None:
     backbone = load_backbone("resnet18", weights="random")
     assert backbone.identity.name == "resnet18 (random weights)"
+    names = ("resnet18", "timm:test_resnet", "timm:test_vit")
     code = (
-        "import torch; torch.manual_seed(7); from mivhead.backbones import load_backbone; "
-        "print(load_backbone('resnet18', weights='random').identity.key)"
+        "import torch; torch.manual_seed(7); from mivhead.backbones import load_backbone\n"
+        f"for name in {names}: print(load_backbone(name, weights='random').identity.key)"
     )
-    assert run(code) == backbone.identity.key
+    keys = [load_backbone(name, weights="random").identity.key for name in names]
+    assert run(code).splitlines() == keys
 
 
 FOLLOWS = {"resnet50", "dino_resnet50", "resnet34", "resnet18", "sdl_resnet18", "regnety_016"}

@@ -23,7 +23,7 @@ from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 from mivhead.backbones.timm_models import Intermediates, build, to_timm
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.methods.base import pooled as pooled_vectors
-from tests.helpers.conformance import check, photos, run
+from tests.helpers.conformance import check, photos
 
 timm = pytest.importorskip("timm", reason="the extra timm is not installed")
 
@@ -48,10 +48,7 @@ def hash_of(spec: str, state: dict[str, Tensor]) -> str:
 
 @pytest.mark.parametrize("spec", [TINY, "timm:test_vit"])
 def test_conformance(spec: str) -> None:
-    backbone = load_backbone(spec, weights="random", device="cpu")
-    check(backbone)
-    code = f"from mivhead.backbones import *; b = load_backbone({spec!r}, weights='random')"
-    assert run(f"{code}; print(b.identity.key)") == backbone.identity.key
+    check(load_backbone(spec, weights="random", device="cpu"))
 
 
 # One small model per kind of architecture, by name: a list made by timm grows with its versions.

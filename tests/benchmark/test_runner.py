@@ -396,6 +396,18 @@ def test_a_run_of_version_0_1_0_resumes_and_reports(data, tmp_path, capsys):
     assert all(path.stat().st_size for path in paths)
 
 
+def test_a_run_of_version_0_2_0_resumes(data, tmp_path, capsys):
+    old = Path(__file__).parent / "data" / "run_0_2_0"
+    folder = shutil.copytree(old, tmp_path / "run")
+    before = read_results(folder)
+    assert len(before) == 4
+    results = bench(Place(folder, data), view=LiveView(), sets=["dots"])
+    assert "earlier version" not in capsys.readouterr().err
+    assert len(results) == 6
+    assert results[:4] == before
+    assert (folder / RESULTS).read_bytes().startswith((old / RESULTS).read_bytes())
+
+
 def test_a_method_runs_only_on_its_backbones(place):
     own = {name: TinyBackbone() for name in ("first", "second")}
     methods = ["ncc", {"name": "knn", "backbones": ["second"]}]

@@ -167,7 +167,7 @@ class Intermediates(nn.Module):
             "intermediates_only": not pooled,
         }
         # Some ViTs without prefix tokens fail if they are asked for them.
-        if has_tokens(model) and getattr(model, "num_prefix_tokens", 1):
+        if has_tokens(model) and getattr(model, "num_prefix_tokens", True):
             self._settings["return_prefix_tokens"] = True
 
     def forward(self, x: Tensor) -> list[Parts]:
