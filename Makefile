@@ -19,10 +19,10 @@ SOURCES := pyproject.toml $(LOCK) hatch_build.py $(wildcard src/mivhead/engine/*
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
-	@echo "Installing mivhead into $(VENV) (PyTorch is large: a few minutes the first time) ..."
+	@echo "Installing mivhead into $(VENV) ..."
 
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python
-	$(PIP) -e ".[fit,plot]"  # plot: the demo draws pictures, a benchmark report charts
+	$(PIP) -e ".[demo]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python
@@ -61,12 +61,12 @@ test-all: lint docs  ## the same plus the slow checks, every extra and the docum
 	$(PYTEST) -m "slow or not slow"
 
 # The tests of the core with the oldest versions that pyproject.toml allows, in a virtualenv of its own.
-OLDEST := fit plot http serve
+OLDEST := torch bench plot http serve
 test-oldest:  ## the tests of the core, with the oldest supported versions of all dependencies
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python tests/oldest.py $(OLDEST) > .venv-oldest/constraints.txt
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
-	  -c .venv-oldest/constraints.txt -e ".[fit,plot,http,serve]" pytest pytest-xdist hypothesis
+	  -c .venv-oldest/constraints.txt -e ".[torch,bench,http,serve]" pytest pytest-xdist hypothesis
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -q -n 2 -W default \
 	  tests/*.py tests/_util tests/model tests/head tests/ensemble tests/engine tests/methods tests/images \
 	  tests/extraction tests/service tests/backbones/test_http*.py
