@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mivhead.ensemble.balance import (
+    ENOUGH,
     PENALTY,
-    POWER,
     ShotLines,
     distinct_rows,
     effective_number,
@@ -196,7 +196,8 @@ def test_fold_into_weights_is_the_sum_of_balanced_scores():
     weights, offsets = fold_into_weights(members, lines, shots)
     new = rng.normal(size=(3, 7, 3))
     expected = np.tensordot(members, lines(new, shots), axes=1)
-    expected -= POWER * (np.log(shots) - np.log(shots).mean())
+    effective = shots * (1 + ENOUGH) / (shots + ENOUGH)
+    expected -= np.log(effective) - np.log(effective).mean()
     assert np.einsum("mc,mic->ic", weights, new) + offsets == pytest.approx(expected)
 
 
@@ -233,10 +234,13 @@ def test_more_shots_of_one_class_leave_the_others_their_names():
     assert np.mean(lost) < 0.05
 
 
-def test_offsets_are_a_power_of_the_shots():
-    offsets = shot_offsets([1, 10], np.log(10) / 2)
-    assert offsets[0] - offsets[1] == pytest.approx(POWER * math.log(10))
+def test_offsets_divide_by_an_effective_number_of_shots_with_a_limit():
+    offsets = shot_offsets([1, 2, 10**9], [1, 2, 10**9])
     assert offsets.sum() == pytest.approx(0)
+    assert offsets[0] - offsets[1] == pytest.approx(math.log(2 * (1 + ENOUGH) / (2 + ENOUGH)))
+    assert offsets[0] - offsets[2] == pytest.approx(math.log(1 + ENOUGH))
+    # Out of fold, one shot less: in a task with equal shots as well.
+    assert shot_offsets([4, 5], [5, 5])[0] > shot_offsets([4, 5], [5, 5])[1] == 0
 
 
 def test_priors_are_plain_bayes():

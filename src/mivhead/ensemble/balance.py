@@ -22,8 +22,13 @@ scores have their own numbers of shots behind them (`shots_behind`).
 **Stacking** weighs the shots in the same way, and its prior weights count as much as before for the
 effective number of shots (`effective_number`).
 
-**Logits** are the weighted sum of z', minus POWER (log n - r): what remains of the preference for
-large classes (`shot_offsets`).
+**Logits** are the weighted sum of z', minus the logarithm of the effective number of shots
+
+    n (1 + ENOUGH) / (n + ENOUGH)
+
+which grows like n at first and never beyond 1 + ENOUGH: the textbook correction for classes that
+were more frequent in training, as far as further shots still teach something (`shot_offsets`).
+Without that limit, a class of 60 shots among classes of one to three would hardly ever be named.
 
 **Class priors** come last, as plain Bayes: the logarithm of the expected frequency (`log_prior`).
 
@@ -49,7 +54,7 @@ from numpy.typing import ArrayLike, NDArray
 from mivhead.errors import InputError
 
 PENALTY = 1.0  # on the slope of a line in log n, in units of (log n)^2 summed over classes
-POWER = 0.75  # of the number of shots that logits are corrected by after normalisation
+ENOUGH = 4.0  # shots at which the effective number has grown to half of its limit
 UNIFORM, SHOTS = "uniform", "shots"  # class priors that have a name
 
 Floats = NDArray[np.float64]
@@ -334,14 +339,39 @@ class ShotLines:
         return balanced
 
 
-def shot_offsets(behind: ArrayLike, reference: float) -> Floats:
-    """Return what is added to logits: -POWER (log n - reference).
+def shot_offsets(behind: ArrayLike, shots: ArrayLike) -> Floats:
+    """Return what is added to logits: minus the logarithm of the effective number of shots.
 
-    >>> shot_offsets([4, 4], np.log(4)).tolist()
+    Parameters
+    ----------
+    behind : array-like of int
+        Numbers of shots behind scores.
+    shots : array-like of shape (class,)
+        Number of shots of each class, whose mean offset is 0.
+
+    Returns
+    -------
+    ndarray of the shape of `behind`
+        Offsets.
+
+    Examples
+    --------
+    >>> shot_offsets([1, 12], [1, 12]).round(2).tolist()
+    [0.66, -0.66]
+    >>> shot_offsets([5, 5], [5, 5]).tolist()
     [0.0, 0.0]
     """
-    offsets: Floats = -POWER * (np.log(np.maximum(behind, 1)) - reference)
-    return offsets + 0.0  # not -0.0
+    shots = np.asarray(shots, np.int64)
+    if (np.asarray(behind) == shots[0]).all() and (shots == shots[0]).all():
+        return np.zeros(np.shape(behind))  # exactly
+    offsets: Floats = _log_effective(shots).mean() - _log_effective(behind)
+    return offsets
+
+
+def _log_effective(shots: ArrayLike) -> Floats:
+    n = np.maximum(np.asarray(shots, np.float64), 1)
+    logs: Floats = np.log(n * (1 + ENOUGH) / (n + ENOUGH))
+    return logs
 
 
 def fold_into_weights(
@@ -370,7 +400,7 @@ def fold_into_weights(
     """
     factors, shifts = lines.affine(shots)
     member = np.asarray(weights, np.float64)[:, None]
-    return member * factors, (member * shifts).sum(axis=0) + shot_offsets(shots, lines.reference)
+    return member * factors, (member * shifts).sum(axis=0) + shot_offsets(shots, shots)
 
 
 def log_prior(
