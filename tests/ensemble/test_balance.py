@@ -1,0 +1,276 @@
+"""Balance: independent derivations in plain loops, and the properties that users rely on."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from mivhead.ensemble.balance import (
+    ENOUGH,
+    PENALTY,
+    ShotLines,
+    distinct_rows,
+    effective_number,
+    fold_into_weights,
+    left_out_predictions,
+    log_prior,
+    rounds,
+    shot_offsets,
+    shot_weights,
+    shots_behind,
+)
+from mivhead.errors import InputError
+
+ALPHA = 0.1
+
+
+def make_task(shots: list[int], seed: int = 0, queries: int = 20, noise: float = 1.0):
+    """Vectors of length 1 around random class centres: shots, labels, queries and their labels."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(len(shots), 30))
+
+    def draw(labels):
+        x = centres[labels] + noise * rng.normal(size=(len(labels), 30))
+        return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+    y = np.repeat(np.arange(len(shots)), shots)
+    wanted = np.repeat(np.arange(len(shots)), queries)
+    return draw(y), y, draw(wanted), wanted
+
+
+def solve_ridge(x, y, classes, weights):
+    """Solve the normal equations with a column of ones that is not penalised."""
+    ones = np.hstack([x, np.ones((len(x), 1))])
+    penalty = ALPHA * np.diag([1.0] * x.shape[1] + [0.0])
+    inner = np.linalg.inv(ones.T @ (weights[:, None] * ones) + penalty)
+    return inner @ ones.T @ (weights[:, None] * np.eye(classes)[y]), ones @ inner @ (
+        ones.T * weights
+    )
+
+
+def predict(coefficients, x):
+    return np.hstack([x, np.ones((len(x), 1))]) @ coefficients
+
+
+def balanced_names(x, y, queries):
+    """Name queries by one balanced ridge expert, as the ensemble does."""
+    kept = distinct_rows(x, y)
+    x, y = x[kept], y[kept]
+    shots = np.bincount(y)
+    coefficients, hat = solve_ridge(x, y, len(shots), shot_weights(y))
+    targets = np.eye(len(shots))[y]
+    left_out = left_out_predictions(hat, targets, hat @ targets)
+    lines = ShotLines.fit(left_out[None], y, shots_behind(y), shots)
+    weights, offsets = fold_into_weights([10.0], lines, shots)
+    return (weights[0] * predict(coefficients, queries) + offsets).argmax(axis=1)
+
+
+def mean_class_accuracy(names, wanted):
+    return np.mean([(names[wanted == c] == c).mean() for c in np.unique(wanted)])
+
+
+def test_shot_weights_give_every_class_the_same_total():
+    labels = np.repeat([0, 1, 2], [1, 4, 7])
+    weights = shot_weights(labels)
+    totals = [weights[labels == c].sum() for c in range(3)]
+    assert totals == pytest.approx([4.0, 4.0, 4.0])
+    assert weights.mean() == pytest.approx(1.0)
+    assert (shot_weights([0, 0, 1, 1]) == 1).all()
+
+
+def test_effective_number_of_equal_weights_is_their_number():
+    assert effective_number(np.full(7, 0.3)) == pytest.approx(7)
+    assert 1 < effective_number([10, 1, 1]) < 3
+
+
+@pytest.mark.parametrize("folds", [None, "rounds", "halves"])
+def test_left_out_predictions_equal_refitting(folds):
+    x, y, *_ = make_task([1, 2, 4, 6])
+    weights = shot_weights(y)
+    if folds is not None:
+        folds = (
+            rounds(y) if folds == "rounds" else np.where(np.bincount(y)[y] > 1, rounds(y) % 2, -1)
+        )
+    _, hat = solve_ridge(x, y, 4, weights)
+    targets = np.eye(4)[y]
+    found = left_out_predictions(hat, targets, hat @ targets, folds)
+    for row in range(len(y)):
+        alone = folds is None or folds[row] < 0
+        kept = np.arange(len(y)) != row if alone else folds != folds[row]
+        # The weights stay those of the whole support set.
+        coefficients, _ = solve_ridge(x[kept], y[kept], 4, weights[kept])
+        assert found[row] == pytest.approx(predict(coefficients, x[row : row + 1])[0], abs=1e-9)
+
+
+def test_rounds_leave_out_one_shot_of_every_class_and_ignore_order():
+    labels = np.array([0, 0, 0, 1, 1, 2])
+    for number in range(2):
+        assert sorted(labels[rounds(labels) == number].tolist())[:2] == [0, 1]
+    key = np.array([3.0, 1.0, 2.0, 9.0, 8.0, 0.0])
+    order = np.array([4, 2, 5, 0, 3, 1])
+    assert (rounds(labels[order], key[order]) == rounds(labels, key)[order]).all()
+
+
+def test_shots_behind_counts_what_is_left():
+    labels = np.array([0, 0, 0, 1, 1, 2])
+    folds = np.array([0, 1, 0, 0, 1, -1])
+    found = shots_behind(labels, folds)
+    for row in range(len(labels)):
+        kept = folds != folds[row] if folds[row] >= 0 else np.ones(6, bool)
+        assert found[row].tolist() == np.bincount(labels[kept], minlength=3).tolist()
+    alone = shots_behind(labels)
+    assert alone[0].tolist() == [2, 2, 1]
+    assert alone[5].tolist() == [3, 2, 0]
+
+
+def test_lines_equal_penalised_least_squares_in_plain_loops():
+    rng = np.random.default_rng(3)
+    labels = np.repeat([0, 1, 2], [1, 3, 8])
+    scores, behind = rng.normal(size=(2, 12, 3)), shots_behind(labels)
+    lines = ShotLines.fit(scores, labels, behind, [1, 3, 8])
+    for member in range(2):
+        log_n, mean, log_sd = [], [], []
+        for c in range(3):
+            others = [i for i in range(12) if labels[i] != c]
+            values = [scores[member, i, c] for i in others]
+            log_n.append(sum(math.log(behind[i, c]) for i in others) / len(others))
+            mean.append(float(np.mean(values)))
+            log_sd.append(math.log(float(np.std(values))))
+        middle = sum(log_n) / 3
+        below = sum((v - middle) ** 2 for v in log_n) + PENALTY
+        slope = sum((v - middle) * m for v, m in zip(log_n, mean, strict=True)) / below
+        spread = sum((v - middle) * s for v, s in zip(log_n, log_sd, strict=True)) / below
+        reference = (math.log(1) + math.log(3) + math.log(8)) / 3
+        level = sum(mean) / 3 + slope * (reference - middle)
+        assert lines.reference == pytest.approx(reference)
+        assert (lines.slope[member], lines.spread_slope[member]) == pytest.approx((slope, spread))
+        assert lines.level[member] == pytest.approx(level)
+        # A score of 0.7 with eight shots behind it.
+        away = math.log(8) - reference
+        by_hand = level + (0.7 - level - slope * away) * math.exp(-spread * away)
+        got = lines(np.full((2, 1, 3), 0.7), [1, 3, 8])[member, 0, 2]
+        assert got == pytest.approx(by_hand)
+
+
+def test_scores_that_grow_with_the_shots_become_comparable():
+    """Scores of other classes' images with mean and spread that depend on n get neither."""
+    rng = np.random.default_rng(0)
+    shots = np.array([1, 2, 4, 8, 16, 30])
+    labels = np.repeat(np.arange(6), 200)  # so that the penalty hardly matters for the statistics
+    raw = rng.normal(size=(1, 1200, 6))
+    biased = 0.1 * np.log(shots) + shots**0.4 * raw
+    lines = ShotLines.fit(biased, labels, np.tile(shots, (1200, 1)), shots)
+    spread = lines(biased, shots).std(axis=1)[0]
+    assert spread.max() / spread.min() < 1.5
+    assert biased.std(axis=1).max() / biased.std(axis=1).min() > 3
+
+
+def test_equal_shots_change_nothing_at_all():
+    rng = np.random.default_rng(1)
+    labels = np.repeat(np.arange(4), 5)
+    scores = rng.normal(size=(3, 20, 4))
+    shots = np.full(4, 5)
+    lines = ShotLines.fit(scores, labels, shots_behind(labels), shots)
+    weights, offsets = fold_into_weights([0.5, 1.0, 3.0], lines, shots)
+    assert (weights == np.array([[0.5], [1.0], [3.0]])).all()
+    assert (offsets == 0).all()
+    assert (lines(scores, shots) == scores).all()
+    assert (lines(scores, shots_behind(labels)) == scores).all()  # one shot less of the own class
+    assert (shot_weights(labels) == 1).all()
+
+
+def test_lines_without_evidence_are_flat():
+    flat = ShotLines.fit(np.zeros((2, 3, 3)), [0, 0, 0], np.ones((3, 3)), [3, 1, 1])
+    assert not flat.spread_slope.any()
+    none = ShotLines.fit(np.zeros((2, 0, 3)), [], np.zeros((0, 3)), [3, 1, 1])
+    assert (none(np.ones((2, 1, 3)), [3, 1, 1]) == 1).all()
+
+
+def test_fold_into_weights_is_the_sum_of_balanced_scores():
+    rng = np.random.default_rng(2)
+    labels, shots = np.repeat([0, 1, 2], [2, 5, 9]), np.array([2, 5, 9])
+    scores, members = rng.normal(size=(3, 16, 3)), np.array([0.2, 1.0, 2.0])
+    lines = ShotLines.fit(scores, labels, shots_behind(labels), shots)
+    weights, offsets = fold_into_weights(members, lines, shots)
+    new = rng.normal(size=(3, 7, 3))
+    expected = np.tensordot(members, lines(new, shots), axes=1)
+    effective = shots * (1 + ENOUGH) / (shots + ENOUGH)
+    expected -= np.log(effective) - np.log(effective).mean()
+    assert np.einsum("mc,mic->ic", weights, new) + offsets == pytest.approx(expected)
+
+
+def test_balance_makes_up_for_unequal_shots():
+    before, after = [], []
+    for seed in range(10):
+        x, y, queries, wanted = make_task([1, 1, 2, 5, 12], seed)
+        coefficients, _ = solve_ridge(x, y, 5, np.ones(len(y)))
+        before.append(mean_class_accuracy(predict(coefficients, queries).argmax(axis=1), wanted))
+        after.append(mean_class_accuracy(balanced_names(x, y, queries), wanted))
+    assert np.mean(after) > np.mean(before) + 0.05
+
+
+@pytest.mark.parametrize("shots", [[1, 3, 8], [5, 5, 5], [1, 1, 1]])
+def test_copies_of_shots_change_no_name(shots):
+    """The bound for exact copies is zero, whatever their number."""
+    x, y, queries, _ = make_task(shots)
+    names = balanced_names(x, y, queries)
+    for label in range(len(shots)):
+        rows = np.concatenate([np.arange(len(y)), *[np.flatnonzero(y == label)] * 9])
+        assert (balanced_names(x[rows], y[rows], queries) == names).all()
+
+
+def test_more_shots_of_one_class_leave_the_others_their_names():
+    """Nine times as many, new shots of one class take few right names from other classes."""
+    lost = []
+    for seed in range(10):
+        x, y, queries, wanted = make_task([30, 3, 3, 3, 3], seed)
+        few = np.flatnonzero((y > 0) | (np.arange(len(y)) < 3))
+        before = balanced_names(x[few], y[few], queries)
+        after = balanced_names(x, y, queries)
+        others = wanted > 0
+        lost.append(((before == wanted) & (after == 0))[others].mean())
+    assert np.mean(lost) < 0.05
+
+
+def test_offsets_divide_by_an_effective_number_of_shots_with_a_limit():
+    offsets = shot_offsets([1, 2, 10**9], [1, 2, 10**9])
+    assert offsets.sum() == pytest.approx(0)
+    assert offsets[0] - offsets[1] == pytest.approx(math.log(2 * (1 + ENOUGH) / (2 + ENOUGH)))
+    assert offsets[0] - offsets[2] == pytest.approx(math.log(1 + ENOUGH))
+    # Out of fold, one shot less: in a task with equal shots as well.
+    assert shot_offsets([4, 5], [5, 5])[0] > shot_offsets([4, 5], [5, 5])[1] == 0
+
+
+def test_priors_are_plain_bayes():
+    logits = np.array([[1.0, 0.5, -1.0]])
+    prior = log_prior([2, 1, 1], ["a", "b", "c"])
+    p = np.exp(logits) / np.exp(logits).sum()
+    expected = p * [0.5, 0.25, 0.25] / (p * [0.5, 0.25, 0.25]).sum()
+    shifted = np.exp(logits + prior) / np.exp(logits + prior).sum()
+    assert shifted == pytest.approx(expected)
+    assert (log_prior("shots", "abc", [4, 2, 2]) == prior).all()
+    assert (log_prior({"c": 1, "a": 2, "b": 1}, ["a", "b", "c"]) == prior).all()
+    assert (log_prior("shots", "ab", [3, 3]) == 0).all()
+    assert log_prior([1, 0], "ab")[1] == -np.inf
+
+
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [
+        ("equal", "'uniform', 'shots'"),
+        ("shots", "knows its shots"),
+        ({"cat": 1, "cow": 2}, "no class 'cow'"),
+        ({"cat": 1}, "no frequency for 'dog'"),
+        ([1], "1 frequencies for 2 classes"),
+        ([1, -1], "at least 0, got -1 for dog"),
+        ([1, float("nan")], "at least 0"),
+        ([1, float("inf")], "at least 0"),
+        ({"cat": 1, "dog": "many"}, "at least 0, got 'many' for dog"),
+        ([0, 0], "only zeros"),
+    ],
+)
+def test_unusable_priors_are_refused(prior, message):
+    with pytest.raises(InputError, match=message):
+        log_prior(prior, ["cat", "dog"])
