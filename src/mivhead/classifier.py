@@ -26,6 +26,7 @@ from mivhead.engine.training import Trainer
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.ensemble.stacking import (
     FOLDS,
+    OFFSETS,
     Ensemble,
     assign_folds,
     fold_numbers,
@@ -605,7 +606,7 @@ class MIVClassifier(FeatureClassifier):
         if recipe.has_experts:
             heads = [head for head, _ in folds]
             cosines = out_of_fold_cosines(trainer, heads, fold)
-            out_of_fold = (cosines, fold >= 0) if stacked else None
+            out_of_fold = (cosines, fold) if stacked else None
             ensemble = Ensemble.fit(
                 support.features, support.labels, head.taken, out_of_fold, spans_of(blocks)
             )
@@ -711,7 +712,7 @@ class MIVClassifier(FeatureClassifier):
                 support.features,
                 support.labels,
                 trainer.taken,
-                (cosines, fold >= 0),
+                (cosines, fold),
                 spans_of(blocks),
             )
             assert ensemble.left_out is not None
@@ -822,7 +823,9 @@ class MIVClassifier(FeatureClassifier):
         expected = {}
         if recipe.has_experts:
             sizes = len(head.layers), len(saved.shots)
-            expected = Ensemble.expected_shapes(support.blocks, *sizes, spans_of(blocks))
+            expected = Ensemble.expected_shapes(
+                support.blocks, *sizes, spans_of(blocks), balanced=OFFSETS in members
+            )
         check_tensors(members, expected)
         ensemble = None
         if expected:

@@ -36,6 +36,7 @@ MEMBERS = {
     "layout": "layout",
     "mean": "overall look",
 }
+BALANCE = "numbers of shots, evened out"
 
 
 @dataclass(frozen=True)
@@ -278,6 +279,13 @@ class _Members:
             self._names += [f"{MEMBERS[e.kind]} (block {e.block + 1})" for e in experts]
             predictions = np.concatenate([predictions, ensemble.experts(features)])
             self._weights = ensemble.weights
+            shares = ensemble.weights_by_class / self._weights[:, None]  # 1, if shots are equal
+            predictions = predictions * shares[:, None]
+            if ensemble.offsets is not None:
+                self._names.append(BALANCE)
+                self._weights = np.append(self._weights, np.float32(1))
+                offsets = np.broadcast_to(ensemble.offsets, predictions.shape[1:])
+                predictions = np.concatenate([predictions, offsets[None]])
             self._additive = True
         self._predictions = predictions  # (member, image, class)
         self._block_weights = dict(zip(head.taken, self._weights.tolist(), strict=False))

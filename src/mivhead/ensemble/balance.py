@@ -304,6 +304,15 @@ class ShotLines:
         level = mean.mean(axis=1) + slope * (reference - log_n.mean())
         return cls(reference, level, slope, spread)
 
+    @classmethod
+    def joined(cls, *parts: ShotLines) -> ShotLines:
+        """Join the lines of several groups of members of the same task."""
+        arrays = (
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("level", "slope", "spread_slope")
+        )
+        return cls(parts[0].reference, *arrays)
+
     def affine(self, shots: ArrayLike) -> tuple[Floats, Floats]:
         """Return factors and shifts (member, ...) for scores with these numbers of shots (...).
 

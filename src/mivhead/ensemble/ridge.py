@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mivhead.ensemble.balance import shot_weights
 from mivhead.ensemble.descriptors import COMPONENTS, SIDE, Kind, PatchPCA, compute_descriptors
 from mivhead.features import Block, Features
 
@@ -36,7 +37,9 @@ class Ridge:
         return memberships
 
 
-def fit_ridge(x: Array, targets: Array, alpha: float) -> tuple[Ridge, Array]:
+def fit_ridge(
+    x: Array, targets: Array, alpha: float, weights: NDArray[Any] | None = None
+) -> tuple[Ridge, Array]:
     """Fit a ridge regression with an intercept, in closed form.
 
     Written out because it also returns the leave-one-out predictions, which come for free with the
@@ -50,6 +53,8 @@ def fit_ridge(x: Array, targets: Array, alpha: float) -> tuple[Ridge, Array]:
         Memberships (image, class).
     alpha : float
         Strength of the penalty alpha |W|^2.
+    weights : array or None, default=None
+        Weights (image,); an image of weight 2 counts like two images. None: all are 1.
 
     Returns
     -------
@@ -67,14 +72,16 @@ def fit_ridge(x: Array, targets: Array, alpha: float) -> tuple[Ridge, Array]:
     (21.0, 7.0)
     """
     x64, targets64 = x.astype(np.float64), targets.astype(np.float64)
-    middle, rates = x64.mean(axis=0), targets64.mean(axis=0)
+    counts = np.ones(len(x)) if weights is None else weights.astype(np.float64)
+    shares, roots = counts / counts.sum(), np.sqrt(counts)[:, None]
+    middle, rates = shares @ x64, shares @ targets64
     centred, wanted = x64 - middle, targets64 - rates
-    weights, leverage = _solve(centred, wanted, alpha)
+    coefficients, leverage = _solve(roots * centred, roots * wanted, alpha)
     # Leaving an image out divides its residual by 1 - leverage, counting that of the intercept.
-    residuals = wanted - centred @ weights
-    rest = np.maximum(1 - leverage - 1 / len(x), 1e-9)
+    residuals = wanted - centred @ coefficients
+    rest = np.maximum(1 - leverage - shares, 1e-9)
     left_out = targets64 - residuals / rest[:, None]
-    return _ridge(weights, rates - middle @ weights), left_out.astype(np.float32)
+    return _ridge(coefficients, rates - middle @ coefficients), left_out.astype(np.float32)
 
 
 def _ridge(weights: NDArray[np.float64], intercepts: NDArray[np.float64]) -> Ridge:
@@ -98,11 +105,7 @@ def fit_weighted_ridge(
     Ridge
         The fitted map.
     """
-    x64, targets64, weights64 = (a.astype(np.float64) for a in (x, targets, weights))
-    shares, roots = weights64 / weights64.sum(), np.sqrt(weights64)[:, None]
-    middle, rates = shares @ x64, shares @ targets64
-    coefficients, _ = _solve(roots * (x64 - middle), roots * (targets64 - rates), alpha)
-    return _ridge(coefficients, rates - middle @ coefficients)
+    return fit_ridge(x, targets, alpha, weights)[0]
 
 
 def _solve(
@@ -220,6 +223,7 @@ class Experts:
     ) -> tuple[Self, Array]:
         """Fit all experts; also return their leave-one-out predictions (expert, image, class)."""
         targets = np.eye(classes, dtype=np.float32)[labels]
+        weights = shot_weights(labels)  # every class counts the same
         pcas = {
             i: PatchPCA.fit(block.map)
             for i, block in enumerate(features.blocks)
@@ -227,7 +231,7 @@ class Experts:
         }
         experts = choose_experts(features.blocks, spans)
         fitted = {
-            expert: fit_ridge(x, targets, ALPHA)
+            expert: fit_ridge(x, targets, ALPHA, weights)
             for expert, x in _descriptors(experts, features, pcas)
         }
         ridges, left_out = zip(*(fitted[expert] for expert in experts), strict=True)

@@ -17,6 +17,14 @@ from numpy.typing import NDArray
 
 from mivhead.engine.head import Head
 from mivhead.engine.training import Trainer
+from mivhead.ensemble.balance import (
+    ShotLines,
+    effective_number,
+    fold_into_weights,
+    shot_offsets,
+    shot_weights,
+    shots_behind,
+)
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.ensemble.ridge import Experts, expected_shapes, prior_weights
 from mivhead.features import Block, Features, SupportSet
@@ -35,6 +43,7 @@ ONE_SHOT_BLOCKS = 0.4  # factor of them, if every class has one shot
 ONE_SHOT_SCALE, ONE_SHOT_POWER = 1.34, 0.41  # of all prior weights, if every class has one shot
 WEIGHT_FOLDS = 10  # in which images are left out of stacking to estimate the accuracy
 WEIGHTS = "weights"  # their name in a model file
+CLASS_WEIGHTS, OFFSETS = "class_weights", "offsets"  # likewise, if classes have unequal shots
 NEWTON_STEPS, CLOSE = 50, 1e-10  # of `fit_weights`: at most, and when the loss no longer falls
 
 
@@ -99,6 +108,7 @@ def fit_weights(
     labels: NDArray[np.int64],
     prior: Array,
     strength: float | None = None,
+    counts: NDArray[np.float64] | None = None,
 ) -> Array:
     """Fit the weights of a sum of predictions that is read as logits; all are positive.
 
@@ -122,6 +132,8 @@ def fit_weights(
         Weights (member,) without any evidence.
     strength : float or None, default=None
         Strength of the penalty; None: (15 / m)^2 for m images, but at least 0.1.
+    counts : array or None, default=None
+        How much each image counts; None: all alike. m is then their effective number.
 
     Returns
     -------
@@ -142,11 +154,12 @@ def fit_weights(
     """
     if not len(labels):
         return prior
+    counts = np.ones(len(labels)) if counts is None else counts
     if strength is None:
-        strength = max(WEAK, (ENOUGH / len(labels)) ** 2)
+        strength = max(WEAK, (ENOUGH / effective_number(counts)) ** 2)
     z, before = predictions.astype(np.float64), prior.astype(np.float64)
     images, unit = np.arange(len(labels)), before.mean()
-    right = z[:, images, labels].sum(axis=1)  # (member,)
+    right = z[:, images, labels] @ counts  # (member,)
 
     def evaluate(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         """Return the loss, and the probabilities (image, class)."""
@@ -154,14 +167,17 @@ def fit_weights(
         logits -= logits.max(axis=1, keepdims=True)
         log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         moved = (weights - before) / unit
-        return strength * float(moved @ moved) - float(log_p[images, labels].sum()), np.exp(log_p)
+        penalty = strength * float(moved @ moved)
+        return penalty - float(counts @ log_p[images, labels]), np.exp(log_p)
 
     weights, low = before, SMALLEST * before
     loss, p = evaluate(weights)
     for _ in range(NEWTON_STEPS):
         expected = np.einsum("vnc,nc->vn", z, p)  # prediction under the probabilities
-        slope = expected.sum(axis=1) - right + 2 * strength * (weights - before) / unit**2
-        curvature = (z * p).reshape(len(z), -1) @ z.reshape(len(z), -1).T - expected @ expected.T
+        slope = expected @ counts - right + 2 * strength * (weights - before) / unit**2
+        shares = p * counts[:, None]
+        curvature = (z * shares).reshape(len(z), -1) @ z.reshape(len(z), -1).T
+        curvature -= (expected * counts) @ expected.T
         curvature += np.eye(len(z)) * (2 * strength / unit**2)
         free = (weights > low) | (slope < 0)  # the others are held at their smallest value
         step = np.zeros_like(weights)
@@ -192,17 +208,23 @@ class OutOfFold:
     labels : array
         Their class numbers (image,).
     members : array
-        Predictions of each member: (member, image, class).
+        Predictions of each member, balanced: (member, image, class).
+    offsets : array
+        What is added to their sum: (image, class).
     prior : array
         The weights (member,) that stacking started from.
+    counts : array
+        How much each image counted: (image,).
     logits : array of shape (image, class)
-        The sum of the members with the fitted weights.
+        The sum of the members with the fitted weights, and the offsets.
     """
 
     rows: NDArray[np.int64]
     labels: NDArray[np.int64]
     members: Array
+    offsets: Array
     prior: Array
+    counts: NDArray[np.float64]
     logits: Array
 
     def cross_fitted(self) -> Array:
@@ -214,8 +236,10 @@ class OutOfFold:
         logits = np.empty_like(self.logits)
         for number in range(min(WEIGHT_FOLDS, len(fold))):
             out, kept = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
-            weights = fit_weights(self.members[:, kept], self.labels[kept], self.prior)
-            logits[out] = weigh(weights, self.members[:, out])
+            weights = fit_weights(
+                self.members[:, kept], self.labels[kept], self.prior, counts=self.counts[kept]
+            )
+            logits[out] = weigh(weights, self.members[:, out]) + self.offsets[out]
         return logits
 
 
@@ -254,6 +278,8 @@ class Ensemble:
 
     experts: Experts
     weights: Array  # (member,)
+    class_weights: Array | None = None  # (member, class), if classes have unequal shots
+    offsets: Array | None = None  # (class,), likewise
     left_out: OutOfFold | None = None  # what the weights were fitted on; not in a model file
 
     @classmethod
@@ -262,7 +288,7 @@ class Ensemble:
         features: Features,
         labels: NDArray[np.int64],
         taken: Sequence[int],
-        out_of_fold: tuple[Array, NDArray[np.bool_]] | None,
+        out_of_fold: tuple[Array, NDArray[np.int64]] | None,
         spans: Sequence[range] = (),
     ) -> Self:
         """Fit the experts and the weights.
@@ -274,8 +300,8 @@ class Ensemble:
         taken : sequence of int
             The blocks of the features that the head uses.
         out_of_fold : tuple or None
-            The result of `out_of_fold_cosines`, and which images have a prediction; None keeps the
-            prior weights.
+            The result of `out_of_fold_cosines`, and the fold of each image, -1 for those without a
+            prediction; None keeps the prior weights.
         spans : sequence of range, default=()
             The blocks of each backbone, if there are several.
         """
@@ -288,39 +314,80 @@ class Ensemble:
             of_blocks *= np.float32(ONE_SHOT_BLOCKS)
         of_experts = prior_weights(list(experts.ridges), spans, one_shot=one_shot)
         prior = np.concatenate([of_blocks / np.float32(len(spans)), of_experts])
+        shots = np.bincount(labels)
+        cosines, fold = out_of_fold or (
+            np.zeros((len(taken), *predictions.shape[1:]), np.float32),
+            np.full(len(labels), -1),
+        )
+        rows = np.flatnonzero(fold >= 0)
+        behind = shots_behind(labels, fold), shots_behind(labels)
+        of_head = ShotLines.fit(cosines[:, rows], labels[rows], behind[0][rows], shots)
+        of_experts = ShotLines.fit(predictions, labels, behind[1], shots)
+        lines = ShotLines.joined(of_head, of_experts)
+        members = np.concatenate(
+            [of_head(cosines, behind[0]), of_experts(predictions, behind[1])]
+        ).astype(np.float32)[:, rows]  # (member, image, class)
+        left_out = None
         if out_of_fold is None:
-            return cls(experts, prior * np.float32(one_shot_scale(features, labels)))
-        cosines, predicted = out_of_fold
-        rows = np.flatnonzero(predicted)
-        members = np.concatenate([cosines, predictions])[:, rows]  # (member, image, class)
-        weights = fit_weights(members, labels[rows], prior)
-        logits = weigh(weights, members)
-        return cls(experts, weights, OutOfFold(rows, labels[rows], members, prior, logits))
+            weights = prior * np.float32(one_shot_scale(features, labels))
+        else:
+            counts = shot_weights(labels)[rows]
+            weights = fit_weights(members, labels[rows], prior, counts=counts)
+            offsets = shot_offsets(behind[1][rows], shots).astype(np.float32)
+            logits = weigh(weights, members) + offsets
+            left_out = OutOfFold(rows, labels[rows], members, offsets, prior, counts, logits)
+        if (shots == shots[0]).all():
+            return cls(experts, weights, left_out=left_out)
+        both = (x.astype(np.float32) for x in fold_into_weights(weights, lines, shots))
+        return cls(experts, weights, *both, left_out)
 
     def logits(self, cosines: Array, features: Features) -> Array:
         """Logits (image, class) from the head's cosines (block, image, class) and the experts."""
         predictions = np.concatenate([cosines, self.experts(features)])  # (member, image, class)
-        return weigh(self.weights, predictions)
+        return self.combine(predictions)
+
+    def combine(self, members: Array) -> Array:
+        """Logits (image, class) from the scores of all members, (member, image, class)."""
+        if self.class_weights is None or self.offsets is None:
+            return weigh(self.weights, members)
+        logits: Array = (self.class_weights[:, None] * members).sum(axis=0) + self.offsets
+        return logits
+
+    @property
+    def weights_by_class(self) -> Array:
+        """Weights of all members for each class, (member, class); (member, 1) if they are alike."""
+        return self.weights[:, None] if self.class_weights is None else self.class_weights
 
     def tensors(self) -> dict[str, Array]:
         """Tensors of a model file, by name."""
-        return {WEIGHTS: self.weights} | self.experts.tensors()
+        found = {WEIGHTS: self.weights} | self.experts.tensors()
+        if self.class_weights is not None and self.offsets is not None:
+            found |= {CLASS_WEIGHTS: self.class_weights, OFFSETS: self.offsets}
+        return found
 
     @classmethod
     def from_tensors(
         cls, tensors: Mapping[str, Array], blocks: Sequence[Block], spans: Sequence[range] = ()
     ) -> Self:
         """Make an ensemble from the tensors of a model file, checked against `expected_shapes`."""
-        return cls(Experts.from_tensors(tensors, blocks, spans), tensors[WEIGHTS])
+        experts = Experts.from_tensors(tensors, blocks, spans)
+        return cls(experts, tensors[WEIGHTS], tensors.get(CLASS_WEIGHTS), tensors.get(OFFSETS))
 
     @staticmethod
     def expected_shapes(
-        blocks: Sequence[Block], head_blocks: int, classes: int, spans: Sequence[range] = ()
+        blocks: Sequence[Block],
+        head_blocks: int,
+        classes: int,
+        spans: Sequence[range] = (),
+        *,
+        balanced: bool = False,
     ) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of `tensors`."""
+        """Names and shapes of `tensors`; `balanced` if classes have unequal shots."""
         shapes = expected_shapes(blocks, classes, spans)
-        experts = sum(name.endswith(".intercepts") for name in shapes)
-        return {WEIGHTS: (head_blocks + experts,), **shapes}
+        members = head_blocks + sum(name.endswith(".intercepts") for name in shapes)
+        if balanced:
+            shapes |= {CLASS_WEIGHTS: (members, classes), OFFSETS: (classes,)}
+        return {WEIGHTS: (members,), **shapes}
 
 
 def weigh(weights: Array, predictions: Array) -> Array:

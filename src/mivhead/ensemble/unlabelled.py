@@ -5,8 +5,9 @@ same total weight from the unlabelled images, shared in proportion to these prob
 
     weight(u, c) = min(1, M p(u, c) / sum over v of p(v, c))
 
-and every ridge expert is fitted once more, to the shots with weight 1 and to image u with weight
-sum over c of weight(u, c) and the target weight(u, c) / weight(u). All experts learn from what the
+and every ridge expert is fitted once more: to the shots, every class with the same total weight,
+and to image u with weight sum over c of weight(u, c) and the target weight(u, c) / weight(u).
+All experts learn from what the
 whole ensemble says, so that each of them gets what the others know.
 
 Equal totals matter: without them, a class whose shots happen to resemble many images grows at the
@@ -39,8 +40,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mivhead.ensemble.balance import shot_weights
 from mivhead.ensemble.ridge import ALPHA, Expert, Experts, Ridge, fit_weighted_ridge
-from mivhead.ensemble.stacking import Array, Ensemble, weigh
+from mivhead.ensemble.stacking import Array, Ensemble
 from mivhead.features import Features
 
 MASS = 4.0  # total weight of the unlabelled images per class, in shots, at most
@@ -148,7 +150,7 @@ class _Step:
         labels: NDArray[np.int64],
         unlabelled: Features,
     ) -> None:
-        self.weights, self.shots = ensemble.weights, len(labels)
+        self.combine, self.shots = ensemble.combine, len(labels)
         self.targets = np.eye(int(labels.max()) + 1)[labels]
         self.labels = labels
         both = Features.concat([features, unlabelled])
@@ -156,7 +158,7 @@ class _Step:
 
     def fitted(self, rows: NDArray[np.int64], soft: SoftLabels | None) -> dict[Expert, Ridge]:
         """Fit all experts to some shots and, with soft labels, to the unlabelled images."""
-        targets, weights = self.targets[rows], np.ones(len(rows))
+        targets, weights = self.targets[rows], shot_weights(self.labels[rows])
         if soft is not None:
             targets = np.concatenate([targets, soft.targets])
             weights = np.concatenate([weights, soft.weights])
@@ -170,7 +172,7 @@ class _Step:
     def logits(self, ridges: Mapping[Expert, Ridge], cosines: Array, rows: Any) -> Array:
         """Logits (image, class) of the ensemble with these experts."""
         members = np.stack([ridge(self.descriptors[e][rows]) for e, ridge in ridges.items()])
-        return weigh(self.weights, np.concatenate([cosines, members]))
+        return self.combine(np.concatenate([cosines, members]))
 
     def refined(self, rows: NDArray[np.int64], cosines: Array) -> dict[Expert, Ridge]:
         """Take the whole step from some of the shots."""

@@ -201,15 +201,15 @@ def ensemble_logits(
     ensemble: Ensemble,
 ) -> Value:
     """Logits (n, class): the weighted sum of the head's cosines and the experts' memberships."""
-    weights = ensemble.weights.astype(np.float64)
+    weights = ensemble.weights_by_class.astype(np.float64)  # (member, class), or (member, 1)
     of_head, of_experts = weights[: len(cosines)], weights[len(cosines) :]
-    members = [each * float(w) for each, w in zip(cosines, of_head, strict=True)]
+    members = [each * w.astype(np.float32) for each, w in zip(cosines, of_head, strict=True)]
     patches = {  # (n, component, patch)
         i: principal(parts["map"], ensemble.experts.pcas[i])
         for i, parts in features.items()
         if "map" in parts
     }
-    intercepts = 0.0
+    intercepts = 0.0 if ensemble.offsets is None else ensemble.offsets.astype(np.float64)
     for (expert, ridge), weight in zip(ensemble.experts.ridges.items(), of_experts, strict=True):
         x = descriptor(expert, features[expert.block], patches, blocks[expert.block])
         members.append(x @ (weight * ridge.coefficients))  # the weight is folded in
