@@ -671,9 +671,9 @@ class MIVClassifier(FeatureClassifier):
     ) -> NDArray[np.floating[Any]]:
         """Cross-validate a recipe that stacks, without fitting everything once per fold.
 
-        One head per fold is trained on the other folds. The ridge experts have exact leave-one-out
-        predictions, and the weights of all members are fitted without the images they are tested
-        on. The classifier need not be fitted, and must not be used afterwards.
+        One head per fold is trained on the other folds. What the ridge experts would predict
+        without a fold has a closed form, and the weights of all members are fitted without the
+        images they are tested on. The classifier need not be fitted, and must not be used afterwards.
 
         Parameters
         ----------
@@ -714,6 +714,7 @@ class MIVClassifier(FeatureClassifier):
                 trainer.taken,
                 (cosines, fold),
                 spans_of(blocks),
+                together=True,
             )
             assert ensemble.left_out is not None
             logits = ensemble.left_out.cross_fitted()

@@ -360,8 +360,8 @@ def describe(result: CrossValidation, id_of: dict[str, str]) -> dict[str, Any]:
             confused[label, best] = confused.get((label, best), 0) + 1
     pairs = sorted(confused.items(), key=lambda pair: -pair[1])
     return {
-        "accuracy": score.accuracy if score.images else None,
-        "interval": list(score.interval) if score.images else None,
+        "accuracy": result.accuracy if score.images else None,
+        "interval": list(result.interval) if score.images else None,
         "tested": score.images,
         "right": score.right,
         "classes": per_class,

@@ -85,7 +85,12 @@ class Predicting:
         """Everything else that changes the rows."""
         names = ("reject", "max_errors", "coverage")
         chosen: dict[str, Any] = dict(self.decision)
-        return {**{name: chosen.get(name) for name in names}, "backbone": self.backbone}
+        prior = {} if "prior" not in chosen else {"prior": chosen["prior"]}
+        return {
+            **{name: chosen.get(name) for name in names},
+            **prior,
+            "backbone": self.backbone,
+        }
 
     @property
     def loaded(self) -> FewShotClassifier | ExportedClassifier:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 30  # listed one by one
 MAX_WRONG = 100  # wrong shots, listed one by one
+UNEVEN = 3  # times as many shots in the largest class as in the smallest: worth a word
+MAX_NEEDY = 5  # classes to add shots to
 
 EXAMPLES = """
 miv fit shots/ -o birds.miv              # shots/robin/1.jpg, shots/wren/1.jpg, ...
@@ -221,19 +224,22 @@ def _describe_estimate(estimate: CrossValidation) -> str:
         return (
             "\nNo estimate of the accuracy: cross-validation needs a class with at least 2 shots."
         )
-    name = "Leave-one-out" if estimate.leave_one_out else f"{estimate.folds}-fold"
+    name = "leave-one-out" if estimate.leave_one_out else f"{estimate.folds}-fold"
     text = (
-        f"\n{name} cross-validation: {score.right} of {score.images} shots right, "
-        f"{percent(score.accuracy)} (95 % interval {interval(score.interval)}).\n"
-        "Each shot was predicted by a model trained without it. The saved model learned from all "
-        "shots,\nso its accuracy on similar new images is usually higher, much higher if there "
-        "are very few shots."
+        f"\nExpected accuracy on new images: {percent(estimate.accuracy)} (95 % interval "
+        f"{interval(estimate.interval)}),\nif every class is equally frequent and new images are "
+        f"like the shots. From {name} cross-validation:\n{score.right} of {score.images} shots were "
+        "predicted right by a model that had not seen them."
     )
-    untested = len(estimate.labels) - score.images
-    if untested:
+    shots = Counter(estimate.labels)
+    if min(shots.values()) < max(shots.values()) or len(shots) <= MAX_CLASSES:
+        text += "\n\n" + _class_table(estimate, shots)
+    fewest, most = min(shots.values()), max(shots.values())
+    if most > UNEVEN * fewest:
+        needy = [name for name, count in shots.items() if count == fewest]
         text += (
-            f"\n{plural(untested, 'shot')} could not be tested, because no other shot of the class "
-            "would be left to learn from."
+            f"\n\nThe classes have {fewest} to {most} shots. What helps most is more shots of "
+            f"{', '.join(needy[:MAX_NEEDY])}{' and others' if len(needy) > MAX_NEEDY else ''}."
         )
     wrong = estimate.suspects
     if not wrong:
@@ -252,6 +258,25 @@ def _describe_estimate(estimate: CrossValidation) -> str:
     if len(wrong) > MAX_WRONG:
         text += f"\n... and {len(wrong) - MAX_WRONG} more (--json lists all)"
     return text
+
+
+def _class_table(estimate: CrossValidation, shots: Mapping[str, int]) -> str:
+    """List the classes, those that are expected to do worst first."""
+    expected = estimate.expected
+    names = [str(name) for name in estimate.classes]
+    order = sorted(range(len(names)), key=lambda i: expected.per_class[i])[:MAX_CLASSES]
+    rows = [
+        [
+            names[i],
+            shots[names[i]],
+            f"{expected.right[i]} of {expected.tested[i]}" if expected.tested[i] else "not tested",
+            percent(float(expected.per_class[i])) if expected.tested[i] else "unknown",
+        ]
+        for i in order
+    ]
+    text = table(["class", "shots", "right", "expected"], rows, right="shots expected")
+    more = len(names) - len(order)
+    return text + (f"\n... and {plural(more, 'class')} that should do better" if more else "")
 
 
 def _all_of(count: int) -> str:
@@ -276,13 +301,17 @@ def _as_json(
     }
     if estimate is not None:
         score = estimate.score
-        known = not math.isnan(score.accuracy)
+        known = not math.isnan(estimate.accuracy)
         document["check"] = {
             "folds": estimate.folds,
             "tested": score.images,
             "right": score.right,
-            "accuracy": score.accuracy if known else None,
-            "interval": list(score.interval) if known else None,
+            "accuracy": estimate.accuracy if known else None,
+            "interval": list(estimate.interval) if known else None,
+            "per_class": {
+                name: None if math.isnan(value) else value
+                for name, value in estimate.per_class.items()
+            },
             "suspects": [
                 asdict(each) | {"mislabelled": each.confident} for each in estimate.suspects
             ],

@@ -201,6 +201,30 @@ def add_decision(parser: Parser) -> None:
         metavar="SHARE",
         help="also give each image a set of classes; this share of the sets holds the right one",
     )
+    group.add_argument(
+        "--prior",
+        type=prior,
+        metavar="PRIOR",
+        help='how frequent the classes are: "uniform" (the default, all alike), "shots" (in '
+        'proportion to their shots), or frequencies such as "robin=3,wren=1"',
+    )
+
+
+def prior(text: str) -> str | dict[str, float]:
+    """Read a class prior: a name, or frequencies.
+
+    >>> prior("robin=3,wren=0.5"), prior("shots")
+    ({'robin': 3.0, 'wren': 0.5}, 'shots')
+    """
+    if "=" not in text:
+        return text
+    try:
+        pairs = [each.rpartition("=") for each in text.split(",")]
+        return {name.strip(): float(value) for name, _, value in pairs}
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of frequencies, such as robin=3,wren=1"
+        ) from None
 
 
 def decision(
@@ -209,12 +233,15 @@ def decision(
     """Return the arguments of `FewShotClassifier.classify` that these options set."""
     names = ("reject", "max_errors", "coverage")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    chosen = getattr(args, "prior", None)
     if (reason := model.no_decision) is not None:
         if given:
             option = next(iter(given)).replace("_", "-")
             raise InputError(f"--{option} cannot be used: {reason}")
         if not args.quiet:
             print(f"Every image gets a class: {reason}", file=sys.stderr)
+    if chosen is not None:
+        given["prior"] = chosen
     model.thresholds(**given)  # an error now, not after the images have been read
     return given
 

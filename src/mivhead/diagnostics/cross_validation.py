@@ -5,14 +5,19 @@ shots of each class are split into folds, and one head per fold is trained on th
 class with a single shot cannot be tested, because nothing would remain to learn it from.
 
 The default recipe of `miv` has an ensemble whose parts can be cross-validated more cheaply than by
-fitting everything once per fold: one head per fold is trained, the ridge experts have exact
-leave-one-out predictions, and the weights of all members are fitted without the shots that they
-are tested on (`MIVClassifier.cross_validated_logits`).
+fitting everything once per fold: one head per fold is trained, what the ridge experts predict
+without a fold has a closed form, and the weights of all members are fitted without the shots that
+they are tested on (`MIVClassifier.cross_validated_logits`).
+
+The accuracy is what to expect on new images of which every class is equally frequent
+(`mivhead.diagnostics.learning_curve`): every class counts the same, and a class with one shot is
+expected to do what is usual for one shot in this task.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from typing import Any
 
@@ -22,6 +27,8 @@ from numpy.typing import NDArray
 from mivhead._util.progress import progress_bar
 from mivhead.classifier import FeatureClassifier, MIVClassifier
 from mivhead.diagnostics.evaluation import Mistake, Score, mistakes_table, summarise
+from mivhead.diagnostics.learning_curve import ExpectedAccuracy, expected_accuracy
+from mivhead.ensemble.balance import shots_behind
 from mivhead.errors import InputError
 from mivhead.features import FeatureTable
 from mivhead.model.decision import softmax
@@ -79,15 +86,33 @@ class CrossValidation:
         right = best == np.asarray(self.labels)[self.tested]
         return Score(len(right), int(right.sum()))
 
+    @cached_property
+    def expected(self) -> ExpectedAccuracy:
+        """The accuracy to expect on new images, all classes together and each on its own."""
+        numbers = np.searchsorted(self.classes, np.asarray(self.labels))
+        fold = _assign_folds(np.asarray(self.labels), max(self.folds, 1))
+        rows = np.flatnonzero(self.tested)
+        own = numbers[rows]
+        right = self.probabilities[rows].argmax(axis=1) == own
+        behind = shots_behind(numbers, fold)[rows, own]
+        shots = np.bincount(numbers, minlength=len(self.classes))
+        return expected_accuracy(right, own, np.maximum(behind, 1), shots)
+
     @property
     def accuracy(self) -> float:
-        """Share of the tested shots that were predicted correctly; NaN if there are none."""
-        return self.score.accuracy
+        """Expected accuracy on new images, every class counting the same; NaN if unknown."""
+        return self.expected.accuracy
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % confidence interval of the accuracy."""
-        return self.score.interval
+        """95 % interval of the expected accuracy."""
+        return self.expected.interval
+
+    @property
+    def per_class(self) -> dict[str, float]:
+        """Expected accuracy of each class; NaN for all of them if none could be tested."""
+        names = map(str, self.classes)
+        return dict(zip(names, self.expected.per_class.tolist(), strict=True))
 
     @property
     def suspects(self) -> list[Mistake]:

@@ -58,6 +58,7 @@ ENOUGH = 4.0  # shots at which the effective number has grown to half of its lim
 UNIFORM, SHOTS = "uniform", "shots"  # class priors that have a name
 
 Floats = NDArray[np.float64]
+Prior = str | Mapping[Any, float] | Sequence[float]  # how frequent classes are
 Ints = NDArray[np.int64]
 
 
@@ -413,7 +414,7 @@ def fold_into_weights(
 
 
 def log_prior(
-    prior: str | Mapping[Any, float] | Sequence[float],
+    prior: Prior,
     classes: Sequence[Any],
     shots: Sequence[int] | None = None,
 ) -> Floats:

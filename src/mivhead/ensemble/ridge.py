@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead.ensemble.balance import shot_weights
+from mivhead.ensemble.balance import left_out_predictions, shot_weights
 from mivhead.ensemble.descriptors import COMPONENTS, SIDE, Kind, PatchPCA, compute_descriptors
 from mivhead.features import Block, Features
 
@@ -38,7 +38,11 @@ class Ridge:
 
 
 def fit_ridge(
-    x: Array, targets: Array, alpha: float, weights: NDArray[Any] | None = None
+    x: Array,
+    targets: Array,
+    alpha: float,
+    weights: NDArray[Any] | None = None,
+    folds: NDArray[np.int64] | None = None,
 ) -> tuple[Ridge, Array]:
     """Fit a ridge regression with an intercept, in closed form.
 
@@ -55,14 +59,16 @@ def fit_ridge(
         Strength of the penalty alpha |W|^2.
     weights : array or None, default=None
         Weights (image,); an image of weight 2 counts like two images. None: all are 1.
+    folds : array or None, default=None
+        The fold (image,) of each image, -1 for one that is left out on its own; None: all are.
 
     Returns
     -------
     ridge : Ridge
         The fitted map.
     left_out : array
-        For every image, the leave-one-out prediction of a map fitted on all others: (image,
-        class).
+        For every image, the prediction of a map fitted without it and the rest of its fold:
+        (image, class).
 
     Examples
     --------
@@ -77,10 +83,16 @@ def fit_ridge(
     middle, rates = shares @ x64, shares @ targets64
     centred, wanted = x64 - middle, targets64 - rates
     coefficients, leverage = _solve(roots * centred, roots * wanted, alpha)
-    # Leaving an image out divides its residual by 1 - leverage, counting that of the intercept.
-    residuals = wanted - centred @ coefficients
-    rest = np.maximum(1 - leverage - shares, 1e-9)
-    left_out = targets64 - residuals / rest[:, None]
+    fitted = centred @ coefficients
+    if folds is None or (folds < 0).all():
+        # Leaving an image out divides its residual by 1 - leverage, counting the intercept's.
+        rest = np.maximum(1 - leverage - shares, 1e-9)
+        left_out = targets64 - (wanted - fitted) / rest[:, None]
+    else:
+        without_mean = np.eye(len(x)) - shares
+        maps, _ = _solve(roots * centred, roots * without_mean, alpha)
+        hat = shares + centred @ maps  # predictions are hat @ targets
+        left_out = left_out_predictions(hat, targets64, fitted + rates, folds)
     return _ridge(coefficients, rates - middle @ coefficients), left_out.astype(np.float32)
 
 
@@ -220,8 +232,12 @@ class Experts:
         labels: NDArray[np.int64],
         classes: int,
         spans: Sequence[range] = (),
+        folds: NDArray[np.int64] | None = None,
     ) -> tuple[Self, Array]:
-        """Fit all experts; also return their leave-one-out predictions (expert, image, class)."""
+        """Fit all experts; also return predictions of left-out images (expert, image, class).
+
+        Each image is left out on its own, or together with the others of its fold.
+        """
         targets = np.eye(classes, dtype=np.float32)[labels]
         weights = shot_weights(labels)  # every class counts the same
         pcas = {
@@ -231,7 +247,7 @@ class Experts:
         }
         experts = choose_experts(features.blocks, spans)
         fitted = {
-            expert: fit_ridge(x, targets, ALPHA, weights)
+            expert: fit_ridge(x, targets, ALPHA, weights, folds)
             for expert, x in _descriptors(experts, features, pcas)
         }
         ridges, left_out = zip(*(fitted[expert] for expert in experts), strict=True)

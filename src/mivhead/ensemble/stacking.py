@@ -290,6 +290,8 @@ class Ensemble:
         taken: Sequence[int],
         out_of_fold: tuple[Array, NDArray[np.int64]] | None,
         spans: Sequence[range] = (),
+        *,
+        together: bool = False,
     ) -> Self:
         """Fit the experts and the weights.
 
@@ -304,8 +306,14 @@ class Ensemble:
             prediction; None keeps the prior weights.
         spans : sequence of range, default=()
             The blocks of each backbone, if there are several.
+        together : bool, default=False
+            Whether experts, too, predict the images of a fold without all of the fold, to estimate
+            the accuracy: leaving out a single image would put its class at a disadvantage. By
+            default they leave out one image at a time, and learn from as many as possible.
         """
-        experts, predictions = Experts.fit(features, labels, int(labels.max()) + 1, spans)
+        shots = np.bincount(labels)
+        folds = out_of_fold[1] if together and out_of_fold is not None else None
+        experts, predictions = Experts.fit(features, labels, len(shots), spans, folds)
         spans = spans or [range(len(features.blocks))]
         deepest = {max((i for i in taken if i in span), default=None) for span in spans}
         of_blocks = np.array([DEEPEST_BLOCK if i in deepest else BLOCK for i in taken], np.float32)
@@ -314,13 +322,12 @@ class Ensemble:
             of_blocks *= np.float32(ONE_SHOT_BLOCKS)
         of_experts = prior_weights(list(experts.ridges), spans, one_shot=one_shot)
         prior = np.concatenate([of_blocks / np.float32(len(spans)), of_experts])
-        shots = np.bincount(labels)
         cosines, fold = out_of_fold or (
             np.zeros((len(taken), *predictions.shape[1:]), np.float32),
             np.full(len(labels), -1),
         )
         rows = np.flatnonzero(fold >= 0)
-        behind = shots_behind(labels, fold), shots_behind(labels)
+        behind = shots_behind(labels, fold), shots_behind(labels, folds)
         of_head = ShotLines.fit(cosines[:, rows], labels[rows], behind[0][rows], shots)
         of_experts = ShotLines.fit(predictions, labels, behind[1], shots)
         lines = ShotLines.joined(of_head, of_experts)
@@ -334,6 +341,8 @@ class Ensemble:
             counts = shot_weights(labels)[rows]
             weights = fit_weights(members, labels[rows], prior, counts=counts)
             offsets = shot_offsets(behind[1][rows], shots).astype(np.float32)
+            if (shots == shots[0]).all():
+                offsets[:] = 0
             logits = weigh(weights, members) + offsets
             left_out = OutOfFold(rows, labels[rows], members, offsets, prior, counts, logits)
         if (shots == shots[0]).all():

@@ -7,8 +7,7 @@ same total weight from the unlabelled images, shared in proportion to these prob
 
 and every ridge expert is fitted once more: to the shots, every class with the same total weight,
 and to image u with weight sum over c of weight(u, c) and the target weight(u, c) / weight(u).
-All experts learn from what the
-whole ensemble says, so that each of them gets what the others know.
+All experts learn from what the whole ensemble says, so that each of them gets what the others know.
 
 Equal totals matter: without them, a class whose shots happen to resemble many images grows at the
 expense of the others, and accuracy falls. It does not matter how frequent the classes are among the

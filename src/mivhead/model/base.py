@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mivhead.ensemble.balance import UNIFORM, Prior, log_prior
 from mivhead.errors import InputError
 from mivhead.images.imageset import ImageSet, Skipped, check_images
 from mivhead.images.sources import as_image_set
@@ -90,6 +92,7 @@ class ImageClassifier(ABC):
         reject: float | None = REJECT,
         max_errors: float | None = MAX_ERRORS,
         coverage: float | None = None,
+        prior: Prior | None = None,
     ) -> Predictions:
         """Predict names and probabilities, and decide whether a name can be given.
 
@@ -107,6 +110,9 @@ class ImageClassifier(ABC):
             is never unsure.
         coverage : float or None, default=None
             Share of prediction sets that hold the true class, such as 0.9; None makes no sets.
+        prior : {"uniform", "shots"}, mapping of class to frequency, or None, default=None
+            How frequent the classes are among the images: all alike (None or `"uniform"`), in
+            proportion to their shots, or as given.
 
         Returns
         -------
@@ -114,7 +120,7 @@ class ImageClassifier(ABC):
             A list with one `Prediction` per image, in their order. A notebook shows it as a table
             with thumbnails; `to_frame()` makes it a pandas `DataFrame`.
         """
-        thresholds = self.thresholds(reject, max_errors, coverage)
+        thresholds = self.thresholds(reject, max_errors, coverage, prior)
         if (found := self._score_features(images)) is not None:
             ids, scores = found
             return Predictions(predictions(ids, self.classes_, *scores, thresholds))
@@ -151,6 +157,7 @@ class ImageClassifier(ABC):
         reject: float | None = REJECT,
         max_errors: float | None = MAX_ERRORS,
         coverage: float | None = None,
+        prior: Prior | None = None,
     ) -> Thresholds:
         """Return the thresholds of decisions, with the parameters of `classify`.
 
@@ -164,16 +171,23 @@ class ImageClassifier(ABC):
             Share of wrong names among the names that are given.
         coverage : float or None, default=None
             Share of prediction sets that hold the true class.
+        prior : {"uniform", "shots"}, mapping of class to frequency, or None, default=None
+            How frequent the classes are.
 
         Returns
         -------
         Thresholds
         """
+        found = Thresholds()
         if (calibration := self.calibration) is not None:
-            return calibration.thresholds(reject, max_errors, coverage)
-        if coverage is not None:
+            found = calibration.thresholds(reject, max_errors, coverage)
+        elif coverage is not None:
             raise InputError(f"There are no prediction sets: {self.no_decision}")
-        return Thresholds()
+        if prior is None or prior == UNIFORM:
+            return found
+        counts, names = self.shot_counts, self.classes_.tolist()
+        shots = None if counts is None else [counts[name] for name in names]
+        return replace(found, prior=tuple(np.exp(log_prior(prior, names, shots)).tolist()))
 
     @overload
     def predict(self, images: Any, *, coverage: None = None) -> NDArray[Any]: ...

@@ -99,6 +99,8 @@ class Thresholds:
     other : int or None, default=None
         Number of the class that stands for everything else, if there is one: an image of it is
         none of these.
+    prior : tuple of float or None, default=None
+        How frequent each class is, relative to the mean of all classes; None: all are alike.
 
     Examples
     --------
@@ -113,6 +115,19 @@ class Thresholds:
     probability: float = 0.0
     set: float | None = None
     other: int | None = None
+    prior: tuple[float, ...] | None = None
+
+    def adjust(self, probabilities: Floats) -> Floats:
+        """Adjust probabilities (image, class) to the prior, by Bayes' rule.
+
+        >>> Thresholds(prior=(1.5, 0.5)).adjust(np.array([[0.5, 0.5]])).tolist()
+        [[0.75, 0.25]]
+        """
+        if self.prior is None:
+            return probabilities
+        weighted = probabilities * np.asarray(self.prior)
+        adjusted: Floats = weighted / np.maximum(weighted.sum(axis=1, keepdims=True), 1e-300)
+        return adjusted
 
     def decide(self, label: Any, probability: float, unknown: float | None) -> Any:
         """Return the label, `UNSURE` or `NONE`."""

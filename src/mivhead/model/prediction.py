@@ -246,7 +246,8 @@ def predictions(
     names = classes.tolist()
     thresholds = thresholds or Thresholds()
     other = None if thresholds.other is None else names[thresholds.other]
-    for i, (id_, row) in enumerate(zip(ids, probabilities, strict=True)):
+    adjusted = thresholds.adjust(probabilities)
+    for i, (id_, row) in enumerate(zip(ids, adjusted, strict=True)):
         ranked = {names[c]: float(row[c]) for c in np.argsort(-row, kind="stable")}
         named = {name: p for name, p in ranked.items() if name != other}
         best, probability = next(iter(named.items()))
