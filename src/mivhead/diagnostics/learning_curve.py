@@ -19,6 +19,7 @@ Both constants were chosen on the tuning sets (docs/results).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,10 +119,10 @@ def wilson_interval(share: float, count: float) -> tuple[float, float]:
 
 def _fit_curve(hits: Floats, known: Floats, weights: Floats) -> float:
     """Solve sum w (hits - sigmoid(theta + known)) = 0, which falls with theta, by bisection."""
-    wanted = weights @ hits
+    wanted = float(weights @ hits)
     if wanted <= 0 or wanted >= weights.sum() * (1 - 1e-12):
-        return -np.inf if wanted <= 0 else np.inf
-    low, high = -60.0 - known.max(), 60.0 - known.min()
+        return -math.inf if wanted <= 0 else math.inf
+    low, high = -60.0 - float(known.max()), 60.0 - float(known.min())
     for _ in range(80):
         middle = (low + high) / 2
         if weights @ _sigmoid(middle + known) < wanted:

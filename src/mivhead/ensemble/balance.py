@@ -182,11 +182,11 @@ def shots_behind(labels: ArrayLike, folds: ArrayLike | None = None) -> Ints:
     [[1, 1], [1, 1], [2, 1]]
     """
     labels = np.asarray(labels, np.int64)
-    members = np.eye(int(labels.max()) + 1, dtype=np.int64)[labels]  # (shot, class)
-    shots = members.sum(axis=0)
+    members: Ints = np.eye(int(labels.max()) + 1, dtype=np.int64)[labels]  # (shot, class)
+    counts: Ints = np.tile(members.sum(axis=0), (len(labels), 1))
     if folds is None:
-        return shots - members
-    counts = np.tile(shots, (len(labels), 1))
+        counts -= members
+        return counts
     folds = np.asarray(folds, np.int64)
     for number in np.unique(folds[folds >= 0]):
         out = folds == number
