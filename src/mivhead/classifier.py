@@ -673,7 +673,8 @@ class MIVClassifier(FeatureClassifier):
 
         One head per fold is trained on the other folds. What the ridge experts would predict
         without a fold has a closed form, and the weights of all members are fitted without the
-        images they are tested on. The classifier need not be fitted, and must not be used afterwards.
+        images they are tested on. The classifier need not be fitted, and must not be used
+        afterwards.
 
         Parameters
         ----------

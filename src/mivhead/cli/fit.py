@@ -228,8 +228,8 @@ def _describe_estimate(estimate: CrossValidation) -> str:
     text = (
         f"\nExpected accuracy on new images: {percent(estimate.accuracy)} (95 % interval "
         f"{interval(estimate.interval)}),\nif every class is equally frequent and new images are "
-        f"like the shots. From {name} cross-validation:\n{score.right} of {score.images} shots were "
-        "predicted right by a model that had not seen them."
+        f"like the shots. From {name} cross-validation:\n{score.right} of {score.images} shots "
+        "were predicted right by a model that had not seen them."
     )
     shots = Counter(estimate.labels)
     if min(shots.values()) < max(shots.values()) or len(shots) <= MAX_CLASSES:

@@ -329,10 +329,10 @@ class Ensemble:
         rows = np.flatnonzero(fold >= 0)
         behind = shots_behind(labels, fold), shots_behind(labels, folds)
         of_head = ShotLines.fit(cosines[:, rows], labels[rows], behind[0][rows], shots)
-        of_experts = ShotLines.fit(predictions, labels, behind[1], shots)
-        lines = ShotLines.joined(of_head, of_experts)
+        of_ridges = ShotLines.fit(predictions, labels, behind[1], shots)
+        lines = ShotLines.joined(of_head, of_ridges)
         members = np.concatenate(
-            [of_head(cosines, behind[0]), of_experts(predictions, behind[1])]
+            [of_head(cosines, behind[0]), of_ridges(predictions, behind[1])]
         ).astype(np.float32)[:, rows]  # (member, image, class)
         left_out = None
         if out_of_fold is None:
@@ -347,8 +347,10 @@ class Ensemble:
             left_out = OutOfFold(rows, labels[rows], members, offsets, prior, counts, logits)
         if (shots == shots[0]).all():
             return cls(experts, weights, left_out=left_out)
-        both = (x.astype(np.float32) for x in fold_into_weights(weights, lines, shots))
-        return cls(experts, weights, *both, left_out)
+        by_class, added = fold_into_weights(weights, lines, shots)
+        return cls(
+            experts, weights, by_class.astype(np.float32), added.astype(np.float32), left_out
+        )
 
     def logits(self, cosines: Array, features: Features) -> Array:
         """Logits (image, class) from the head's cosines (block, image, class) and the experts."""
