@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from mivhead import Features, FeatureTable, stores
 from mivhead.cli.main import main
@@ -24,7 +23,7 @@ LABELS = ("cat",) * 6 + ("dog",) * 6
 def table():
     """Two blocks, with labels and views."""
     maps, tokens = rng.normal(size=(12, 3, 2, 2)), rng.normal(size=(12, 5))
-    features = Features([{"map": maps}, {"token": tokens}]).to(torch.float16)
+    features = Features([{"map": maps}, {"token": tokens}]).to("float16")
     return FeatureTable(features, IDS, LABELS, features[[0, 3]], np.array([0, 3]))
 
 
