@@ -29,11 +29,8 @@ MIV = f"{BLOCKED}from mivhead.cli.main import main\ncode = main(sys.argv[1:]){AB
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """A folder with `model.onnx`, and images: labelled in `new`, `other` and `grey`, or not."""
-    import torch
-
-    pytest.importorskip("onnxscript")  # to export; not needed afterwards
+def images(tmp_path_factory) -> Path:
+    """A folder with images: labelled in `new`, `other` and `grey`, or not."""
     root = tmp_path_factory.mktemp("runtime")
     rng = np.random.default_rng(0)
     folders = {"new/dark": (0, 4), "new/light": (150, 4), "other/dark": (0, 2)}
@@ -43,12 +40,21 @@ def folder(tmp_path_factory) -> Path:
         for i in range(count):
             pixels = rng.integers(low, low + 100, (40, 50, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def folder(images: Path) -> Path:
+    """The same folder, with `model.onnx`, a model on a small network."""
+    import torch
+
+    pytest.importorskip("onnxscript")  # to export; not needed afterwards
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 8, 8), torch.nn.ReLU())
     backbone = from_module(network, ["1"], name="small", preprocessing=Preprocessing(size=32))
-    model = FewShotClassifier(backbone, threshold=0).fit_folder(root / "new")
-    export_model(model, root / "model.onnx")
-    return root
+    model = FewShotClassifier(backbone, threshold=0).fit_folder(images / "new")
+    export_model(model, images / "model.onnx")
+    return images
 
 
 def run(
@@ -113,7 +119,7 @@ DAILY = [
     "fit new/ -o more.miv --unlabelled unlabelled/ --no-check",
     "predict daily.miv new/ --reject 20%",
     "predict daily.miv new/ --csv",
-    "evaluate daily.miv other/ --mistakes mistakes.html",
+    "evaluate daily.miv other/",
     "add daily.miv grey/",
     "relabel daily.miv dark/0.png light",
     "relabel daily.miv dark/0.png dark",
@@ -128,35 +134,35 @@ DAILY = [
 ]
 
 
-def test_the_daily_commands_work(folder: Path) -> None:
+def test_the_daily_commands_work(images: Path) -> None:
     """All with the default backbone, in one process."""
     program = f"""{BLOCKED}
 from mivhead.cli.main import main
 for line in {DAILY!r}:
     assert main(line.split()) == 0, line
 {ABSENT}"""
-    done = run(program, cwd=folder, MIV_CACHE=str(folder / "cache"))
+    done = run(program, cwd=images, MIV_CACHE=str(images / "cache"))
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    assert {"daily.miv", "fit.html", "mistakes.html", "more.miv", "why.html"} <= {
-        each.name for each in folder.iterdir()
+    assert {"daily.miv", "fit.html", "more.miv", "why.html"} <= {
+        each.name for each in images.iterdir()
     }
 
 
-def test_the_daily_calls_work(folder: Path) -> None:
+def test_the_daily_calls_work(images: Path) -> None:
     program = f"""{BLOCKED}
 import mivhead
 import numpy as np
 
 model = mivhead.FewShotClassifier(cache=False, verbose=False)
 model.fit_folder("new/", unlabelled="unlabelled/")
-assert model.unlabelled_.images == 4
+assert model.classifier_.unlabelled_.images == 4
 assert model.evaluate("other/").accuracy == 1
 model.add("grey/")
 assert model.classes_.tolist() == ["dark", "grey", "light"]
 model.rename("grey", "middle")
-model.relabel("middle/0.png", "light")
-model.remove("middle", "middle/0.png")
+model.relabel("grey/0.png", "light")
+model.remove("middle", "grey/0.png")
 model.save("called.miv")
 again = mivhead.load("called.miv")
 assert again.predict("other/").tolist() == model.predict("other/").tolist() == ["dark"] * 2 + [
@@ -167,7 +173,7 @@ table = np.eye(4)
 head = mivhead.MIVClassifier(random_state=0).fit(table, list("aabb"))
 assert head.score(table, list("aabb")) == 1
 {ABSENT}"""
-    done = run(program, cwd=folder)
+    done = run(program, cwd=images)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,4 +1,4 @@
-"""The entry point: help, imports, exit codes, Ctrl-C, pipes, errors, imports of libraries."""
+"""The entry point: help, imports, exit codes, Ctrl-C, pipes, errors."""
 
 import argparse
 import contextlib

@@ -256,7 +256,8 @@ class HeadBlock:
         # BLAS rounds the product of a single row differently from that of several: so that a
         # prediction does not depend on its batch, there are always several.
         rows = np.repeat(x, 2, axis=0) if len(x) == 1 else x
-        y: Array = (rows @ self.params[f"cap.{layer}.weight"].T)[: len(x)]
+        with np.errstate(over="ignore", invalid="ignore"):  # of a forged model: seen in the answer
+            y: Array = (rows @ self.params[f"cap.{layer}.weight"].T)[: len(x)]
         y += self.params[f"cap.{layer}.bias"]
         return y
 
