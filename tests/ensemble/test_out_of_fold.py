@@ -7,7 +7,7 @@ from mivhead import Features, Recipe
 from mivhead.engine import head as engine
 from mivhead.engine import training
 from mivhead.engine.head import Bags
-from mivhead.engine.training import Task, Trainer
+from mivhead.engine.training import HeadTask, Trainer
 from mivhead.ensemble.stacking import assign_folds, fold_numbers, out_of_fold_cosines
 from mivhead.features import SupportSet
 from mivhead.head.blocks import BlockConfig, resolve_blocks
@@ -89,7 +89,7 @@ def test_taking_images_takes_their_views(support: SupportSet) -> None:
 def test_no_head_has_seen_an_image_or_its_views(support: SupportSet, monkeypatch) -> None:
     trained, original = [], training.train
 
-    def spy(layers, candidates, task: Task, *rest):
+    def spy(layers, candidates, task: HeadTask, *rest):
         if layers[0].config.channels == 8:  # block 1, which has tokens
             (each,) = candidates
             trained.append(each.token[task.rows])
@@ -167,6 +167,6 @@ def test_the_image_behind_each_pseudo_query_is_hidden_where_the_recipe_masks_it(
     support: SupportSet,
 ) -> None:
     alone = {SINGLE: -1}  # nothing else could stand for its class
-    everyone = Task.of(support, RECIPE, None)
+    everyone = HeadTask.of(support, RECIPE, None)
     assert everyone.hidden.tolist() == [alone.get(i, i) for i in [*range(10), *VIEW_ROWS]]
-    assert Task.of(support, Recipe.paper(), None).hidden is None
+    assert HeadTask.of(support, Recipe.paper(), None).hidden is None

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mivhead._util.threads import run_parts
 from mivhead.engine import compiled, plain
 from mivhead.engine.library import library
-from mivhead.engine.plain import NORM_EPS, Comparison
+from mivhead.engine.plain import NORM_EPS, BagComparison
 from mivhead.features import Block, Features
 from mivhead.head.blocks import BlockConfig
 from mivhead.head.recipe import Recipe
@@ -300,13 +300,13 @@ class HeadBlock:
         support: Projected,
         bags: Bags,
         hidden: NDArray[np.int64] | None = None,
-    ) -> Comparison:
+    ) -> BagComparison:
         """Describe the comparison of queries with the bags of a support set."""
         recipe, mean = self.recipe, self.recipe.prototype == "mean"
         heads = 1 if mean else self.config.heads
         scale = recipe.eta / math.sqrt(self.config.channels / heads)
         l1 = recipe.attention == "l1"
-        return Comparison(
+        return BagComparison(
             y=query.key,
             v=query.value,
             gate=query.gate,
