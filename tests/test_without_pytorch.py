@@ -1,4 +1,4 @@
-"""The daily path needs neither PyTorch nor scikit-learn, SciPy or pandas, and loads none of them."""
+"""The daily path needs neither PyTorch nor scikit-learn, SciPy or pandas."""
 
 from __future__ import annotations
 

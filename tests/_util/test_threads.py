@@ -164,9 +164,10 @@ def test_heavy_work_gives_numpy_one_thread_and_then_back():
 
     with threadpool_limits(2, user_api="blas"):
         before = blas_threads()
-        with pytest.raises(ValueError, match="broken"), shared_cores(), shared_cores():
+        with shared_cores():
+            with pytest.raises(ValueError, match="broken"), shared_cores():
+                raise ValueError("broken")
             assert set(blas_threads()) == {1}
-            raise ValueError("broken")
         assert blas_threads() == before
 
 

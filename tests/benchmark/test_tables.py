@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 
+import numpy as np
 import pytest
 
 from mivhead import Features, Recipe

@@ -70,9 +70,7 @@ def test_a_pca_has_the_mean_patch_and_leaves_the_maps_alone() -> None:
         np.testing.assert_array_equal(map_, before, err_msg=name)
         for c in range(map_.shape[1]):
             values = [
-                float(map_[n, c].flatten()[p])
-                for n in range(4)
-                for p in range(before[0, 0].size)
+                float(map_[n, c].flatten()[p]) for n in range(4) for p in range(before[0, 0].size)
             ]
             assert float(pca.mean[c]) == pytest.approx(sum(values) / len(values), abs=1e-6)
 

@@ -146,7 +146,9 @@ def test_predictions_are_those_of_heads_trained_on_the_other_half(support: Suppo
 
 
 def test_the_single_image_of_a_class_has_no_out_of_fold_prediction() -> None:
-    single = SupportSet(Features(np.eye(3, dtype=np.float32)), np.arange(3), None, np.empty(0, np.int64))
+    single = SupportSet(
+        Features(np.eye(3, dtype=np.float32)), np.arange(3), None, np.empty(0, np.int64)
+    )
     assert assign_folds(single).tolist() == [-1, -1, -1]
     found, predicted = out_of_fold(single, resolve_blocks(single.features))
     assert not predicted.any()
