@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from mivhead.backbones import from_module
@@ -310,8 +309,10 @@ def test_a_threshold_of_its_own_changes_the_views(place):
 
 
 def test_a_method_that_tunes_the_backbone_runs_on_images(place):
-    torch.manual_seed(0)
     torchvision = pytest.importorskip("torchvision", reason="the extra timm is not installed")
+    import torch
+
+    torch.manual_seed(0)
     model = torchvision.models.resnet18(weights=None)
     size = Preprocessing(size=32)
     mine = from_module(model, ["layer3", "layer4"], name="mine", preprocessing=size)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import tomllib
 
+import numpy as np
 import pytest
-import torch
 
 from mivhead import Features, Recipe
 from mivhead.backbones import list_backbones
@@ -78,7 +78,7 @@ def test_blocks_has_one_two_and_three():
 def test_candidates_are_as_many_in_both_blocks(name, expected):
     (method,) = [m for m in load_config("candidates").methods if m.name == name]
     features = Features.from_tensors(
-        {"block0.map": torch.zeros(4, 64, 14, 14), "block1.map": torch.zeros(4, 64, 7, 7)}
+        {"block0.map": np.zeros((4, 64, 14, 14)), "block1.map": np.zeros((4, 64, 7, 7))}
     )
     preset = PAPER["resnet50"].preset
     classifier = make_method(

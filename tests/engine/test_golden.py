@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from mivhead import BlockPreset, Features, Recipe
 from mivhead.engine.head import Bags, Head, combine
-from mivhead.engine.training import Task, train
+from mivhead.engine.training import HeadTask, train
 from mivhead.features import SupportSet
 from mivhead.head.blocks import resolve_blocks
 
@@ -52,7 +52,7 @@ class Run:
                 layer = self.head.layers[int(number)]
                 assert layer.params[f"cap.{name}"].shape == value.shape
                 layer.params[f"cap.{name}"] = value.copy()
-        self.task, self.bags = Task.of(support, recipe, None), Bags.from_shots(support.shots)
+        self.task, self.bags = HeadTask.of(support, recipe, None), Bags.from_shots(support.shots)
         self.support, self.candidates = support, self.head.prepare(support.everything)
 
     def features(self, part: str) -> Features:

@@ -5,7 +5,7 @@ import pytest
 
 from mivhead import BlockPreset, Features, Recipe
 from mivhead.engine.head import Head, combine
-from mivhead.engine.training import Task, Trainer, add_gradients
+from mivhead.engine.training import HeadTask, Trainer, add_gradients
 from mivhead.features import SupportSet
 from mivhead.head.blocks import resolve_blocks
 
@@ -60,7 +60,7 @@ def test_a_step_equals_autograd_in_double_precision(recipe, shots, form) -> None
     theirs = MIVHead(blocks, recipe, generator=None)
     theirs.load_arrays(ours.params)
     theirs = theirs.double()
-    task = Task.of(support, recipe, None)
+    task = HeadTask.of(support, recipe, None)
     velocities = [{k: np.zeros_like(v) for k, v in each.params.items()} for each in ours.layers]
     candidates = ours.prepare(support.everything)
     loss = add_gradients(ours.layers, candidates, task, recipe, velocities)

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from mivhead.ensemble.descriptors import Kind, PatchPCA, compute_descriptors, principal_components
 from mivhead.features import Block
@@ -12,12 +11,12 @@ from mivhead.features import Block
 CHANNELS = 200
 
 
-def scatter(spectrum: np.ndarray) -> tuple[torch.Tensor, np.ndarray]:
+def scatter(spectrum: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A symmetric matrix with these eigenvalues, and its eigenvectors."""
     rng = np.random.default_rng(0)
     vectors = np.linalg.qr(rng.normal(size=(CHANNELS, CHANNELS)))[0]
     matrix = (vectors * spectrum) @ vectors.T
-    return torch.tensor(matrix, dtype=torch.float32), vectors
+    return matrix.astype(np.float32), vectors
 
 
 @pytest.mark.parametrize(
@@ -32,11 +31,11 @@ def scatter(spectrum: np.ndarray) -> tuple[torch.Tensor, np.ndarray]:
 def test_principal_components_are_the_first_eigenvectors(spectrum, surely, lost) -> None:
     """The first ones lie within those found; together they hold as much as 128 can."""
     matrix, vectors = scatter(spectrum)
-    found = principal_components(matrix).double().numpy()
+    found = principal_components(matrix).astype(np.float64)
     assert found.shape == (CHANNELS, 128)
     inside = np.linalg.norm(found.T @ vectors[:, :surely], axis=0)  # 1: wholly within
     assert inside.min() > 0.99
-    held = np.trace(found.T @ matrix.double().numpy() @ found)
+    held = np.trace(found.T @ matrix.astype(np.float64) @ found)
     assert held > (1 - lost) * spectrum[:128].sum()
     lengths = np.linalg.norm(found, axis=0)
     kept = lengths > 0.5
@@ -48,31 +47,30 @@ def test_components_along_which_nothing_varies_are_left_out() -> None:
     """Otherwise rounding would choose them, and so the order of the images."""
     spectrum = np.where(np.arange(CHANNELS) < 5, 1.0, 0.0)
     matrix, vectors = scatter(spectrum)
-    found = principal_components(matrix).double().numpy()
+    found = principal_components(matrix).astype(np.float64)
     expected = vectors[:, :5] @ vectors[:, :5].T
     np.testing.assert_allclose(found @ found.T, expected, atol=1e-5)
 
 
 def test_few_channels_are_kept_as_they_are() -> None:
-    assert torch.equal(principal_components(torch.rand(128, 128)), torch.eye(128))
+    scatter = np.random.default_rng(0).random((128, 128), np.float32)
+    np.testing.assert_array_equal(principal_components(scatter), np.eye(128))
 
 
 def test_a_pca_has_the_mean_patch_and_leaves_the_maps_alone() -> None:
     maps = {
-        "a map": torch.randn(4, 6, 3, 2),
-        "channels last": torch.randn(4, 3, 2, 6).permute(0, 3, 1, 2),
-        "one patch": torch.randn(4, 6, 1, 1),
-        "one channel": torch.randn(4, 1, 3, 3),
+        "a map": drawn(4, 6, 3, 2),
+        "channels last": drawn(4, 3, 2, 6).transpose(0, 3, 1, 2),
+        "one patch": drawn(4, 6, 1, 1),
+        "one channel": drawn(4, 1, 3, 3),
     }
     for name, map_ in maps.items():
-        before = map_.clone()
+        before = map_.copy()
         pca = PatchPCA.fit(map_)
-        assert torch.equal(map_, before), name
+        np.testing.assert_array_equal(map_, before, err_msg=name)
         for c in range(map_.shape[1]):
             values = [
-                float(map_[n, c].flatten()[p])
-                for n in range(4)
-                for p in range(before[0, 0].numel())
+                float(map_[n, c].flatten()[p]) for n in range(4) for p in range(before[0, 0].size)
             ]
             assert float(pca.mean[c]) == pytest.approx(sum(values) / len(values), abs=1e-6)
 
@@ -126,7 +124,7 @@ def plain(kind: str, map_: np.ndarray) -> list[float]:
     return unit(pairs)
 
 
-def described(kind: Kind, block: Block, pca: PatchPCA | None) -> torch.Tensor:
+def described(kind: Kind, block: Block, pca: PatchPCA | None) -> np.ndarray:
     """Describe images in one way."""
     return dict(compute_descriptors(block, pca, [kind]))[kind]
 
@@ -135,8 +133,8 @@ def described(kind: Kind, block: Block, pca: PatchPCA | None) -> torch.Tensor:
 @pytest.mark.parametrize("size", [(5, 3, 4), (3, 9, 5), (3, 15, 8), (4, 2, 7)])
 def test_descriptors_equal_plain_loops(kind: Kind, size: tuple[int, int, int]) -> None:
     support, queries = drawn(3, *size), drawn(5, *size)[3:]
-    pca = PatchPCA.fit(torch.tensor(support))
-    found = described(kind, Block(map=torch.tensor(queries)), pca)
+    pca = PatchPCA.fit(support)
+    found = described(kind, Block(map=queries), pca)
     middle = support.mean(axis=(0, 2, 3), dtype=np.float64)
     for i, image in enumerate(queries):
         patches = image if kind == "mean" else plain_patches(queries, middle)[i]
@@ -144,8 +142,8 @@ def test_descriptors_equal_plain_loops(kind: Kind, size: tuple[int, int, int]) -
 
 
 def test_the_mean_is_the_token_where_there_is_one() -> None:
-    token = torch.randn(2, 6)
-    block = Block(map=torch.randn(2, 6, 2, 2), token=token)
+    token = np.random.default_rng(0).normal(size=(2, 6)).astype(np.float32)
+    block = Block(map=drawn(2, 6, 2, 2), token=token)
     for i, vector in enumerate(described("mean", block, None)):
         values = token[i].tolist()
         expected = unit([v - sum(values) / 6 for v in values])
@@ -154,24 +152,24 @@ def test_the_mean_is_the_token_where_there_is_one() -> None:
 
 @pytest.mark.parametrize("kind", ["second_order", "layout", "mean"])
 def test_half_precision_maps_and_maps_of_zeros(kind: Kind) -> None:
-    maps = torch.tensor(drawn(3, 4, 3, 3)).half()
+    maps = drawn(3, 4, 3, 3).astype(np.float16)
     pca = PatchPCA.fit(maps)
     half = described(kind, Block(map=maps), pca)
-    single = described(kind, Block(map=maps.float()), pca)
-    assert half.dtype == torch.float32
-    torch.testing.assert_close(half, single)
-    zeros = Block(map=torch.zeros(2, 4, 3, 3))
-    assert described(kind, zeros, PatchPCA.fit(zeros.map)).isfinite().all()
+    single = described(kind, Block(map=maps.astype(np.float32)), pca)
+    assert half.dtype == np.float32
+    np.testing.assert_allclose(half, single, rtol=1e-6, atol=1e-6)
+    zeros = Block(map=np.zeros((2, 4, 3, 3), np.float32))
+    assert np.isfinite(described(kind, zeros, PatchPCA.fit(zeros.map))).all()
 
 
 def test_several_descriptors_transform_the_patches_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    block = Block(map=torch.tensor(drawn(3, 4, 3, 3)))
+    block = Block(map=drawn(3, 4, 3, 3))
     pca = PatchPCA.fit(block.map)
     kinds: list[Kind] = ["second_order", "layout", "mean"]
     expected = {kind: described(kind, block, pca) for kind in kinds}
     turn, calls = PatchPCA.__call__, []
 
-    def counted(self: PatchPCA, map_: torch.Tensor) -> torch.Tensor:
+    def counted(self: PatchPCA, map_: np.ndarray) -> np.ndarray:
         calls.append(map_)
         return turn(self, map_)
 
@@ -179,4 +177,4 @@ def test_several_descriptors_transform_the_patches_once(monkeypatch: pytest.Monk
     found = dict(compute_descriptors(block, pca, kinds))
     assert len(calls) == 1
     assert list(found) == kinds
-    assert all(torch.equal(found[kind], expected[kind]) for kind in kinds)
+    assert all(np.array_equal(found[kind], expected[kind]) for kind in kinds)

@@ -2,16 +2,15 @@
 
 import numpy as np
 import pytest
-import torch
 
 from mivhead import Features, Recipe
-from mivhead.ensemble import stacking
-from mivhead.ensemble.stacking import assign_folds, out_of_fold_cosines, predict_cosines
+from mivhead.engine import head as engine
+from mivhead.engine import training
+from mivhead.engine.head import Bags
+from mivhead.engine.training import HeadTask, Trainer
+from mivhead.ensemble.stacking import assign_folds, fold_numbers, out_of_fold_cosines
 from mivhead.features import SupportSet
-from mivhead.head import training
-from mivhead.head.bags import Bags
-from mivhead.head.blocks import resolve_blocks
-from mivhead.head.training import fit_head
+from mivhead.head.blocks import BlockConfig, resolve_blocks
 
 RECIPE = Recipe()
 LABELS = np.array([0, 0, 0, 0, 1, 1, 1, 2, 3, 3])  # class 2 has one image
@@ -19,10 +18,10 @@ SINGLE = 7
 VIEW_ROWS = np.array([9, 0, 4, 4, 7, 2])
 
 
-def drawn(images: int, seed: int) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
+def drawn(images: int, seed: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
     shapes = (images, 6, 3, 3), (images, 8)
-    return [torch.randn(*shape, generator=generator) for shape in shapes]
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
 def support_of(blocks: list, views: list | None = None) -> SupportSet:
@@ -34,6 +33,16 @@ def support_of(blocks: list, views: list | None = None) -> SupportSet:
 @pytest.fixture
 def support() -> SupportSet:
     return support_of(drawn(10, 0), drawn(6, 1))
+
+
+def out_of_fold(
+    support: SupportSet, configs: list[BlockConfig], seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Train a head without each fold; return cosines, and which images have them."""
+    fold = assign_folds(support)
+    trainer = Trainer(support, configs, RECIPE, seed)
+    trained = trainer.fit([fold != number for number in fold_numbers(fold)])
+    return out_of_fold_cosines(trainer, [head for head, _ in trained], fold), fold >= 0
 
 
 def test_classes_are_split_into_halves(support: SupportSet) -> None:
@@ -78,18 +87,20 @@ def test_taking_images_takes_their_views(support: SupportSet) -> None:
 
 
 def test_no_head_has_seen_an_image_or_its_views(support: SupportSet, monkeypatch) -> None:
-    trained, original = [], stacking.fit_head
+    trained, original = [], training.train
 
-    def spy(kept: SupportSet, *rest):
-        trained.append(kept)
-        return original(kept, *rest)
+    def spy(layers, candidates, task: HeadTask, *rest):
+        if layers[0].config.channels == 8:  # block 1, which has tokens
+            (each,) = candidates
+            trained.append(each.token[task.rows])
+        return original(layers, candidates, task, *rest)
 
-    monkeypatch.setattr(stacking, "fit_head", spy)
-    out_of_fold_cosines(support, resolve_blocks(support.features), RECIPE, 0)
+    monkeypatch.setattr(training, "train", spy)
+    out_of_fold(support, resolve_blocks(support.features))
     fold = assign_folds(support)
     assert len(trained) == 2
-    for number, kept in enumerate(trained):
-        seen = {tuple(row) for row in kept.everything.blocks[1].token.tolist()}
+    for number, tokens in enumerate(trained):
+        seen = {tuple(row) for row in tokens.tolist()}
         for i, token in enumerate(support.features.blocks[1].token.tolist()):
             assert (tuple(token) in seen) == (fold[i] != number)
         for row, token in zip(VIEW_ROWS, support.views.blocks[1].token.tolist(), strict=True):
@@ -102,62 +113,62 @@ def test_an_image_and_its_views_do_not_change_predictions_of_its_own_fold(
     """Its own block 0 becomes another, and its views too; folds are assigned by block 1."""
     changed = 4
     blocks, views = drawn(10, 0), drawn(6, 1)
-    blocks[0][changed] = 50 * blocks[0][changed].flip(0)
+    blocks[0][changed] = 50 * blocks[0][changed][::-1]
     for part in views:
         part[changed == VIEW_ROWS] += 30
     other = support_of(blocks, views)
     configs = resolve_blocks(support.features)
-    before, predicted = out_of_fold_cosines(support, configs, RECIPE, 0)
-    after, _ = out_of_fold_cosines(other, configs, RECIPE, 0)
+    before, predicted = out_of_fold(support, configs)
+    after, _ = out_of_fold(other, configs)
     fold = assign_folds(support)
     np.testing.assert_array_equal(assign_folds(other), fold)
     same_head = (fold == fold[changed]) & (np.arange(10) != changed)
-    assert torch.equal(after[:, same_head], before[:, same_head])
+    np.testing.assert_array_equal(after[:, same_head], before[:, same_head])
     other_head = predicted & (fold != fold[changed])
-    assert not torch.allclose(after[:, other_head], before[:, other_head], atol=1e-3)
+    assert not np.allclose(after[:, other_head], before[:, other_head], atol=1e-3)
 
 
 def test_predictions_are_those_of_heads_trained_on_the_other_half(support: SupportSet) -> None:
     configs = resolve_blocks(support.features)
-    found, predicted = out_of_fold_cosines(support, configs, RECIPE, 3)
+    found, predicted = out_of_fold(support, configs, seed=3)
     assert predicted.tolist() == [i != SINGLE for i in range(10)]
     assert (found[:, SINGLE] == 0).all()
     fold = assign_folds(support)
     for number in (0, 1):
         kept = support.take(fold != number)
-        head, losses = fit_head(kept, configs, RECIPE, 3)
+        head, losses = Trainer(kept, configs, RECIPE, 3).fit()[0]
         assert len(losses) == RECIPE.steps
         assert SINGLE in np.flatnonzero(fold != number)
         rows = np.flatnonzero(fold == number)
-        bags = Bags.from_shots(kept.shots, torch.device("cpu"))
-        cosines = predict_cosines(head, kept.features, bags, support.features[rows])
-        torch.testing.assert_close(found[:, rows], cosines)
+        embedded = head.embed(head.prepare(kept.features))
+        cosines = head.cosines(embedded, Bags.from_shots(kept.shots), support.features[rows])
+        np.testing.assert_allclose(found[:, rows], cosines, rtol=1e-5, atol=1e-5)
 
 
 def test_the_single_image_of_a_class_has_no_out_of_fold_prediction() -> None:
-    single = SupportSet(Features(torch.eye(3)), np.arange(3), None, np.empty(0, np.int64))
+    single = SupportSet(
+        Features(np.eye(3, dtype=np.float32)), np.arange(3), None, np.empty(0, np.int64)
+    )
     assert assign_folds(single).tolist() == [-1, -1, -1]
-    found, predicted = out_of_fold_cosines(single, resolve_blocks(single.features), RECIPE, 0)
+    found, predicted = out_of_fold(single, resolve_blocks(single.features))
     assert not predicted.any()
     assert found.shape[1:] == (3, 3)
 
 
 def test_predicting_in_batches_changes_nothing(support: SupportSet, monkeypatch) -> None:
     configs = resolve_blocks(support.features)
-    head, _ = fit_head(support, configs, Recipe.paper(steps=2), 0)
-    bags = Bags.from_shots(support.shots, torch.device("cpu"))
-    expected = predict_cosines(head, support.features, bags, support.features)
-    monkeypatch.setattr(stacking, "BATCH", 3)
-    again = predict_cosines(head, support.features, bags, support.features)
-    torch.testing.assert_close(again, expected)
+    head, _ = Trainer(support, configs, Recipe.paper(steps=2), 0).fit()[0]
+    bags, embedded = Bags.from_shots(support.shots), head.embed(head.prepare(support.features))
+    expected = head.cosines(embedded, bags, support.features)
+    monkeypatch.setattr(engine, "PREDICT", 3)
+    again = head.cosines(embedded, bags, support.features)
+    np.testing.assert_allclose(again, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_image_behind_each_pseudo_query_is_given_where_the_recipe_masks_it(
-    support: SupportSet, monkeypatch
+def test_the_image_behind_each_pseudo_query_is_hidden_where_the_recipe_masks_it(
+    support: SupportSet,
 ) -> None:
-    seen = []
-    monkeypatch.setattr(training, "train", lambda *_, sources, **__: seen.append(sources) or [])
-    for recipe in (RECIPE, Recipe.paper()):
-        fit_head(support, resolve_blocks(support.features), recipe, 0)
-    assert seen[0].tolist() == [*range(10), *VIEW_ROWS]
-    assert seen[1] is None
+    alone = {SINGLE: -1}  # nothing else could stand for its class
+    everyone = HeadTask.of(support, RECIPE, None)
+    assert everyone.hidden.tolist() == [alone.get(i, i) for i in [*range(10), *VIEW_ROWS]]
+    assert HeadTask.of(support, Recipe.paper(), None).hidden is None

@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from mivhead import Features
@@ -33,7 +32,8 @@ def assert_close(found: Features, expected: Features, atol: float = 0.02) -> Non
     """Equal up to the last bits of float16, which depend on how many images share a kernel."""
     assert found.layout == expected.layout
     for name, tensor in expected.tensors.items():
-        torch.testing.assert_close(found.tensors[name], tensor, rtol=5e-3, atol=atol)
+        assert found.tensors[name].dtype == tensor.dtype
+        np.testing.assert_allclose(found.tensors[name], tensor, rtol=5e-3, atol=atol)
 
 
 def check(backbone: Backbone) -> None:
@@ -50,14 +50,12 @@ def check_result(backbone: Backbone, whole: Features) -> None:
     assert isinstance(backbone, Backbone)
     assert len(whole) == 5
     assert len(whole.blocks) == len(backbone.preset.taps) == len(backbone.preset.blocks)
-    assert all(t.dtype == torch.float16 for t in whole.tensors.values())
-    assert whole.device.type == "cpu"
-    assert not any(t.is_inference() for t in whole.tensors.values()), "a head trains on them"
+    assert all(t.dtype == np.float16 for t in whole.tensors.values())
     assert Identity.from_json(backbone.identity.as_json()) == backbone.identity
     assert backbone.identity.taps == backbone.preset.taps
     assert backbone.identity.preprocessing == backbone.preset.preprocessing
     for tensor in whole.tensors.values():  # different images, different features
-        assert not torch.equal(tensor[0], tensor[1])
+        assert not np.array_equal(tensor[0], tensor[1])
 
 
 def check_batches(backbone: Backbone, images: list[np.ndarray], whole: Features) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from mivhead import BlockPreset, Features, Preprocessing, Preset
 from mivhead.backbones.base import Identity
@@ -26,7 +25,7 @@ class TinyBackbone:
         *,
         token: bool = False,
         weights: str = "0" * 64,
-        dtype: torch.dtype = torch.float16,
+        dtype: str = "float16",
     ) -> None:
         preprocessing = Preprocessing(size=SIZE)
         taps: tuple[str, ...] = ("colours", "edges")

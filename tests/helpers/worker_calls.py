@@ -42,6 +42,6 @@ class Fail:
 @dataclass(frozen=True)
 class CountThreads:
     def __call__(self):
-        import torch
+        from mivhead._util.threads import thread_count
 
-        return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
+        return thread_count(), os.environ["OMP_NUM_THREADS"]

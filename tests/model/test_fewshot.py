@@ -1,9 +1,13 @@
 """`FewShotClassifier`: images in, names out."""
 
 import io
+import os
 import pickle
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -293,30 +297,27 @@ def test_method_parameters(shots: Path) -> None:
         FewShotClassifier(backbone, method="nnc").fit_folder(shots)
 
 
-def test_extraction_leaves_a_core_to_the_decoder(
-    shots: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("backbone", [TinyBackbone(), "efficientnet_lite0"], ids=str)
+def test_a_forked_child_of_a_process_that_has_predicted_predicts_too(
+    backbone: Any, shots: Path, queries: Path, threads: int
 ) -> None:
-    import torch
-
-    from mivhead.extraction import pipeline as extraction
-
-    monkeypatch.setattr(extraction, "BATCH", 4)
-    monkeypatch.setattr(extraction, "AHEAD", 4)  # images are left to decode
-    seen = []
-
-    class Watching(TinyBackbone):
-        def extract(self, images):
-            seen.append(torch.get_num_threads())
-            return super().extract(images)
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        FewShotClassifier(Watching()).extract(open_labelled(shots))
-        assert seen[0] == 1
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    """As the workers of a server do, or those of a pool of processes."""
+    classifier = FewShotClassifier(backbone, threshold=0, cache=False).fit_folder(shots)
+    expected = classifier.predict_proba(queries)
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if np.array_equal(classifier.predict_proba(queries), expected) else 1)
+        finally:
+            os._exit(2)
+    deadline = time.monotonic() + 60
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    assert os.waitstatus_to_exitcode(ended[1]) == 0
 
 
 def test_a_file_object_is_one_image(shots: Path, queries: Path) -> None:

@@ -166,6 +166,9 @@ def wait_passively() -> None:
         os.environ.setdefault(POLICY, "passive")
 
 
+wait_passively()  # OpenMP reads its settings once, when PyTorch is loaded
+
+
 @cache
 def available_cores() -> int:
     """Count the cores that this process may use: its affinity and its container's quota.

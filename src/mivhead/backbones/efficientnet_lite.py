@@ -244,7 +244,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Block:
+class NetworkBlock:
     """Layers, one after the other; with `skip`, the input is added to the output."""
 
     layers: tuple[Layer, ...]
@@ -258,10 +258,10 @@ class Block:
         return [norm for norm in norms if norm.endswith(("bn1", "bn2"))] + list(self.names)
 
 
-def network(name: str) -> Iterator[Block]:
+def network(name: str) -> Iterator[NetworkBlock]:
     """Yield the blocks of a variant: the stem, those of the seven stages, the last convolution."""
     shape = SHAPES[name]
-    yield Block((Layer("conv_stem", "bn1", 3, STEM, 3, 2),))
+    yield NetworkBlock((Layer("conv_stem", "bn1", 3, STEM, 3, 2),))
     before = STEM
     stages = zip(shape.widths, shape.depths, KERNELS, STRIDES, strict=True)
     for i, (width, depth, kernel, stride) in enumerate(stages):
@@ -271,9 +271,9 @@ def network(name: str) -> Iterator[Block]:
             layers = _expanding if i else _separable
             names = (path, f"blocks.{i}") if j == depth - 1 else (path,)
             skip = step == 1 and before == width
-            yield Block(layers(f"{path}.", before, width, kernel, step), names, skip)
+            yield NetworkBlock(layers(f"{path}.", before, width, kernel, step), names, skip)
             before = width
-    yield Block((Layer("conv_head", "bn2", before, LAST),))
+    yield NetworkBlock((Layer("conv_head", "bn2", before, LAST),))
 
 
 def _separable(path: str, before: int, after: int, kernel: int, stride: int) -> tuple[Layer, ...]:

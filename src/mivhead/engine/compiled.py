@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mivhead.engine.library import address, call, empty
-from mivhead.engine.plain import NORM_EPS, Comparison
+from mivhead.engine.plain import NORM_EPS, BagComparison
 
 PARTS = 8  # at most
 PART_VALUES = 2**18  # that a part reads, at least: less is not worth another thread
@@ -205,7 +205,7 @@ class _Cap(ctypes.Structure):
     )
 
 
-def cap_forward(how: Comparison, *, keep: bool) -> tuple[Array, Array | None]:
+def cap_forward(how: BagComparison, *, keep: bool) -> tuple[Array, Array | None]:
     """Compute cosines of queries with the prototypes of all classes."""
     queries, classes = len(how.y), len(how.starts) - 1
     cosines = empty(queries, classes)
@@ -216,7 +216,7 @@ def cap_forward(how: Comparison, *, keep: bool) -> tuple[Array, Array | None]:
 
 
 def cap_backward(
-    how: Comparison, weights: Array | None, cosines: Array, d_cosines: Array
+    how: BagComparison, weights: Array | None, cosines: Array, d_cosines: Array
 ) -> tuple[Array, Array, Array | None, Array, Array]:
     """Compute the gradients of queries and shots."""
     (queries, channels), shots = how.y.shape, len(how.z)
@@ -230,14 +230,14 @@ def cap_backward(
     return d_y, d_v, d_gate, d_z, d_w
 
 
-def _cap_parts(how: Comparison) -> int:
+def _cap_parts(how: BagComparison) -> int:
     tiles = -(-len(how.y) // LANES)
     return min(tiles, _parts(len(how.y), how.y.shape[1] * len(how.z)))
 
 
 def _run_cap(
     name: str,
-    how: Comparison,
+    how: BagComparison,
     weights: Array | None,
     cosines: Array,
     gradients: Sequence[NDArray[Any] | None],

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mivhead._util.threads import run_parts
 from mivhead.engine import compiled, plain
 from mivhead.engine.library import library
-from mivhead.engine.plain import NORM_EPS, Comparison
+from mivhead.engine.plain import NORM_EPS, BagComparison
 from mivhead.features import Block, Features
 from mivhead.head.blocks import BlockConfig
 from mivhead.head.recipe import Recipe
@@ -256,7 +256,8 @@ class HeadBlock:
         # BLAS rounds the product of a single row differently from that of several: so that a
         # prediction does not depend on its batch, there are always several.
         rows = np.repeat(x, 2, axis=0) if len(x) == 1 else x
-        y: Array = (rows @ self.params[f"cap.{layer}.weight"].T)[: len(x)]
+        with np.errstate(over="ignore", invalid="ignore"):  # of a forged model: seen in the answer
+            y: Array = (rows @ self.params[f"cap.{layer}.weight"].T)[: len(x)]
         y += self.params[f"cap.{layer}.bias"]
         return y
 
@@ -299,13 +300,13 @@ class HeadBlock:
         support: Projected,
         bags: Bags,
         hidden: NDArray[np.int64] | None = None,
-    ) -> Comparison:
+    ) -> BagComparison:
         """Describe the comparison of queries with the bags of a support set."""
         recipe, mean = self.recipe, self.recipe.prototype == "mean"
         heads = 1 if mean else self.config.heads
         scale = recipe.eta / math.sqrt(self.config.channels / heads)
         l1 = recipe.attention == "l1"
-        return Comparison(
+        return BagComparison(
             y=query.key,
             v=query.value,
             gate=query.gate,

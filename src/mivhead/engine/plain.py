@@ -174,7 +174,7 @@ def _weigh_candidates(
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class BagComparison:
     """Queries, the shots of all classes, and how they are compared."""
 
     y: Array  # keys of the queries: (query, channel)
@@ -248,7 +248,7 @@ class Comparison:
         return av, p, u, norms, length
 
 
-def cap_forward(how: Comparison, *, keep: bool) -> tuple[Array, Array | None]:
+def cap_forward(how: BagComparison, *, keep: bool) -> tuple[Array, Array | None]:
     """Cosines (query, class) of v^Q with the prototypes v^P = (A V) gate + (A K) of all classes.
 
     With `keep`, what `cap_backward` needs is returned as well: here nothing, A is computed again.
@@ -262,7 +262,7 @@ def cap_forward(how: Comparison, *, keep: bool) -> tuple[Array, Array | None]:
 
 
 def cap_backward(
-    how: Comparison, weights: Array | None, cosines: Array, d_cosines: Array
+    how: BagComparison, weights: Array | None, cosines: Array, d_cosines: Array
 ) -> tuple[Array, Array, Array | None, Array, Array]:
     """Gradients of y, v and gate (query, channel), and of z and w (shot, channel)."""
     del weights
@@ -290,7 +290,7 @@ def cap_backward(
 
 
 def _backward_attention(
-    how: Comparison,
+    how: BagComparison,
     part: slice,
     y: Array,
     a: Array,

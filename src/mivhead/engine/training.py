@@ -33,7 +33,7 @@ LARGEST_VELOCITY = 1e3  # norm per parameter; below 20 on five real image sets
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class HeadTask:
     """Which images of a support set a head is trained on."""
 
     rows: NDArray[np.int64]  # pseudo-queries, rows of `SupportSet.everything`, the shots first
@@ -47,7 +47,7 @@ class Task:
         return int(self.bags.starts[-1])
 
     @classmethod
-    def of(cls, support: SupportSet, recipe: Recipe, kept: NDArray[np.bool_] | None) -> Task:
+    def of(cls, support: SupportSet, recipe: Recipe, kept: NDArray[np.bool_] | None) -> HeadTask:
         """Take all images and their views, or those that are kept."""
         images = len(support.labels)
         kept = np.ones(images, bool) if kept is None else kept
@@ -110,7 +110,7 @@ class Trainer:
         list of (Head, list of float)
             The heads, and for each the loss of every step, taken before its update.
         """
-        tasks = [Task.of(self.support, self.recipe, kept) for kept in subsets]
+        tasks = [HeadTask.of(self.support, self.recipe, kept) for kept in subsets]
         heads = [Head.initial(self.blocks, self.recipe, self.seed) for _ in tasks]
         count = len(self.taken)
         apart = self.recipe.objective == "blocks"
@@ -135,7 +135,7 @@ class Trainer:
 
     def cosines(self, head: Head, kept: NDArray[np.bool_], images: NDArray[np.int64]) -> Array:
         """Cosines (block, image, class) of support images, for a head trained on others."""
-        shots = Task.of(self.support, self.recipe, kept)
+        shots = HeadTask.of(self.support, self.recipe, kept)
         support = head.embed(self.candidates, shots.rows[: shots.shots])
         return head.compare(head.embed(self.candidates, images), support, shots.bags)
 
@@ -143,7 +143,7 @@ class Trainer:
 def train(
     layers: Sequence[HeadBlock],
     candidates: Sequence[Candidates],
-    task: Task,
+    task: HeadTask,
     recipe: Recipe,
     on_step: Callable[[], object] = lambda: None,
 ) -> list[float]:
@@ -180,7 +180,7 @@ def _limit(velocity: Array) -> None:
 def add_gradients(
     layers: Sequence[HeadBlock],
     candidates: Sequence[Candidates],
-    task: Task,
+    task: HeadTask,
     recipe: Recipe,
     velocities: Sequence[dict[str, Array]],
 ) -> float:
@@ -210,7 +210,7 @@ def _compare_with_gradients(
     layers: Sequence[HeadBlock],
     embedded: Sequence[Projected],
     gradients: Sequence[Projected],
-    task: Task,
+    task: HeadTask,
     part: slice,
     recipe: Recipe,
 ) -> float:

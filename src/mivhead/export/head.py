@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mivhead.classifier import MIVClassifier
 from mivhead.engine.head import LN_EPS, Bags, HeadBlock, Projected
-from mivhead.engine.plain import NORM_EPS, Comparison
+from mivhead.engine.plain import NORM_EPS, BagComparison
 from mivhead.ensemble.descriptors import COMPONENTS, SIDE, PatchPCA
 from mivhead.ensemble.ridge import Expert
 from mivhead.ensemble.stacking import Ensemble
@@ -143,7 +143,7 @@ def project(vectors: Value, layer: HeadBlock) -> tuple[Value, Value, Value | Non
     return key, linear("value"), gate
 
 
-def prototypes(key: Value, how: Comparison, shots: NDArray[np.int64]) -> tuple[Value, Value]:
+def prototypes(key: Value, how: BagComparison, shots: NDArray[np.int64]) -> tuple[Value, Value]:
     """Equation 3: weighted sums of the values and of the keys, (n or 1, h, class, d)."""
     rows, real = padded_rows(shots)  # (class, shot)
     of_heads = [each.reshape(len(each), how.heads, -1) for each in (how.w, how.z)]  # (shot, h, d)
@@ -160,7 +160,7 @@ def prototypes(key: Value, how: Comparison, shots: NDArray[np.int64]) -> tuple[V
 
 
 def _attention(
-    key: Value, how: Comparison, rows: NDArray[np.int64], real: NDArray[np.bool_]
+    key: Value, how: BagComparison, rows: NDArray[np.int64], real: NDArray[np.bool_]
 ) -> Value:
     """Equation 4: weights of the shots of each class, (n, h, class, 1, shot)."""
     shots = how.z.reshape(len(how.z), how.heads, -1).swapaxes(0, 1)[None]  # (1, h, shot, d)

@@ -43,7 +43,7 @@ from mivhead.model.exported import (
     PROBABILITIES,
     UNKNOWN,
     Input,
-    Session,
+    ModelSession,
     with_checksum,
 )
 from mivhead.model.fewshot import FewShotClassifier
@@ -421,7 +421,7 @@ def _resize(proto: Any, preprocessing: Preprocessing) -> None:
 
 def _compare(model: FewShotClassifier | Classifier, content: bytes, kind: Input) -> float:
     """Return the largest difference of a probability or score between a model and its export."""
-    session = Session(content, "the exported model")
+    session = ModelSession(content, "the exported model")
     rng = np.random.default_rng(0)
     classifier: Any = model.classifier_ if isinstance(model, FewShotClassifier) else model
     feed: dict[str, NDArray[Any]]

@@ -97,11 +97,11 @@ class ExportedClassifier(ImageClassifier):
         self.skipped_: list[Skipped] = []
 
     @cached_property
-    def session(self) -> Session:
+    def session(self) -> ModelSession:
         """The model in onnxruntime; loaded on first use."""
         content = _read(self.path)
         self._checked = _has_checksum(content, self.path)
-        return Session(content, str(self.path), self.threads)
+        return ModelSession(content, str(self.path), self.threads)
 
     @property
     def export_facts(self) -> dict[str, str]:
@@ -310,7 +310,7 @@ def _read(path: Path) -> bytes:
         raise ModelFileError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-class Session:
+class ModelSession:
     """A graph in onnxruntime.
 
     Parameters
