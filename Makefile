@@ -10,7 +10,7 @@ LOCK   := constraints.txt
 PIP    := PIP_CONSTRAINT=$(LOCK) PIP_BUILD_CONSTRAINT=$(LOCK) \
           $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK)
 
-.PHONY: help demo docs bench-small test test-all test-oldest test-latest chaos lint wheel lock clean
+.PHONY: help demo docs bench-small test light test-all test-oldest test-latest chaos lint wheel lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
@@ -33,7 +33,7 @@ demo: $(VENV)/.installed  ## fit, predict, save, compare and draw, on real image
 	$(BIN)/miv demo
 
 # BENCH may contain more options, such as `--data DIR --sets a,b,c`. An interrupted run is resumed.
-bench-small: $(VENV)/.installed  ## three sets, three methods, ten tasks, on images that pip carries
+bench-small: $(VENV)/.installed-dev  ## three sets, three methods, ten tasks, on images that pip carries
 	$(BIN)/miv bench run small -o bench-small $(BENCH)
 
 docs: $(VENV)/.installed  ## the documentation site, strict, in docs/_build/html
@@ -46,8 +46,23 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint  ## linters, types, tests (under 12 minutes on 2 cores, installing included)
+test: lint light  ## linters, types, tests (under 10 minutes on 2 cores, installing included)
 	$(PYTEST)
+
+# What `pip install .` gives, without PyTorch, scikit-learn and SciPy: the commands people use daily,
+# the app and the service.
+LIGHT       := .venv-light
+LIGHT_TESTS := $(addprefix tests/cli/test_,fit.py predict.py change.py explain.py suggest.py info.py) \
+               tests/app/test_routes.py tests/app/test_learner.py tests/service/test_predict.py
+
+$(LIGHT)/.installed: $(SOURCES)
+	$(PYTHON) -m venv $(LIGHT)
+	$(PIP:$(BIN)/%=$(LIGHT)/bin/%) ".[serve]" pytest pytest-xdist hypothesis
+	@touch $@
+
+light: $(LIGHT)/.installed  ## the daily path in an environment without PyTorch
+	! $(LIGHT)/bin/python -c "import torch" 2>/dev/null
+	OMP_NUM_THREADS=1 $(LIGHT)/bin/python -m pytest -q -n 2 $(LIGHT_TESTS)
 
 # What builds and checks wheels (editables: what hatchling asks for in `pip install -e`).
 BUILD := build twine auditwheel hatchling ziglang editables
@@ -100,4 +115,4 @@ wheel: $(VENV)/.installed  ## sdist and wheels in dist/, checked
 	$(BIN)/python -m auditwheel show dist/*manylinux*.whl
 
 clean:  ## remove the virtualenv and caches
-	rm -rf $(VENV) .venv-oldest .venv-latest .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LIGHT) .venv-oldest .venv-latest .pytest_cache .mypy_cache .ruff_cache .hypothesis

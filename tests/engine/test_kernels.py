@@ -9,7 +9,7 @@ import pytest
 
 from mivhead._util.threads import set_threads
 from mivhead.engine import compiled, library, plain
-from mivhead.engine.plain import Comparison
+from mivhead.engine.plain import BagComparison
 
 STARTS = np.array([0, 3, 4, 9, 11])  # 3, 1, 5 and 2 shots
 BOTH = list(itertools.product([True, False], repeat=2))
@@ -80,7 +80,7 @@ def test_pooling_of_candidates_and_its_gradients(length) -> None:
         close(mine, expected)
 
 
-def comparison(**changes) -> Comparison:
+def comparison(**changes) -> BagComparison:
     y, v, gate = (drawn(QUERIES, CHANNELS, seed=s) for s in range(3))
     z, w = (drawn(SHOTS, CHANNELS, seed=s) for s in (3, 4))
     y[:SHOTS] = z  # |x - y| has no slope where a query is a shot itself
@@ -96,7 +96,7 @@ def comparison(**changes) -> Comparison:
         "hidden": hidden,
         **changes,
     }
-    return Comparison(y=y, v=v, z=z, w=w, starts=STARTS, **settings)
+    return BagComparison(y=y, v=v, z=z, w=w, starts=STARTS, **settings)
 
 
 @pytest.mark.parametrize("attention", compiled.KINDS)

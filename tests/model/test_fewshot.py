@@ -299,7 +299,7 @@ def test_method_parameters(shots: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("backbone", [TinyBackbone(), "efficientnet_lite0"], ids=str)
+@pytest.mark.parametrize("backbone", [TinyBackbone(), "efficientnet_lite0"], ids=["tiny", "default"])
 def test_a_forked_child_of_a_process_that_has_predicted_predicts_too(
     backbone: Any, shots: Path, queries: Path, threads: int
 ) -> None:

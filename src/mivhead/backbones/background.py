@@ -1,16 +1,9 @@
 """Mean vectors of background images: pictures of nothing in particular, as a backbone sees them.
 
 Decisions compare an image with them (`mivhead.model.decision`). The images are procedural, computed
-<<<<<<< HEAD
 by `benchmarks/background.py`; a file next to this module holds their vectors for the default
 backbone. For other backbones there are none: decisions are a little worse without, and 240 more
 images would have to pass the backbone.
-=======
-by `benchmarks/background.py`; a file next to this module holds their vectors for the
-default backbone. For other backbones there are none: decisions are a little worse without, and 240
-more images would
-have to pass the backbone.
->>>>>>> 4362087 (wip: the engine)
 """
 
 from __future__ import annotations
