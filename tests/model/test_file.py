@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 import mivhead
 from mivhead import Features, MIVClassifier, Recipe
 from mivhead._util import files
-from mivhead.errors import InputError, ModelFileError, NotAvailableError
+from mivhead.errors import InputError, MivError, ModelFileError, NotAvailableError
 from mivhead.methods import make_method, method_name
 from mivhead.model import file as model_file
 
@@ -366,6 +366,64 @@ def test_an_integer_that_is_no_float_is_refused(path: Path) -> None:
     change(path, {"recipe": recipe | {"eta": 10**400}})
     with pytest.raises(ModelFileError, match=r"recipe\.eta is not valid"):
         mivhead.load(path)
+
+
+METHODS_OF_STRANGERS = (
+    *("ctypes:cdll", "sklearn.pipeline:Pipeline", "mivhead.methods.ncc:NearestCentroid"),
+    *(
+        "os:system",
+        "builtins:exec",
+        "ncc:",
+        ":",
+        ".a:b",
+        "a..b:C",
+        "a\0:B",
+        "x" * 5000,
+        "",
+        "a:b:c",
+    ),
+)
+
+
+@pytest.mark.parametrize("method", METHODS_OF_STRANGERS)
+def test_a_file_names_registered_methods_only(
+    method: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def foreign(*_: object) -> None:
+        raise AssertionError("a file has something imported or looked up")
+
+    monkeypatch.setattr("mivhead.methods.registry._load", foreign)
+    change(path, {"method": method, "config": {"params": {"memory": "x", "steps": []}}})
+    with pytest.raises(ModelFileError, match="not registered") as caught:
+        mivhead.load(path)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("//host/share/net.onnx", "\\\\host\\net.onnx", "/etc/net.onnx", "../net.onnx", "a.py:b"),
+        *("https://host/v1", "os:system", "hf://host/share", "timm:resnet18+/net.onnx"),
+    ],
+)
+def test_a_backbone_elsewhere_is_not_opened(
+    name: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mivhead.model.fewshot.load_backbone", None)
+    identity = {"name": name, "weights": "0" * 64, "preprocessing": {}, "taps": ["a", "b"]}
+    change(path, {"backbone": identity})
+    with pytest.raises(NotAvailableError, match="a file alone cannot have"):
+        mivhead.load(path).predict(np.zeros((1, 8, 8, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 5000, "x" * 5000 + ".onnx", "timm:" + "x" * 5000, "hf:" + "x" * 5000]
+)
+def test_a_long_name_of_a_backbone_is_an_error_of_one_line(name: str, path: Path) -> None:
+    identity = {"name": name, "weights": "0" * 64, "preprocessing": {}, "taps": ["a", "b"]}
+    change(path, {"backbone": identity})
+    with pytest.raises(MivError):
+        mivhead.load(path).predict(np.zeros((1, 8, 8, 3), np.uint8))
 
 
 @pytest.mark.parametrize(

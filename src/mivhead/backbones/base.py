@@ -236,24 +236,28 @@ def storage_type(dtype: str | torch.dtype) -> torch.dtype:
 _SAFE_PREFIXES = ("timm:", "hf:")
 
 
-def may_be_named_by_file(name: str) -> bool:
-    """Tell whether loading this name is safe: it is neither code, nor an address, nor on a share.
+def may_be_named_by_file(name: str, *, paths: bool = False) -> bool:
+    """Tell whether loading this name is safe: it is neither code, nor an address, nor elsewhere.
+
+    `paths` tells whether it may be in another folder; on another computer it may never be.
 
     >>> may_be_named_by_file("timm:resnet50"), may_be_named_by_file("my.onnx")
     (True, True)
-    >>> any(map(may_be_named_by_file, ("my.py:net", "https://host/v1", "//host/share/my.onnx")))
+    >>> any(map(may_be_named_by_file, ("my.py:net", "https://host/v1", "/home/me/my.onnx")))
     False
+    >>> may_be_named_by_file("nets/my.onnx", paths=True), may_be_named_by_file("//host/my.onnx")
+    (True, False)
     """
     from mivhead.backbones import split_names
 
-    names = split_names(name) or [name]  # of several backbones, or of one
-    places = [each.partition(":")[2] if each.startswith(_SAFE_PREFIXES) else each for each in names]
-    return not any(place[:2] in _SHARES for place in places) and not any(
-        ":" in each and not each.startswith(_SAFE_PREFIXES) for each in names
-    )
-
-
-_SHARES = ("//", "\\\\", "/\\", "\\/")  # the beginnings of a path on another computer
+    for each in split_names(name) or [name]:  # of several backbones, or of one
+        public = each.startswith(_SAFE_PREFIXES)
+        place = each.partition(":")[2] if public else each
+        is_share = len(place) > 1 and set(place[:2]) <= set("/\\")
+        is_path = bool(set(place) & set("/\\")) and not public
+        if is_share or (is_path and not paths) or (":" in each and not public):
+            return False
+    return True
 
 
 def named_by_file(identity: Identity) -> str | Backbone:

@@ -424,7 +424,7 @@ def _check_code(config: RunConfig, args: argparse.Namespace) -> None:
 
     methods = {m.kind for m in config.methods if m.is_own} - set(args.methods or ())
     sources = {b.source for b in config.backbones} - set(args.backbone or ())
-    backbones = {source for source in sources if not may_be_named_by_file(source)}
+    backbones = {source for source in sources if not may_be_named_by_file(source, paths=True)}
     for option, names in (("--methods", methods), ("--backbone", backbones)):
         for name in sorted(names):
             raise InputError(
