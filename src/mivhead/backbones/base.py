@@ -95,7 +95,13 @@ class Identity:
         InputError
             If the document is anything else.
         """
-        return from_json(cls, document, "backbone")
+        found = from_json(cls, document, "backbone")
+        if not 0 < len(found.name) <= MAX_NAME or not found.name.isprintable():
+            raise InputError(f"the name of the backbone is not valid: {found.name!r:.80}.")
+        return found
+
+
+MAX_NAME = 1000  # characters of a backbone's name in a file
 
 
 @runtime_checkable

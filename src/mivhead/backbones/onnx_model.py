@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mivhead._util.files import replacing
+from mivhead._util.onnx_files import EXTRA, check_graph, make_session, run_session
 from mivhead._util.optional import need
 from mivhead._util.schema import from_json, parse_json, to_json
 from mivhead._util.threads import useful_threads
@@ -29,7 +30,6 @@ from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.head.blocks import derive_presets
 
-EXTRA = "onnx"
 METADATA_KEY = "mivhead"
 FORMAT = 1  # of the metadata
 MAX_BYTES = 2 * 2**30  # the limit of one ONNX file
@@ -99,6 +99,12 @@ class OnnxBackbone:
         x = (x.half() if self._source.half else x).contiguous()
         names = [name for block in self.names for name in block]
         arrays = _run(self._session, names, {self._source.name: x.numpy()}, self.identity.name)
+        for name, array in zip(names, arrays, strict=True):
+            if not isinstance(array, np.ndarray) or array.shape[:1] != (len(x),):
+                raise InputError(
+                    f"{self.identity.name} gives {getattr(array, 'shape', type(array).__name__)} "
+                    f"as {name!r:.80}; expected one row for each of {len(x)} images."
+                )
         return {k: torch.from_numpy(v)[:count] for k, v in zip(names, arrays, strict=True)}
 
 
@@ -199,27 +205,20 @@ def _part_names(model: Any) -> list[tuple[str, ...]] | None:
 
 
 def _session(model: Any, device: torch.device, name: str) -> Any:
-    runtime = need("onnxruntime", EXTRA)
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = useful_threads()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # see `_threads`
-    options.log_severity_level = 3  # errors only
+    available = need("onnxruntime", EXTRA).get_available_providers()
     wanted = ["CUDAExecutionProvider"] if device.type == "cuda" else []
-    available = runtime.get_available_providers()
     providers = [each for each in (*wanted, "CPUExecutionProvider") if each in available]
-    content = model.SerializeToString()
     try:
-        return runtime.InferenceSession(content, options, providers=providers)
+        return make_session(model.SerializeToString(), useful_threads(), providers)
     except _errors() as error:
         raise InputError(f"onnxruntime cannot load {name}: {_reason(error)}.") from error
 
 
 def _run(session: Any, names: list[str], feed: dict[str, Any], name: str) -> list[Any]:
     try:
-        arrays: list[Any] = session.run(names, feed)
+        return run_session(session, names, feed)
     except _errors() as error:
         raise InputError(f"onnxruntime cannot run {name}: {_reason(error)}.") from error
-    return arrays
 
 
 def _errors() -> tuple[type[Exception], ...]:
@@ -262,8 +261,12 @@ def read_graph(path: str | Path) -> tuple[Any, str]:
     onnx = need("onnx", EXTRA)
     corrupted: type[Exception] = need("google.protobuf.message", EXTRA).DecodeError
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"The ONNX file {path} does not exist.")
+    try:
+        exists = path.is_file()
+    except OSError:  # a name that cannot be one
+        exists = False
+    if not exists:
+        raise InputError(f"The ONNX file {str(path)[:200]} does not exist.")
     if path.stat().st_size > MAX_BYTES:
         raise InputError(f"{path} is larger than {MAX_BYTES:,} bytes, the limit of ONNX files.")
     content = path.read_bytes()
@@ -273,26 +276,8 @@ def read_graph(path: str | Path) -> tuple[Any, str]:
         raise InputError(f"{path} is not an ONNX file, or is corrupted.") from None
     if not model.graph.node:
         raise InputError(f"{path} is not an ONNX file, or has an empty graph.")
-    for tensor in _tensors(model.graph):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            raise InputError(
-                f"{path} stores weights in other files, which are not read, as an untrusted model "
-                "could name any file on this machine: save the model as a single file."
-            )
+    check_graph(content, str(path))
     return model, hashlib.sha256(content).hexdigest()
-
-
-def _tensors(graph: Any) -> Iterator[Any]:
-    """Yield all constants of a graph and its subgraphs."""
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    for node in graph.node:
-        for attribute in node.attribute:
-            yield from (attribute.t, *attribute.tensors)
-            for inner in (attribute.g, *attribute.graphs):
-                if inner.node or inner.initializer:
-                    yield from _tensors(inner)
 
 
 def image_input(model: Any, path: str | Path) -> ImageInput:

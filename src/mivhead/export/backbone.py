@@ -16,7 +16,8 @@ from mivhead._util.optional import need
 from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone, LazyBackbone
 from mivhead.backbones.module import ModuleBackbone
-from mivhead.backbones.onnx_model import EXTRA, add_outputs, read_graph, write_graph, write_metadata
+from mivhead._util.onnx_files import EXTRA
+from mivhead.backbones.onnx_model import add_outputs, read_graph, write_graph, write_metadata
 from mivhead.backbones.preset import Preprocessing, Preset
 from mivhead.errors import InputError
 from mivhead.features import Features
