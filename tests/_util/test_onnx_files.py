@@ -16,7 +16,7 @@ from mivhead.errors import InputError, MivError, ModelFileError
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
-from tests.helpers import hostile_onnx as hostile  # noqa: E402
+from tests.helpers import hostile_onnx as hostile
 
 PICTURES = [np.full((8, 8, 3), grey, np.uint8) for grey in (0, 128, 255)]
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mivhead._util.onnx_files import EXTRA
 from mivhead._util.optional import need
 from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone, LazyBackbone
 from mivhead.backbones.module import ModuleBackbone
-from mivhead._util.onnx_files import EXTRA
 from mivhead.backbones.onnx_model import add_outputs, read_graph, write_graph, write_metadata
 from mivhead.backbones.preset import Preprocessing, Preset
 from mivhead.errors import InputError

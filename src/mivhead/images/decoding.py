@@ -29,10 +29,16 @@ ImageLike: TypeAlias = (
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 MAX_PIXELS = 64 * 2**20  # 8192 x 8192; Pillow's own limit is not changed
 MAX_FILE_BYTES = 256 * 2**20
+MAX_SCANS = 100  # of a progressive JPEG, which usually has about 10; each costs a pass over it
 
 _ADDRESS = re.compile("(https?|ftp|s3|gs)://", re.IGNORECASE)
 # HEIC, as iPhones write it: "ftyp" and a brand, after four bytes.
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
+
+# The beginning of a JPEG file, of a scan, and of any segment that is not image data.
+_JPEG, _SCAN = b"\xff\xd8", b"\xff\xda"
+_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]", re.DOTALL)
+_WITHOUT_LENGTH = (_JPEG, b"\xff\xd9", b"\xff\x01")
 
 # By EXIF orientation; `ImageOps.exif_transpose` would also rewrite the (untrusted) metadata.
 _UPRIGHT = {
@@ -213,6 +219,8 @@ def _decode(source: bytes | Image.Image, name: str, at_least: int | None = None)
 
 def _open(data: bytes, name: str) -> Image.Image:
     """Read the header of an image file; HEIC, as iPhones write it, needs an extra."""
+    if data.startswith(_JPEG) and data.count(_SCAN) > MAX_SCANS and _has_many_scans(data):
+        raise ImageError(f"{name} has more than {MAX_SCANS} scans; save it again as a plain JPEG.")
     if data[4:8] != b"ftyp" or data[8:12] not in _HEIC_BRANDS:
         return Image.open(BytesIO(data), formats=FORMATS)
     try:
@@ -227,6 +235,19 @@ def _open(data: bytes, name: str) -> Image.Image:
         return Image.open(BytesIO(data), formats=("HEIF",))
     except UnidentifiedImageError:
         raise ImageError(f"{name} is corrupted: it is not a complete HEIC image.") from None
+
+
+def _has_many_scans(data: bytes) -> bool:
+    """Count the scans of a JPEG, but not those of small pictures in its metadata."""
+    place, scans = len(_JPEG), 0
+    while match := _MARKER.search(data, place):
+        place = match.end()
+        scans += match[0] == _SCAN
+        if scans > MAX_SCANS:
+            return True
+        if match[0] not in _WITHOUT_LENGTH:
+            place += int.from_bytes(data[place : place + 2])  # the metadata is skipped
+    return False
 
 
 @contextmanager
