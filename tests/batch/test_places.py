@@ -166,7 +166,7 @@ def test_addresses_in_lists_need_permission(here, memory, tmp_path, monkeypatch,
     monkeypatch.setattr(places, "file_system", reach)
     paths = tmp_path / "list.csv"
     paths.write_text(f"path\n{here}/new/dark/0.png\n{address}\n")
-    with pytest.raises(InputError, match="named by a file, not by you.*--allow-remote"):
+    with pytest.raises(InputError, match=r"named by a file, not by you.*--allow-remote"):
         batch.predict(here / "model.onnx", paths, tmp_path / "out.parquet")
     assert not (tmp_path / "out.parquet").exists()
 

@@ -437,6 +437,13 @@ def test_forged_classes_are_refused(classes: list, words: str, path: Path) -> No
         mivhead.load(path)
 
 
+def test_names_in_a_file_cannot_control_a_terminal(path: Path) -> None:
+    change(path, {"classes": ["a", "b", "c", "x\x1b[2J\x07"]})
+    model = mivhead.load(path)
+    assert repr(model).isprintable()
+    assert repr(model.classify(queries())[0]).isprintable()
+
+
 @pytest.mark.parametrize("scale", [5, ["1"], [1], [0, 0, 1], [2000, 0], [10**400, 0]])
 def test_a_forged_scale_is_refused(scale: Any, path: Path) -> None:
     with safe_open(path, "pt") as file:

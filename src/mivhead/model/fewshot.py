@@ -22,6 +22,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from mivhead._util.text import one_line
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.background import background_vectors
 from mivhead.backbones.base import (
@@ -1043,7 +1044,8 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         listed = ", ".join(names) + (f" and {more} more" if more else "")
         origin = "features of unknown origin" if self.identity_ is None else self.identity_.name
         count = len(self.classes_)
-        return f"<FewShotClassifier: {self.method} on {origin}, {count} classes: {listed}>"
+        text = f"<FewShotClassifier: {self.method} on {origin}, {count} classes: {listed}>"
+        return one_line(text)  # a file names classes as it likes
 
     _repr_html_ = None  # a notebook shows the same text, not scikit-learn's diagram of parameters
 
