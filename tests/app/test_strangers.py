@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 
+pytest.importorskip("starlette")
 from mivhead.app.journal import HIDDEN, KEPT, Journal
 from mivhead.app.project import NEW, Project, opened
 from mivhead.app.routes import Token, make_server
