@@ -17,7 +17,7 @@ import numpy as np
 import mivhead
 from mivhead import MIVClassifier
 from mivhead.head.recipe import Recipe
-from tests.chaos import damage, kills, network
+from tests.chaos import damage, kills, network, strangers
 from tests.chaos.campaign import Case, Trial
 from tests.chaos.damage import small_features
 
@@ -180,6 +180,11 @@ CASES = (
     Case("damaged cache entries", damage.cache_entries, 1, goal=20_000, on_disk=False),
     Case("damaged journals", damage.journals, 1, goal=5_000, on_disk=False),
     Case("folders with links", damage.folders, 0.5, goal=2_000),
+    Case("strangers' projects", strangers.projects, 2, goal=5_000, on_disk=False),
+    Case("strangers' results", strangers.results, 2, goal=2_000, on_disk=False),
+    Case("strangers' names in models", strangers.names, 1, goal=10_000, on_disk=False),
+    Case("strangers' ONNX graphs", strangers.graphs, 2, goal=5_000, on_disk=False),
+    Case("strangers' scans", strangers.scans, 1, goal=2_000, on_disk=False),
     Case("extreme numbers", damage.extreme_numbers, 1, goal=1_000),
     Case("damaged model files", damage.model_files, 14, goal=1_000_000, on_disk=False),
 )
