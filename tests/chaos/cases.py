@@ -161,6 +161,7 @@ CASES = (
     Case("kills while benchmarking", kills.benchmarking, 5, goal=150),
     Case("kills of the command line", kills.command_line, 6, goal=60),
     Case("kills of the service", network.killed_service, 3, goal=150),
+    Case("kills of the app", network.killed_app, 3, goal=150),
     Case("damaged exported models", kills.exported_models, 1, goal=500, on_disk=False),
     Case("full disk", kills.full_disk, 1, goal=2000),
     Case("three processes at once", kills.two_processes, 1, goal=100),

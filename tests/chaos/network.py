@@ -366,3 +366,73 @@ def overload(folder: Path) -> Iterator[Trial]:
             return "all answered" if set(found) == {"answered"} else "some shed"
 
         yield trial
+
+
+@contextmanager
+def killed_app(folder: Path) -> Iterator[Trial]:
+    """Kills of the app in the middle of changes: what it has confirmed is there afterwards."""
+    import httpx
+
+    from mivhead.app.learner import Learner
+    from mivhead.app.project import Project
+    from mivhead.app.routes import Token, make_server
+
+    root = folder / "project"
+    Project(root).close()
+    expected: dict[bytes, str] = {}  # the class of every photo, by its content
+
+    def start() -> tuple[int, str, str]:
+        read, write = os.pipe()
+
+        def work() -> None:
+            signal.alarm(0)
+            project = Project(root)
+            token = Token(project)
+            with serving(make_server(project, Learner(project, None), token, 0)) as url:  # type: ignore[arg-type]  # the learner does not start
+                os.write(write, f"{url} {token.value}".encode())
+                signal.pause()
+
+        child = fork(work)
+        os.close(write)
+        url, token = os.read(read, 500).decode().split()
+        os.close(read)
+        return child, url, token
+
+    def there() -> dict[bytes, str]:
+        return {
+            path.read_bytes(): path.parent.name
+            for path in root.glob("*/*.png")
+            if path.parent.name[0] != "."
+        }
+
+    def trial(rng: np.random.Generator) -> str:
+        child, url, token = start()
+        doubtful: set[bytes] = set()
+        threading.Timer(rng.uniform(0, 0.4), os.kill, (child, signal.SIGKILL)).start()
+        with suppress(httpx.TransportError), httpx.Client(base_url=url, trust_env=False) as client:
+            client.get("/", params={"token": token})
+            for name in ("robin", "wren"):
+                client.post("/api/change", json={"action": "add class", "name": name})
+            while True:
+                data = photo(tuple(rng.integers(0, 255, 3).tolist()), int(rng.integers(10**6)))
+                label = ("robin", "wren")[rng.integers(2)]
+                doubtful = {data}
+                asked = {"name": f"{len(expected)}.png", "class": label}
+                answer = client.post("/api/photos", params=asked, content=data)
+                if answer.status_code == 200:
+                    expected[data] = label
+                    if rng.random() < 0.3:
+                        change = {"action": "delete", "ids": [answer.json()["id"]]}
+                        if client.post("/api/change", json=change).status_code == 200:
+                            del expected[data]
+        wait(child)
+        Project(root).close()  # completes what was begun
+        found = there()
+        for data in doubtful:  # either is right
+            expected.pop(data, None)
+            if data in found:
+                expected[data] = found[data]
+        assert found == expected, (len(found), len(expected))
+        return "killed"
+
+    yield trial
