@@ -170,6 +170,7 @@ CASES = (
     Case("Ctrl-C", ctrl_c, 5, goal=200),
     Case("spawned processes", spawn, 1, goal=50),
     Case("hostile clients", network.clients, 8, goal=50_000),
+    Case("hostile changes", network.changes, 2, goal=2_000, on_disk=False),
     Case("overload of the service", network.overload, 40, goal=1800),
     Case("hostile servers", network.servers, 8, goal=50_000),
     Case("threads", threads, 0.5, goal=500),

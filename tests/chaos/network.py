@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 import torch
@@ -436,3 +436,86 @@ def killed_app(folder: Path) -> Iterator[Trial]:
         return "killed"
 
     yield trial
+
+
+LABELS = (
+    *(
+        "red",
+        "../../x",
+        "a/b",
+        "..",
+        "",
+        " ",
+        "x" * 300,
+        "\x1b[2J",
+        "<b>",
+        "none of these",
+        "unsure",
+    ),
+    *("\u202e", "red\n", "%2e%2e", "green", "=1+1"),
+)
+
+
+@contextmanager
+def changes(folder: Path) -> Iterator[Trial]:
+    """Hostile changes of a model over HTTP: an answer below 500, and a model that can be loaded."""
+    import httpx
+
+    from mivhead.model.file import load
+    from mivhead.service.application import create_app
+    from mivhead.service.models import ModelLoader
+    from mivhead.service.protection import ApiKeys
+    from mivhead.service.server import Server
+
+    path = folder / "models" / "colours.miv"
+    path.parent.mkdir()
+    train().save(path)
+    original = path.read_bytes()
+    app = create_app(
+        [path], load=ModelLoader(backbone=toy()), keys=ApiKeys(["correct-key"]), allow_changes=True
+    )
+    header = {"Authorization": "Bearer correct-key"}
+    with (
+        serving(Server(app, port=0)) as url,
+        httpx.Client(
+            base_url=f"{url}/v1/models/colours", headers=header, trust_env=False
+        ) as client,
+    ):
+
+        def label(rng: np.random.Generator) -> str:
+            return LABELS[rng.integers(len(LABELS))]
+
+        def trial(rng: np.random.Generator) -> str:
+            document: object = {
+                ("name", "label", "merge", "new", "x")[rng.integers(5)]: (
+                    *(label(rng), True, None, 7, [], {}),
+                )[rng.integers(6)]
+                for _ in range(rng.integers(0, 3))
+            }
+            kind = rng.integers(5)
+            address = f"/{('shots', 'classes')[rng.integers(2)]}/{quote(label(rng))}"
+            if kind == 0:
+                data = photo("red", int(rng.integers(10**6)))
+                data = damage(data, rng) if rng.random() < 0.3 else data
+                answer = client.post(
+                    "/shots",
+                    files={"images": (label(rng), data)},
+                    data={"label": label(rng)},
+                )
+            elif kind == 1:
+                answer = client.patch(address, json=document)
+            elif kind == 2:
+                answer = client.delete(address)
+            elif kind == 3:
+                answer = client.patch(address, content=damage(json.dumps(document).encode(), rng))
+            else:
+                answer = client.request(("PUT", "POST", "GET")[rng.integers(3)], address)
+            assert answer.status_code < 500, (answer.status_code, answer.text)
+            if answer.status_code in (200, 201) and kind < 3:
+                assert len(load(path).classes_) >= 2
+                if len(load(path).shots_.names) > 30:  # type: ignore[union-attr]
+                    path.write_bytes(original)
+            assert list(folder.iterdir()) == [path.parent], "a file elsewhere"
+            return str(answer.status_code)
+
+        yield trial
