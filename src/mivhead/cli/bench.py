@@ -650,6 +650,7 @@ def _add_report(actions: Any) -> None:
 
 def run_report(args: argparse.Namespace) -> int:
     """Run the action."""
+    from mivhead._util.inside import Inside
     from mivhead.benchmark.open_set import RESULTS as OPEN_SET
     from mivhead.benchmark.report import write_report
     from mivhead.benchmark.results import (
@@ -662,6 +663,8 @@ def run_report(args: argparse.Namespace) -> int:
     )
 
     folder = Path(args.folder)
+    if folder.is_dir() and not args.output:  # the report goes into it, and not through a link
+        Inside(folder.resolve()).check_plain()
     if (folder / OPEN_SET).exists() and not (folder / RESULTS).exists():
         return _report_open_set(args, folder)
     origin = {**read_origin(folder), "report": describe_process()["time"]}
