@@ -201,6 +201,12 @@ def test_a_folder_that_becomes_a_link_later_is_not_followed(
     project.close()
 
 
+def test_other_files_among_the_new_photos_are_left_out(theirs: Path) -> None:
+    (theirs / NEW / "x.py").touch()
+    with opened(theirs) as project:
+        assert project.snapshot().new == ()
+
+
 def test_a_very_deep_folder_opens(theirs: Path) -> None:
     place = os.open(theirs / "robin", os.O_RDONLY)
     for _ in range(1500):

@@ -259,7 +259,8 @@ def _graph(rng: np.random.Generator) -> ModelProto:
     for number in range(rng.integers(0, 6)):
         name, kind = f"v{number}", rng.integers(9)
         if kind == 0:
-            nodes.append(helper.make_node("Slice", [value, "0", pick(rng, ["0", "1"])], [name]))
+            # Not to no rows: onnxruntime 1.31 ends the process at a slice of an empty tensor.
+            nodes.append(helper.make_node("Slice", [value, "0", "1"], [name]))
         elif kind == 1:
             nodes.append(helper.make_node("Concat", [value] * 3, [name], axis=int(rng.integers(2))))
         elif kind == 2:

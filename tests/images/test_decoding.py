@@ -366,6 +366,13 @@ def test_scans_are_counted_before_they_are_decoded() -> None:
     assert time.perf_counter() - started < 5
 
 
+def test_a_large_picture_may_have_fewer_scans() -> None:
+    started = time.perf_counter()
+    with pytest.raises(ImageError, match="more than 16 scans"):
+        load_image(with_scans(100, side=8000), name="x.jpg")
+    assert time.perf_counter() - started < 10
+
+
 def test_scans_in_metadata_do_not_count() -> None:
     note = b"\xff\xfe" + (2 + 60_000).to_bytes(2) + 30_000 * b"\xff\xda"  # a comment
     data = with_scans(10)

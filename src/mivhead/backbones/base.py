@@ -122,7 +122,8 @@ class Backbone(Protocol):
         """Return the features of one batch of decoded images, on the CPU, in the same order.
 
         The values are rounded to the storage type (float16 unless the backbone was loaded with
-        another `dtype`), so that cached features equal freshly extracted ones.
+        another `dtype`), so that cached features equal freshly extracted ones. Matrix products of
+        other sizes round differently: in a batch with other images, the last digit may differ.
 
         Parameters
         ----------
