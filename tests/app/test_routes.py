@@ -6,9 +6,11 @@ import csv
 import io
 import json
 import re
+import shutil
 import socket
 import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +21,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("httpx")
 import httpx
 
-from mivhead.app.project import Project
+from mivhead.app.project import Project, opened
 from mivhead.app.routes import Token, make_server
 from mivhead.errors import NotAvailableError
 from tests.app.test_learner import fill, learning, ready, wait
@@ -66,12 +68,35 @@ def test_without_the_token_nothing_is_told(site: Any, path: str) -> None:
     assert "This link has expired" in answer.text
 
 
-def test_a_new_link_ends_the_old_one(project: Project) -> None:
+def test_a_new_link_ends_the_old_one(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MIV_CACHE", str(tmp_path / "cache"))
     old = Token(project)
-    assert Token(project).value == old.value
+    assert Token(project).value == old.value  # a page that is open reconnects
+    (kept,) = (tmp_path / "cache/app").iterdir()
+    assert kept.stat().st_mode & 0o077 == 0
+    assert kept.parent.stat().st_mode & 0o077 == 0
     new = Token(project, renew=True)
+    assert new.value != old.value
     assert not new.matches(old.value)
-    assert (project.folder / ".miv-app/token").stat().st_mode & 0o077 == 0
+
+
+def test_the_link_of_a_project_is_not_known_to_who_sent_it(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project.folder / ".miv-app/token").write_text("x" * 43)
+    assert Token(project).value != "x" * 43
+    monkeypatch.setenv("MIV_CACHE", str(tmp_path / "cache"))
+    first = Token(project).value
+    assert first != "x" * 43
+    assert not [
+        p for p in project.folder.rglob("*") if p.is_file() and first in p.read_text("latin-1")
+    ]
+    project.close()
+    shutil.copytree(project.folder, tmp_path / "copy")
+    with opened(tmp_path / "copy") as copy:
+        assert Token(copy).value != first
 
 
 @pytest.mark.parametrize(
@@ -79,6 +104,10 @@ def test_a_new_link_ends_the_old_one(project: Project) -> None:
     [
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        (
+            {"origin": "https://localhost", "host": "localhost"},
+            403,
+        ),  # another server of this machine
         ({"host": "evil.example"}, 421),
     ],
 )

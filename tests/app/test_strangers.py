@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+pytest.importorskip("starlette")
 from mivhead.app.journal import HIDDEN, KEPT, Journal
 from mivhead.app.project import NEW, Project, opened
+from mivhead.app.routes import Token, make_server
 from mivhead.errors import InputError, MivError, NotAvailableError
 from tests.service.conftest import photo
 
@@ -197,6 +201,12 @@ def test_a_folder_that_becomes_a_link_later_is_not_followed(
     project.close()
 
 
+def test_other_files_among_the_new_photos_are_left_out(theirs: Path) -> None:
+    (theirs / NEW / "x.py").touch()
+    with opened(theirs) as project:
+        assert project.snapshot().new == ()
+
+
 def test_a_very_deep_folder_opens(theirs: Path) -> None:
     place = os.open(theirs / "robin", os.O_RDONLY)
     for _ in range(1500):
@@ -212,3 +222,41 @@ def test_a_very_deep_folder_opens(theirs: Path) -> None:
     (theirs / HIDDEN / "journal.jsonl").unlink()
     Project(theirs).close()  # forgets the class, and deletes what it can
     subprocess.run(["rm", "-rf", theirs], check=True)  # which pytest could not
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of its own, with room for 2 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_project_on_a_full_disk_opens(full_disk: Path) -> None:
+    folder = full_disk / "birds"
+    with opened(folder) as project:
+        project.add_class("robin")
+        project.add_photo(photo("red"), "1.png", "robin")
+    with suppress(OSError), (full_disk / "filler").open("wb") as file:
+        while True:
+            file.write(bytes(4096))
+    with opened(folder) as project:
+        Token(project)
+        make_server(project, cast("Any", None), Token(project)).close()
+        assert len(project.snapshot().classes["robin"]) == 1
+        with pytest.raises(NotAvailableError, match="No space left"):
+            project.add_photo(photo("blue"), "2.png", "robin")
+    (full_disk / "filler").unlink()
+    with opened(folder) as project:
+        project.undo()
+        assert project.snapshot().classes == {"robin": ()}
+
+
+def test_the_vendored_library_is_the_stated_one() -> None:
+    folder = resources.files("mivhead.app") / "static" / "vendor"
+    found = hashlib.sha256((folder / "htm-preact.js").read_bytes()).hexdigest()
+    assert found in (folder / "LICENSES.txt").read_text("utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import tarfile
 import zipfile
@@ -15,6 +16,7 @@ import pytest
 from mivhead import batch
 from mivhead.batch import output as output_module
 from mivhead.batch import places
+from mivhead.cli.main import main
 from mivhead.errors import InputError, NotAvailableError
 
 
@@ -148,3 +150,48 @@ def test_s3(here, expected, monkeypatch):
     finally:
         started.stop()
         fsspec.filesystem("s3").clear_instance_cache()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("memory://bucket/a.png", "https://127.0.0.1:9/a.png", "ftp://127.0.0.1:9/a.png"),
+        *("file:///etc/a.png", "simplecache::memory://bucket/a.png", "//127.0.0.1/share/a.png"),
+    ],
+)
+def test_addresses_in_lists_need_permission(here, memory, tmp_path, monkeypatch, address):
+    def reach(*_):
+        raise AssertionError("an address was opened")
+
+    monkeypatch.setattr(places, "file_system", reach)
+    paths = tmp_path / "list.csv"
+    paths.write_text(f"path\n{here}/new/dark/0.png\n{address}\n")
+    with pytest.raises(InputError, match=r"named by a file, not by you.*--allow-remote"):
+        batch.predict(here / "model.onnx", paths, tmp_path / "out.parquet")
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_addresses_in_lists_with_permission(here, memory, tmp_path):
+    memory.pipe_file("memory://bucket/a.png", (here / "new/dark/0.png").read_bytes())
+    paths = tmp_path / "list.csv"
+    paths.write_text("path\nmemory://bucket/a.png\n")
+    out = tmp_path / "out.csv"
+    command = ["predict", str(here / "model.onnx"), str(paths), "--out", str(out), "--quiet"]
+    assert main(command) == 2
+    assert main([*command, "--allow-remote"]) == 0
+    assert "memory://bucket/a.png" in out.read_text()
+
+
+def test_a_forged_plan_opens_nothing_elsewhere(here, memory, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    arguments = (here / "model.onnx", here / "new", out)
+    with monkeypatch.context() as patch:
+        patch.setattr(output_module.Output, "write_part", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            batch.predict(*arguments)
+    (plan,) = tmp_path.rglob("_plan.jsonl")
+    document = json.loads(plan.read_text().splitlines()[0])
+    document |= {"path": "", "items": ["memory://bucket/a.png", "a.png"]}
+    plan.write_text(json.dumps(document) + "\n")
+    with pytest.raises(InputError, match="named by a file, not by you"):
+        batch.predict(*arguments, resume=True)

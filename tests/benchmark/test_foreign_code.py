@@ -120,3 +120,26 @@ def test_reading_checks_what_it_can_without_importing(folder: Path) -> None:
     Path("theirs.toml").write_text('methods = ["evil_head:Head", "evil_head:Other"]')
     assert len(load_config("theirs.toml").methods) == 2
     assert not ran(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["lock.pid", "lock", "commands.jsonl", "results.jsonl", "report", "tasks/varying"]
+)
+def test_a_strangers_run_folder_writes_nothing_elsewhere(
+    folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_sets(folder / "data", names=("dots",))
+    (folder / "home").mkdir()
+    (folder / "home/diary.txt").write_text("dear diary")
+    run = folder / "run"
+    (run / "tasks").mkdir(parents=True)
+    (run / CONFIG).write_text(json.dumps({"methods": ["ncc"], "sets": ["dots"], "tasks": 1}))
+    goal = "home" if name in ("report", "tasks/varying") else "home/diary.txt"
+    (run / name).symlink_to(folder / goal)
+    command = ["bench", "run", "--data", str(data), "--methods", "ncc", "--tasks", "1"]
+    assert main([*command, "--workers", "0", "-o", "run"]) == 2
+    assert "is a link or a device" in capsys.readouterr().err
+    if name != "results.jsonl":
+        (run / RESULTS).write_text(json.dumps(to_json(result())) + "\n")
+    assert main(["bench", "report", "run"]) == 2
+    assert [p.read_text() for p in (folder / "home").iterdir()] == ["dear diary"]

@@ -17,7 +17,7 @@ import numpy as np
 import mivhead
 from mivhead import MIVClassifier
 from mivhead.head.recipe import Recipe
-from tests.chaos import damage, kills, network
+from tests.chaos import damage, kills, network, strangers
 from tests.chaos.campaign import Case, Trial
 from tests.chaos.damage import small_features
 
@@ -161,6 +161,7 @@ CASES = (
     Case("kills while benchmarking", kills.benchmarking, 5, goal=150),
     Case("kills of the command line", kills.command_line, 6, goal=60),
     Case("kills of the service", network.killed_service, 3, goal=150),
+    Case("kills of the app", network.killed_app, 3, goal=150),
     Case("damaged exported models", kills.exported_models, 1, goal=500, on_disk=False),
     Case("full disk", kills.full_disk, 1, goal=2000),
     Case("three processes at once", kills.two_processes, 1, goal=100),
@@ -169,6 +170,7 @@ CASES = (
     Case("Ctrl-C", ctrl_c, 5, goal=200),
     Case("spawned processes", spawn, 1, goal=50),
     Case("hostile clients", network.clients, 8, goal=50_000),
+    Case("hostile changes", network.changes, 2, goal=2_000, on_disk=False),
     Case("overload of the service", network.overload, 40, goal=1800),
     Case("hostile servers", network.servers, 8, goal=50_000),
     Case("threads", threads, 0.5, goal=500),
@@ -180,6 +182,11 @@ CASES = (
     Case("damaged cache entries", damage.cache_entries, 1, goal=20_000, on_disk=False),
     Case("damaged journals", damage.journals, 1, goal=5_000, on_disk=False),
     Case("folders with links", damage.folders, 0.5, goal=2_000),
+    Case("strangers' projects", strangers.projects, 2, goal=5_000, on_disk=False),
+    Case("strangers' results", strangers.results, 2, goal=2_000, on_disk=False),
+    Case("strangers' names in models", strangers.names, 1, goal=10_000, on_disk=False),
+    Case("strangers' ONNX graphs", strangers.graphs, 2, goal=5_000, on_disk=False),
+    Case("strangers' scans", strangers.scans, 1, goal=2_000, on_disk=False),
     Case("extreme numbers", damage.extreme_numbers, 1, goal=1_000),
     Case("damaged model files", damage.model_files, 14, goal=1_000_000, on_disk=False),
 )

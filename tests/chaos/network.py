@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 from PIL import Image
@@ -363,5 +363,158 @@ def overload(folder: Path) -> Iterator[Trial]:
                 first = max(first, now)
             assert now < 1.1 * first + 20, f"memory grew from {first:.0f} to {now:.0f} MB"
             return "all answered" if set(found) == {"answered"} else "some shed"
+
+        yield trial
+
+
+@contextmanager
+def killed_app(folder: Path) -> Iterator[Trial]:
+    """Kills of the app in the middle of changes: what it has confirmed is there afterwards."""
+    import httpx
+
+    from mivhead.app.learner import Learner
+    from mivhead.app.project import Project
+    from mivhead.app.routes import Token, make_server
+
+    root = folder / "project"
+    Project(root).close()
+    expected: dict[bytes, str] = {}  # the class of every photo, by its content
+
+    def start() -> tuple[int, str, str]:
+        read, write = os.pipe()
+
+        def work() -> None:
+            signal.alarm(0)
+            project = Project(root)
+            token = Token(project)
+            with serving(make_server(project, Learner(project, None), token, 0)) as url:  # type: ignore[arg-type]  # the learner does not start
+                os.write(write, f"{url} {token.value}".encode())
+                signal.pause()
+
+        child = fork(work)
+        os.close(write)
+        url, token = os.read(read, 500).decode().split()
+        os.close(read)
+        return child, url, token
+
+    def there() -> dict[bytes, str]:
+        return {
+            path.read_bytes(): path.parent.name
+            for path in root.glob("*/*.png")
+            if path.parent.name[0] != "."
+        }
+
+    def trial(rng: np.random.Generator) -> str:
+        child, url, token = start()
+        doubtful: set[bytes] = set()
+        threading.Timer(rng.uniform(0, 0.4), os.kill, (child, signal.SIGKILL)).start()
+        with suppress(httpx.TransportError), httpx.Client(base_url=url, trust_env=False) as client:
+            client.get("/", params={"token": token})
+            for name in ("robin", "wren"):
+                client.post("/api/change", json={"action": "add class", "name": name})
+            while True:
+                data = photo(tuple(rng.integers(0, 255, 3).tolist()), int(rng.integers(10**6)))
+                label = ("robin", "wren")[rng.integers(2)]
+                doubtful = {data}
+                asked = {"name": f"{len(expected)}.png", "class": label}
+                answer = client.post("/api/photos", params=asked, content=data)
+                if answer.status_code == 200:
+                    expected[data] = label
+                    if rng.random() < 0.3:
+                        change = {"action": "delete", "ids": [answer.json()["id"]]}
+                        if client.post("/api/change", json=change).status_code == 200:
+                            del expected[data]
+        wait(child)
+        Project(root).close()  # completes what was begun
+        found = there()
+        for data in doubtful:  # either is right
+            expected.pop(data, None)
+            if data in found:
+                expected[data] = found[data]
+        assert found == expected, (len(found), len(expected))
+        return "killed"
+
+    yield trial
+
+
+LABELS = (
+    *(
+        "red",
+        "../../x",
+        "a/b",
+        "..",
+        "",
+        " ",
+        "x" * 300,
+        "\x1b[2J",
+        "<b>",
+        "none of these",
+        "unsure",
+    ),
+    *("\u202e", "red\n", "%2e%2e", "green", "=1+1"),
+)
+
+
+@contextmanager
+def changes(folder: Path) -> Iterator[Trial]:
+    """Hostile changes of a model over HTTP: an answer below 500, and a model that can be loaded."""
+    import httpx
+
+    from mivhead.model.file import load
+    from mivhead.service.application import create_app
+    from mivhead.service.models import ModelLoader
+    from mivhead.service.protection import ApiKeys
+    from mivhead.service.server import Server
+
+    path = folder / "models" / "colours.miv"
+    path.parent.mkdir()
+    train().save(path)
+    original = path.read_bytes()
+    app = create_app(
+        [path], load=ModelLoader(backbone=toy()), keys=ApiKeys(["correct-key"]), allow_changes=True
+    )
+    header = {"Authorization": "Bearer correct-key"}
+    with (
+        serving(Server(app, port=0)) as url,
+        httpx.Client(
+            base_url=f"{url}/v1/models/colours", headers=header, trust_env=False
+        ) as client,
+    ):
+
+        def label(rng: np.random.Generator) -> str:
+            return LABELS[rng.integers(len(LABELS))]
+
+        def trial(rng: np.random.Generator) -> str:
+            document: object = {
+                ("name", "label", "merge", "new", "x")[rng.integers(5)]: (
+                    *(label(rng), True, None, 7, [], {}),
+                )[rng.integers(6)]
+                for _ in range(rng.integers(0, 3))
+            }
+            kind = rng.integers(5)
+            address = f"/{('shots', 'classes')[rng.integers(2)]}/{quote(label(rng))}"
+            if kind == 0:
+                data = photo("red", int(rng.integers(10**6)))
+                data = damage(data, rng) if rng.random() < 0.3 else data
+                answer = client.post(
+                    "/shots",
+                    files={"images": (label(rng), data)},
+                    data={"label": label(rng)},
+                )
+            elif kind == 1:
+                answer = client.patch(address, json=document)
+            elif kind == 2:
+                answer = client.delete(address)
+            elif kind == 3:
+                answer = client.patch(address, content=damage(json.dumps(document).encode(), rng))
+            else:
+                answer = client.request(("PUT", "POST", "GET")[rng.integers(3)], address)
+            assert answer.status_code < 500, (answer.status_code, answer.text)
+            if answer.status_code in (200, 201) and kind < 3:
+                assert len(load(path).classes_) >= 2
+                if len(load(path).shots_.names) > 30:  # type: ignore[union-attr]
+                    path.write_bytes(original)
+            assert list(folder.iterdir()) == [path.parent], "a file elsewhere"
+            return str(answer.status_code)
 
         yield trial

@@ -19,7 +19,7 @@ from PIL import Image
 from mivhead import FewShotClassifier
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.export.web import PAGE, RUNTIME, check_folder, export_web, find_runtime
-from tests.export.test_model import fitted, small_cnn
+from tests.export.test_model import fitted, images, small_cnn
 
 ROOT = Path(__file__).parents[2]
 # Where `make test-all` installs the npm package.
@@ -146,6 +146,39 @@ def test_images_are_dropped_and_taken(site: tuple[Path, str], page: Any, tmp_pat
     assert all(each.startswith((address, "blob:", "data:")) for each in wanted)
     assert not [each for each in problems if "Content Security Policy" in each]
     export_web(model, folder, runtime=WEB)  # replaces itself
+
+
+HOSTILE = [
+    '<img src=x onerror="window.ran=1">',
+    "</script><script>window.ran=1</script>",
+    "\\u003cimg src=x onerror=window.ran=1> ${window.ran=1} {{window.ran=1}} \u202e\u2028",
+]
+
+
+def test_names_of_strangers_run_nothing(site: tuple[Path, str], page: Any, tmp_path: Path) -> None:
+    from mivhead import Preprocessing
+    from mivhead.backbones import from_module
+
+    folder, address = site
+    backbone = from_module(
+        small_cnn(), ["1", "3"], name=HOSTILE[0], preprocessing=Preprocessing(size=32)
+    )
+    model = FewShotClassifier(backbone, threshold=0).fit(images(3), HOSTILE * 3)
+    export_web(model, folder, runtime=WEB, title=HOSTILE[1])
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("dialog", lambda dialog: problems.append(dialog.message))
+    page.goto(address)
+    page.wait_for_selector(".status.ready")
+    name = "<img src=x onerror=window.ran=1>.png"
+    Image.fromarray(images()[0]).save(tmp_path / name)
+    (tmp_path / f"broken {name}").write_bytes(b"<script>window.ran=1</script>")
+    page.set_input_files("#files", [tmp_path / name, tmp_path / f"broken {name}"])
+    page.locator(".card .file").nth(1).wait_for()
+    assert page.evaluate("window.ran") is None
+    assert page.locator("main img[src='x'], .card script").count() == 0
+    assert HOSTILE[0] in page.locator(".card .ranking").first.text_content()
+    assert not [each for each in problems if "Content Security Policy" in each]
 
 
 @pytest.mark.slow

@@ -345,3 +345,35 @@ def test_large_jpegs_can_be_decoded_at_a_fraction_of_their_size(at_least):
     png = io.BytesIO()
     Image.new("L", (1600, 1200)).save(png, "PNG")
     assert load_image(png.getvalue(), at_least=at_least).size == (1600, 1200)
+
+
+def with_scans(count: int, side: int = 64) -> bytes:
+    """A progressive JPEG with more scans than it needs: its last one is repeated."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (side, side), "red").save(buffer, "JPEG", progressive=True)
+    data = buffer.getvalue()
+    scan, end = data.rfind(b"\xff\xda"), data.rfind(b"\xff\xd9")
+    more = count - data.count(b"\xff\xda")
+    return data[:end] + more * data[scan:end] + data[end:]
+
+
+def test_scans_are_counted_before_they_are_decoded() -> None:
+    assert load_image(with_scans(100)).size == (64, 64)
+    started = time.perf_counter()
+    for read in (load_image, images.count_pixels):
+        with pytest.raises(ImageError, match=r"more than 100 scans; save it again"):
+            read(with_scans(20_000), name="x.jpg")
+    assert time.perf_counter() - started < 5
+
+
+def test_a_large_picture_may_have_fewer_scans() -> None:
+    started = time.perf_counter()
+    with pytest.raises(ImageError, match="more than 16 scans"):
+        load_image(with_scans(100, side=8000), name="x.jpg")
+    assert time.perf_counter() - started < 10
+
+
+def test_scans_in_metadata_do_not_count() -> None:
+    note = b"\xff\xfe" + (2 + 60_000).to_bytes(2) + 30_000 * b"\xff\xda"  # a comment
+    data = with_scans(10)
+    assert load_image(data[:2] + note + data[2:]).size == (64, 64)

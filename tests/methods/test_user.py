@@ -72,6 +72,9 @@ class TooNarrow(MyHead):
 '''
 
 
+NO_NAMES = (":", "a:", ":B", ".a:B", "a..b:C", "a\0b:C", "my_module:A.B", "a/b:C", "a:B:C", "a b:C")
+
+
 @pytest.fixture
 def my_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A module in the current folder, which is not on the path yet."""
@@ -124,6 +127,7 @@ def test_views_go_to_a_class_that_uses_them(my_module: Path) -> None:
     [
         ("nowhere:MyHead", "'nowhere:MyHead' cannot be imported .*such as my_module:MyHead"),
         ("my_module:YourHead", "my_module has no 'YourHead'"),
+        *((name, "cannot be a method: give an importable module") for name in NO_NAMES),
         ("my_module:Mute", r"my_module:Mute cannot be used as a method: it has no predict_proba"),
     ],
 )
@@ -153,12 +157,17 @@ def test_a_model_file_keeps_it_without_running_foreign_code(
         TinyBackbone(), method="my_module:WithViews", method_params={"scale": 30.0}
     ).fit_folder(shots)
     classifier.save("m.miv")
-    again = mivhead.load("m.miv", backbone=TinyBackbone())
+    own = import_module("my_module").WithViews
+    again = mivhead.load("m.miv", backbone=TinyBackbone(), method=own)
     expected = classifier.predict_proba(queries)
     np.testing.assert_array_equal(again.predict_proba(queries), expected)
     assert again.method_params == {"scale": 30.0}
+    with pytest.raises(ModelFileError, match="not registered: give its class"):
+        mivhead.load("m.miv")  # that it is imported is no permission
+    with pytest.raises(ModelFileError, match="WithViews', not with my_module:MyHead"):
+        mivhead.load("m.miv", method=import_module("my_module").MyHead)
     del sys.modules["my_module"]
-    with pytest.raises(ModelFileError, match="a file alone cannot import: import my_module first"):
+    with pytest.raises(ModelFileError, match="not registered: give its class"):
         mivhead.load("m.miv")
     assert "my_module" not in sys.modules
 
@@ -179,7 +188,8 @@ def test_commands_take_it(my_module: Path, shots: Path, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)["methods"][0]["hyperparameters"] == {"scale": 1.0}
     command = ["fit", str(shots), "-o", "m.miv", "--method", "my_module:MyHead", "--quiet"]
     assert main([*command, "--param", "scale=9.0"]) == 0
-    assert mivhead.load("m.miv").method == "my_module:MyHead"
+    own = import_module("my_module").MyHead
+    assert mivhead.load("m.miv", method=own).method == "my_module:MyHead"
 
 
 def test_a_benchmark_with_it(my_module: Path, capsys: pytest.CaptureFixture[str]) -> None:

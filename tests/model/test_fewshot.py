@@ -299,7 +299,9 @@ def test_method_parameters(shots: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("backbone", [TinyBackbone(), "efficientnet_lite0"], ids=["tiny", "default"])
+@pytest.mark.parametrize(
+    "backbone", [TinyBackbone(), "efficientnet_lite0"], ids=["tiny", "default"]
+)
 def test_a_forked_child_of_a_process_that_has_predicted_predicts_too(
     backbone: Any, shots: Path, queries: Path, threads: int
 ) -> None:
@@ -389,3 +391,17 @@ def test_a_class_for_everything_else(shots: Path, queries: Path, tmp_path: Path)
     assert set(blue) == {"none of these"}
     like_all = FewShotClassifier(TinyBackbone(), other=None, threshold=0).fit_folder(shots)
     assert "blue" in set(like_all.predict(queries))
+
+
+def test_many_shots_are_announced_with_their_cost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("mivhead.classifier.MIVClassifier.fit", lambda *_, **__: 1 / 0)
+    for shots, expected in ((100, 0), (5000, 1)):
+        blocks = [np.zeros((2 * shots, c, 1, 1), np.float16) for c in (112, 192, 320, 1280)]
+        ids = tuple(map(str, range(2 * shots)))
+        table = FeatureTable(Features(blocks), ids, ("a", "b") * shots)
+        with pytest.raises(ZeroDivisionError):
+            FewShotClassifier(None).fit_table(table)
+        assert len(caplog.records) == expected
+    assert "Fitting 10,000 shots takes roughly" in caplog.text

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 import mivhead
 from mivhead import Features, MIVClassifier, Recipe
 from mivhead._util import files
-from mivhead.errors import InputError, ModelFileError, NotAvailableError
+from mivhead.errors import InputError, MivError, ModelFileError, NotAvailableError
 from mivhead.methods import make_method, method_name
 from mivhead.model import file as model_file
 
@@ -372,6 +372,62 @@ def test_an_integer_that_is_no_float_is_refused(path: Path) -> None:
         mivhead.load(path)
 
 
+METHODS_OF_STRANGERS = (
+    *("ctypes:cdll", "sklearn.pipeline:Pipeline", "mivhead.methods.ncc:NearestCentroid"),
+    *(
+        "os:system",
+        "builtins:exec",
+        "ncc:",
+        ":",
+        ".a:b",
+        "a..b:C",
+        "a\0:B",
+        "x" * 5000,
+        "",
+        "a:b:c",
+    ),
+)
+
+
+@pytest.mark.parametrize("method", METHODS_OF_STRANGERS)
+def test_a_file_names_registered_methods_only(
+    method: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def foreign(*_: object) -> None:
+        raise AssertionError("a file has something imported or looked up")
+
+    monkeypatch.setattr("mivhead.methods.registry._load", foreign)
+    change(path, {"method": method, "config": {"params": {"memory": "x", "steps": []}}})
+    with pytest.raises(ModelFileError, match="not registered") as caught:
+        mivhead.load(path)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("//host/share/net.onnx", "\\\\host\\net.onnx", "/etc/net.onnx", "../net.onnx", "a.py:b"),
+        *("https://host/v1", "os:system", "hf://host/share", "timm:resnet18+/net.onnx"),
+    ],
+)
+def test_a_backbone_elsewhere_is_not_opened(name: str, path: Path) -> None:
+    identity = {"name": name, "weights": "0" * 64, "preprocessing": {}, "taps": ["a", "b"]}
+    change(path, {"backbone": identity})
+    with pytest.raises(NotAvailableError, match="a file alone cannot have"):
+        mivhead.load(path).predict(np.zeros((1, 8, 8, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "x\x1b[2J", *(f"{kind}:{999 * 'x'}.onnx" for kind in ("timm", "hf", "")), "x" * 5000],
+)
+def test_a_long_name_of_a_backbone_is_an_error_of_one_line(name: str, path: Path) -> None:
+    identity = {"name": name, "weights": "0" * 64, "preprocessing": {}, "taps": ["a", "b"]}
+    change(path, {"backbone": identity})
+    with pytest.raises(MivError):
+        mivhead.load(path).predict(np.zeros((1, 8, 8, 3), np.uint8))
+
+
 @pytest.mark.parametrize(
     ("classes", "words"),
     [
@@ -383,6 +439,13 @@ def test_forged_classes_are_refused(classes: list, words: str, path: Path) -> No
     change(path, {"classes": classes})
     with pytest.raises(ModelFileError, match=words):
         mivhead.load(path)
+
+
+def test_names_in_a_file_cannot_control_a_terminal(path: Path) -> None:
+    change(path, {"classes": ["a", "b", "c", "x\x1b[2J\x07"]})
+    model = mivhead.load(path)
+    assert repr(model).isprintable()
+    assert repr(model.classify(queries())[0]).isprintable()
 
 
 @pytest.mark.parametrize("scale", [5, ["1"], [1], [0, 0, 1], [2000, 0], [10**400, 0]])

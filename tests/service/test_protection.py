@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 import socket
@@ -484,7 +485,10 @@ def test_other_host_names_and_other_pages_are_refused(model_file: Path) -> None:
         for host in ("evil.example", "127.0.0.1.evil.example", "localhost:80:80", "", "[::1"):
             response = web.get(f"{url}/v1/models", headers={"Host": host})
             assert response.status_code in (400, 421)
-        for origin in ("http://evil.example", "null", f"http://127.0.0.1:{port + 1}", "http://["):
+        for origin in (
+            *("http://evil.example", "null", f"http://127.0.0.1:{port + 1}", "http://["),
+            *(f"https://127.0.0.1:{port}", f"ftp://127.0.0.1:{port}"),
+        ):
             header = {"Origin": origin}
             response = web.post(f"{url}/v1/predict", files={"images": photo()}, headers=header)
             assert response.status_code == 403
@@ -493,16 +497,55 @@ def test_other_host_names_and_other_pages_are_refused(model_file: Path) -> None:
         assert response.status_code == 200
 
 
+def test_idle_connections_make_way(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 5)
+    with served(model_file) as url:
+        held = [connect(url) for _ in range(20)]
+        for connection in held[10:]:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: 127.")  # the rest does not come
+        time.sleep(0.2)
+        for _ in range(10):
+            alive(url)
+        for connection in held:
+            connection.close()
+
+
 def test_too_many_connections(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 5)
     with served(model_file) as url:
         held = [connect(url) for _ in range(5)]
+        for connection in held:  # a body that is still to come
+            connection.sendall(
+                b"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n"
+            )
         time.sleep(0.2)
         with connect(url) as sixth:
             assert sixth.recv(1000).startswith(b"HTTP/1.1 503 ")
         for connection in held:
             connection.close()
         time.sleep(0.2)
+        alive(url)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"top": 10**20},
+        {"top": 2.0},
+        {"model": "\ud800"},
+        {"images": [{"name": "\ud800", "data": ""}]},
+        {"\udfff": 1},
+    ],
+)
+def test_what_json_can_say_is_answered_with_400(model_file: Path, change: dict[str, Any]) -> None:
+    image = base64.b64encode(photo()).decode()
+    asked = {"images": [{"name": "a", "data": image}], **change}
+    if "images" in change:
+        asked["images"][0]["data"] = image
+    with served(model_file) as url:
+        header = {"Content-Type": "application/json"}
+        response = web.post(f"{url}/v1/predict", content=json.dumps(asked), headers=header)
+        assert response.status_code == 400, response.text
         alive(url)
 
 

@@ -116,7 +116,7 @@ class Inside:
         ):
             return [each.name for each in entries]
 
-    def check_plain(self, path: str, besides: str) -> None:
+    def check_plain(self, path: str = ".", besides: str = "") -> None:
         """Raise an error if there is anything but files and folders below a path.
 
         The contents of the folder `besides`, which must be a folder itself, are not looked at.
@@ -131,9 +131,8 @@ class Inside:
                         waiting += [inside] if inside != besides else []
                     elif not each.is_file(follow_symlinks=False):
                         raise InputError(
-                            f"{self.root / inside} is a link or a device, which no project has: "
-                            "someone may want to reach other files with it. Delete it if you "
-                            "trust the rest."
+                            f"{self.root / inside} is a link or a device: someone may want to "
+                            "reach other files with it. Delete it, if you trust the rest."
                         )
 
     def _stat(self, path: str) -> os.stat_result | None:

@@ -11,10 +11,10 @@ from weakref import WeakSet
 
 from numpy.typing import NDArray
 
+from mivhead._util.onnx_check import EXTRA, make_session, run_session
 from mivhead._util.optional import need
 from mivhead.errors import InputError
 
-EXTRA = "onnx"
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
@@ -64,25 +64,16 @@ class Session:
             with self._lock:
                 self._session = self._session or self._start()
         try:
-            arrays: list[NDArray[Any]] = self._session.run(list(names), dict(feed))
+            arrays: list[NDArray[Any]] = run_session(self._session, list(names), feed)
         except _errors() as error:
             raise InputError(f"onnxruntime cannot run {self._name}: {_reason(error)}.") from error
         return arrays
 
     def _start(self) -> Any:
-        runtime = need("onnxruntime", EXTRA)
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = self._threads
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # see `threads`
-        options.log_severity_level = 4  # errors are raised, not printed
-        # An untrusted file could name any other file as its weights: there are none here.
-        options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", os.devnull
-        )
-        available = runtime.get_available_providers()
+        available = need("onnxruntime", EXTRA).get_available_providers()
         providers = [each for each in self._providers if each in available]
         try:
-            return runtime.InferenceSession(self._content(), options, providers=providers)
+            return make_session(self._content(), self._threads, providers)
         except _errors() as error:
             raise InputError(f"onnxruntime cannot load {self._name}: {_reason(error)}.") from error
 

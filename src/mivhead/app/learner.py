@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -271,7 +272,8 @@ class Learner:
         model.save(path)
         self._stamp = _stamp(path)
         mark = self.project.folder / ".miv-app" / "model.stamp"
-        mark.write_text(repr(self._stamp), "utf-8")
+        with suppress(OSError):
+            mark.write_text(repr(self._stamp), "utf-8")
         return note
 
     def _remembered(self) -> tuple[int, int] | None:

@@ -206,7 +206,7 @@ class Project:
     def _look_into(self, folders: Iterable[str]) -> None:
         for name in folders:
             photos, others = _list_photos(self.folder, name)
-            if photos or not others:
+            if photos or not others or name == NEW:
                 self._found[name] = photos
             else:  # a folder of something else
                 self._found.pop(name, None)

@@ -9,11 +9,13 @@ and run nothing that does not come from here.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import os
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.cookies import CookieError, SimpleCookie
 from importlib import resources
 from io import BytesIO
@@ -38,6 +40,7 @@ from mivhead.app.journal import HIDDEN, FolderChange
 from mivhead.app.learner import Learner
 from mivhead.app.project import MODEL, Photo, Project
 from mivhead.errors import InputError, NotAvailableError
+from mivhead.extraction.cache import open_cache
 from mivhead.service.protection import (
     LOOPBACK_HOSTS,
     BodyLimits,
@@ -80,25 +83,31 @@ EXPIRED = (
 class Token:
     """The secret in the address of the page.
 
-    It is kept with the project, so that a page that is open reconnects when the app is started
-    again.
+    It is kept in the user's cache folder, so that a page that is open reconnects when the app is
+    started again. Not in the project: whoever sent the project would know it.
 
     Parameters
     ----------
     project : Project
-        Where it is kept.
+        Whose page it opens.
     renew : bool, default=False
         Make a new one: all earlier links and pages expire.
     """
 
     def __init__(self, project: Project, *, renew: bool = False) -> None:
-        path = project.folder / HIDDEN / "token"
-        try:
-            self.value = "" if renew else path.read_text("ascii").strip()
-        except (OSError, ValueError):
-            self.value = ""
-        if len(self.value) < 32:
-            self.value = secrets.token_urlsafe(32)
+        self.value = secrets.token_urlsafe(32)
+        cache = open_cache()
+        if cache is None:
+            return  # each start has a new link
+        name = hashlib.sha256(os.fsencode(project.folder)).hexdigest()[:32]
+        path = cache.folder / "app" / name
+        with suppress(OSError, ValueError):
+            found = "" if renew else path.read_text("ascii").strip()
+            if len(found) >= len(self.value):
+                self.value = found
+                return
+        with suppress(OSError):  # a full disk: the next start has a new link
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "w") as file:
@@ -359,7 +368,8 @@ def make_server(
     else:
         server = Server(secured, port=port, deadline=LIMITS.deadline)
     site.is_stopping = lambda: server.stopping
-    mark.write_text(str(server.port), "ascii")
+    with suppress(OSError):  # a full disk
+        mark.write_text(str(server.port), "ascii")
     return server
 
 

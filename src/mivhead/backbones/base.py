@@ -100,7 +100,13 @@ class Identity:
         InputError
             If the document is anything else.
         """
-        return from_json(cls, document, "backbone")
+        found = from_json(cls, document, "backbone")
+        if not 0 < len(found.name) <= MAX_NAME or not found.name.isprintable():
+            raise InputError(f"the name of the backbone is not valid: {found.name!r:.80}.")
+        return found
+
+
+MAX_NAME = 1000  # characters of a backbone's name in a file
 
 
 @runtime_checkable
@@ -121,7 +127,8 @@ class Backbone(Protocol):
         """Return the features of one batch of decoded images, on the CPU, in the same order.
 
         The values are rounded to the storage type (float16 unless the backbone was loaded with
-        another `dtype`), so that cached features equal freshly extracted ones.
+        another `dtype`), so that cached features equal freshly extracted ones. Matrix products of
+        other sizes round differently: in a batch with other images, the last digit may differ.
 
         Parameters
         ----------
@@ -255,24 +262,28 @@ def module_of(backbone: Backbone) -> ModuleBackbone | None:
 _SAFE_PREFIXES = ("timm:", "hf:")
 
 
-def may_be_named_by_file(name: str) -> bool:
-    """Tell whether loading this name is safe: it is neither code, nor an address, nor on a share.
+def may_be_named_by_file(name: str, *, paths: bool = False) -> bool:
+    """Tell whether loading this name is safe: it is neither code, nor an address, nor elsewhere.
+
+    `paths` tells whether it may be in another folder; on another computer it may never be.
 
     >>> may_be_named_by_file("timm:resnet50"), may_be_named_by_file("my.onnx")
     (True, True)
-    >>> any(map(may_be_named_by_file, ("my.py:net", "https://host/v1", "//host/share/my.onnx")))
+    >>> any(map(may_be_named_by_file, ("my.py:net", "https://host/v1", "/home/me/my.onnx")))
     False
+    >>> may_be_named_by_file("nets/my.onnx", paths=True), may_be_named_by_file("//host/my.onnx")
+    (True, False)
     """
     from mivhead.backbones import split_names
 
-    names = split_names(name) or [name]  # of several backbones, or of one
-    places = [each.partition(":")[2] if each.startswith(_SAFE_PREFIXES) else each for each in names]
-    return not any(place[:2] in _SHARES for place in places) and not any(
-        ":" in each and not each.startswith(_SAFE_PREFIXES) for each in names
-    )
-
-
-_SHARES = ("//", "\\\\", "/\\", "\\/")  # the beginnings of a path on another computer
+    for each in split_names(name) or [name]:  # of several backbones, or of one
+        public = each.startswith(_SAFE_PREFIXES)
+        place = each.partition(":")[2] if public else each
+        is_share = len(place) > 1 and set(place[:2]) <= set("/\\")
+        is_path = bool(set(place) & set("/\\")) and not public
+        if is_share or (is_path and not paths) or (":" in each and not public):
+            return False
+    return True
 
 
 def named_by_file(identity: Identity) -> str | Backbone:

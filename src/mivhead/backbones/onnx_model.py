@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mivhead._util.files import replacing
+from mivhead._util.onnx_check import EXTRA, check_graph
 from mivhead._util.optional import need
-from mivhead._util.runtime import CPU, CUDA, EXTRA, Session
+from mivhead._util.runtime import CPU, CUDA, Session
 from mivhead._util.schema import from_json, parse_json, to_json
 from mivhead._util.threads import thread_count
 from mivhead.backbones.base import Identity
@@ -121,6 +122,12 @@ class OnnxBackbone:
         x = x.astype(np.float16 if self._source.half else np.float32, copy=False)
         names = [name for block in self.names for name in block]
         arrays = self._session.run(names, {self._source.name: x})
+        for name, array in zip(names, arrays, strict=True):
+            if not isinstance(array, np.ndarray) or array.shape[:1] != (len(x),):
+                raise InputError(
+                    f"{self.identity.name} gives {getattr(array, 'shape', type(array).__name__)} "
+                    f"as {name!r:.80}; expected one row for each of {len(x)} images."
+                )
         return {name: array[:count] for name, array in zip(names, arrays, strict=True)}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -263,8 +270,12 @@ def read_graph(path: str | Path) -> tuple[Any, str]:
     """Read an ONNX model and the SHA-256 of its file, without running it."""
     need("onnx", EXTRA)
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"The ONNX file {path} does not exist.")
+    try:
+        exists = path.is_file()
+    except OSError:  # a name that cannot be one
+        exists = False
+    if not exists:
+        raise InputError(f"The ONNX file {str(path)[:200]} does not exist.")
     if path.stat().st_size > MAX_BYTES:
         raise InputError(f"{path} is larger than {MAX_BYTES:,} bytes, the limit of ONNX files.")
     content = path.read_bytes()
@@ -281,26 +292,8 @@ def parse_graph(content: bytes, path: str | Path) -> Any:
         raise InputError(f"{path} is not an ONNX file, or is corrupted.") from None
     if not model.graph.node:
         raise InputError(f"{path} is not an ONNX file, or has an empty graph.")
-    for tensor in _tensors(model.graph):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            raise InputError(
-                f"{path} stores weights in other files, which are not read, as an untrusted model "
-                "could name any file on this machine: save the model as a single file."
-            )
+    check_graph(content, str(path))
     return model
-
-
-def _tensors(graph: Any) -> Iterator[Any]:
-    """Yield all constants of a graph and its subgraphs."""
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    for node in graph.node:
-        for attribute in node.attribute:
-            yield from (attribute.t, *attribute.tensors)
-            for inner in (attribute.g, *attribute.graphs):
-                if inner.node or inner.initializer:
-                    yield from _tensors(inner)
 
 
 def image_input(model: Any, path: str | Path) -> ImageInput:

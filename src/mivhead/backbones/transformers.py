@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -172,8 +172,9 @@ def _tapped(tower: nn.Module, taps: Sequence[str], _dtype: torch.dtype) -> Tappe
 def _find_folder(name: str) -> Path:
     """Return the folder, or the hub's cache folder of a model, downloaded if needed."""
     folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
+    with suppress(OSError):  # a name that no file can have
+        if folder.is_dir():
+            return folder
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
         raise InputError(f"{name} is neither a folder nor a valid name of a model on the hub.")
     hub = need("huggingface_hub", "transformers")

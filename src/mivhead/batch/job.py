@@ -20,7 +20,7 @@ from mivhead._util.threads import available_cores
 from mivhead.batch import places
 from mivhead.batch.output import FORMAT, Job, Mark, Output
 from mivhead.batch.places import EXTRA
-from mivhead.batch.sources import Shard, ShardRow, backbone_of, list_shards
+from mivhead.batch.sources import Shard, ShardRow, backbone_of, check_named, list_shards
 from mivhead.batch.work import ERROR, Extracting, Failed, Predicting, hash_file
 from mivhead.errors import ImageError, InputError, NotAvailableError
 
@@ -74,6 +74,7 @@ def predict(
     device: str | None = None,
     threads: int | None = None,
     column: str | None = None,
+    allow_remote: bool = False,
     part_rows: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -107,6 +108,8 @@ def predict(
     column : str or None, default=None
         The column of the images in Parquet files, or of the paths in lists; None: it is found by
         its type or name.
+    allow_remote : bool, default=False
+        Whether lists of paths may name addresses, such as `https://...`, which are then opened.
     part_rows : int or None, default=None
         Number of rows that are written at a time; None: 4,096. A killed run computes at most that
         many rows again, per worker.
@@ -143,6 +146,7 @@ def predict(
         sources,
         out,
         column=column,
+        allow_remote=allow_remote,
         part_rows=part_rows or PART_ROWS,
         resume=resume,
         overwrite=overwrite,
@@ -164,6 +168,7 @@ def extract(
     device: str | None = None,
     threads: int | None = None,
     column: str | None = None,
+    allow_remote: bool = False,
     part_rows: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -183,6 +188,8 @@ def extract(
     backbone, weights, image_size, device : default=None
         As for `mivhead.backbones.load_backbone`; None: the default backbone.
     threads, column : default=None
+        As for `predict`.
+    allow_remote : bool, default=False
         As for `predict`.
     part_rows : int or None, default=None
         Number of rows that are written at a time; None: 256.
@@ -209,6 +216,7 @@ def extract(
         sources,
         out,
         column=column,
+        allow_remote=allow_remote,
         part_rows=part_rows or FEATURE_ROWS,
         resume=resume,
         overwrite=overwrite,
@@ -226,6 +234,7 @@ def _run(
     out: str | os.PathLike[str],
     *,
     column: str | None,
+    allow_remote: bool,
     part_rows: int,
     resume: bool,
     overwrite: bool,
@@ -243,6 +252,7 @@ def _run(
     if not names:
         raise InputError("There are no images: give at least one source.")
     output = Output(os.fspath(out))
+    checked = (lambda shard: shard) if allow_remote else partial(check_named, sources=names)
     settings = {**work.settings, "column": column}
     job = Job(FORMAT, work.task, work.identity, names, settings, part_rows)
     with output.locked():
@@ -254,11 +264,14 @@ def _run(
             )
         schema = work.schema()
         if found is None:
-            shards = _checked(list_shards(names, part_rows, column), work)
+            shards = map(checked, list_shards(names, part_rows, column))
+            shards = _checked(shards, work)
             found = output.write_plan(job, shards)
         executor = _executor(workers, ray)
         try:
-            rows, errors, resumed = _complete(work, output, found, executor, threads, verbose)
+            rows, errors, resumed = _complete(
+                work, output, found, executor, threads, verbose, checked
+            )
         finally:
             if executor is not None:
                 executor.close()
@@ -313,6 +326,7 @@ def _complete(
     executor: Executor | None,
     threads: int | None,
     verbose: bool,
+    checked: Callable[[Shard], Shard],
 ) -> tuple[int, int, int]:
     """Compute the shards that lack rows; return the rows, errors and rows that were there."""
     parts, removed = output.check_parts()
@@ -336,7 +350,7 @@ def _complete(
         def calls() -> Iterator[ShardCall]:
             for number, shard in output.read_plan():
                 if number not in complete:
-                    yield ShardCall(work, output.address, number, shard, job.part_rows)
+                    yield ShardCall(work, output.address, number, checked(shard), job.part_rows)
 
         for mark in _marks(calls(), executor, threads, advance):
             rows, errors = rows + mark.rows, errors + mark.errors

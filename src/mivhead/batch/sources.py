@@ -12,6 +12,7 @@ import csv
 import gzip
 import io
 import os
+import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -119,6 +120,41 @@ def list_shards(sources: Sequence[str], rows: int, column: str | None = None) ->
     for source in sources:
         for path in places.expand(places.plain(source)):
             yield from _list(path, rows, column)
+
+
+def check_named(shard: Shard, sources: Sequence[str]) -> Shard:
+    """Return a shard; raise an error if it is at an address that is not among the sources.
+
+    A list of paths, or the plan of an earlier job, may come from a stranger, who must not have
+    anything opened elsewhere.
+
+    >>> check_named(Shard("files", "", "", ("ftp://host/1.jpg", "1.jpg")), ["list.csv"])
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.InputError: 'ftp://host/1.jpg' is named by a file, not by you: addresses in \
+files are opened only with --allow-remote.
+    """
+    paths = [shard.path] if shard.path else shard.items[::2]
+    for path in filter(_is_remote, paths):
+        if not any(path == each or _is_below(path, each) for each in sources):
+            raise InputError(
+                f"{path!r:.200} is named by a file, not by you: addresses in files are opened only "
+                "with --allow-remote."
+            )
+    return shard
+
+
+def _is_remote(path: str) -> bool:
+    return places.is_address(path) or path.startswith(("//", "\\\\"))  # a share of Windows
+
+
+def _is_below(path: str, source: str) -> bool:
+    """Tell whether an address is below a source: a folder, a pattern, or the folder of a list."""
+    path, source = (re.sub("://+", "://", each) for each in (path, source))
+    folder = re.split(r"[*?[]", source)[0]
+    if folder != source or source.lower().endswith(LISTS):
+        folder = folder.rpartition("/")[0]
+    return places.is_address(source) and f"{path}/".startswith(f"{folder.rstrip('/')}/")
 
 
 def _list(path: str, rows: int, column: str | None) -> Iterator[Shard]:

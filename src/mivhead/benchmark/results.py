@@ -25,6 +25,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from mivhead._util.files import write_text
+from mivhead._util.inside import Inside
 from mivhead._util.schema import from_json, parse_json, to_json
 from mivhead._version import __version__
 from mivhead.benchmark.clock import Seconds
@@ -353,6 +354,8 @@ def check_run_folder(folder: Path) -> None:
     """Raise an error if a folder holds anything but a run."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; results need a folder.")
+    if folder.is_dir():  # it may come from a stranger, and is written to
+        Inside(folder.resolve()).check_plain(besides=f"./{FEATURES}")
     is_run = any((folder / name).exists() for name in (LOCK, CONFIG))  # reports may be there too
     if folder.is_dir() and not is_run and any(p.name != IMAGES for p in folder.iterdir()):
         raise InputError(

@@ -424,7 +424,7 @@ def _check_code(config: RunConfig, args: argparse.Namespace) -> None:
 
     methods = {m.kind for m in config.methods if m.is_own} - set(args.methods or ())
     sources = {b.source for b in config.backbones} - set(args.backbone or ())
-    backbones = {source for source in sources if not may_be_named_by_file(source)}
+    backbones = {source for source in sources if not may_be_named_by_file(source, paths=True)}
     for option, names in (("--methods", methods), ("--backbone", backbones)):
         for name in sorted(names):
             raise InputError(
@@ -650,6 +650,7 @@ def _add_report(actions: Any) -> None:
 
 def run_report(args: argparse.Namespace) -> int:
     """Run the action."""
+    from mivhead._util.inside import Inside
     from mivhead.benchmark.open_set import RESULTS as OPEN_SET
     from mivhead.benchmark.report import write_report
     from mivhead.benchmark.results import (
@@ -662,6 +663,8 @@ def run_report(args: argparse.Namespace) -> int:
     )
 
     folder = Path(args.folder)
+    if folder.is_dir() and not args.output:  # the report goes into it, and not through a link
+        Inside(folder.resolve()).check_plain()
     if (folder / OPEN_SET).exists() and not (folder / RESULTS).exists():
         return _report_open_set(args, folder)
     origin = {**read_origin(folder), "report": describe_process()["time"]}

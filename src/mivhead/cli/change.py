@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mivhead._util.text import one_line
 from mivhead.cli import options
 from mivhead.cli.loading import is_features
-from mivhead.cli.output import check_output, one_line, plural, print_json, report_skipped, seconds
+from mivhead.cli.output import check_output, plural, print_json, report_skipped, seconds
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:

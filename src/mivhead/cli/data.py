@@ -8,8 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mivhead._util.text import one_line
 from mivhead.cli import options
-from mivhead.cli.output import check_folder, one_line, plural, print_json, table
+from mivhead.cli.output import check_folder, plural, print_json, table
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:

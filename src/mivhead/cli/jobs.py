@@ -49,6 +49,12 @@ def add_job(parser: options.Parser, formats: str) -> None:
         "(default: found by type or name)",
     )
     group.add_argument(
+        "--allow-remote",
+        action="store_true",
+        help="open addresses such as https://... that a list of paths names; without this, only "
+        "those that you give yourself",
+    )
+    group.add_argument(
         "--part-rows",
         type=options.positive,
         metavar="N",
@@ -58,7 +64,9 @@ def add_job(parser: options.Parser, formats: str) -> None:
 
 def check_no_job(args: argparse.Namespace) -> None:
     """Raise an error for options of jobs without --out."""
-    for name in ("resume", "overwrite", "workers", "ray", "column", "part_rows"):
+    for name in (
+        *("resume", "overwrite", "workers", "ray", "column", "allow_remote", "part_rows"),
+    ):
         if getattr(args, name) not in (None, False):
             option = name.replace("_", "-")
             raise InputError(f"--{option} is for large jobs: say where their rows go with --out.")
@@ -117,6 +125,7 @@ def _shared(args: argparse.Namespace) -> Mapping[str, Any]:
         "device": args.device,
         "threads": args.threads,
         "column": args.column,
+        "allow_remote": args.allow_remote,
         "part_rows": args.part_rows,
         "resume": args.resume,
         "overwrite": args.overwrite,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from mivhead._util.optional import explain_missing
+from mivhead._util.text import one_line
 from mivhead._version import __version__
 from mivhead.cli import (
     app,
@@ -34,7 +35,6 @@ from mivhead.cli import (
     suggest,
 )
 from mivhead.cli.options import Parser
-from mivhead.cli.output import one_line
 from mivhead.errors import MivError
 
 COMMANDS = (

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mivhead._util.text import one_line
 from mivhead.cli.loading import kind_of
 from mivhead.errors import InputError, NotAvailableError
 
@@ -20,15 +21,6 @@ if TYPE_CHECKING:
     from mivhead.images.imageset import Skipped
 
 MAX_CELL = 48  # characters of a name in a table
-
-
-def one_line(text: str) -> str:
-    r"""Replace line breaks and control characters, which file names may contain.
-
-    >>> one_line("a\nb")
-    'a b'
-    """
-    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 
 def width(text: str) -> int:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mivhead._util.onnx_check import EXTRA
 from mivhead._util.optional import need
-from mivhead._util.runtime import EXTRA
 from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone, LazyBackbone
 from mivhead.backbones.efficientnet_lite import WEIGHTS

@@ -438,7 +438,7 @@ def _compare(model: FewShotClassifier | Classifier, content: bytes, kind: Input)
         if kind == "images":
             array = np.ascontiguousarray(normalise(images, preprocessing).transpose(0, 3, 1, 2))
         feed = {session.inputs[0]: array}
-    found = session.run(feed)
+    found = session.run(feed, len(classifier.classes_))
     if getattr(classifier, "decision_", None) is None:
         expected, unknown = classifier.predict_proba(given), None
     else:

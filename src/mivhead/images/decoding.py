@@ -29,10 +29,17 @@ ImageLike: TypeAlias = (
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 MAX_PIXELS = 64 * 2**20  # 8192 x 8192; Pillow's own limit is not changed
 MAX_FILE_BYTES = 256 * 2**20
+MAX_SCANS = 100  # of a progressive JPEG, which usually has about 10
+MAX_PASSES = 16 * MAX_PIXELS  # its pixels times its scans, each of which is a pass over the image
 
 _ADDRESS = re.compile("(https?|ftp|s3|gs)://", re.IGNORECASE)
 # HEIC, as iPhones write it: "ftyp" and a brand, after four bytes.
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
+
+# The beginning of a JPEG file, of a scan, and of any segment that is not image data.
+_JPEG, _SCAN = b"\xff\xd8", b"\xff\xda"
+_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]", re.DOTALL)
+_WITHOUT_LENGTH = (_JPEG, b"\xff\xd9", b"\xff\x01")
 
 # By EXIF orientation; `ImageOps.exif_transpose` would also rewrite the (untrusted) metadata.
 _UPRIGHT = {
@@ -214,7 +221,10 @@ def _decode(source: bytes | Image.Image, name: str, at_least: int | None = None)
 def _open(data: bytes, name: str) -> Image.Image:
     """Read the header of an image file; HEIC, as iPhones write it, needs an extra."""
     if data[4:8] != b"ftyp" or data[8:12] not in _HEIC_BRANDS:
-        return Image.open(BytesIO(data), formats=FORMATS)
+        image = Image.open(BytesIO(data), formats=FORMATS)
+        if data.startswith(_JPEG):
+            _check_scans(data, image.width * image.height, name)
+        return image
     try:
         import pillow_heif
     except ImportError:
@@ -227,6 +237,21 @@ def _open(data: bytes, name: str) -> Image.Image:
         return Image.open(BytesIO(data), formats=("HEIF",))
     except UnidentifiedImageError:
         raise ImageError(f"{name} is corrupted: it is not a complete HEIC image.") from None
+
+
+def _check_scans(data: bytes, pixels: int, name: str) -> None:
+    """Refuse a JPEG with too many scans, but do not count those of pictures in its metadata."""
+    most = min(MAX_SCANS, MAX_PASSES // max(1, pixels))
+    if data.count(_SCAN) <= most:  # as good as always
+        return
+    place, scans = len(_JPEG), 0
+    while scans <= most and (match := _MARKER.search(data, place)):
+        place = match.end()
+        scans += match[0] == _SCAN
+        if match[0] not in _WITHOUT_LENGTH:
+            place += int.from_bytes(data[place : place + 2])  # the metadata is skipped
+    if scans > most:
+        raise ImageError(f"{name} has more than {most} scans; save it again as a plain JPEG.")
 
 
 @contextmanager

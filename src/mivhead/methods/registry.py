@@ -553,6 +553,11 @@ def _facts(home: str) -> dict[str, Any]:
 def _load(home: str, method: str) -> Any:
     """Import `module:name`; where it is not installed, from the current folder."""
     module, _, name = home.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), name)):
+        raise InputError(
+            f"{method!r:.200} cannot be a method: give an importable module and its class, such as "
+            "my_module:MyHead."
+        )
     try:
         found = _import(module)
     except ModuleNotFoundError as error:

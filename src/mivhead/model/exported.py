@@ -6,7 +6,6 @@ installed, and starts in a fraction of the time.
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mivhead._util.optional import need
+from mivhead._util.onnx_check import check_graph, make_session, run_session
 from mivhead._util.progress import progress_bar
 from mivhead._util.schema import from_json, parse_json
 from mivhead._util.threads import thread_count
@@ -31,7 +30,6 @@ from mivhead.model.base import Floats, ImageClassifier, Scores
 from mivhead.model.decision import Calibration
 from mivhead.model.info import ModelInfo, read_classes
 
-EXTRA = "onnx"
 METADATA_KEY = "mivhead"
 CHECKSUM_KEY = "mivhead.checksum"
 CHECKSUM_MARK = b"mivhead-crc32:"  # found without parsing the file
@@ -41,6 +39,7 @@ FORMAT = 1  # of the metadata
 PROBABILITIES, UNKNOWN = "probabilities", "unknown"  # outputs
 BATCH = 8  # images per run: a compromise between speed and memory
 MAX_BYTES = 2 * 2**30  # the limit of one ONNX file
+TOLERANCE = 0.01  # of the sum of probabilities
 
 Input: TypeAlias = Literal["images", "pixels", "features"]
 
@@ -87,6 +86,8 @@ class ExportedClassifier(ImageClassifier):
             self.identity_ = None if backbone is None else Identity.from_json(backbone)
             if self._header.input != "features" and self.identity_ is None:
                 raise InputError("it takes images, but names no backbone.")
+            if self.needs_images and len(self.session.inputs) != 1:
+                raise InputError(f"it takes images, but has {len(self.session.inputs)} inputs.")
             shots = self._header.shots
             if shots is not None and len(shots) != len(self.classes_):
                 raise InputError(
@@ -149,14 +150,14 @@ class ExportedClassifier(ImageClassifier):
             In the order of `classes_`.
         """
         if not self.needs_images:
-            return self.session.run(self._features(images)).probabilities
+            return self._run(self._features(images)).probabilities
         parts = self._score_parts(as_image_set(images))
         return np.concatenate([part.probabilities for part in parts])
 
     def _score_features(self, given: Any) -> tuple[list[str], Scores] | None:
         if self.needs_images:
             return None
-        scores = self.session.run(self._features(given))
+        scores = self._run(self._features(given))
         ids = getattr(given, "ids", None) or map(str, range(len(scores.probabilities)))
         return list(ids), scores
 
@@ -180,14 +181,17 @@ class ExportedClassifier(ImageClassifier):
         (name,) = self.session.inputs
         if self._header.input == "images":
             x = normalise(pictures, self.identity_.preprocessing)  # (n, R, R, 3)
-            return self.session.run({name: np.ascontiguousarray(x.transpose(0, 3, 1, 2))})
+            return self._run({name: np.ascontiguousarray(x.transpose(0, 3, 1, 2))})
         # One by one, because they may have different sizes.
-        found = [self.session.run({name: np.asarray(picture)[None]}) for picture in pictures]
+        found = [self._run({name: np.asarray(picture)[None]}) for picture in pictures]
         unknown = [each.unknown for each in found if each.unknown is not None]
         return Scores(
             np.concatenate([each.probabilities for each in found]),
             np.concatenate(unknown) if unknown else None,
         )
+
+    def _run(self, feed: Mapping[str, NDArray[Any]]) -> Scores:
+        return self.session.run(feed, len(self.classes_))
 
     def _features(self, given: Any) -> dict[str, NDArray[np.float32]]:
         """Read features of any kind as the inputs of the graph."""
@@ -324,26 +328,15 @@ class ModelSession:
     """
 
     def __init__(self, content: bytes, name: str, threads: int | None = None) -> None:
-        runtime = need("onnxruntime", EXTRA)
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = threads or thread_count()
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # see `_threads`
-        options.log_severity_level = 4  # errors are raised, not printed
-        # An untrusted file could name any other file as its weights: there are none here.
-        options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", os.devnull
-        )
         self._name = name
         try:
-            self._session = runtime.InferenceSession(
-                content,
-                options,
-                providers=["CPUExecutionProvider"],
-                enable_fallback=0,  # which would print to the standard output
-            )
+            check_graph(content, name, exported=True)
+            self._session = make_session(content, threads or thread_count())
             self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
             self.inputs: list[str] = [each.name for each in self._session.get_inputs()]
             outputs = [each.name for each in self._session.get_outputs()]
+        except InputError as error:
+            raise ModelFileError(str(error)) from error
         # Exceptions of onnxruntime have no common base class.
         except Exception as error:
             raise ModelFileError(
@@ -351,21 +344,36 @@ class ModelSession:
             ) from error
         self._outputs = [name for name in (PROBABILITIES, UNKNOWN) if name in outputs]
 
-    def run(self, feed: Mapping[str, NDArray[Any]]) -> Scores:
+    def run(self, feed: Mapping[str, NDArray[Any]], classes: int) -> Scores:
         """Return the scores of a batch."""
         if PROBABILITIES not in self._outputs:
             raise ModelFileError(f"{self._name} has no output {PROBABILITIES!r}: it is corrupted.")
         try:
-            found = self._session.run(self._outputs, dict(feed))
+            found = run_session(self._session, self._outputs, feed)
         except Exception as error:
             raise InputError(f"onnxruntime cannot run {self._name}: {_reason(error)}.") from error
+        rows = len(next(iter(feed.values())))
+        self._check(found, [(rows, classes), (rows,)])
         probabilities, *rest = found
-        if getattr(probabilities, "ndim", 0) != 2 or not np.isfinite(probabilities).all():
-            raise InputError(
-                f"The probabilities of {self._name} are not finite: the features are far larger "
-                "than those that it was fitted on, or the file is corrupted."
+        if (probabilities < 0).any() or (abs(probabilities.sum(1) - 1) > TOLERANCE).any():
+            raise ModelFileError(
+                f"{self._name} is corrupted: what it computes are not probabilities."
             )
         return Scores(probabilities, rest[0] if rest else None)
+
+    def _check(self, found: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> None:
+        """Check that the outputs are finite and have these shapes: a file may compute anything."""
+        for output, array, shape in zip(self._outputs, found, shapes, strict=False):
+            if getattr(array, "shape", None) != shape or array.dtype.kind != "f":
+                raise ModelFileError(
+                    f"{self._name} is corrupted: its output {output!r} has not the shape {shape}, "
+                    "one row per image and one column per class."
+                )
+            if not np.isfinite(array).all():
+                raise InputError(
+                    f"The {output} of {self._name} are not finite: the features are far larger "
+                    "than those that it was fitted on, or the file is corrupted."
+                )
 
 
 def _reason(error: Exception) -> str:

@@ -7,6 +7,7 @@ and evaluation and explanations from `mivhead.diagnostics`.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 
 from mivhead._util.estimator import Estimator, check_fitted
+from mivhead._util.text import one_line
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.background import background_vectors
 from mivhead.backbones.base import (
@@ -31,6 +33,7 @@ from mivhead.backbones.base import (
     named_by_file,
 )
 from mivhead.backbones.preset import Preset
+from mivhead.classifier import MIVClassifier
 from mivhead.ensemble.unlabelled import LIMIT, UnlabelledUse
 from mivhead.errors import InputError, check_no_missing
 from mivhead.extraction.cache import FeatureCache, open_cache
@@ -61,6 +64,10 @@ if TYPE_CHECKING:
     from mivhead.diagnostics.explanation import Explanation
 
 MAX_SHOWN = 8  # classes that the short form of a model names
+CORE_SPEED = 2e10  # operations of fitting per second of one core, measured
+LONG = 10.0  # minutes of fitting that are worth a warning
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["FewShotClassifier", "Prediction", "Predictions"]
 
@@ -791,6 +798,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
         started = time.perf_counter()
         X, y, views, view_of = training
         others = {} if unlabelled is None else {"unlabelled": unlabelled}
+        if isinstance(classifier, MIVClassifier):
+            _say_if_long(classifier, training)
         classifier.fit(X, y, views=views, view_of=view_of, **others)
         self._set_fitted(classifier, identity, shots)
         self.fit_seconds_ = {**reading, "training": time.perf_counter() - started}
@@ -1035,7 +1044,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
         listed = ", ".join(names) + (f" and {more} more" if more else "")
         origin = "features of unknown origin" if self.identity_ is None else self.identity_.name
         count = len(self.classes_)
-        return f"<FewShotClassifier: {self.method} on {origin}, {count} classes: {listed}>"
+        text = f"<FewShotClassifier: {self.method} on {origin}, {count} classes: {listed}>"
+        return one_line(text)  # a file names classes as it likes
 
     _repr_html_ = None  # a notebook shows the same text, not scikit-learn's diagram of parameters
 
@@ -1059,3 +1069,22 @@ def _is_features(X: Any) -> bool:
     """Return whether X holds features; a table of floating-point numbers is not an image."""
     table = is_array(X) and X.ndim == 2
     return isinstance(X, FeatureTable | Features) or (table and "float" in str(X.dtype))
+
+
+def _say_if_long(classifier: MIVClassifier, training: Training) -> None:
+    """Log a warning if fitting takes many minutes: the cost grows with the square of the shots."""
+    from mivhead.methods.cost import BackboneWork, TaskSize
+    from mivhead.methods.miv import work
+
+    labels = np.unique(np.asarray(training.y), return_inverse=True)[1]
+    rows = [] if training.view_of is None else training.view_of
+    size = TaskSize.from_labels(labels, np.bincount(rows, minlength=len(labels)).tolist())
+    counted = work(classifier, size, training.X, BackboneWork(0.0))
+    minutes = (2 * counted.products + counted.others) / CORE_SPEED / 60
+    if minutes > LONG:
+        _log.warning(
+            "Fitting %s shots takes roughly %s minutes on one core: the cost grows with the square "
+            "of their number. Fewer shots per class, or a method such as ridge, take far less.",
+            f"{len(labels):,}",
+            f"{minutes:,.0f}",
+        )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from mivhead.ensemble.unlabelled import UnlabelledUse
 from mivhead.errors import InputError, ModelFileError, NotAvailableError
 from mivhead.features import FeatureTable
 from mivhead.images.augmentation import ViewRule
-from mivhead.methods.registry import Classifier, make_method, method_name
+from mivhead.methods.registry import METHODS, Classifier, make_method, method_name
 from mivhead.model.decision import DecisionRule
 from mivhead.model.fewshot import FewShotClassifier
 from mivhead.model.info import ModelInfo, plain_classes, read_classes
@@ -218,6 +217,7 @@ def load(
     backbone: str | Backbone | Sequence[str | Backbone] | None = None,
     weights: str | Path | None = None,
     device: str | None = None,
+    method: type[Any] | None = None,
 ) -> FewShotClassifier:
     """Read a model file.
 
@@ -233,6 +233,9 @@ def load(
         The checkpoint of a model that was trained with a checkpoint of your own.
     device : str or None, default=None
         Where to predict.
+    method : type or None, default=None
+        The class of a model that was trained with a method of your own. A registered method is
+        found by its name; code is never taken from the file.
 
     Returns
     -------
@@ -245,7 +248,7 @@ def load(
     parts = _take_sections(path, document, tensors)
     try:
         info = from_json(ModelInfo, document, "the description")
-        classifier = _unfitted(info.method, device)
+        classifier = _unfitted(info.method, method, device)
         classifier.classes_ = read_classes(info.classes)
         classifier.seed_ = info.seed
         config = {**info.config, "recipe": info.recipe}
@@ -433,14 +436,18 @@ def _take_sections(
     return parts
 
 
-def _unfitted(method: str, device: str | None) -> Classifier:
-    module = method.partition(":")[0]
-    if ":" in method and module not in sys.modules:  # loading a file must not run code
+def _unfitted(name: str, own: type[Any] | None, device: str | None) -> Classifier:
+    """Make the estimator that a file names: a registered one, or that of the class in hand."""
+    home = None if own is None else f"{own.__module__}:{own.__qualname__}"
+    if own is not None and name != home:
+        raise InputError(f"it was fitted with the method {name!r:.200}, not with {home}.")
+    if own is None and name not in METHODS:  # whatever is imported, a file must not run it
         raise InputError(
-            f"it was fitted with the method {method!r}, which a file alone cannot import: import "
-            f"{module} first, or register the method as an entry point of its package."
+            f"it was fitted with the method {name!r:.200}, which is not registered: give its class "
+            "with `mivhead.load(path, method=...)`, or register it with `register_method` or as an "
+            "entry point of its package."
         )
-    classifier: Classifier = make_method(method, device=device)
+    classifier: Classifier = make_method(name, device=device)
     return classifier
 
 

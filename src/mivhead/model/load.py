@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mivhead._util.files import is_exported
 from mivhead.errors import InputError
@@ -21,6 +21,7 @@ def load(
     backbone: str | Backbone | Sequence[str | Backbone] | None = None,
     weights: str | Path | None = None,
     device: str | None = None,
+    method: type[Any] | None = None,
 ) -> FewShotClassifier | ExportedClassifier:
     """Read a model file, or an exported model.
 
@@ -37,6 +38,9 @@ def load(
         The checkpoint of a model that was trained with a checkpoint of your own.
     device : str or None, default=None
         Where to predict; an exported model predicts on the CPU.
+    method : type or None, default=None
+        The class of a model that was trained with a method of your own. A registered method is
+        found by its name; code is never taken from the file. An exported model needs none.
 
     Returns
     -------
@@ -44,11 +48,11 @@ def load(
         Both predict with `classify`, `predict` and `predict_proba`.
     """
     if is_exported(path):
-        if backbone is not None or weights is not None:
-            raise InputError(f"{path} contains its backbone: omit backbone and weights.")
+        if any(given is not None for given in (backbone, weights, method)):
+            raise InputError(f"{path} contains all it needs: omit backbone, weights and method.")
         if device not in (None, "cpu"):
             raise InputError(f"{path} is an exported model, which runs on the CPU: omit device.")
         return ExportedClassifier(path)
     from mivhead.model.file import load as load_model_file
 
-    return load_model_file(path, backbone=backbone, weights=weights, device=device)
+    return load_model_file(path, backbone=backbone, weights=weights, device=device, method=method)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mivhead._util.optional import need
+from mivhead._util.text import one_line
 from mivhead.model.decision import NONE, Thresholds
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Prediction:
         more = len(self.probabilities) - len(named)
         listed = ", ".join(named + [f"{more} more"] * (more > 0))
         decided = "" if self.decision == self.label else f"{self.decision}; "
-        return f"<Prediction of {self.id!r}: {decided}{listed}>"
+        return one_line(f"<Prediction of {self.id!r}: {decided}{listed}>")
 
 
 class Predictions(list[Prediction]):

@@ -193,6 +193,9 @@ class Guard:
     ) -> None:
         self.app = app
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
+        local = self._hosts is not None and self._hosts <= set(LOOPBACK_HOSTS)
+        # Only a proxy speaks https. On this machine https is another server, of whomever.
+        self._schemes = ("http",) if local else ("http", "https")
         self._keys = keys
         self._open_paths = frozenset(open_paths)
 
@@ -210,7 +213,7 @@ class Guard:
                 421, "This server is not known by that host name: see the option --allowed-host."
             )
         origin = headers.get("origin")
-        if origin is not None and not _same_origin(origin, host):
+        if origin is not None and not _same_origin(origin, host, self._schemes):
             raise Refusal(403, "Web pages of other sites may not use this server.")
         free = self._keys is None or scope["path"] in self._open_paths
         if not free and not (self._keys and self._keys.open(headers)):
@@ -229,11 +232,19 @@ def _without_port(host: str) -> str:
     return name if name and has_port else host.lower()
 
 
-def _same_origin(origin: str, host: str) -> bool:
+def _same_origin(origin: str, host: str, schemes: Collection[str]) -> bool:
+    """Tell whether a page comes from this server.
+
+    >>> _same_origin("http://localhost", "localhost", ["http"])
+    True
+    >>> _same_origin("https://localhost", "localhost", ["http"])
+    False
+    """
     try:
-        return urlsplit(origin).netloc.lower() == host.lower() != ""
+        found = urlsplit(origin)
     except ValueError:
         return False
+    return found.scheme in schemes and found.netloc.lower() == host.lower() != ""
 
 
 class BodyLimits:

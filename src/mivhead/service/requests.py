@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,8 +73,8 @@ class Sent:
         value = self.options.get(name)
         if isinstance(value, str) and value.isdecimal() and len(value) < 10:
             value = int(value)
-        if value is not None and (type(value) is not int or value < 1):
-            raise InputError(f"{name} must be a positive integer, got {value!r:.80}.")
+        if value is not None and (type(value) is not int or not 0 < value < 10**9):
+            raise InputError(f"{name} must be an integer from 1 to 999999999, got {value!s:.80}.")
         return value
 
 
@@ -160,8 +161,10 @@ def read_json(body: bytes) -> dict[str, Any]:
         )
     try:
         document = parse_json(body)
+        if b"\\ud" in body.lower():  # half of a character cannot be sent back, nor written
+            json.dumps(document, ensure_ascii=False).encode()
     except ValueError as error:
-        raise InputError("The body is not JSON.") from error
+        raise InputError("The body is not JSON, or its text is not valid Unicode.") from error
     if not isinstance(document, dict):
         raise InputError(f"The body must be a JSON object. {HINT}")
     return document

@@ -142,16 +142,29 @@ class _Connection(H11Protocol):
     """One connection, which is aborted when a request takes too long in any of its phases."""
 
     request_seconds: float
+    since: float  # when it was made, or its last request was answered
     _timer: asyncio.TimerHandle | None = None
     _timed: Any = None  # the request that the timer runs for; None while its head is being sent
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to wait for a request."""
         super().connection_made(transport)
+        self.since = self.loop.time()
         if len(self.connections) > MAX_CONNECTIONS:
-            self._refuse(503, "The server has too many connections: try again.")
-        else:
-            self._arm(HEAD_SECONDS)
+            # Whoever has not asked for anything makes way, so that idle clients cannot keep out
+            # others.
+            silent = [each for each in self.connections if each is not self and each.is_silent]
+            if not silent:
+                self._refuse(503, "The server has too many connections: try again.")
+                return
+            min(silent, key=lambda each: each.since).transport.abort()
+        self._arm(HEAD_SECONDS)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether no request has been received that is not answered yet."""
+        answered = self.cycle is None or self.cycle.response_complete
+        return answered and not self.transport.get_write_buffer_size()
 
     def data_received(self, data: bytes) -> None:
         """Read what has arrived."""
@@ -166,6 +179,7 @@ class _Connection(H11Protocol):
     def on_response_complete(self) -> None:
         """Wait for another request, once the rest of this one and the answer have passed."""
         super().on_response_complete()
+        self.since = self.loop.time()
         self._time_request()  # one that the client has sent in advance
         if self._is_idle() and not self.conn.trailing_data[0]:
             self._disarm()

@@ -1,0 +1,213 @@
+"""ONNX files of strangers: looked through before onnxruntime sees them, and run within limits.
+
+A small file can name other files as its weights, loop forever, or ask for all memory there is. So
+`check_graph` reads what a file contains without running it (and without the package onnx, which an
+exported model does not need), and sessions have limits for memory and time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from mivhead._util.optional import need
+from mivhead.errors import InputError
+
+EXTRA = "onnx"
+MAX_MEMORY = 3 * 2**30  # bytes of all tensors of a run, in addition to the weights
+MAX_FOLDED = 64 * 2**20  # bytes of a constant that is computed when a file is loaded
+MAX_SECONDS = 300.0  # of loading a file, and of a run, which is a few images
+MAX_PARTS = 5_000_000  # of a file: nodes, their inputs, attributes and so on
+MAX_DEPTH = 20  # of graphs in graphs
+
+# What the operators of a classifier and its backbone may be: those of ONNX that compute a tensor
+# from tensors. Not: loops and branches, sequences, strings, random numbers, images, losses.
+_OPERATORS = (
+    "Abs Acos Acosh Add AffineGrid And ArgMax ArgMin Asin Asinh Atan Atanh Attention AveragePool "
+    "BatchNormalization BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil "
+    "Celu CenterCropPad Clip Col2Im Compress Concat Constant ConstantOfShape Conv ConvInteger "
+    "ConvTranspose Cos Cosh CumProd CumSum DeformConv DepthToSpace DequantizeLinear Det Div "
+    "Dropout DynamicQuantizeLinear Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor Gather "
+    "GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalLpPool GlobalMaxPool Greater "
+    "GreaterOrEqual GridSample GroupNormalization HardSigmoid HardSwish Hardmax Identity "
+    "InstanceNormalization IsInf IsNaN LRN LayerNormalization LeakyRelu Less LessOrEqual Log "
+    "LogSoftmax LpNormalization LpPool MatMul MatMulInteger Max MaxPool Mean "
+    "MeanVarianceNormalization Min Mish Mod Mul Neg NonZero Not OneHot Or PRelu Pad Pow "
+    "QLinearConv QLinearMatMul QuantizeLinear RMSNormalization Range Reciprocal ReduceL1 ReduceL2 "
+    "ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
+    "ReduceSumSquare Relu Reshape Resize RotaryEmbedding Round ScatterElements ScatterND Selu "
+    "Shape Shrink Sigmoid Sign Sin Sinh Size Slice Softmax Softplus Softsign SpaceToDepth Split "
+    "Sqrt Squeeze Sub Sum Swish Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze "
+    "Where Xor"
+)
+OPERATORS = frozenset(_OPERATORS.split())
+
+# The messages of a file that can contain others, or weights: field number -> message. Everything
+# else is skipped. See onnx.proto.
+_MESSAGES: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {},
+}
+_OPERATOR, _DOMAIN, _LOCATION = ("node", 4), ("node", 7), ("tensor", 14)
+_EXTERNAL = ("tensor", 13)
+_OWN_DOMAINS = (b"", b"ai.onnx")
+
+
+def check_graph(content: bytes, name: str, *, exported: bool = False) -> None:
+    """Refuse an ONNX file that names other files, or that is none.
+
+    Parameters
+    ----------
+    content : bytes
+        The file.
+    name : str
+        Its name in errors.
+    exported : bool, default=False
+        Refuse all operators but `OPERATORS`, too, as `mivhead` writes no others.
+    """
+    if content[4:8] == b"ORTM":  # onnxruntime's own format, which it would recognise
+        raise InputError(f"{name} is not an ONNX file.")
+    try:
+        for place, value in _fields(memoryview(content)):
+            if place == _EXTERNAL or (place == _LOCATION and value == 1):
+                raise InputError(
+                    f"{name} stores weights in other files, which are not read, as an untrusted "
+                    "model could name any file on this machine: save the model as a single file."
+                )
+            if not exported:
+                continue
+            if place[0] in ("function", "training"):
+                raise InputError(f"{name} has its own operators, which `miv export` never writes.")
+            if (
+                place == _OPERATOR and bytes(value).decode("utf-8", "replace") not in OPERATORS
+            ) or (place == _DOMAIN and bytes(value) not in _OWN_DOMAINS):
+                shown = bytes(value)[:80].decode("utf-8", "replace")
+                raise InputError(
+                    f"{name} uses {shown!r}, which is not among the operators of exported models."
+                )
+    except (IndexError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{name} is not an ONNX file, or is corrupted.") from None
+
+
+def _fields(content: memoryview) -> Iterator[tuple[tuple[str, int], Any]]:
+    """Yield each field of a model and of the messages in it: where it is, and its value."""
+    waiting: list[tuple[str, memoryview, int]] = [("model", content, 0)]
+    parts = 0
+    while waiting:
+        kind, data, depth = waiting.pop()
+        if depth > 3 * MAX_DEPTH:  # a graph in a graph is three messages deeper
+            raise ValueError("nested too deeply")
+        inner, place = _MESSAGES[kind], 0
+        while place < len(data):
+            parts += 1
+            if parts > MAX_PARTS:
+                raise ValueError("too many parts")
+            tag, place = _varint(data, place)
+            number, wire = tag >> 3, tag & 7
+            value: Any = None
+            if wire == 0:
+                value, place = _varint(data, place)
+            elif wire == 2:
+                size, place = _varint(data, place)
+                value, place = data[place : place + size], place + size
+            elif wire in (1, 5):
+                place += 8 if wire == 1 else 4
+            else:
+                raise ValueError("a group, which ONNX does not have")
+            if place > len(data):
+                raise ValueError("truncated")
+            yield (kind, number), value
+            if number in inner:
+                if wire != 2:
+                    raise ValueError("not a message")
+                if kind != "graph" or number != 5 or size:  # an empty tensor has no fields
+                    waiting.append((inner[number], value, depth + 1))
+
+
+def _varint(data: memoryview, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[place]
+        value |= (byte & 127) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 128:
+            return value, place
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
+
+
+def make_session(
+    content: bytes, threads: int, providers: Sequence[str] = ("CPUExecutionProvider",)
+) -> Any:
+    """Load a checked file into onnxruntime, with limits of memory and time."""
+    runtime = need("onnxruntime", EXTRA)
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4  # errors are raised, not printed
+    _limit_memory()
+    for key, value in {
+        "session.intra_op.allow_spinning": "0",  # see `_util.threads`
+        # An untrusted file could name any other file as its weights: there are none here.
+        "session.model_external_initializers_file_folder_path": os.devnull,
+        "session.use_env_allocators": "1",
+        "session.use_device_allocator_for_initializers": "1",
+        "optimization.constant_folding_max_output_size_in_bytes": str(MAX_FOLDED),
+    }.items():
+        options.add_session_config_entry(key, value)
+
+    def cancel() -> None:
+        if hasattr(options, "set_load_cancellation_flag"):  # of onnxruntime 1.21
+            options.set_load_cancellation_flag(True)
+
+    with _calling_later(cancel):
+        return runtime.InferenceSession(
+            content,
+            options,
+            providers=list(providers),
+            enable_fallback=0,  # which would print to the standard output
+        )
+
+
+def run_session(session: Any, outputs: list[str], feed: Mapping[str, Any]) -> list[Any]:
+    """Run a graph; stop it after `MAX_SECONDS`, by an error of onnxruntime."""
+    options = need("onnxruntime", EXTRA).RunOptions()
+
+    def stop() -> None:
+        options.terminate = True
+
+    with _calling_later(stop):
+        found: list[Any] = session.run(outputs, dict(feed), options)
+    return found
+
+
+@contextmanager
+def _calling_later(function: Any) -> Iterator[None]:
+    timer = threading.Timer(MAX_SECONDS, function)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@cache
+def _limit_memory() -> None:
+    """Give all sessions of this process one allocator, which refuses more than `MAX_MEMORY`."""
+    runtime = need("onnxruntime", EXTRA)
+    kinds = runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, runtime.OrtMemType.DEFAULT
+    runtime.create_and_register_allocator(
+        runtime.OrtMemoryInfo("Cpu", *kinds), runtime.OrtArenaCfg({"max_mem": MAX_MEMORY})
+    )
