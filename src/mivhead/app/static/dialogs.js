@@ -16,8 +16,8 @@ export function PhotoDialog({ id, list, onOpen, onClose }) {
   const prediction = predictions[id];
   const suspect = estimate?.suspects.find((each) => each.id === id && each.label === owner?.name);
   const shown = useRef(id);
+  shown.current = id;
   useEffect(() => {
-    shown.current = id;
     setReasons(null);
     setLooked(false);
     if (!prediction) return;
@@ -121,7 +121,7 @@ model = mivhead.load(${JSON.stringify(path)})
 for found in model.classify("new-photos/"):
     print(found.id, found.decision, f"{found.probability:.0%}")`,
     `miv serve ${quoted(path)}
-curl -F images=@photo.jpg http://127.0.0.1:8765/v1/predict`,
+curl -F images=@photo.jpg 127.0.0.1:8765/v1/predict`,
   ];
   return html`
     <${Dialog} title=${t.code} wide onClose=${onClose}>

@@ -121,7 +121,7 @@ export function VirtualGrid({ items, cell, height, gap = 8, own = false, label, 
   return html`
     <div
       ref=${box} class=${own ? "virtual own" : "virtual"} onKeyDown=${move}
-      onFocusIn=${onFocus} onFocusOut=${() => (focused.current = false)}
+      onfocusin=${onFocus} onfocusout=${() => (focused.current = false)}
     >
       <div
         role=${role} aria-label=${label} class="virtual-inner"

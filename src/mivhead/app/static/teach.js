@@ -96,7 +96,7 @@ function ClassCard({ name, photos, score, suspects, open, camera, setTarget }) {
   const tested = score?.[1] ?? 0;
   return html`
     <article
-      class="card ${over ? "over" : ""}" aria-label=${name} data-class=${name} onPointerEnter=${target} onFocusIn=${target} ...${drop}
+      class="card ${over ? "over" : ""}" aria-label=${name} data-class=${name} onPointerEnter=${target} onfocusin=${target} ...${drop}
     >
       <header>
         ${naming
@@ -183,7 +183,7 @@ function Thumb({ photo, photos, suspect, label, tab, onOpen }) {
         event.dataTransfer.setData(IDS, JSON.stringify(idsWith(photo.id)));
         event.dataTransfer.effectAllowed = "move";
       }}
-      onTouchStart=${(event) => touchStart(event, photo.id)}
+      ontouchstart=${(event) => touchStart(event, photo.id)}
       onContextMenu=${(event) => event.preventDefault()}
       onKeyDown=${(event) => selectionKey(event, photo.id, photos)}
     >

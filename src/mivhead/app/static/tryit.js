@@ -150,7 +150,7 @@ function Result({ item, items, tab, open, onDone }) {
         type="button" class="picture" data-focus data-photo=${photo.id} tabindex=${tab} aria-label=${t.details(photo.name)}
         aria-pressed=${store.selected.size ? chosen : null}
         onClick=${(event) => clicked(event, photo.id, items) || open()}
-        onTouchStart=${(event) => touchStart(event, photo.id)}
+        ontouchstart=${(event) => touchStart(event, photo.id)}
         onContextMenu=${(event) => event.preventDefault()}
         onKeyDown=${(event) => selectionKey(event, photo.id, items)}
       >
