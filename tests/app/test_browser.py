@@ -492,9 +492,9 @@ def test_the_camera(page: Page, app: Any) -> None:
     expect(page.locator("dialog")).to_contain_text("1 photo taken")
     expect(button).to_be_focused()
     page.keyboard.down("Space")  # held: several photos
-    expect(page.locator("dialog")).to_contain_text("4 photos taken")
+    expect(page.locator("dialog")).to_contain_text(re.compile(r"([4-9]|\d\d) photos taken"))
     page.keyboard.up("Space")
-    page.wait_for_timeout(500)
+    page.wait_for_timeout(3000)  # the last ones are still being encoded
     count = int(page.locator("dialog [aria-live]").inner_text().split()[0])
     page.wait_for_timeout(700)
     expect(page.locator("dialog")).to_contain_text(f"{count} photos taken")
@@ -564,14 +564,12 @@ def test_several_photos_are_selected_moved_and_deleted(
 
 
 def test_photos_are_dragged_with_a_finger(browser: Browser, app: Any, tmp_path: Path) -> None:
-    size = {"width": 390, "height": 844}
+    size = {"width": 390, "height": 2000}  # so that nothing has to be scrolled
     with visiting(browser, app, has_touch=True, is_mobile=True, viewport=size) as page:
         make_classes(page)
         add(page, "night", write_photos(tmp_path / "photos", 2)["night"])
         photo = card(page, "night").locator(".thumb").first
         expect(photo).to_be_visible()
-        photo.scroll_into_view_if_needed()
-        card(page, "noon").scroll_into_view_if_needed()
         session = page.context.new_cdp_session(page)
 
         def touch(kind: str, *points: dict[str, float]) -> None:

@@ -206,7 +206,13 @@ def test_images_are_dropped_and_taken(
     page.click("#camera")
     page.wait_for_selector("#viewfinder:not([hidden])")
     page.locator("#live li").first.wait_for()  # what the camera sees is named all the time
-    assert page.locator("#name").text_content() in ("dark", "light", "red", "Unsure", "None of these")
+    assert page.locator("#name").text_content() in (
+        "dark",
+        "light",
+        "red",
+        "Unsure",
+        "None of these",
+    )
     page.click("#shoot")
     page.locator(".card .file").nth(2).wait_for()
     assert page.locator(".card .ranking").count() == 2

@@ -477,7 +477,8 @@ def advise(per_class: dict[str, list[int]]) -> list[dict[str, Any]]:
     classes with few photos in one piece of advice.
 
     >>> advise({"robin": [2, 2, 2], "wren": [8, 8, 4], "dunnock": [9, 9, 9]})
-    [{'why': 'errors', 'class': 'wren', 'right': 4, 'tested': 8}, {'why': 'few', 'classes': ['robin']}]
+    [{'why': 'errors', 'class': 'wren', 'right': 4, 'tested': 8}, {'why': 'few', \
+'classes': ['robin']}]
     """
     weak = sorted(
         (right / tested, name)

@@ -1,4 +1,4 @@
-"""The files that the app offers: the model and its exports, names as CSV, sorted folders, a report."""
+"""The files that the app offers: the model, its exports, names, sorted folders, a report."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ def add_parser(subparsers: Any) -> None:
         "Open a page in the browser on which you make classes, drop photos on them, see at once "
         "how good the classifier is, let it name new photos and correct it. One folder holds "
         "everything: a folder of photos per class, and the model file. Nothing leaves this "
-        "computer, unless you let your phone in with --host. The page works until you press Ctrl-C; start again, and you are where you were.",
+        "computer, unless you let your phone in with --host. The page works until you press "
+        "Ctrl-C; start again, and you are where you were.",
         EXAMPLES,
     )
     parser.add_argument(

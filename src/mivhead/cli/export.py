@@ -45,8 +45,8 @@ def add_parser(subparsers: Any) -> None:
     target.add_argument(
         "--web",
         metavar="FOLDER",
-        help="write a page that classifies images in the browser: one file, index.html, that works by "
-        "double-click and on any web host",
+        help="write a page that classifies images in the browser: one file, index.html, that "
+        "works by double-click and on any web host",
     )
     takes = parser.add_mutually_exclusive_group()
     takes.add_argument(

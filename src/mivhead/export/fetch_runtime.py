@@ -17,7 +17,9 @@ from pathlib import Path
 
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
 # As npm publishes it: what is fetched is what was tested.
-INTEGRITY = "q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
+INTEGRITY = (
+    "q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
+)
 FILES = ("ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 FOLDER = Path(__file__).with_name("runtime")
 SECONDS = 300

@@ -34,6 +34,7 @@ function App() {
   useEffect(() => {
     const onKey = (event) => {
       const writing = /^(INPUT|TEXTAREA)$/.test(event.target.tagName) && event.target.type !== "checkbox";
+      if (event.key === "Escape" && !writing && !event.target.closest("dialog")) clearSelection();
       if (writing || !(event.ctrlKey || event.metaKey)) return;
       const key = event.key.toLowerCase();
       if (key === "z" || key === "y") {

@@ -113,6 +113,8 @@ export function VirtualGrid({ items, cell, height, gap = 8, own = false, label, 
     focused.current = true;
     if (!Number.isNaN(placeOf(event))) setActive(placeOf(event));
   };
+  // Browsers differ in whether an item that is removed loses the focus first: it is still ours.
+  const onBlur = ({ target }) => queueMicrotask(() => target.isConnected && (focused.current = box.current?.contains(document.activeElement)));
   // An item that had the focus and is gone leaves it to the one that took its place.
   useLayoutEffect(() => {
     if (focused.current && document.activeElement === document.body && items.length)
@@ -121,7 +123,7 @@ export function VirtualGrid({ items, cell, height, gap = 8, own = false, label, 
   return html`
     <div
       ref=${box} class=${own ? "virtual own" : "virtual"} onKeyDown=${move}
-      onfocusin=${onFocus} onfocusout=${() => (focused.current = false)}
+      onfocusin=${onFocus} onfocusout=${onBlur}
     >
       <div
         role=${role} aria-label=${label} class="virtual-inner"

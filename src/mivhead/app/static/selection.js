@@ -44,12 +44,13 @@ export function selectionKey(event, id, list) {
   const all = (event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "a";
   if (all) set([...store.selected, ...list.map((each) => each.id)]);
   else if (event.key.toLowerCase() === "x" && !event.ctrlKey && !event.metaKey) toggle(id);
-  else if (event.key === "Escape") clearSelection();
   else if (event.key === "Delete") remove(idsWith(id));
   else return false;
   event.preventDefault();
   return true;
 }
+
+export const moveSelected = async (ids, to, more) => (await move(ids, to, more)) && clearSelection();
 
 // Names to choose from, with none of these and a new class.
 const NONE = "\n none";
@@ -98,7 +99,7 @@ export function SelectionBar() {
       <span aria-live="polite">${t.selected(ids.length)}</span>
       <${ClassChoice}
         label=${t.moveSelected} empty=${t.moveSelected} newLabel=${t.newClassName}
-        onChoose=${async (name, more) => (await move(ids, name, more)) && clearSelection()}
+        onChoose=${(name, more) => moveSelected(ids, name, more)}
       />
       <button type="button" class="button danger" onClick=${async () => (await remove(ids)) && clearSelection()}>
         <${Icon} name="trash" /> ${t.deleteSelected}
@@ -150,12 +151,12 @@ function mark(card) {
   }
 }
 
-async function touchEnd(event) {
+function touchEnd(event) {
   if (!touch) return;
   const { card, held, ghost } = touch;
   cancelTouch();
   if (held) event?.preventDefault(); // it is not a click
-  if (ghost && card && (await move(selectedIds(), card.dataset.class))) clearSelection();
+  if (ghost && card) moveSelected(selectedIds(), card.dataset.class);
 }
 
 function cancelTouch() {

@@ -2,7 +2,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { change, dismissProblems, fromInput, move, store, toast, undoable, upload } from "./api.js";
 import { Bar, FileButton, Icon, IconButton, IDS, Thumbnail, useDrop, VirtualGrid } from "./parts.js";
-import { clicked, extend, idsWith, isSelected, selectionKey, toggle, touchStart } from "./selection.js";
+import { clicked, extend, idsWith, isSelected, moveSelected, selectionKey, toggle, touchStart } from "./selection.js";
 import { percent, t } from "./strings.js";
 
 export function Teach({ open, camera, setTarget }) {
@@ -86,7 +86,7 @@ function Welcome() {
 function ClassCard({ name, photos, score, suspects, open, camera, setTarget }) {
   const [naming, setNaming] = useState(false);
   const add = (files) => (files.length ? upload(files, name) : toast(t.noImages));
-  const [over, drop] = useDrop(add, (ids) => move(ids, name));
+  const [over, drop] = useDrop(add, (ids) => moveSelected(ids, name));
   const remove = async () => {
     const box = document.querySelector(".cards");
     if (await undoable("delete class", { name }, t.deletedClass(name, photos.length))) box.focus();
