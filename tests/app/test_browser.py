@@ -787,22 +787,47 @@ def test_accessible_in_every_form(
         running(tmp_path / "garden") as app,
         visiting(browser, app, color_scheme=scheme, viewport=size) as page,
     ):
-        expect(page.locator(".ring")).to_be_visible(timeout=SECONDS)
-        for view in ("Teach", "Try it"):
-            page.get_by_role("link", name=view).click()
-            if view == "Try it":
-                new = write_photos(tmp_path / "new", 1, first=20)
-                page.locator(".try input[type=file]").first.set_input_files(new["leaf"])
-                expect(page.locator(".result:not(.notYet)")).to_have_count(1, timeout=SECONDS)
+
+        def check(what: str) -> None:
             page.wait_for_timeout(300)
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, what
             page.evaluate(axe)
             found = page.evaluate("axe.run({ resultTypes: ['violations'] })")
             assert not "\n".join(
-                f"{each['id']}: {node['html']}\n{node['failureSummary']}"
+                f"{what}: {each['id']}: {node['html']}\n{node['failureSummary']}"
                 for each in found["violations"]
                 for node in each["nodes"]
             )
+
+        expect(page.locator(".ring")).to_be_visible(timeout=SECONDS)
+        check("teach")
+        page.locator(".cards .thumb").first.focus()
+        page.keyboard.press("x")
+        check("selection")
+        page.keyboard.press("Escape")
+        page.keyboard.press("Enter")
+        check("photo")
+        page.keyboard.press("Escape")
+        page.get_by_label("Take photos of leaf").click()
+        check("camera")
+        page.keyboard.press("Escape")
+        page.locator("summary[aria-label=Download]").click()
+        check("menu")
+        page.get_by_role("button", name="Use it in your own programs").click()
+        check("code")
+        page.keyboard.press("Escape")
+        if width > 640:
+            page.get_by_label("Use a phone").click()
+            check("phone")
+            page.keyboard.press("Escape")
+        page.get_by_role("link", name="Try it").click()
+        new = write_photos(tmp_path / "new", 1, first=20)
+        page.locator(".try input[type=file]").first.set_input_files(new["leaf"])
+        expect(page.locator(".result:not(.notYet)")).to_have_count(1, timeout=SECONDS)
+        check("try")
+        page.get_by_role("button", name="Live camera").click()
+        expect(page.locator(".live .ranking li").first).to_be_visible(timeout=SECONDS)
+        check("live")
 
 
 def find_axe() -> str:

@@ -133,16 +133,21 @@ class Explanation:
         return f"<Explanation of {self.prediction!r}>"
 
     @property
+    def totals(self) -> dict[str, float]:
+        """The votes of members that look at the same thing, in all blocks, added up."""
+        found: dict[str, float] = {}
+        for vote in self.votes:
+            kind = vote.member.partition(" (")[0]
+            found[kind] = found.get(kind, 0.0) + (vote.separates or 0.0)
+        return found
+
+    @property
     def words(self) -> str:
         """What separates the predicted class from the runner-up, in a sentence; empty if unknown.
 
-        The votes of members that look at the same thing, in different blocks of the backbone, are
-        added up; what hardly counts is left out.
+        What hardly counts is left out.
         """
-        totals: dict[str, float] = {}
-        for vote in self.votes:
-            kind = vote.member.partition(" (")[0]
-            totals[kind] = totals.get(kind, 0.0) + (vote.separates or 0.0)
+        totals = self.totals
         least = NOTABLE * sum(map(abs, totals.values()))
         ranked = sorted(totals, key=lambda kind: -abs(totals[kind]))
         speaking = [kind for kind in ranked if abs(totals[kind]) >= least > 0]

@@ -225,8 +225,8 @@ def _list_folder(root: Path) -> tuple[set[str], list[ImageSource]]:
 def list_ignored(path: str | os.PathLike[str]) -> list[str]:
     """Return the files of a folder or zip of class folders that `open_labelled` ignores.
 
-    Those are files that are not images, and images outside the class folders; what systems leave
-    behind, such as `.DS_Store`, does not count.
+    Those are files that are not images, and images outside the class folders. What systems leave
+    behind, such as `.DS_Store`, and the model of an app's project do not count.
 
     Parameters
     ----------
@@ -246,7 +246,8 @@ def list_ignored(path: str | os.PathLike[str]) -> list[str]:
         files = (str(each) for each in names if not any(map(is_litter, each.parts)))
     else:
         return []
-    return [each for each in files if "/" not in each or not is_image_name(each)]
+    outside = [each for each in files if "/" not in each or not is_image_name(each)]
+    return [each for each in outside if not each.endswith(".miv")]
 
 
 def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
