@@ -90,4 +90,4 @@ def test_corrections_survive_a_reload_and_work_from_any_folder(
     assert card.locator("div.why").inner_text().startswith("Texture speaks for dog")
     assert not card.get_by_text("log-odds", exact=False).is_visible()
     shares = card.locator(".near").inner_text().split()
-    assert shares == ["50", "%", "30", "%", "horse", "others", "20", "%"]
+    assert shares == ["50", "%", "30", "%", "others", "20", "%", "horse"]

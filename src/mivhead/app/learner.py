@@ -333,7 +333,8 @@ class Learner:
         if self._live is None or self._live.classifier_ is not model.classifier_:
             self._live = _twin(model)
             self._live.cache = False  # frames do not come again
-        return self._live.classify([load_image(picture, name="frame")])[0]
+        found: Prediction = self._live.classify([load_image(picture, name="frame")])[0]
+        return found
 
     def heat(self, photo: Photo) -> bytes:
         """Return a JPEG of the photo, tinted where the model looked."""
@@ -388,8 +389,8 @@ class Learner:
 
 def _twin(model: FewShotClassifier) -> FewShotClassifier:
     """Return a shallow copy that shares the backbone, which `copy` would load again."""
-    twin = object.__new__(type(model))
-    vars(twin).update(vars(model))
+    twin: FewShotClassifier = object.__new__(type(model))
+    twin.__dict__.update(model.__dict__)
     return twin
 
 

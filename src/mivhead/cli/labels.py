@@ -94,7 +94,8 @@ def notes_on_duplicates(shots: Shots) -> list[str]:
     same: defaultdict[str, list[int]] = defaultdict(list)
     for row, hash_ in enumerate(shots.hashes):
         same[hash_].append(row)
-    across, within = [], []
+    across: list[str] = []
+    within: list[str] = []
     for rows in (each for each in same.values() if len(each) > 1):
         names = " = ".join(str(shots.names[row]) for row in rows)
         labels = sorted({str(shots.labels[row]) for row in rows})

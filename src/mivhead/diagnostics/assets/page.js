@@ -96,7 +96,7 @@ function fill(card) {
       box.append(weight === null ? shot.label : percent(weight));
       near.append(box);
     }
-    if (item.rest >= 0.005) near.append(make("div", "rest", "others " + percent(item.rest)));
+    if (item.rest >= 0.005) near.insertBefore(make("div", "rest", "others " + percent(item.rest)), near.querySelector(".other"));
     text.append(near);
   }
   if (item.why) text.append(make("div", "why", item.why));
