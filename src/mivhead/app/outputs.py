@@ -16,6 +16,7 @@ from urllib.parse import quote
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from mivhead._util.files import replacing
+from mivhead._util.text import percent
 from mivhead.app.journal import HIDDEN
 from mivhead.app.learner import Learner
 from mivhead.app.project import MODEL, Photo, Project
@@ -174,11 +175,12 @@ def report(project: Project, learner: Learner) -> str:
     if estimate is None or estimate["accuracy"] is None:
         parts.append("<p>There is no estimate of the accuracy yet.</p>")
     else:
-        low, high = (f"{100 * each:.0f}" for each in estimate["interval"])
+        low, high = map(percent, estimate["interval"])
         parts.append(
-            f'<p><span class="big">{100 * estimate["accuracy"]:.0f} %</span> of the shots were '
+            f'<p><span class="big">{percent(estimate["accuracy"])}</span> of the photos were '
             f"named correctly by a model that had not seen them ({estimate['right']} of "
-            f"{estimate['tested']}; 95 % interval {low} to {high} %).</p>"
+            f"{estimate['tested']}; 95 % interval {low} to {high}). The model has learned from all "
+            "of them: on similar new photos it is usually better, on others it may be worse.</p>"
         )
     checked: dict[str, Any] = {} if estimate is None else estimate["classes"]
     rows = []
@@ -232,5 +234,5 @@ def _figure(project: Project, suspect: dict[str, Any]) -> str:
     return (
         f'<figure><img alt="" src="data:image/jpeg;base64,{data}"><figcaption>'
         f"{escape(photo.name)}: {label}, looks like {best} "
-        f"({100 * suspect['probability']:.0f} %)</figcaption></figure>"
+        f"({percent(suspect['probability'])})</figcaption></figure>"
     )

@@ -217,7 +217,7 @@ class Project:
             before = self._found
             self._found = {}
             with os.scandir(self.folder) as entries:
-                folders = [e for e in entries if e.is_dir() and not is_litter(e.name)]
+                folders = [e for e in entries if e.is_dir() and _may_be_class(e.name)]
             self.links = tuple(e.name for e in folders if e.is_symlink())
             self._look_into([*(e.name for e in folders if not e.is_symlink()), NEW])
             if self._found == before:
@@ -489,6 +489,11 @@ def check_class_name(name: str) -> str:
     if safe_name(name) != name:
         raise InputError(f'{name!r} cannot be the name of a folder: leave out / \\ : * ? " < > |.')
     return name
+
+
+def _may_be_class(name: str) -> bool:
+    """Tell whether a folder can be a class: not if `miv predict --sort-into` gave it no name."""
+    return not is_litter(name) and name.casefold() not in (UNSURE, NONE)
 
 
 def _list_photos(root: Path, folder: str) -> tuple[tuple[Photo, ...], bool]:

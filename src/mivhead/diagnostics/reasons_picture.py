@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mivhead._util.optional import need
+from mivhead._util.text import percent
 from mivhead.diagnostics.pictures import INK, PALE, overlay, square
 from mivhead.images.decoding import load_image
 
@@ -70,8 +71,8 @@ def _title(reasons: Explanation) -> str:
     second = best.probabilities[reasons.runner_up]
     decision = "" if best.decision == best.label else f"{best.decision}; most likely "
     return (
-        f"{decision}{_short(best.label)} {100 * best.probability:.0f} %, "
-        f"then {_short(reasons.runner_up)} {100 * second:.0f} %"
+        f"{decision}{_short(best.label)} {percent(best.probability)}, "
+        f"then {_short(reasons.runner_up)} {percent(second)}"
     )
 
 
@@ -88,7 +89,7 @@ def _show(axes: Any, picture: Any, caption: str) -> None:
 
 
 def _shot(axes: Any, shot: CloseShot) -> None:
-    share = "" if shot.weight is None else f"{100 * shot.weight:.0f} % of the attention\n"
+    share = "" if shot.weight is None else f"{percent(shot.weight)} of the attention\n"
     caption = f"{_short(shot.label)}\n{share}{_short(shot.name)}"
     blank = np.full((8, 8, 3), 0.95)
     _show(axes, blank if shot.picture is None else square(load_image(shot.picture)), caption)

@@ -116,7 +116,7 @@ export const de = {
   howGood: "Wie gut ist es?",
   accuracyText: "der Fotos, die es nicht kannte, wurden richtig benannt",
   intervalText: (low, high, right, tested) =>
-    `${right} von ${tested} Fotos, jedes benannt von einem Modell, das es nicht kannte. Bei so wenigen kann der wahre Anteil irgendwo von ${percent(low)} bis ${percent(high)} liegen. Dein Modell hat von allen Fotos gelernt: Auf ähnlichen neuen Fotos ist es meist besser, auf anderen vielleicht schlechter.`,
+    `${right} von ${tested} Fotos, jedes benannt von einem Modell, das es nicht kannte. Der wahre Anteil liegt wahrscheinlich zwischen ${percent(low)} und ${percent(high)}. Dein Modell hat von allen Fotos gelernt: Auf ähnlichen neuen Fotos ist es meist besser, auf anderen vielleicht schlechter.`,
   outdated: "Wird aktualisiert …",
   noEstimateYet: "Sobald zwei Klassen je zwei Fotos haben, siehst du hier, wie gut das Modell ist.",
   steps: ["Lege mindestens zwei Klassen an", "Gib jeder ein paar Fotos", "Lass es neue Fotos benennen"],

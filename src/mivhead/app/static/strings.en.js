@@ -115,7 +115,7 @@ export const en = {
   howGood: "How good is it?",
   accuracyText: "of photos that it had not seen were named correctly",
   intervalText: (low, high, right, tested) =>
-    `${right} of ${tested} photos, each named by a model that had not seen it. With so few, the true share may be anywhere from ${percent(low)} to ${percent(high)}. Your model has learned from all photos: on new photos like these it is usually better, on others it may be worse.`,
+    `${right} of ${tested} photos, each named by a model that had not seen it. The true share is likely between ${percent(low)} and ${percent(high)}. Your model has learned from all photos: on new photos like these it is usually better, on others it may be worse.`,
   outdated: "Being updated…",
   noEstimateYet: "As soon as two classes have two photos each, you see here how good the model is.",
   steps: ["Make at least two classes", "Give each a few photos", "Let it name new photos"],
