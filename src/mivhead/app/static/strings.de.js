@@ -125,6 +125,7 @@ export const de = {
   adviceVary: (weak) =>
     `Am seltensten richtig: ${weak.map(treffer).join(", ")}. Halb so viele Fotos ergaben dasselbe, also nimm andere: anderes Licht, anderer Hintergrund, anderer Winkel.`,
   adviceFew: (names) => `Fünf oder mehr Fotos je Klasse sind ein guter Anfang. Bisher weniger: ${liste(names)}.`,
+  adviceCheck: (n) => (n === 1 ? "Prüfe zuerst das Foto unten: Es ist vielleicht in der falschen Klasse." : "Prüfe zuerst die Fotos unten: Einige sind vielleicht in der falschen Klasse."),
   adviceNone: "Keine Klasse fällt auf. Mit mehr Fotos wird die Schätzung genauer.",
   adviceTry: "Alles wurde richtig benannt. Probiere jetzt neue Fotos: Sie sagen mehr als diese Schätzung.",
   trendUp: (a) =>

@@ -124,6 +124,7 @@ export const en = {
   adviceVary: (weak) =>
     `Right least often: ${weak.map(scored).join(", ")}. Half as many photos gave the same result, so add different ones: other light, background or angle.`,
   adviceFew: (names) => `Five or more photos per class are a good start. Fewer so far: ${listed(names)}.`,
+  adviceCheck: (n) => `First check the ${n === 1 ? "photo" : "photos"} below: ${n === 1 ? "it" : "some"} may be in the wrong class.`,
   adviceNone: "No class stands out. More photos make the estimate more certain.",
   adviceTry: "Everything was named correctly. Now try new photos: they tell more than this estimate.",
   trendUp: (a) =>

@@ -252,12 +252,14 @@ const keepPhoto = (id) => localStorage.setItem(KEPT, `${localStorage.getItem(KEP
 
 // One piece of advice must not contradict the next: if fewer photos gave the same result, more of
 // the same kind are not what helps.
-function adviceOf({ advice, accuracy, trend }) {
+function adviceOf({ advice, accuracy, trend, tested, right }, suspects) {
   const weak = advice.filter((each) => each.why === "errors");
   const few = advice.find((each) => each.why === "few");
-  const flat = trend && trend.half >= trend.most && trend.most < 1;
+  const doubtful = suspects.length > 0 && suspects.length >= tested - right; // all mistakes may be wrong labels
+  const flat = trend && trend.half >= trend.most && trend.most < 1 && !doubtful;
   const rising = trend && trend.twice - trend.most >= 0.01;
   const found = [];
+  if (suspects.length) found.push(t.adviceCheck(suspects.length));
   if (weak.length) found.push(flat ? t.adviceVary(weak) : t.adviceErrors(weak));
   if (few) found.push(t.adviceFew(few.classes));
   if (flat && !weak.length) found.push(t.trendFlat);
@@ -289,7 +291,7 @@ function Insights({ open }) {
             </p>
             <h3>${t.whatHelps}</h3>
             <ul class="plain">
-              ${adviceOf(estimate).map((text) => html`<li key=${text}>${text}</li>`)}
+              ${adviceOf(estimate, suspects).map((text) => html`<li key=${text}>${text}</li>`)}
             </ul>
             <${Fold} title=${t.confusions}>
               ${estimate.confusions.length
