@@ -42,8 +42,8 @@ def add_parser(subparsers: Any) -> None:
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="address to listen on, by default for this computer only; 0.0.0.0 lets other devices "
-        "of the network in that have the link, such as your phone, and prints it as a QR code",
+        help="address to listen on; 0.0.0.0 lets other devices of the network in that have the "
+        "link, such as your phone, and prints it as a QR code",
     )
     parser.add_argument(
         "--port",
