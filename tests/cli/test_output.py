@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mivhead.cli.output import interval, one_line, percent, shorten, table, width
+from mivhead._util.text import percent
+from mivhead.cli.output import interval, one_line, shorten, table, width
 
 
 @given(st.text(max_size=80), st.integers(8, 60))

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mivhead._util.text import percent
 from mivhead.cli import options
 from mivhead.cli.loading import check_takes_images, load_model
-from mivhead.cli.output import check_output, percent, plural, print_json, table
+from mivhead.cli.output import check_output, plural, print_json, table
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:

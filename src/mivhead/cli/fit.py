@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mivhead._util.text import percent
 from mivhead.cli import options
 from mivhead.cli.labels import (
     check_class_names,
@@ -23,7 +24,6 @@ from mivhead.cli.output import (
     check_output,
     interval,
     one_line,
-    percent,
     plural,
     print_json,
     report_skipped,
