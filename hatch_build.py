@@ -1,7 +1,10 @@
-"""Compiles the kernels (src/mivhead/engine/*.c) when the package is installed or built.
+"""Compiles the kernels (src/mivhead/engine) and fetches onnxruntime-web, when the package is built.
 
 pip installs the compiler (ziglang) for the build, so that no other is needed. Without a compiler,
 the package is built without the kernels and runs the formulas of `mivhead.head`, which are slower.
+
+The pages of `miv export --web` contain onnxruntime-web, which npm downloads into the wheel. Without
+npm, the package is built without it, and `miv export --web` says how to get it.
 """
 
 from __future__ import annotations
@@ -35,8 +38,9 @@ class KernelHook(BuildHookInterface):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the kernels, and mark the wheel as one for this platform."""
-        del version
+        """Add onnxruntime-web; compile the kernels, and mark the wheel as one for this platform."""
+        if version != "editable":  # in a clone, `make web-runtime` fetches it
+            self._add_web_runtime(build_data)
         system = platform.system()
         if os.environ.get(PURE):
             return
@@ -62,6 +66,14 @@ class KernelHook(BuildHookInterface):
         build_data["artifacts"].append(str(library.relative_to(self.root)))
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{_platform_tag()}"
+
+    def _add_web_runtime(self, build_data: dict[str, Any]) -> None:
+        script = Path(self.root) / "src" / "mivhead" / "export" / "fetch_runtime.py"
+        problem = runpy.run_path(str(script))["fetch"]()
+        if problem:
+            self.app.display_warning(f"mivhead is built without onnxruntime-web: {problem}.")
+        else:
+            build_data["artifacts"].append("src/mivhead/export/runtime/*")
 
 
 def _platform_tag() -> str:

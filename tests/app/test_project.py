@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mivhead.app.project import MODEL, NEW, Project, check_class_name
+from mivhead.app.project import MODEL, NEW, Project, check_class_name, opened
 from mivhead.errors import ImageError, InputError, NotAvailableError
 from mivhead.images.sources import open_labelled
 from tests.conftest import write_images
@@ -218,3 +218,11 @@ def test_a_full_disk_loses_only_the_new_photo(
     monkeypatch.undo()
     assert project.snapshot() == before
     project.add_photo(photo("blue"), "2.png", "robin")
+
+
+def test_folders_of_decisions_are_no_classes(tmp_path: Path) -> None:
+    for name in ("robin", "unsure", "None of these"):  # as `miv predict --sort-into` makes them
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").write_bytes(photo("red"))
+    with opened(tmp_path) as project:
+        assert list(project.snapshot().classes) == ["robin"]

@@ -22,7 +22,7 @@ pytest.importorskip("httpx")
 import httpx
 
 from mivhead.app.project import Project, opened
-from mivhead.app.routes import Token, make_server
+from mivhead.app.routes import Token, address_for_others, make_server
 from mivhead.errors import NotAvailableError
 from tests.app.test_learner import fill, learning, ready, wait
 from tests.helpers.services import serving
@@ -258,3 +258,82 @@ def test_a_port_in_use(site: Any, project: Project) -> None:
     other = make_server(project, site.learner, Token(project))  # that of the last time is taken
     assert other.port != port
     other.close()
+
+
+def test_classes_are_made_on_the_way_merged_and_undone_by_name(site: Any) -> None:
+    project = site.project
+    ids = [project.add_photo(photo("red", i), f"{i}.png", None).id for i in range(3)]
+    answer = change(site, "move", ids=ids[:1], to=" other ", create=True)
+    assert list(project.snapshot().classes) == ["other"]
+    assert change(site, "move", ids=ids[1:2], to="Other", create=True).status_code == 200
+    assert len(project.snapshot().classes["other"]) == 2  # the class that is there
+    # A change is undone by its name only while it is the last one.
+    refused = change(site, "undo", id=answer.json()["change"])
+    assert refused.status_code == 400
+    assert "Something else was changed since" in refused.json()["error"]
+    change(site, "add class", name="robin")
+    last = change(site, "rename class", name="other", to="ROBIN").json()["change"]
+    assert {name: len(all_) for name, all_ in project.snapshot().classes.items()} == {"robin": 2}
+    assert site.client.get("/api/state").json()["undo"]["action"] == "merge class"
+    assert change(site, "undo", id=last).status_code == 200
+    found = {name: len(all_) for name, all_ in project.snapshot().classes.items()}
+    assert found == {"other": 2, "robin": 0}
+    assert change(site, "redo").status_code == 200
+    assert len(project.snapshot().classes["robin"]) == 2
+    assert change(site, "move", ids=ids[2:], to="none of these", create=True).status_code == 400
+
+
+def test_what_a_camera_sees_is_named_and_not_kept(site: Any) -> None:
+    assert "no model yet" in site.client.post("/api/name", content=photo("red")).json()["error"]
+    fill(site.project)
+    wait(site.learner, ready)
+    files = sorted(site.project.folder.rglob("*"))
+    found = site.client.post("/api/name", content=photo("red", 7)).json()
+    assert found["label"] == found["top"][0][0] == "red"
+    assert site.client.post("/api/name", content=b"Hello").status_code == 400
+    assert [each for each in sorted(site.project.folder.rglob("*")) if each not in files] == []
+
+
+def test_settings_are_kept(site: Any) -> None:
+    assert not site.client.get("/api/state").json()["unlabelled"]["on"]
+    assert change(site, "settings", unlabelled=True).status_code == 200
+    assert site.client.get("/api/state").json()["unlabelled"]["on"]
+    path = site.project.folder / ".miv-app/settings.json"
+    assert json.loads(path.read_text()) == {"unlabelled": True}
+
+
+def test_the_example_is_for_an_empty_project(site: Any) -> None:
+    assert change(site, "example").status_code == 200
+    found = site.project.snapshot()
+    counts = {name: len(photos) for name, photos in found.classes.items()}
+    assert counts == {"zero": 6, "one": 6, "two": 6, "three": 6}
+    assert len(found.new) == 12
+    assert "for an empty project" in change(site, "example").json()["error"]
+    assert change(site, "undo").status_code == 200
+    assert site.project.snapshot().classes == {}
+
+
+def test_a_phone_comes_in_by_the_link_only(project: Project) -> None:
+    token = Token(project)
+    with learning(project) as learner:
+        server = make_server(project, learner, token, 0, "0.0.0.0")
+        with serving(server) as url, httpx.Client(trust_env=False) as client:
+            port = urlsplit(url).port
+            local = f"http://127.0.0.1:{port}"
+            other = address_for_others("0.0.0.0")
+            phone = {"host": f"{other}:{port}"}
+            assert client.get(local, headers=phone).status_code == 401
+            assert client.get(local, headers={"host": f"evil.example:{port}"}).status_code == 421
+            answer = client.get(local, headers=phone, params={"token": token.value})
+            assert answer.status_code == 303
+            state = client.get(f"{local}/api/state", headers=phone).json()
+            assert state["phone"] == f"http://{other}:{port}/?token={token.value}"
+            code = client.get(f"{local}/qr.svg", headers=phone)
+            assert code.headers["content-type"] == "image/svg+xml"
+            assert b"<svg" in code.content
+
+
+def test_without_a_phone_there_is_no_code(site: Any) -> None:
+    assert site.client.get("/qr.svg").status_code == 404
+    assert site.client.get("/api/state").json()["phone"] is None
+    assert site.client.post("/api/prepare/model").status_code == 404

@@ -45,3 +45,22 @@ def test_a_file_is_not_a_project(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "birds").touch()
     assert main(["app", str(tmp_path / "birds"), "--no-browser"]) == 2
     assert "is a file: give a folder" in capsys.readouterr().err
+
+
+def test_a_phone_is_invited_with_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mivhead", "app", str(tmp_path / "birds"), "--no-browser"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*command, "--host", "0.0.0.0"], text=True, **pipes) as started:  # type: ignore[call-overload]
+        assert "is open in the browser" in started.stdout.readline()
+        link = started.stdout.readline().strip()
+        assert link.startswith("http://localhost:")
+        lines: list[str] = []
+        while not lines or "--new-link ends earlier links" not in lines[-1]:
+            lines.append(started.stderr.readline())
+            assert lines[-1], lines
+        text = "".join(lines)
+        assert "everyone in this network who has the link" in text
+        assert "\u2580" in text or "\u2588" in text  # the QR code
+        assert httpx.get(link, follow_redirects=True, trust_env=False).status_code == 200
+        started.send_signal(signal.SIGINT)
+        assert started.wait(60) == 0

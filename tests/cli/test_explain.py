@@ -1,6 +1,7 @@
 """`miv explain`, and the pages of `miv predict` and `miv fit`."""
 
 import json
+import re
 
 import pytest
 
@@ -9,7 +10,14 @@ def test_explain_as_text_and_json(miv, model, new):
     answer = miv("explain", model, new / "rings" / "5.png")
     assert answer.code == 0, answer.err
     assert answer.out.startswith(f"{new}/rings/5.png\n  rings ")
-    assert "closest shots" in answer.out
+    assert re.search(r"^  [A-Z][a-z, ]+ speaks? for rings", answer.out, re.M)
+    assert "log-odds" not in answer.out
+    assert "block" not in answer.out
+    # The attention to the shots of a class is all of it.
+    for name in ("rings", answer.out.split("then ")[1].split()[0]):
+        shares = re.findall(rf" {name} +<?(\d+) %  ", answer.out)
+        assert sum(map(int, shares)) == pytest.approx(100, abs=2), answer.out
+    answer = miv("explain", model, new / "rings" / "5.png", "--details")
     assert "log-odds of rings - " in answer.out
     document = json.loads(miv("explain", model, new, "--json").out)
     assert len(document["explanations"]) == 6

@@ -138,3 +138,21 @@ def test_it_is_no_backbone(miv, shots, exported, tmp_path):
     answer = miv("fit", shots, "-o", tmp_path / "new.miv", "--backbone", exported)
     assert answer.code == 2
     assert "it is an exported classifier, not a backbone" in answer.err
+
+
+def test_a_web_page_reports_its_size(miv, fails, model, tmp_path, monkeypatch):
+    from mivhead.export import web
+
+    folder = tmp_path / "runtime"
+    folder.mkdir()
+    for name in web.RUNTIME:
+        (folder / name).write_text(f"/* {name} */")
+    site = tmp_path / "site"
+    answer = miv("export", model, "--web", site, "--half", "--runtime", folder)
+    size = (site / "index.html").stat().st_size
+    assert [path.name for path in site.iterdir()] == ["index.html"]
+    assert answer.out.startswith(f"Saved {site}/index.html ({size / 1e6:.1f} MB, opset ")
+    assert "Open it by double-click" in answer.out
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(web, "FOLDER", tmp_path / "none")
+    assert "make web-runtime" in fails("export", model, "--web", tmp_path / "other")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -224,3 +225,49 @@ def test_features_without_labels(miv, fails, shots, tmp_path):
 def test_threshold_with_features(fails, features, tmp_path):
     error = fails("fit", features, "-o", tmp_path / "m.miv", "--threshold", "3")
     assert "already come with their views" in error
+
+
+def test_names_of_decisions_are_refused_and_others_explained(miv, fails, copy, model, tmp_path):
+    output, mine = tmp_path / "m.miv", shutil.copy(model, tmp_path / "mine.miv")
+    (copy / "stripes").rename(copy / "Unsure")  # as `miv predict --sort-into` makes it
+    assert "'Unsure' cannot be a class" in fails("fit", copy, "-o", output, *NCC)
+    assert not output.exists()
+    (copy / "Unsure").rename(copy / "other")
+    (copy / "rings" / "notes.txt").write_text("not an image")
+    (copy / "1.png").write_bytes((copy / "rings" / "0.png").read_bytes())
+    (copy / "rings" / ".DS_Store").write_text("litter")
+    answer = miv("fit", copy, "-o", output, *NCC, "--no-check")
+    assert "'other' stands for everything else: an image like its images is named" in answer.err
+    assert "Ignored 2 files that are not images in class folders (.png, .txt)." in answer.err
+    assert "'none of these' cannot be a class" in fails("rename", mine, "rings", "none of these")
+    sorted_ = tmp_path / "sorted"
+    (sorted_ / "none of these").mkdir(parents=True)
+    assert "'none of these' cannot be a class" in fails("add", mine, sorted_)
+
+
+def test_twins_and_duplicates_are_pointed_out(miv, copy, tmp_path):
+    (copy / "Rings").mkdir()
+    for source, target in (
+        *(("rings/0.png", "Rings/new.png"), ("rings/1.png", "stripes/wrong.png")),
+        ("stripes/0.png", "stripes/again.png"),
+    ):
+        (copy / target).write_bytes((copy / source).read_bytes())
+    answer = miv("fit", copy, "-o", tmp_path / "m.miv", *NCC, "--no-check", "--json")
+    notes = json.loads(answer.out)["notes"]
+    assert notes[0].startswith("The classes 'Rings' and 'rings' differ in upper and lower case")
+    assert sorted(notes[1:3]) == [
+        "The same image is in several classes, so at least one label is wrong: "
+        "Rings/new.png = rings/0.png.",
+        "The same image is in several classes, so at least one label is wrong: "
+        "rings/1.png = stripes/wrong.png.",
+    ]
+    assert notes[3].endswith("stripes/0.png = stripes/again.png.")
+    assert all(note in answer.err for note in notes)
+
+
+def test_the_message_about_an_unreadable_image_names_the_option(miv, fails, copy, tmp_path):
+    (copy / "rings" / "0.png").write_bytes(b"Dear Sir or Madam")
+    error = fails("fit", copy, "-o", tmp_path / "m.miv", *NCC)
+    assert "rings/0.png is not a JPEG" in error
+    assert error.strip().endswith("--skip-bad leaves out such images.")
+    assert miv("fit", copy, "-o", tmp_path / "m.miv", *NCC, "--skip-bad").code == 0

@@ -132,5 +132,5 @@ def test_reasons_in_words() -> None:
         "typical of 1 image",
         "typical of 3 images",
         "possible new class 2, like 1 image",
-        "second choice: y",
+        "x or y?",
     ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import base64
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -18,12 +19,13 @@ from PIL import Image
 
 from mivhead import FewShotClassifier
 from mivhead.errors import InputError, NotAvailableError
+from mivhead.export import fetch_runtime, web
 from mivhead.export.web import PAGE, RUNTIME, check_folder, export_web, find_runtime
 from tests.export.test_model import fitted, images, small_cnn
 
 ROOT = Path(__file__).parents[2]
-# Where `make test-all` installs the npm package.
-WEB = Path(os.environ.get("MIV_ONNXRUNTIME_WEB", ROOT / ".venv" / "web"))
+# Where `make web-runtime` puts the files of the npm package.
+WEB = Path(os.environ.get("MIV_ONNXRUNTIME_WEB", fetch_runtime.FOLDER))
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = [
     "--no-sandbox",
@@ -40,18 +42,41 @@ FLAGS = [
 
 def test_the_runtime_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(web, "FOLDER", tmp_path / "of mivhead")
     with pytest.raises(NotAvailableError, match="npm install onnxruntime-web"):
         find_runtime(None)
     with pytest.raises(NotAvailableError, match="does not contain it"):
         find_runtime(tmp_path)
     dist = tmp_path / "node_modules" / "onnxruntime-web" / "dist"
-    dist.mkdir(parents=True)
+    below = tmp_path / "a" / "b"
+    for folder in (dist, below, tmp_path / "of mivhead"):
+        folder.mkdir(parents=True)
     for name in RUNTIME:
         (dist / name).touch()
-    below = tmp_path / "a" / "b"
-    below.mkdir(parents=True)
     monkeypatch.chdir(below)
     assert find_runtime(None) == find_runtime(tmp_path) == find_runtime(dist.parent) == dist
+    for name in RUNTIME:
+        (tmp_path / "of mivhead" / name).touch()
+    assert find_runtime(None) == tmp_path / "of mivhead"  # what came with mivhead comes first
+
+
+def test_the_runtime_is_fetched_once_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_runtime.shutil, "which", lambda _: None)
+    assert fetch_runtime.fetch(tmp_path) == "npm is not installed"
+    npm = tmp_path / "npm"
+    npm.write_text('#!/bin/sh\necho "not the package" > onnxruntime-web.tgz\n')
+    npm.chmod(0o755)
+    monkeypatch.setattr(fetch_runtime.shutil, "which", lambda _: str(npm))
+    assert "is not the one that was tested" in str(fetch_runtime.fetch(tmp_path / "runtime"))
+    assert not (tmp_path / "runtime").exists()
+    npm.write_text("#!/bin/sh\nexit 1\n")
+    assert "npm cannot download" in str(fetch_runtime.fetch(tmp_path / "runtime"))
+    (tmp_path / "runtime").mkdir()
+    for name in RUNTIME:
+        (tmp_path / "runtime" / name).touch()
+    assert fetch_runtime.fetch(tmp_path / "runtime") is None  # nothing is fetched again
 
 
 def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
@@ -62,16 +87,29 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
         check_folder(tmp_path)
     with pytest.raises(InputError, match="is a file"):
         check_folder(tmp_path / "diary.txt")
+    (tmp_path / PAGE).write_text("<!doctype html><title>My diary</title>")
+    with pytest.raises(InputError, match="is not empty"):
+        check_folder(tmp_path)
 
 
 def test_the_page_loads_nothing_from_elsewhere() -> None:
     folder = ROOT / "src" / "mivhead" / "export" / "web_page"
-    assert sorted(path.name for path in folder.iterdir()) == sorted(PAGE)
-    for path in folder.iterdir():
-        text = path.read_text(encoding="utf-8")
+    names = {PAGE, web.NOTICE, *web.STYLES, *web.SCRIPTS}
+    assert {path.name for path in folder.iterdir()} == names
+    for name in names - {web.NOTICE}:
+        text = (folder / name).read_text(encoding="utf-8")
         assert "http://" not in text
         assert "https://" not in text
         assert "innerHTML" not in text
+
+
+def test_every_language_has_every_text() -> None:
+    text = (ROOT / "src/mivhead/export/web_page/texts.js").read_text("utf-8")
+    blocks = re.findall(r"^  (\w\w): \{$(.*?)^  \},$", text, re.DOTALL | re.MULTILINE)
+    keys = {name: re.findall(r'^    "?([\w ]+?)"?:', block, re.MULTILINE) for name, block in blocks}
+    assert list(keys) == ["en", "de"]
+    assert keys["en"] == keys["de"]
+    assert len(keys["en"]) > 20
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -96,8 +134,8 @@ def page() -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("there is no Chromium")
-    if not (WEB / "node_modules").is_dir() and not (WEB / "dist").is_dir():
-        pytest.skip("onnxruntime-web is not installed: `make test-all` does it")
+    if not WEB.is_dir():
+        pytest.skip("onnxruntime-web is not there: `make web-runtime` fetches it")
     with api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         context = browser.new_context(permissions=["camera"])
@@ -105,25 +143,52 @@ def page() -> Iterator[Any]:
         browser.close()
 
 
-CLASSIFY = """async (name) => {
-    const page = await import('./page.js');
-    const found = await page.classify(await (await fetch(name)).blob());
+CLASSIFY = """async (data) => {
+    const bytes = Uint8Array.from(atob(data), (each) => each.charCodeAt(0));
+    const found = await classify(new Blob([bytes]));
     return [found.label, found.probability, found.decision];
 }"""
 
 
-def test_images_are_dropped_and_taken(site: tuple[Path, str], page: Any, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def shades() -> FewShotClassifier:
+    """A small model: dark, light and red images."""
     from mivhead import Preprocessing
     from mivhead.backbones import from_module
 
-    folder, address = site
     backbone = from_module(
         small_cnn(), ["1", "3"], name="small", preprocessing=Preprocessing(size=32)
     )
-    model = fitted(backbone)
-    export_web(model, folder, runtime=WEB, title="Shades <b>", storage="half")
-    document = json.loads((folder / "model.json").read_text())
-    assert document["classes"] == ["dark", "light", "red"]
+    return fitted(backbone)
+
+
+@pytest.fixture(scope="module")
+def double_clicked(shades: FewShotClassifier, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of the page of this model, in a file."""
+    folder = tmp_path_factory.mktemp("site")
+    export_web(shades, folder, runtime=WEB, title="Shades")
+    return (folder / PAGE).as_uri()
+
+
+def write_light(path: Path) -> Path:
+    light = np.random.default_rng(0).integers(140, 230, (60, 80, 3), dtype=np.uint8)
+    Image.fromarray(light).save(path)
+    return path
+
+
+@pytest.mark.parametrize("opened", ["from a server", "by double-click"])
+def test_images_are_dropped_and_taken(
+    site: tuple[Path, str], page: Any, tmp_path: Path, shades: FewShotClassifier, opened: str
+) -> None:
+    folder, address = site
+    (folder / "runtime").mkdir(parents=True)
+    for name in ("model.json", "page.js", "runtime/ort.wasm.min.js"):  # of an earlier version
+        (folder / name).write_text("{}")
+    export = export_web(shades, folder, runtime=WEB, title="Shades <b>", storage="half")
+    assert [path.name for path in folder.iterdir()] == [PAGE]
+    assert export.bytes == (folder / PAGE).stat().st_size
+    if opened == "by double-click":
+        address = (folder / PAGE).as_uri()
     wanted: list[str] = []
     page.on("request", lambda request: wanted.append(request.url))
     problems: list[str] = []
@@ -131,8 +196,8 @@ def test_images_are_dropped_and_taken(site: tuple[Path, str], page: Any, tmp_pat
     page.goto(address)
     page.wait_for_selector(".status.ready")
     assert page.title() == "Shades <b>"
-    light = np.random.default_rng(0).integers(140, 230, (60, 80, 3), dtype=np.uint8)
-    Image.fromarray(light).save(tmp_path / "light.png")
+    assert page.locator("#classes li").all_text_contents() == ["dark", "light", "red"]
+    write_light(tmp_path / "light.png")
     (tmp_path / "broken.png").write_bytes(b"not an image")
     page.set_input_files("#files", [tmp_path / "light.png", tmp_path / "broken.png"])
     page.locator(".card .file").nth(1).wait_for()
@@ -140,12 +205,56 @@ def test_images_are_dropped_and_taken(site: tuple[Path, str], page: Any, tmp_pat
     assert page.locator(".card .ranking li").first.text_content().startswith("light")
     page.click("#camera")
     page.wait_for_selector("#viewfinder:not([hidden])")
+    page.locator("#live li").first.wait_for()  # what the camera sees is named all the time
+    assert page.locator("#name").text_content() in (
+        "dark",
+        "light",
+        "red",
+        "Unsure",
+        "None of these",
+    )
     page.click("#shoot")
     page.locator(".card .file").nth(2).wait_for()
     assert page.locator(".card .ranking").count() == 2
+    page.click("#stop")
+    assert page.evaluate("document.activeElement.id") == "camera"
     assert all(each.startswith((address, "blob:", "data:")) for each in wanted)
     assert not [each for each in problems if "Content Security Policy" in each]
-    export_web(model, folder, runtime=WEB)  # replaces itself
+    export_web(shades, folder, runtime=WEB)  # replaces itself
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_the_page_is_accessible(
+    page: Any, tmp_path: Path, double_clicked: str, scheme: str, width: int
+) -> None:
+    package = pytest.importorskip("axe_playwright_python")
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(double_clicked)
+    page.wait_for_selector(".status.ready")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Choose images"
+    page.evaluate("byId('files').addEventListener('click', () => (window.asked = true))")
+    page.keyboard.press("Enter")
+    assert page.evaluate("window.asked")
+    page.set_input_files("#files", write_light(tmp_path / "light.png"))
+    page.locator(".card .file").wait_for()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.locator("#live li").first.wait_for()
+    page.locator("summary").click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.evaluate((Path(package.__file__).parent / "axe.min.js").read_text("utf-8"))
+    found = page.evaluate("axe.run({ resultTypes: ['violations'] })")
+    assert not [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]]
+
+
+def test_it_speaks_german(page: Any, double_clicked: str) -> None:
+    german = page.context.browser.new_context(locale="de-DE").new_page()
+    german.goto(double_clicked)
+    german.wait_for_selector(".status.ready")
+    assert german.locator("#choose").text_content() == "Bilder wählen"
+    assert german.locator("html").get_attribute("lang") == "de"
 
 
 HOSTILE = [
@@ -197,14 +306,10 @@ def test_names_agree_on_real_images(site: tuple[Path, str], page: Any) -> None:
             queries += files[5:15]
     model = FewShotClassifier(verbose=False, threshold=0).fit(shots, labels)
     export_web(model, folder, runtime=WEB)
-    (folder / "new").mkdir()
-    names = []
-    for i, file in enumerate(queries):
-        names.append(f"new/{i}{file.suffix}")
-        shutil.copyfile(file, folder / names[-1])
     page.goto(address)
     page.wait_for_selector(".status.ready", timeout=120_000)
-    found = [page.evaluate(CLASSIFY, name) for name in names]
+    sent = [base64.b64encode(each.read_bytes()).decode() for each in queries]
+    found = [page.evaluate(CLASSIFY, data) for data in sent]
     expected = model.classify(queries)
     assert len(found) == 200
     same = [mine.label == label for mine, (label, *_) in zip(expected, found, strict=True)]

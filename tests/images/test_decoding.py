@@ -20,7 +20,6 @@ from mivhead.errors import ImageError, InputError
 from mivhead.images import decoding as images
 from mivhead.images.decoding import load_image
 from mivhead.images.sources import as_image_set, open_labelled, open_unlabelled
-from tests.helpers.extras import needs
 
 FORMATS = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"]
 
@@ -295,7 +294,6 @@ def test_lazily_opened_damaged_pil_image():
         load_image(Image.open(io.BytesIO(data[: len(data) // 2])), name="image 0")
 
 
-@needs("pillow_heif", "heic")
 def test_photos_of_an_iphone():
     import pillow_heif
 
@@ -314,10 +312,29 @@ def test_photos_of_an_iphone():
         load_image(data[: len(data) // 2], name="photo.heic")
 
 
-def test_without_the_extra_the_error_names_it(monkeypatch):
+def test_avif():
+    data = encode(Image.new("RGB", (64, 48), "red"), "AVIF")
+    decoded = load_image(data, name="photo.avif")
+    assert decoded.size == (64, 48)
+    assert np.asarray(decoded).reshape(-1, 3).mean(axis=0)[0] > 200
+    with pytest.raises(ImageError, match=r"photo\.avif"):
+        load_image(data[: len(data) // 2], name="photo.avif")
+
+
+def test_a_jpeg_of_108_megapixels_is_decoded_at_a_fraction():
+    data = encode(Image.new("L", (12_000, 9_000), 90), "JPEG")
+    assert load_image(data, name="large.jpg").size == (6_000, 4_500)
+    assert load_image(data, name="large.jpg", at_least=224).size == (1_500, 1_125)
+    assert images.count_pixels(data, name="large.jpg") == 6_000 * 4_500
+    png = encode(Image.new("1", (12_000, 9_000)), "PNG")
+    with pytest.raises(ImageError, match=r"large\.png has more than 67 megapixels"):
+        load_image(png, name="large.png")
+
+
+def test_without_the_package_the_error_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     data = b"\x00\x00\x00\x1cftypheic\x00\x00\x00\x00mif1heic" + bytes(40)
-    with pytest.raises(ImageError, match=r"photo\.heic is a HEIC image.*mivhead\[heic\]"):
+    with pytest.raises(ImageError, match=r"photo\.heic is a HEIC image.*pip install pillow-heif"):
         load_image(data, name="photo.heic")
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import math
 import os
+import shutil
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from copy import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,9 @@ DEBOUNCE = 0.4  # seconds without a change before the model is fitted
 PART = 32  # new photos named at a time
 RESCAN = 2.0  # seconds between two looks for changes in a file manager
 FOLDS = 5
-ENOUGH = 5  # shots of a class, below which more are the first advice
+ENOUGH = 5  # shots of a class, below which more are advised
+GOOD = 0.8  # share of the shots of a class that are named correctly, below which more are advised
+MAX_WEAK = 2  # such classes that the advice names
 MAX_SUSPECTS = 50
 MAX_CLOSEST = 4  # shots that the page shows for a photo
 MAX_SUGGESTED = 30
@@ -67,6 +70,8 @@ class Knowledge:
         Ids of new photos, those first that would help most if they were labelled.
     estimate : dict or None
         How good the model is, as JSON.
+    unlabelled : int
+        Number of new photos that the model has learned from, without names.
     seconds : float
         Time from the change to the fitted model.
     """
@@ -78,6 +83,7 @@ class Knowledge:
     predictions: dict[str, Prediction] = field(default_factory=dict)
     suggested: tuple[str, ...] = ()
     estimate: dict[str, Any] | None = None
+    unlabelled: int = 0
     seconds: float = 0.0
 
 
@@ -110,7 +116,21 @@ class Learner:
         self._busy = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
         self._fitted: tuple[tuple[str, str], ...] | None = None  # path and class of each shot
+        self._used: tuple[str, ...] = ()  # ids of the new photos that were learned from as well
+        self._live: FewShotClassifier | None = None  # a twin of the model, for the camera
         self._stamp: tuple[int, int] | None = None  # of the model file that was written last
+        self._made: dict[str, FewShotClassifier] = {}  # what was exported last, by its kind
+
+    @property
+    def other(self) -> str | None:
+        """The name of the class that stands for everything else."""
+        name = self._base.other
+        return None if name is None else str(name)
+
+    @cached_property
+    def can_use_unlabelled(self) -> bool:
+        """Whether the method can learn from photos without names."""
+        return bool(getattr(self._base.make_classifier(), "_learns_unlabelled", False))
 
     def start(self) -> None:
         """Start to follow the project."""
@@ -158,27 +178,31 @@ class Learner:
         shots = [(p, c) for c, photos in found.classes.items() for p in self._readable(photos)]
         new = self._readable(found.new)
         keys = tuple((photo.path, label) for photo, label in shots)
-        fresh = keys != self._fitted
+        others = new if self.project.settings.unlabelled and self.can_use_unlabelled else []
+        used = tuple(sorted(each.id for each in others))
+        fresh = (keys, used) != (self._fitted, self._used)
         if fresh:
             if len({label for _, label in shots}) < 2:
                 self._fitted = None
-                self._tell(stage=WAITING, model=None, shots={}, predictions={}, estimate=None)
+                nothing = Knowledge(WAITING)
+                self._tell(**vars(nothing))
                 return
             images = self._images([photo for photo, _ in shots], [label for _, label in shots])
             table = self._base.extract(images)
             if self._outdated(keys):
                 return
             self._tell(stage=FITTING)
-            model = copy(self._base)  # shares the backbone
-            model.fit_table(table)
+            model = _twin(self._base)
+            model.fit_table(table, unlabelled=self._images(others) if others else None)
             note = self._save(model)
-            self._fitted = keys
+            self._fitted, self._used = keys, used
             self._tell(
                 model=model,
                 shots={photo.id: label for photo, label in shots},
                 seconds=time.perf_counter() - started,
                 problem=note,
                 predictions={},
+                unlabelled=_learned_unlabelled(model),
             )
         self._name(new)
         if fresh and not self._outdated(keys):
@@ -301,6 +325,19 @@ class Learner:
             ]
         }
 
+    def name(self, picture: bytes) -> Prediction:
+        """Name a picture that is not kept, such as what a camera sees."""
+        from mivhead.images.decoding import load_image
+
+        model = self.known.model
+        if model is None:
+            raise InputError("There is no model yet.")
+        if self._live is None or self._live.classifier_ is not model.classifier_:
+            self._live = _twin(model)
+            self._live.cache = False  # frames do not come again
+        found: Prediction = self._live.classify([load_image(picture, name="frame")])[0]
+        return found
+
     def heat(self, photo: Photo) -> bytes:
         """Return a JPEG of the photo, tinted where the model looked."""
         import numpy as np
@@ -325,14 +362,43 @@ class Learner:
         images = self._images([photo])
         return next(explain_images(self.known.model, images, pictures=False))
 
-    def export(self, path: Path) -> None:
-        """Write the model as an ONNX file, which runs without PyTorch."""
+    def export(self, kind: str, path: Path) -> None:
+        """Write the model as an ONNX file or a web page, unless the file is there already.
+
+        Parameters
+        ----------
+        kind : {"onnx", "web"}
+            What to write.
+        path : Path
+            Where: a file, or the folder of the page.
+        """
         from mivhead.export.model import export_model
+        from mivhead.export.web import export_web
 
         with self._busy:  # tracing the backbone while it runs elsewhere is not safe
-            if self.known.model is None:
+            model = self.known.model
+            if model is None:
                 raise InputError("There is no model yet.")
-            export_model(self.known.model, path)
+            if self._made.get(kind) is model and path.exists():
+                return
+            if kind == "web":
+                shutil.rmtree(path, ignore_errors=True)
+                export_web(model, path, title=self.project.folder.name)
+            else:
+                export_model(model, path)
+            self._made[kind] = model
+
+
+def _twin(model: FewShotClassifier) -> FewShotClassifier:
+    """Return a shallow copy that shares the backbone, which `copy` would load again."""
+    twin: FewShotClassifier = object.__new__(type(model))
+    twin.__dict__.update(model.__dict__)
+    return twin
+
+
+def _learned_unlabelled(model: FewShotClassifier) -> int:
+    use = getattr(model.classifier_, "unlabelled_", None)
+    return use.images if use is not None and use.used else 0
 
 
 def describe(result: CrossValidation, id_of: dict[str, str]) -> dict[str, Any]:
@@ -408,23 +474,31 @@ def extrapolate(half: CrossValidation, most: CrossValidation) -> dict[str, float
 
 
 def advise(per_class: dict[str, list[int]]) -> list[dict[str, Any]]:
-    """Return which classes need more photos most, and how many.
+    """Return what would help, the most important first.
 
-    A class with few shots gets some up to five; then, a class in which most mistakes happen gets
-    as many again, because errors fall roughly with the number of shots.
+    The classes in which most mistakes happen come first, however many photos they have; then, all
+    classes with few photos in one piece of advice.
 
     >>> advise({"robin": [2, 2, 2], "wren": [8, 8, 4], "dunnock": [9, 9, 9]})
-    [{'class': 'robin', 'more': 3, 'why': 'few'}, {'class': 'wren', 'more': 8, 'why': 'errors'}]
+    [{'why': 'errors', 'class': 'wren', 'right': 4, 'tested': 8}, {'why': 'few', \
+'classes': ['robin']}]
     """
-    few = sorted((n, name) for name, (n, _, _) in per_class.items() if n < ENOUGH)
-    found = [{"class": name, "more": ENOUGH - n, "why": "few"} for n, name in few]
     weak = sorted(
-        (right / tested, name, n)
-        for name, (n, tested, right) in per_class.items()
-        if n >= ENOUGH and tested and right / tested < 0.8
+        (right / tested, name)
+        for name, (_, tested, right) in per_class.items()
+        if tested and right / tested < GOOD
+    )[:MAX_WEAK]
+    found: list[dict[str, Any]] = [
+        {"why": "errors", "class": name, "right": per_class[name][2], "tested": per_class[name][1]}
+        for _, name in weak
+    ]
+    named = {name for _, name in weak}
+    few = sorted(
+        (n, name) for name, (n, _, _) in per_class.items() if n < ENOUGH and name not in named
     )
-    found += [{"class": name, "more": min(n, 10), "why": "errors"} for _, name, n in weak]
-    return found[:4]
+    if few:
+        found.append({"why": "few", "classes": [name for _, name in few]})
+    return found
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

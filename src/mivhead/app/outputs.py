@@ -1,4 +1,4 @@
-"""The files that the app offers: the model, names as CSV, sorted folders, a report."""
+"""The files that the app offers: the model, its exports, names, sorted folders, a report."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from collections.abc import Iterator
 from contextlib import suppress
 from html import escape
 from importlib.util import find_spec
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 from urllib.parse import quote
 
 from starlette.responses import FileResponse, Response, StreamingResponse
 
+from mivhead._util.files import replacing
+from mivhead._util.text import percent
 from mivhead.app.journal import HIDDEN
 from mivhead.app.learner import Learner
 from mivhead.app.project import MODEL, Photo, Project
-from mivhead.errors import ImageError, InputError
+from mivhead.errors import ImageError, InputError, NotAvailableError
 from mivhead.images.imageset import numbered
 from mivhead.model.decision import NONE, UNSURE
 from mivhead.spreadsheets import to_csv
 
-KINDS = ("model", "csv", "sorted", "report", "onnx")
+SLOW = ("onnx", "web")  # made by `prepare`, before they are downloaded
+KINDS = ("model", "csv", "sorted", "report", *SLOW)
 UNNAMED = "not named yet"
 
 STYLE = """
@@ -48,10 +52,10 @@ def make(kind: str, project: Project, learner: Learner) -> Response:
         return _attachment(names_csv(project, learner), f"{stem}.csv", "text/csv")
     if kind == "report":
         return _attachment(report(project, learner), f"{stem} report.html", "text/html")
-    if kind == "onnx":
-        path = project.folder / HIDDEN / "model.onnx"
-        learner.export(path)
-        return FileResponse(path, filename=f"{stem}.onnx", media_type="application/octet-stream")
+    if kind in SLOW:
+        path = prepare(kind, project, learner)
+        name = f"{stem}.onnx" if kind == "onnx" else f"{stem} page.zip"
+        return FileResponse(path, filename=name, media_type="application/octet-stream")
     file = TemporaryFile(dir=project.folder / HIDDEN)  # noqa: SIM115  # closed after the answer
     try:
         sort_into_zip(project, learner, file)
@@ -61,6 +65,39 @@ def make(kind: str, project: Project, learner: Learner) -> Response:
     size = file.tell()
     headers = _headers(f"{stem} sorted.zip") | {"Content-Length": str(size)}
     return StreamingResponse(_chunks(file), media_type="application/zip", headers=headers)
+
+
+def prepare(kind: str, project: Project, learner: Learner) -> Path:
+    """Write what takes a while; return the file. It is written once per model.
+
+    Parameters
+    ----------
+    kind : str
+        One of `SLOW`.
+    project, learner
+        What to export, and where to keep it.
+    """
+    hidden = project.folder / HIDDEN
+    if kind == "onnx":
+        learner.export(kind, hidden / "model.onnx")
+        return hidden / "model.onnx"
+    learner.export(kind, hidden / "page")
+    path = hidden / "page.zip"
+    with replacing(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
+        for each in sorted((hidden / "page").iterdir()):
+            archive.write(each, each.name)
+    return path
+
+
+def can_export_web() -> bool:
+    """Tell whether a web page can be exported: it carries onnxruntime-web."""
+    from mivhead.export.web import find_runtime
+
+    try:
+        find_runtime(None)
+    except NotAvailableError:
+        return False
+    return can_export()
 
 
 def can_export() -> bool:
@@ -138,11 +175,12 @@ def report(project: Project, learner: Learner) -> str:
     if estimate is None or estimate["accuracy"] is None:
         parts.append("<p>There is no estimate of the accuracy yet.</p>")
     else:
-        low, high = (f"{100 * each:.0f}" for each in estimate["interval"])
+        low, high = map(percent, estimate["interval"])
         parts.append(
-            f'<p><span class="big">{100 * estimate["accuracy"]:.0f} %</span> of the shots were '
+            f'<p><span class="big">{percent(estimate["accuracy"])}</span> of the photos were '
             f"named correctly by a model that had not seen them ({estimate['right']} of "
-            f"{estimate['tested']}; 95 % interval {low} to {high} %).</p>"
+            f"{estimate['tested']}; 95 % interval {low} to {high}). The model has learned from all "
+            "of them: on similar new photos it is usually better, on others it may be worse.</p>"
         )
     checked: dict[str, Any] = {} if estimate is None else estimate["classes"]
     rows = []
@@ -196,5 +234,5 @@ def _figure(project: Project, suspect: dict[str, Any]) -> str:
     return (
         f'<figure><img alt="" src="data:image/jpeg;base64,{data}"><figcaption>'
         f"{escape(photo.name)}: {label}, looks like {best} "
-        f"({100 * suspect['probability']:.0f} %)</figcaption></figure>"
+        f"({percent(suspect['probability'])})</figcaption></figure>"
     )

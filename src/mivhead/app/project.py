@@ -16,11 +16,12 @@ is read, moved or deleted (`mivhead._util.inside`).
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -28,6 +29,7 @@ from uuid import uuid4
 from filelock import FileLock, Timeout
 
 from mivhead._util.inside import Inside
+from mivhead._util.schema import parse_json
 from mivhead.app.journal import HIDDEN, KEPT, NEW, FolderChange, Journal, Move, last_batch
 from mivhead.errors import ImageError, InputError, NotAvailableError
 from mivhead.images.decoding import load_image
@@ -43,6 +45,7 @@ from mivhead.model.decision import NONE, UNSURE
 
 MODEL = "model.miv"
 THUMBS = f"{HIDDEN}/thumbs"
+SETTINGS = f"{HIDDEN}/settings.json"
 MAX_CLASS_NAME = 80  # characters
 THUMB = 320  # pixels of the longer side
 PREVIEW = 1280
@@ -94,6 +97,19 @@ class Snapshot:
     new: tuple[Photo, ...]
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What the user has chosen for a project.
+
+    Parameters
+    ----------
+    unlabelled : bool, default=False
+        Learn from the new photos as well, which have no names.
+    """
+
+    unlabelled: bool = False
+
+
 class Project:
     """A folder of class folders; its methods may be called from several threads.
 
@@ -137,6 +153,7 @@ class Project:
             ) from error
         self._mutex = threading.RLock()
         self._journal = Journal(self.folder)
+        self.settings = _read_settings(self.folder / SETTINGS)
         self._found: dict[str, tuple[Photo, ...]] = {}  # by top-level folder, and NEW
         self._version = 1
         self._bad: dict[str, str] = {}
@@ -174,6 +191,11 @@ class Project:
         with self._mutex:
             return last_batch(self._journal.undone)
 
+    def class_named(self, name: str) -> str | None:
+        """Return the class of this name, whatever its upper and lower case; None: there is none."""
+        names = (each for each in self._found if each != NEW)
+        return next((each for each in names if each.casefold() == name.casefold()), None)
+
     def find(self, photo_id: str) -> tuple[str, Photo]:
         """Return the class of a photo, empty for a new one, and the photo."""
         with self._mutex:
@@ -195,7 +217,7 @@ class Project:
             before = self._found
             self._found = {}
             with os.scandir(self.folder) as entries:
-                folders = [e for e in entries if e.is_dir() and not is_litter(e.name)]
+                folders = [e for e in entries if e.is_dir() and _may_be_class(e.name)]
             self.links = tuple(e.name for e in folders if e.is_symlink())
             self._look_into([*(e.name for e in folders if not e.is_symlink()), NEW])
             if self._found == before:
@@ -213,7 +235,7 @@ class Project:
 
     # Changes.
 
-    def add_class(self, name: str) -> None:
+    def add_class(self, name: str, batch: str = "") -> None:
         """Make a class."""
         name = check_class_name(name)
         with self._mutex:
@@ -223,16 +245,29 @@ class Project:
                 self._inside.make(kept)
             except OSError as error:
                 raise _cannot("create the class", error) from error
-            self._change("add class", name, [(kept, name)])
+            self._change("add class", name, [(kept, name)], batch)
 
     def rename_class(self, old: str, new: str) -> None:
-        """Give a class another name."""
+        """Give a class another name; if that is the name of a class, the two become one."""
         new = check_class_name(new)
         with self._mutex:
             self._check_class(old)
-            if new != old:
+            if new == old:
+                return
+            into = self.class_named(new)
+            if into is not None and into != old:
+                self._merge(old, into)
+            else:
                 self._check_free(new, besides=old)
                 self._change("rename class", new, [(old, new)])
+
+    def _merge(self, old: str, into: str) -> None:
+        moves: list[Move] = []
+        for photo in self._found[old]:
+            target = self._free_path(into, photo.name, [to for _, to in moves])
+            moves.append((photo.path, target))
+        moves.append((old, self._journal.keep()))  # what is left of the folder
+        self._change("merge class", into, moves)
 
     def remove_class(self, name: str) -> None:
         """Delete a class with its photos."""
@@ -301,13 +336,35 @@ class Project:
             if moves:
                 self._change("delete", found[0][0], moves, batch)
 
-    def undo(self) -> list[FolderChange]:
-        """Undo the last change; return what was undone."""
-        return self._step(self._journal.undo)
+    def undo(self, change_id: str | None = None) -> list[FolderChange]:
+        """Undo the last change; return what was undone.
+
+        Parameters
+        ----------
+        change_id : str or None, default=None
+            The change to undo. It is refused if another one was made since.
+        """
+        with self._mutex:
+            if change_id is not None and change_id not in {each.id for each in self.next_undo}:
+                raise InputError(
+                    "Something else was changed since: undo step by step with the arrow above."
+                )
+            return self._step(self._journal.undo)
 
     def redo(self) -> list[FolderChange]:
         """Make what was undone last again; return it."""
         return self._step(self._journal.redo)
+
+    def set(self, settings: Settings) -> None:
+        """Change the settings."""
+        with self._mutex:
+            try:
+                with self._inside.open(SETTINGS, "wb") as file:
+                    file.write(json.dumps(asdict(settings)).encode())
+            except OSError as error:
+                raise _cannot("save the settings", error) from error
+            self.settings = settings
+            self._version += 1
 
     def _step(self, step: Any) -> list[FolderChange]:
         with self._mutex:
@@ -341,9 +398,8 @@ class Project:
             raise InputError(f"There is no class {name!r:.100}: it was renamed or deleted.")
 
     def _check_free(self, name: str, besides: str | None = None) -> None:
-        for each in self._found:
-            if each not in (NEW, besides) and each.casefold() == name.casefold():
-                raise InputError(f"There is a class {each!r} already.")
+        if (known := self.class_named(name)) not in (None, besides):
+            raise InputError(f"There is a class {known!r} already.")
         if name.casefold() != (besides or "").casefold() and (self.folder / name).exists():
             raise InputError(f"The project has a file or folder {name!r} that is not a class.")
 
@@ -435,6 +491,11 @@ def check_class_name(name: str) -> str:
     return name
 
 
+def _may_be_class(name: str) -> bool:
+    """Tell whether a folder can be a class: not if `miv predict --sort-into` gave it no name."""
+    return not is_litter(name) and name.casefold() not in (UNSURE, NONE)
+
+
 def _list_photos(root: Path, folder: str) -> tuple[tuple[Photo, ...], bool]:
     """Return the photos below a folder, the newest first, and whether there are other files."""
     found: list[Photo] = []
@@ -463,6 +524,15 @@ def _photo(path: str, stat: os.stat_result) -> Photo:
     key = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns}".encode()
     id_ = hashlib.blake2s(key, digest_size=10).hexdigest()
     return Photo(id_, path, stat.st_size, stat.st_mtime_ns)
+
+
+def _read_settings(path: Path) -> Settings:
+    """Return what was chosen; the defaults if nothing was, or the file is damaged."""
+    try:
+        found = parse_json(path.read_bytes())
+        return Settings(unlabelled=found["unlabelled"] is True)
+    except (OSError, ValueError, TypeError, KeyError):
+        return Settings()
 
 
 def _suffix(data: bytes) -> str:

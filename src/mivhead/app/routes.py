@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,9 +37,11 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mivhead.app import outputs
+from mivhead.app.example import add_example, has_example
 from mivhead.app.journal import HIDDEN, FolderChange
 from mivhead.app.learner import Learner
-from mivhead.app.project import MODEL, Photo, Project
+from mivhead.app.project import MODEL, Photo, Project, Settings, check_class_name
+from mivhead.backbones.transport import is_loopback
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.extraction.cache import open_cache
 from mivhead.service.protection import (
@@ -187,12 +190,16 @@ class Site:
         What the page shows and changes.
     learner : Learner
         What it knows about the project.
+    phone : str or None, default=None
+        The link for other devices; None if they cannot reach the server.
     """
 
-    def __init__(self, project: Project, learner: Learner) -> None:
-        self.project, self.learner = project, learner
+    def __init__(self, project: Project, learner: Learner, phone: str | None = None) -> None:
+        self.project, self.learner, self.phone = project, learner, phone
         self._readers = CapacityLimiter(3)  # threads that decode
         self._thumbs = CapacityLimiter(2)  # changes do not wait for them
+        self._frames = CapacityLimiter(1)  # of cameras, which nothing else waits for
+        self._exports = CapacityLimiter(1)
         self.is_stopping: Callable[[], bool] = lambda: False
         self._run = secrets.token_hex(4)  # versions of different runs cannot be compared
         self.routes = [
@@ -201,11 +208,14 @@ class Site:
             Route("/api/state", self.state),
             Route("/api/photos", self.upload, methods=["POST"]),
             Route("/api/change", self.change, methods=["POST"]),
+            Route("/api/name", self.name, methods=["POST"]),
+            Route("/api/prepare/{what}", self.prepare, methods=["POST"]),
             Route("/api/explain/{id}", self.explain),
             Route("/thumb/{id}", self.thumb),
             Route("/photo/{id}", self.photo),
             Route("/look/{id}", self.look),
             Route("/download/{what}", self.download),
+            Route("/qr.svg", self.qr),
         ]
 
     async def page(self, _: Request) -> Response:
@@ -255,8 +265,17 @@ class Site:
                 "fitted": len(known.shots),
             },
             "estimate": known.estimate,
-            "model": known.model is not None and model.exists(),
+            "model": str(model) if known.model is not None and model.exists() else None,
             "exports": outputs.can_export(),
+            "webExports": outputs.can_export_web(),
+            "other": self.learner.other,
+            "unlabelled": {
+                "on": self.project.settings.unlabelled,
+                "possible": self.learner.can_use_unlabelled,
+                "used": known.unlabelled,
+            },
+            "example": has_example(),
+            "phone": self.phone,
             "undo": _undoable(self.project.next_undo),
             "redo": _undoable(self.project.next_redo),
         }
@@ -287,18 +306,53 @@ class Site:
                 _text(asked, "name"), _text(asked, "to")
             ),
             "delete class": lambda: self.project.remove_class(_text(asked, "name")),
-            "move": lambda: self.project.move(
-                _ids(asked), _text(asked, "to") if asked.get("to") is not None else None
-            ),
+            "move": lambda: self._move(asked),
             "delete": lambda: self.project.remove(_ids(asked)),
-            "undo": self.project.undo,
+            "undo": lambda: self.project.undo(_text(asked, "id") if "id" in asked else None),
             "redo": self.project.redo,
+            "settings": lambda: self.project.set(Settings(asked.get("unlabelled") is True)),
+            "example": lambda: add_example(self.project),
         }
         action = asked.get("action")
         if not isinstance(action, str) or action not in actions:
             raise InputError(f"The action {action!r:.80} is unknown.")
         await self._in_thread(actions[action])
-        return JSONResponse({"version": self._version})
+        last = self.project.next_undo
+        return JSONResponse({"version": self._version, "change": last[0].id if last else None})
+
+    def _move(self, asked: dict[str, Any]) -> None:
+        """Move photos; with `create`, to a class that is made if there is none of this name."""
+        label = _text(asked, "to") if asked.get("to") is not None else None
+        batch = ""
+        if label is not None and asked.get("create") is True:
+            known = self.project.class_named(check_class_name(label))
+            if known is None:
+                batch = secrets.token_hex(8)
+                self.project.add_class(label, batch)
+            label = known or check_class_name(label)
+        self.project.move(_ids(asked), label, batch)
+
+    async def name(self, request: Request) -> Response:
+        """Name a picture that is not kept: the body."""
+        data = await request.body()
+        found = await to_thread.run_sync(self.learner.name, data, limiter=self._frames)
+        return JSONResponse(_prediction(found))
+
+    async def prepare(self, request: Request) -> Response:
+        """Make a file that takes a while, for a download that follows; tell its size."""
+        what = request.path_params["what"]
+        if what not in outputs.SLOW:
+            raise Refusal(404, f"There is no download {what!r:.80}.")
+        path = await to_thread.run_sync(
+            outputs.prepare, what, self.project, self.learner, limiter=self._exports
+        )
+        return JSONResponse({"bytes": path.stat().st_size})
+
+    async def qr(self, _: Request) -> Response:
+        """Return the link for other devices, as a QR code."""
+        if self.phone is None:
+            raise Refusal(404, "Other devices cannot reach this server.")
+        return Response(qr_code(self.phone), media_type="image/svg+xml")
 
     async def thumb(self, request: Request) -> Response:
         """Return the small picture of a photo."""
@@ -344,9 +398,13 @@ _FOREVER = {"Cache-Control": "private, max-age=31536000, immutable"}  # ids neve
 
 
 def make_server(
-    project: Project, learner: Learner, token: Token, port: int | None = None
+    project: Project,
+    learner: Learner,
+    token: Token,
+    port: int | None = None,
+    host: str = "127.0.0.1",
 ) -> Server:
-    """Make the server of a project, on this computer only.
+    """Make the server of a project.
 
     Parameters
     ----------
@@ -355,22 +413,66 @@ def make_server(
     port : int or None, default=None
         Port to listen on; 0 chooses a free one. None: that of the last time if it is free, so that
         a page that is open finds the app again.
+    host : str, default="127.0.0.1"
+        Address to listen on: by default, only this computer can reach the server.
     """
     site = Site(project, learner)
     app = Gate(BodyLimits(Router(site.routes, redirect_slashes=False), LIMITS), token)
-    secured = Secured(ErrorAnswers(Guard(app, hosts=LOOPBACK_HOSTS)))
+    outside = None if is_loopback(host) else address_for_others(host)
+    hosts = LOOPBACK_HOSTS if outside is None else (*LOOPBACK_HOSTS, outside)
+    secured = Secured(ErrorAnswers(Guard(app, hosts=hosts)))
     mark = project.folder / HIDDEN / "port"
     if port is None:
         try:
-            server = Server(secured, port=int(mark.read_text("ascii")), deadline=LIMITS.deadline)
+            last = int(mark.read_text("ascii"))
+            server = Server(secured, host, last, deadline=LIMITS.deadline)
         except (OSError, ValueError, NotAvailableError):
-            server = Server(secured, port=0, deadline=LIMITS.deadline)
+            server = Server(secured, host, 0, deadline=LIMITS.deadline)
     else:
-        server = Server(secured, port=port, deadline=LIMITS.deadline)
+        server = Server(secured, host, port, deadline=LIMITS.deadline)
     site.is_stopping = lambda: server.stopping
+    if outside is not None:
+        site.phone = f"http://{outside}:{server.port}/?token={token.value}"
     with suppress(OSError):  # a full disk
         mark.write_text(str(server.port), "ascii")
     return server
+
+
+def address_for_others(host: str) -> str:
+    """Return the address by which other devices of the network reach this computer.
+
+    Parameters
+    ----------
+    host : str
+        Address to listen on; `0.0.0.0` stands for all addresses of this computer.
+
+    Returns
+    -------
+    str
+        Without a port; an IPv6 address in brackets.
+    """
+    if host not in ("0.0.0.0", "::"):
+        return f"[{host}]" if ":" in host else host
+    # Nothing is sent: the system only says which of its addresses it would send from.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            raise NotAvailableError(
+                "This computer has no address in a network: connect it, or give its address with "
+                "--host."
+            ) from None
+        found: str = probe.getsockname()[0]
+        return found
+
+
+def qr_code(link: str) -> bytes:
+    """Return a link as a QR code, in SVG."""
+    import segno
+
+    buffer = BytesIO()
+    segno.make(link, micro=False).save(buffer, kind="svg", scale=6, border=3, light="#fff")
+    return buffer.getvalue()
 
 
 def _static(path: str) -> Response:
@@ -389,7 +491,8 @@ def _static(path: str) -> Response:
 
 
 def _prediction(found: Any) -> dict[str, Any]:
-    top = [[str(label), round(p, 4)] for label, p in found.top(TOP)]
+    # Six digits: rounded to fewer, 99.996 % would become 1, and the page would show 100 %.
+    top = [[str(label), round(p, 6)] for label, p in found.top(TOP)]
     unknown = None if found.unknown is None else round(found.unknown, 4)
     return {
         "label": str(found.label),
@@ -402,7 +505,8 @@ def _prediction(found: Any) -> dict[str, Any]:
 def _undoable(group: list[FolderChange]) -> dict[str, Any] | None:
     if not group:
         return None
-    count = sum(len(each.moves) for each in group)
+    last = group[0].action  # a class that is made for photos is not counted with them
+    count = sum(len(each.moves) for each in group if each.action == last)
     return {"action": group[0].action, "class": group[0].target, "count": count}
 
 

@@ -13,6 +13,7 @@ EXAMPLES = """
 miv app                      # a new project in the folder my-classes
 miv app birds/               # class folders that you have, or a new project
 miv app birds/ --no-browser  # prints the link only
+miv app birds/ --host 0.0.0.0  # for your phone as well: prints a QR code
 """
 
 
@@ -25,7 +26,8 @@ def add_parser(subparsers: Any) -> None:
         "Open a page in the browser on which you make classes, drop photos on them, see at once "
         "how good the classifier is, let it name new photos and correct it. One folder holds "
         "everything: a folder of photos per class, and the model file. Nothing leaves this "
-        "computer. The page works until you press Ctrl-C; start again, and you are where you were.",
+        "computer, unless you let your phone in with --host. The page works until you press "
+        "Ctrl-C; start again, and you are where you were.",
         EXAMPLES,
     )
     parser.add_argument(
@@ -35,6 +37,13 @@ def add_parser(subparsers: Any) -> None:
         metavar="FOLDER",
         help="the project: created if it is missing; an existing folder of class folders will do "
         "(default: my-classes)",
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen on; 0.0.0.0 lets other devices of the network in that have the "
+        "link, such as your phone, and prints it as a QR code",
     )
     parser.add_argument(
         "--port",
@@ -60,12 +69,13 @@ def run(args: argparse.Namespace) -> int:
     """Run `miv app`."""
     from mivhead._util.optional import need
 
-    for module in ("starlette", "uvicorn"):
+    for module in ("starlette", "uvicorn", "segno"):
         need(module, "serve")
     announce("Starting ...", args)
     from mivhead.app.learner import Learner
     from mivhead.app.project import opened
-    from mivhead.app.routes import Token, make_server
+    from mivhead.app.routes import Token, address_for_others, make_server
+    from mivhead.backbones.transport import is_loopback
 
     options.prepare(args)
     model = options.classifier_from(args)
@@ -77,12 +87,17 @@ def run(args: argparse.Namespace) -> int:
             print(f"The app does not follow links, so it leaves out {names}.", file=sys.stderr)
         learner = Learner(project, model)
         token = Token(project, renew=args.new_link)
-        server = make_server(project, learner, token, args.port)
-        link = f"{server.url}/?token={token.value}"
+        server = make_server(project, learner, token, args.port, args.host)
+        link = f"{_for_this_computer(server)}/?token={token.value}"
+        phone = None
+        if not is_loopback(args.host):
+            phone = f"http://{address_for_others(args.host)}:{server.port}/?token={token.value}"
         if args.json:
-            print_json({"folder": str(project.folder), "url": link})
+            print_json({"folder": str(project.folder), "url": link, "phone": phone})
         else:
             print(f"{project.folder} is open in the browser (press Ctrl-C to stop):\n  {link}")
+        if phone is not None:
+            _invite(phone)
         sys.stdout.flush()
         if not args.no_browser:
             import webbrowser
@@ -94,3 +109,24 @@ def run(args: argparse.Namespace) -> int:
         finally:
             learner.stop()
     return 0
+
+
+def _for_this_computer(server: Any) -> str:
+    """Return the address of a server in a browser on the same computer."""
+    if server.host in ("0.0.0.0", "::"):
+        return f"http://localhost:{server.port}"
+    return str(server.url)
+
+
+def _invite(link: str) -> None:
+    """Print the link for other devices, as a QR code too, and what it means to use it."""
+    import segno
+
+    print(f"\nOn your phone, in the same network:\n  {link}\n", file=sys.stderr)
+    segno.make(link, micro=False).terminal(out=sys.stderr, compact=True, border=2)
+    print(
+        "Warning: everyone in this network who has the link can see, change and delete the photos, "
+        "and\nthe connection is not encrypted. Use it at home, not in a public network. "
+        "--new-link ends earlier links.\n",
+        file=sys.stderr,
+    )

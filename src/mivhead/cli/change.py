@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mivhead._util.text import one_line
 from mivhead.cli import options
+from mivhead.cli.labels import check_class_names
 from mivhead.cli.loading import is_features
 from mivhead.cli.output import check_output, plural, print_json, report_skipped, seconds
 from mivhead.errors import InputError
@@ -130,6 +131,8 @@ def run_add(args: argparse.Namespace) -> int:
     """Run `miv add`."""
     if (args.label or args.where) and not is_features(args.source):
         raise InputError("--label and --where are for database tables.")
+    if Path(args.source).is_dir():
+        check_class_names(each.name for each in Path(args.source).iterdir() if each.is_dir())
 
     def add(model: FewShotClassifier) -> Change:
         if not is_features(args.source):
@@ -149,6 +152,7 @@ def run_remove(args: argparse.Namespace) -> int:
 
 def run_rename(args: argparse.Namespace) -> int:
     """Run `miv rename`."""
+    check_class_names([args.new])
     how = {"merge": args.merge}
     return _run(args, lambda model: model.rename(args.old, args.new, **how, **_unlabelled(args)))
 
@@ -156,6 +160,7 @@ def run_rename(args: argparse.Namespace) -> int:
 def run_relabel(args: argparse.Namespace) -> int:
     """Run `miv relabel`."""
     moves = _read_corrections(args.shot) if args.label is None else {args.shot: args.label}
+    check_class_names(moves.values())
     return _run(args, lambda model: model.relabel(moves, new=args.new, **_unlabelled(args)))
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mivhead._util.optional import need
+from mivhead._util.text import percent
 from mivhead.cli import options
-from mivhead.cli.output import check_folder, interval, percent, print_json, seconds, size, table
+from mivhead.cli.output import check_folder, interval, print_json, seconds, size, table
 from mivhead.errors import InputError, NotAvailableError
 
 if TYPE_CHECKING:

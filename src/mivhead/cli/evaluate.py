@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mivhead._util.text import one_line
+from mivhead._util.text import one_line, percent
 from mivhead.cli import options
 from mivhead.cli.loading import (
     check_takes_features,
@@ -18,7 +18,6 @@ from mivhead.cli.loading import (
 from mivhead.cli.output import (
     check_output,
     interval,
-    percent,
     plural,
     print_json,
     report_skipped,

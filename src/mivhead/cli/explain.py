@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mivhead._util.text import percent
 from mivhead.cli import options
 from mivhead.cli.loading import check_takes_images, load_model
-from mivhead.cli.output import check_output, percent, plural, print_json, table
+from mivhead.cli.output import check_output, plural, print_json, table
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ EXAMPLES = """
 miv explain birds.miv new.jpg
 miv explain birds.miv new.jpg -o why.png     # where it looked, the closest shots, the votes
 miv explain birds.miv new/ -o why.html       # a page of all images
+miv explain birds.miv new.jpg --details      # every vote, in numbers
 miv explain birds.miv new.jpg --json
 """
 
@@ -30,8 +32,8 @@ def add_parser(subparsers: Any) -> None:
         "explain",
         "show why a model gives images their names",
         "Show why a model gives images their names: the runner-up and what separates the two, the "
-        "closest shots and their weights, the votes of the members, and, as a picture or a page, "
-        "where the model looked.",
+        "shots that an image was compared with most, and, as a picture or a page, where the model "
+        "looked.",
         EXAMPLES,
     )
     parser.add_argument("model", metavar="MODEL", help="model file")
@@ -43,6 +45,11 @@ def add_parser(subparsers: Any) -> None:
         "--output",
         metavar="FILE",
         help="draw one image to a .png, .svg or .pdf file, or all to a .html page",
+    )
+    parser.add_argument(
+        "--details",
+        action="store_true",
+        help="show how every member of the ensemble votes, and what it adds to the log-odds",
     )
     options.add_decision(parser)
     options.add_model_backbone(parser)
@@ -89,13 +96,13 @@ def run(args: argparse.Namespace) -> int:
         print_json({"model": args.model, "explanations": [each.as_json() for each in found]})
         return 0
     if not args.quiet:
-        print("\n\n".join(map(_describe, found)))
+        print("\n\n".join(_describe(each, details=args.details) for each in found))
         if args.output:
             print(f"\nSaved {args.output}.")
     return 0
 
 
-def _describe(reasons: Explanation) -> str:
+def _describe(reasons: Explanation, *, details: bool) -> str:
     best = reasons.prediction
     second = best.probabilities[reasons.runner_up]
     decided = "" if best.decision == best.label else f" ({best.decision})"
@@ -103,15 +110,12 @@ def _describe(reasons: Explanation) -> str:
         f"{best.id}\n  {best.label} {percent(best.probability)}{decided}, "
         f"then {reasons.runner_up} {percent(second)}"
     )
+    if reasons.words:
+        text += f"\n  {reasons.words}"
     if reasons.shots:
-        rows = [
-            (shot.name, shot.label, "-" if shot.weight is None else percent(shot.weight),
-             f"{shot.similarity:.2f}")
-            for shot in reasons.shots
-        ]  # fmt: skip
-        header = ["closest shots", "class", "attention", "similarity"]
-        text += "\n\n" + _indent(table(header, rows, right="attention similarity"))
-    if reasons.votes:
+        header = ["compared with", "class", "attention", "similarity"]
+        text += "\n\n" + _indent(table(header, _shot_rows(reasons), right="attention similarity"))
+    if details and reasons.votes:
         heading = f"{best.label} - {reasons.runner_up}"
         votes = [
             (vote.member, vote.label, "-" if vote.separates is None else f"{vote.separates:+.2f}")
@@ -122,6 +126,20 @@ def _describe(reasons: Explanation) -> str:
         if any(vote.separates is not None for vote in reasons.votes):
             text += f"\n  log-odds of {heading}: {total:+.2f}"
     return text
+
+
+def _shot_rows(reasons: Explanation) -> list[tuple[Any, ...]]:
+    """Return the closest shots of both classes; the attention to each class adds up to 100 %."""
+    rows: list[tuple[Any, ...]] = []
+    for label in (reasons.prediction.label, reasons.runner_up):
+        for shot in reasons.shots:
+            if shot.label == label:
+                weight = "-" if shot.weight is None else percent(shot.weight)
+                rows.append((shot.name, label, weight, f"{shot.similarity:.2f}"))
+        rest = reasons.other_attention(label)
+        if rest is not None and rest >= 0.005:
+            rows.append(("other shots", label, percent(rest), ""))
+    return rows
 
 
 def _indent(text: str) -> str:

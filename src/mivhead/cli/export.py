@@ -45,7 +45,8 @@ def add_parser(subparsers: Any) -> None:
     target.add_argument(
         "--web",
         metavar="FOLDER",
-        help="write a static page that classifies images in the browser, without a server",
+        help="write a page that classifies images in the browser: one file, index.html, that "
+        "works by double-click and on any web host",
     )
     takes = parser.add_mutually_exclusive_group()
     takes.add_argument(
@@ -71,7 +72,8 @@ def add_parser(subparsers: Any) -> None:
     page.add_argument(
         "--runtime",
         metavar="FOLDER",
-        help="folder of the npm package onnxruntime-web (default: found in node_modules)",
+        help="folder of the npm package onnxruntime-web (default: what came with mivhead, or in "
+        "node_modules)",
     )
     page.add_argument(
         "--title", metavar="TEXT", help="title of the page (default: the model's name)"
@@ -117,7 +119,7 @@ def _export_web(args: argparse.Namespace, storage: Storage) -> int:
     if args.features or args.with_preprocessing:
         raise InputError("The page takes images and resizes them itself: omit other inputs.")
     options.prepare(args)
-    from mivhead.export.web import check_folder, export_web, find_runtime
+    from mivhead.export.web import PAGE, check_folder, export_web, find_runtime
 
     check_folder(Path(args.web))
     find_runtime(args.runtime)  # both before the work
@@ -125,11 +127,11 @@ def _export_web(args: argparse.Namespace, storage: Storage) -> int:
     _announce(args)
     title = args.title or Path(args.model).stem
     export = export_web(model, args.web, runtime=args.runtime, title=title, storage=storage)
-    _report(args, args.web, export)
+    _report(args, str(Path(args.web, PAGE)), export)
     if not (args.json or args.quiet):
-        print(
-            f"Try it with `python -m http.server -d {args.web}`, then open http://localhost:8000."
-        )
+        print("Open it by double-click, send it to somebody, or put it on any web host.")
+        if storage == "float32":
+            print("--half makes it smaller.")
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -11,12 +12,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mivhead._util.text import one_line, percent
 from mivhead.cli import options
+from mivhead.cli.labels import (
+    check_class_names,
+    notes_on_duplicates,
+    notes_on_ignored,
+    notes_on_names,
+)
 from mivhead.cli.loading import is_features
 from mivhead.cli.output import (
     check_output,
     interval,
-    percent,
     plural,
     print_json,
     report_skipped,
@@ -104,9 +111,14 @@ def run(args: argparse.Namespace) -> int:
     """Run `miv fit`."""
     _check_arguments(args)
     model = options.classifier_from(args)
+    notes = _check_classes(model, args)
     times = _fit(model, args)
+    if model.shots_ is not None:
+        notes += notes_on_duplicates(model.shots_)
     skipped = getattr(model, "skipped_", [])
     report_skipped(skipped)
+    for note in notes:
+        print(one_line(note), file=sys.stderr)
     for_people = not args.quiet and not args.json
     if for_people:
         print(_describe_model(model, times, args.output))
@@ -120,7 +132,8 @@ def run(args: argparse.Namespace) -> int:
         write_suspects(estimate, model.shots_, args.html, title=name)
     if args.json:
         document = _as_json(model, times, estimate, args.output)
-        print_json({**document, "skipped": [asdict(each) for each in skipped]})
+        left_out = [asdict(each) for each in skipped]
+        print_json({**document, "skipped": left_out, "notes": notes})
     elif for_people and estimate is not None:
         print(_describe_estimate(estimate))
         if (use := _unlabelled_use(model)) is not None and use.used:
@@ -151,6 +164,17 @@ def _check_arguments(args: argparse.Namespace) -> None:
     if args.encoding and is_features(args.shots):
         raise InputError("--encoding is for CSV files.")
     options.prepare(args)
+
+
+def _check_classes(model: FewShotClassifier, args: argparse.Namespace) -> list[str]:
+    """Refuse names that no class can have; return what the user should know about the others."""
+    if is_features(args.shots):
+        return []
+    from mivhead.images.sources import list_ignored, open_labelled
+
+    names = open_labelled(args.shots, label=args.label, encoding=args.encoding).classes
+    check_class_names(names)
+    return notes_on_names(names, model.other) + notes_on_ignored(list_ignored(args.shots))
 
 
 def _fit(model: FewShotClassifier, args: argparse.Namespace) -> dict[str, float]:

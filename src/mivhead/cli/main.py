@@ -35,7 +35,7 @@ from mivhead.cli import (
     suggest,
 )
 from mivhead.cli.options import Parser
-from mivhead.errors import MivError
+from mivhead.errors import ImageError, MivError
 
 COMMANDS = (
     fit,
@@ -128,7 +128,12 @@ def _run(arguments: list[str]) -> int:
     with warnings.catch_warnings():
         if not args.debug:
             _silence_libraries()
-        code: int = args.run(args)
+        try:
+            code: int = args.run(args)
+        except ImageError as error:
+            if getattr(args, "skip_bad", None) is False:
+                raise ImageError(f"{error} --skip-bad leaves out such images.") from error
+            raise
         return code
 
 

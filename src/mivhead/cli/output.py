@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mivhead._util.text import one_line
+from mivhead._util.text import one_line, percent
 from mivhead.cli.loading import kind_of
 from mivhead.errors import InputError, NotAvailableError
 
@@ -78,22 +77,6 @@ def table(
             parts.append(space + cell if flag else cell + space)
         lines.append("  ".join(parts).rstrip())
     return "\n".join(lines)
-
-
-def percent(share: float, digits: int = 0) -> str:
-    """Format a share as a percentage that is 100 % or 0 % only if it is exactly that.
-
-    >>> percent(0.947), percent(0.9999), percent(1.0), percent(float("nan"))
-    ('95 %', '>99 %', '100 %', '-')
-    """
-    if math.isnan(share):
-        return "-"
-    step = 10.0**-digits
-    if 100 - step / 2 <= 100 * share < 100:
-        return f">{100 - step:.{digits}f} %"
-    if 0 < 100 * share < step / 2:
-        return f"<{step:.{digits}f} %"
-    return f"{100 * share:.{digits}f} %"
 
 
 def interval(bounds: tuple[float, float]) -> str:

@@ -12,6 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mivhead._util.text import percent
 from mivhead.cli import jobs, options
 from mivhead.cli.loading import (
     check_takes_features,
@@ -23,7 +24,6 @@ from mivhead.cli.output import (
     as_json,
     check_folder,
     check_output,
-    percent,
     plural,
     report_skipped,
     shorten,

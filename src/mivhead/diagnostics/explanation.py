@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOTS = 3  # per class that an explanation names
+NOTABLE = 0.1  # share of all votes from which on a reason is named
 # What the members of the ensemble look at, in a reader's words.
 MEMBERS = {
-    "head": "details, by attention",
+    "head": "details",
     "second_order": "texture",
     "layout": "layout",
     "mean": "overall look",
@@ -130,6 +131,46 @@ class Explanation:
 
     def __repr__(self) -> str:
         return f"<Explanation of {self.prediction!r}>"
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """The votes of members that look at the same thing, in all blocks, added up."""
+        found: dict[str, float] = {}
+        for vote in self.votes:
+            kind = vote.member.partition(" (")[0]
+            found[kind] = found.get(kind, 0.0) + (vote.separates or 0.0)
+        return found
+
+    @property
+    def words(self) -> str:
+        """What separates the predicted class from the runner-up, in a sentence; empty if unknown.
+
+        What hardly counts is left out.
+        """
+        totals = self.totals
+        least = NOTABLE * sum(map(abs, totals.values()))
+        ranked = sorted(totals, key=lambda kind: -abs(totals[kind]))
+        speaking = [kind for kind in ranked if abs(totals[kind]) >= least > 0]
+        sides = (
+            ([kind for kind in speaking if totals[kind] > 0], self.prediction.label),
+            ([kind for kind in speaking if totals[kind] < 0], self.runner_up),
+        )
+        parts = [
+            f"{_listed(kinds)} {'speaks' if len(kinds) == 1 else 'speak'} for {label}"
+            for kinds, label in sides
+            if kinds
+        ]
+        text = "; ".join(parts)
+        return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+    def other_attention(self, label: Any) -> float | None:
+        """Return the share of the attention to a class that its other shots have.
+
+        Together with the weights of those in `shots`, it is 1. None for methods without attention.
+        """
+        weights = [shot.weight for shot in self.shots if shot.label == label]
+        known = [weight for weight in weights if weight is not None]
+        return max(0.0, 1 - sum(known)) if known else None
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for a JSON document, without pictures.
@@ -353,6 +394,15 @@ class _Near:
             )
             for i in order
         ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Join names.
+
+    >>> _listed(["texture"]), _listed(["texture", "layout", "details"])
+    ('texture', 'texture, layout and details')
+    """
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _rounded(heat: NDArray[np.floating[Any]]) -> list[list[float]]:

@@ -95,6 +95,7 @@ def write_results(
         "classes": [str(name) for name in classes],
         "ask": "wrong? the right name",
         "columns": "path,label",
+        "folder": Path.cwd().as_posix(),  # so that the saved file works from any folder
         "nothing": "There are no predictions.",
         "shots": gallery.shots,
         "items": items,
@@ -218,6 +219,7 @@ def write_suggestions(
         "classes": [str(name) for name in classes],
         "ask": "what is it?",
         "columns": "path,label",
+        "folder": Path.cwd().as_posix(),  # so that the saved file works from any folder
         "nothing": "There is nothing to label.",
         "shots": [],
         "items": items,
@@ -237,14 +239,15 @@ def explanation_html(reasons: Explanation) -> str:
         f"<tr><td>{escape(str(label))}</td><td>{100 * p:.1f} %</td></tr>"
         for label, p in list(best.probabilities.items())[:TOP]
     )
-    pictures = ""
+    pictures = blocks = ""
     if reasons.image is not None:
         pictures += _figure(_jpeg(reasons.image, SIDE), "image")
-        maps = {} if reasons.heat is None else {"where it looked": reasons.heat}
-        maps |= {f"block {i + 1}": heat for i, heat in reasons.blocks.items()}
-        for caption, heat in maps.items():
-            tinted = Image.fromarray((255 * overlay(reasons.image, [heat])).astype(np.uint8))
-            pictures += _figure(_jpeg(tinted, SIDE), caption)
+        if reasons.heat is not None:
+            pictures += _figure(_tinted(reasons.image, reasons.heat), "where it looked")
+        blocks = "".join(
+            _figure(_tinted(reasons.image, heat), f"block {i + 1}")
+            for i, heat in reasons.blocks.items()
+        )
     shots = ""
     for shot in reasons.shots:
         share = "" if shot.weight is None else f" {100 * shot.weight:.0f} %"
@@ -256,11 +259,16 @@ def explanation_html(reasons: Explanation) -> str:
     )
     return (
         f"<div><strong>{escape(name)}</strong> <small>{escape(best.id)}</small>"
-        f"<table>{rows}</table><div>{pictures}</div><div>{shots}</div>"
-        f"<details><summary>votes, and what separates {escape(str(best.label))} from "
-        f"{escape(str(reasons.runner_up))} (log-odds)</summary><table>{votes}</table></details>"
-        "</div>"
+        f"<table>{rows}</table><p>{escape(reasons.words)}</p><div>{pictures}</div>"
+        f"<div>{shots}</div><details><summary>Details</summary><div>{blocks}</div>"
+        f"<p>Members of the ensemble, what they vote for, and what they add to the log-odds of "
+        f"{escape(str(best.label))} against {escape(str(reasons.runner_up))}:</p>"
+        f"<table>{votes}</table></details></div>"
     )
+
+
+def _tinted(image: Image.Image, heat: NDArray[np.floating[Any]]) -> str:
+    return _jpeg(Image.fromarray((255 * overlay(image, [heat])).astype(np.uint8)), SIDE)
 
 
 def _figure(source: str | None, caption: str, title: str = "") -> str:
@@ -286,11 +294,17 @@ def _prediction(reasons: Explanation, gallery: _Gallery) -> dict[str, Any]:
         "note": "" if group == "named" else f"({best.label}?)",
         "top": [[str(label), p] for label, p in list(best.probabilities.items())[:TOP]],
         "src": None if reasons.image is None else _jpeg(reasons.image, SIDE),
-        "near": [[gallery.place_close(shot), shot.weight] for shot in _some(reasons.shots, best)],
+        "near": [
+            [gallery.place_close(shot), shot.weight if shot.label == best.label else None]
+            for shot in _some(reasons.shots, best)
+        ],
     }
     if decisive:
         votes = ", ".join(f"{vote.member} {vote.separates:+.1f}" for vote in decisive)
-        item["why"] = f"{best.label}, not {reasons.runner_up}: {votes}"
+        item["why"] = reasons.words
+        item["votes"] = f"Log-odds of {best.label} against {reasons.runner_up}: {votes}."
+    if (rest := reasons.other_attention(best.label)) is not None:
+        item["rest"] = rest
     if reasons.heat is not None and reasons.image is not None:
         item |= {"heat": _bytes(reasons.heat), "grid": list(reasons.heat.shape)}
     return item
@@ -342,6 +356,8 @@ def _bytes(heat: NDArray[np.floating[Any]]) -> str:
 
 def _write(path: str | Path, title: str, text: str, document: dict[str, Any]) -> None:
     """Write a page; `text` is HTML, everything else is not."""
+    listed = "\n".join(each["file"] for each in document["items"])
+    document["key"] = hashlib.sha256(listed.encode("utf-8", "replace")).hexdigest()[:16]
     assets = files("mivhead.diagnostics") / "assets"
     style = (assets / "page.css").read_text(encoding="utf-8")
     script = (assets / "page.js").read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mivhead._util.optional import need
+from mivhead._util.text import percent
 from mivhead.diagnostics.pictures import INK, PALE, overlay, square
 from mivhead.images.decoding import load_image
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 FOR, AGAINST, FRAME = "#1f7a5c", "#c0392b", "#cfd6dc"
 CELL = 1.9  # inches
-MAX_VOTES = 12
 LETTERS = 24
 
 
@@ -38,7 +38,7 @@ def draw_reasons(reasons: Explanation) -> Figure:
 
     maps = [] if reasons.heat is None else [("where it looked", reasons.heat)]
     maps += [(f"block {i + 1}", heat) for i, heat in reasons.blocks.items()]
-    votes = reasons.votes[:MAX_VOTES]
+    votes = reasons.totals
     columns = max(1 + len(maps), len(reasons.shots), 4)
     bars = 0.0 if not votes else 0.5 + 0.24 * len(votes)
     heights = [CELL, CELL, bars] if votes else [CELL, CELL]
@@ -71,8 +71,8 @@ def _title(reasons: Explanation) -> str:
     second = best.probabilities[reasons.runner_up]
     decision = "" if best.decision == best.label else f"{best.decision}; most likely "
     return (
-        f"{decision}{_short(best.label)} {100 * best.probability:.0f} %, "
-        f"then {_short(reasons.runner_up)} {100 * second:.0f} %"
+        f"{decision}{_short(best.label)} {percent(best.probability)}, "
+        f"then {_short(reasons.runner_up)} {percent(second)}"
     )
 
 
@@ -89,26 +89,27 @@ def _show(axes: Any, picture: Any, caption: str) -> None:
 
 
 def _shot(axes: Any, shot: CloseShot) -> None:
-    share = "" if shot.weight is None else f"{100 * shot.weight:.0f} % of the attention\n"
+    share = "" if shot.weight is None else f"{percent(shot.weight)} of the attention\n"
     caption = f"{_short(shot.label)}\n{share}{_short(shot.name)}"
     blank = np.full((8, 8, 3), 0.95)
     _show(axes, blank if shot.picture is None else square(load_image(shot.picture)), caption)
 
 
 def _votes(axes: Any, reasons: Explanation) -> None:
-    """Draw what each member adds to the log-odds of the two classes."""
-    votes = reasons.votes[:MAX_VOTES]
-    values = [vote.separates or 0.0 for vote in votes]
+    """Draw what speaks for the one class and for the other: what members add to the log-odds."""
+    totals = reasons.totals
+    votes = sorted(totals, key=lambda kind: -abs(totals[kind]))
+    values = [totals[kind] for kind in votes]
     places = range(len(votes))
     axes.barh(places, values, color=[FOR if v >= 0 else AGAINST for v in values], height=0.65)
     axes.axvline(0, color=PALE, linewidth=0.8)
-    axes.set_yticks(places, [vote.member for vote in votes], fontsize=8, color=INK)
+    axes.set_yticks(places, votes, fontsize=8, color=INK)
     axes.invert_yaxis()
     axes.tick_params(length=0, labelsize=8, colors=INK)
     axes.spines[:].set_visible(False)
     axes.set_title(
-        f"what separates {_short(reasons.prediction.label)} (right) from "
-        f"{_short(reasons.runner_up)} (left): log-odds",
+        f"what speaks for {_short(reasons.prediction.label)} (right) and for "
+        f"{_short(reasons.runner_up)} (left)",
         fontsize=9,
         color=INK,
         parse_math=False,

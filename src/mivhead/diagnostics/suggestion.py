@@ -299,7 +299,7 @@ def labels_for(suggestions: Sequence[Suggestion]) -> list[str]:
 
 def _reason(suggestion: Suggestion) -> str:
     if suggestion.runner_up is not None:
-        return f"second choice: {suggestion.runner_up}"
+        return f"{suggestion.label} or {suggestion.runner_up}?"
     images = f"{suggestion.represents} image{'' if suggestion.represents == 1 else 's'}"
     if suggestion.new_class is not None:
         return f"possible new class {suggestion.new_class}, like {images}"

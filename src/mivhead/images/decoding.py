@@ -26,8 +26,10 @@ ImageLike: TypeAlias = (
     "str | os.PathLike[str] | bytes | IO[bytes] | Image.Image | np.ndarray[Any, np.dtype[np.uint8]]"
 )
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-MAX_PIXELS = 64 * 2**20  # 8192 x 8192; Pillow's own limit is not changed
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+# 8192 x 8192, as decoded: a larger JPEG is decoded at a fraction of its size, up to Pillow's own
+# limit, which is not changed (179 megapixels).
+MAX_PIXELS = 64 * 2**20
 MAX_FILE_BYTES = 256 * 2**20
 MAX_SCANS = 100  # of a progressive JPEG, which usually has about 10
 MAX_PASSES = 16 * MAX_PIXELS  # its pixels times its scans, each of which is a pass over the image
@@ -66,7 +68,7 @@ def load_image(
 ) -> Image.Image:
     """Decode one image to a new, upright RGB picture.
 
-    HEIC, which iPhones write, needs the extra `heic`. The first frame of an animation is used,
+    The first frame of an animation is used,
     transparency becomes white, 16-bit grey is scaled to 8 bits, CMYK is converted, and the EXIF
     orientation is applied.
 
@@ -79,7 +81,8 @@ def load_image(
         Its name in errors; by default its path.
     at_least : int, optional
         How long both sides must be, if the picture is going to be shrunk: a JPEG that is twice as
-        large is decoded at 1/2, 1/4 or 1/8 of its size, several times as fast.
+        large is decoded at 1/2, 1/4 or 1/8 of its size, several times as fast. A JPEG with more
+        than `MAX_PIXELS` is always decoded at a fraction.
 
     Returns
     -------
@@ -98,7 +101,8 @@ def load_image(
     >>> load_image(b"Hello", name="hello.jpg")
     Traceback (most recent call last):
         ...
-    mivhead.errors.ImageError: hello.jpg is not a JPEG, PNG, WEBP, GIF, BMP, TIFF or PPM image.
+    mivhead.errors.ImageError: hello.jpg is not a JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM, AVIF or \
+HEIC image.
     """
     if isinstance(source, Image.Image):
         return _decode(source, name or "The image")
@@ -131,7 +135,7 @@ computer are read: download it first.
 
 
 def count_pixels(data: bytes, *, name: str) -> int:
-    """Return the number of pixels that the header of an image file announces.
+    """Return the number of pixels that an image file will be decoded to, from its header.
 
     Raises
     ------
@@ -139,8 +143,7 @@ def count_pixels(data: bytes, *, name: str) -> int:
         If it is not an image, or has more pixels than `MAX_PIXELS`.
     """
     with _errors(name), _open(data, name) as image:
-        if image.width * image.height > MAX_PIXELS:
-            raise _too_large(name)
+        _shrink(image, name)
         return image.width * image.height
 
 
@@ -219,8 +222,9 @@ def _decode(source: bytes | Image.Image, name: str, at_least: int | None = None)
 
 
 def _open(data: bytes, name: str) -> Image.Image:
-    """Read the header of an image file; HEIC, as iPhones write it, needs an extra."""
-    if data[4:8] != b"ftyp" or data[8:12] not in _HEIC_BRANDS:
+    """Read the header of an image file; HEIC, as iPhones write it, has a package of its own."""
+    heic = data[4:8] == b"ftyp" and data[8:12] in _HEIC_BRANDS and b"avif" not in data[12:64]
+    if not heic:
         image = Image.open(BytesIO(data), formats=FORMATS)
         if data.startswith(_JPEG):
             _check_scans(data, image.width * image.height, name)
@@ -229,8 +233,8 @@ def _open(data: bytes, name: str) -> Image.Image:
         import pillow_heif
     except ImportError:
         raise ImageError(
-            f'{name} is a HEIC image; to read these, run `pip install "mivhead[heic]"`, or save '
-            "it as JPEG."
+            f"{name} is a HEIC image; to read these, run `pip install pillow-heif`, or save it as "
+            "JPEG."
         ) from None
     pillow_heif.register_heif_opener()
     try:
@@ -265,9 +269,7 @@ def _errors(name: str) -> Iterator[None]:
     except Image.DecompressionBombError:
         raise _too_large(name) from None
     except UnidentifiedImageError:
-        raise ImageError(
-            f"{name} is not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image."
-        ) from None
+        raise ImageError(f"{name} is not a {', '.join(FORMATS)} or HEIC image.") from None
     # Decoders raise almost any exception for corrupted data (SyntaxError, IndexError, zlib.error,
     # struct.error ...), and only Pillow runs inside this block.
     except Exception as error:
@@ -295,12 +297,11 @@ def _quiet() -> Iterator[None]:
 
 def _to_rgb(image: Image.Image, name: str, at_least: int | None = None) -> Image.Image:
     """Check the size, then decode the first frame to upright RGB."""
-    if image.width * image.height > MAX_PIXELS:
-        raise _too_large(name)
     if not image.width or not image.height:
         raise ImageError(f"{name} has no pixels: it is {image.width} x {image.height}.")
     if at_least is not None:
         image.draft(None, (at_least, at_least))  # does nothing but to a JPEG
+    _shrink(image, name)
     image.load()
     method = _UPRIGHT.get(_orientation(image))  # after load, which rotates a TIFF
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
@@ -315,6 +316,14 @@ def _to_rgb(image: Image.Image, name: str, at_least: int | None = None) -> Image
     else:
         rgb = image.convert("RGB")  # a copy, also if the mode is RGB already
     return rgb if method is None else rgb.transpose(method)
+
+
+def _shrink(image: Image.Image, name: str) -> None:
+    """Make sure that an image will have at most `MAX_PIXELS`, or raise an error."""
+    if image.width * image.height > MAX_PIXELS:
+        image.draft(None, (image.width // 2, image.height // 2))  # does nothing but to a JPEG
+    if image.width * image.height > MAX_PIXELS:
+        raise _too_large(name)
 
 
 def _orientation(image: Image.Image) -> int:

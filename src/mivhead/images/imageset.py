@@ -209,12 +209,11 @@ def check_images(images: ImageSet) -> list[Skipped]:
 
 # Names of files: which are images, which are ignored, and how they are sorted.
 
-# HEIC needs an extra; the other formats of the last line cannot be decoded. None of them may be
-# dropped silently.
+# The formats of the last line cannot be decoded, but must not be dropped silently.
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
-    *(".ppm", ".pgm", ".pbm", ".pnm"),
-    *(".heic", ".heif", ".avif", ".jxl", ".jp2"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".heic", ".heif", ".avif"),
+    *(".jxl", ".jp2"),
 )
 _LITTER = ("thumbs.db", "desktop.ini", "__macosx")
 MAX_NAME_BYTES = 200  # file systems allow 255; this leaves room for suffix and number

@@ -222,6 +222,34 @@ def _list_folder(root: Path) -> tuple[set[str], list[ImageSource]]:
     return folders, sources
 
 
+def list_ignored(path: str | os.PathLike[str]) -> list[str]:
+    """Return the files of a folder or zip of class folders that `open_labelled` ignores.
+
+    Those are files that are not images, and images outside the class folders. What systems leave
+    behind, such as `.DS_Store`, and the model of an app's project do not count.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The folder or zip; anything else ignores nothing.
+    """
+    path = Path(path)
+    if path.is_dir():
+        files = (
+            each.relative_to(path).as_posix() for each, is_folder in _walk(path) if not is_folder
+        )
+    elif path.suffix.lower() == ".zip" and path.is_file():
+        with zipfile.ZipFile(path) as archive:
+            names = [
+                PurePosixPath(each.filename) for each in archive.infolist() if not each.is_dir()
+            ]
+        files = (str(each) for each in names if not any(map(is_litter, each.parts)))
+    else:
+        return []
+    outside = [each for each in files if "/" not in each or not is_image_name(each)]
+    return [each for each in outside if not each.endswith(".miv")]
+
+
 def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
     """Yield everything below a folder, and whether it is a folder itself.
 

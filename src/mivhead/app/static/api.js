@@ -1,4 +1,5 @@
 // Everything that passes between the page and the server: the state, changes, photos.
+import { t } from "./strings.js";
 
 export const store = {
   state: null, // what the server told last
@@ -8,6 +9,7 @@ export const store = {
   uploads: { done: 0, all: 0, waiting: false },
   problems: [], // {key, target, name, message}: photos that were not added
   toasts: [],
+  selected: new Set(), // ids of photos
 };
 const listeners = new Set();
 export const subscribe = (listener) => (listeners.add(listener), () => listeners.delete(listener));
@@ -54,21 +56,33 @@ export async function change(action, more = {}) {
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify({ action, ...more }),
     });
-    if (answer.ok) return true;
+    if (answer.ok) return await answer.json();
     toast(await message(answer), "error");
   } catch {
     store.offline = true;
     changed();
   }
-  return false;
+  return null;
 }
+
+// A change with a message that offers to undo it, as long as it is the last one.
+export async function undoable(action, more, text) {
+  const made = await change(action, more);
+  if (made) toast(text, "info", { text: t.undo, run: () => change("undo", { id: made.change }) });
+  return made;
+}
+
+export const remove = (ids) => undoable("delete", { ids }, t.deletedPhotos(ids.length));
+export const move = (ids, to, more = {}) =>
+  undoable("move", { ids, to, ...more }, t.movedPhotos(ids.length, to ?? t.newPhotos));
 
 let toastId = 0;
 export function toast(text, kind = "info", action = null) {
   const id = ++toastId;
   store.toasts = [...store.toasts.slice(-2), { id, text, kind, action }];
   changed();
-  setTimeout(() => dismissToast(id), kind === "error" ? 9000 : 5000);
+  if (kind !== "wait") setTimeout(() => dismissToast(id), kind === "error" || action ? 9000 : 5000);
+  return id;
 }
 export function dismissToast(id) {
   store.toasts = store.toasts.filter((each) => each.id !== id);
@@ -80,8 +94,9 @@ const queue = [];
 let senders = 0;
 let batches = 0;
 
-export function upload(files, target) {
-  const batch = `${Date.now().toString(36)}-${++batches}`;
+export const newBatch = () => `${Date.now().toString(36)}-${++batches}`;
+
+export function upload(files, target, batch = newBatch()) {
   for (const { file, name } of files) queue.push({ file, name, target, batch });
   if (store.uploads.done === store.uploads.all) store.uploads = { done: 0, all: 0, waiting: false };
   store.uploads.all += files.length;
@@ -105,7 +120,7 @@ async function send() {
         break;
       } catch (error) {
         if (await unreadable(item.file)) {
-          addProblem(item, `${item.name} cannot be read: it was moved or changed.`);
+          addProblem(item, t.unreadable(item.name));
           break;
         }
         store.uploads.waiting = true;
@@ -117,6 +132,34 @@ async function send() {
     changed();
   }
   senders--;
+}
+
+// Make a file that takes a while, then download it.
+export async function prepare(what, title) {
+  const waiting = toast(t.preparing(title), "wait");
+  try {
+    const answer = await fetch(`/api/prepare/${what}`, { method: "POST" });
+    if (!answer.ok) throw new Error(await message(answer));
+    const { bytes } = await answer.json();
+    toast(t.prepared(title, t.megabytes(bytes)));
+    const link = document.createElement("a");
+    Object.assign(link, { href: `/download/${what}`, download: "" });
+    link.click();
+  } catch (error) {
+    toast(error.message, "error");
+  } finally {
+    dismissToast(waiting);
+  }
+}
+
+// What the model says about a picture that is not kept; null if it cannot say anything now.
+export async function nameFrame(picture) {
+  try {
+    const answer = await fetch("/api/name", { method: "POST", body: picture });
+    return answer.ok ? await answer.json() : null;
+  } catch {
+    return null;
+  }
 }
 
 async function unreadable(file) {

@@ -1,22 +1,26 @@
-// Dialogs: one photo in large, and the camera.
+// Dialogs: one photo in large, code to copy, a phone.
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
-import { change, store, upload } from "./api.js";
+import { move, remove, store, toast } from "./api.js";
 import { Bar, Dialog, Icon, IconButton } from "./parts.js";
+import { ClassChoice } from "./selection.js";
 import { percent, t } from "./strings.js";
 
 export function PhotoDialog({ id, list, onOpen, onClose }) {
   const { classes, predictions, estimate } = store.state;
-  const place = list.findIndex((each) => each.id === id);
-  const photo = list[place];
+  const found = list.findIndex((each) => each.id === id);
+  const last = useRef(found);
+  const photo = list[found];
   const [looked, setLooked] = useState(false);
   const [reasons, setReasons] = useState(null);
   const owner = classes.find((each) => each.photos.some((p) => p.id === id));
-  const found = predictions[id];
+  const prediction = predictions[id];
   const suspect = estimate?.suspects.find((each) => each.id === id && each.label === owner?.name);
+  const shown = useRef(id);
+  shown.current = id;
   useEffect(() => {
     setReasons(null);
     setLooked(false);
-    if (!found) return;
+    if (!prediction) return;
     let current = true;
     fetch(`/api/explain/${id}`)
       .then((answer) => (answer.ok ? answer.json() : null))
@@ -25,19 +29,23 @@ export function PhotoDialog({ id, list, onOpen, onClose }) {
     return () => (current = false);
   }, [id]);
   useEffect(() => {
-    if (!photo) onClose();
+    if (photo) last.current = found;
+    else if (list.length) onOpen(list[Math.min(last.current, list.length - 1)].id); // the next one
+    else onClose();
   });
-  if (!photo) return null;
+  const place = photo ? found : Math.min(last.current, list.length - 1);
   const go = (step) => list[place + step] && onOpen(list[place + step].id);
   const onKey = (event) => {
-    if (/^(SELECT|INPUT)$/.test(event.target.tagName)) return;
+    if (/^(SELECT|INPUT)$/.test(event.target.tagName) && event.target.type !== "checkbox") return;
     if (event.key === "ArrowLeft") go(-1);
     else if (event.key === "ArrowRight") go(1);
-    else if (event.key === "Delete") change("delete", { ids: [id] });
+    else if (event.key === "Delete") remove([id]);
   };
+  const restore = () => document.querySelector(`[data-photo="${shown.current}"]`);
+  if (!photo) return null;
   return html`
-    <${Dialog} title=${photo.name} wide onClose=${onClose}>
-      <div class="photo-dialog" onKeyDown=${onKey}>
+    <${Dialog} title=${photo.name} wide onClose=${onClose} onKey=${onKey} restore=${restore}>
+      <div class="photo-dialog">
         <div class="stage">
           ${photo.problem
             ? html`<p class="problem"><${Icon} name="warn" /> ${photo.problem}</p>`
@@ -49,10 +57,10 @@ export function PhotoDialog({ id, list, onOpen, onClose }) {
         </div>
         <div class="facts">
           ${suspect && html`<p class="note warn"><${Icon} name="warn" /> ${t.suspicious(suspect.predicted)}</p>`}
-          ${found &&
+          ${prediction &&
           html`
             <ul class="ranking">
-              ${found.top.map(
+              ${prediction.top.map(
                 ([name, p]) => html`
                   <li key=${name}><span class="name">${name}</span> <span>${percent(p)}</span> <${Bar} value=${p} /></li>
                 `,
@@ -72,17 +80,14 @@ export function PhotoDialog({ id, list, onOpen, onClose }) {
               </div>
             `}
           `}
-          <label class="field">
-            <span>${t.inClass}</span>
-            <select
-              value=${owner?.name ?? ""}
-              onChange=${(event) => event.target.value && change("move", { ids: [id], to: event.target.value })}
-            >
-              ${!owner && html`<option value="">–</option>`}
-              ${classes.map((each) => html`<option key=${each.name} value=${each.name}>${each.name}</option>`)}
-            </select>
-          </label>
-          <button type="button" class="button danger" onClick=${() => change("delete", { ids: [id] })}>
+          <div class="field">
+            <span>${t.inClass}${owner && html`: <b>${owner.name}</b>`}</span>
+            <${ClassChoice}
+              key=${id} label=${t.inClass} empty=${t.moveSelected} newLabel=${t.newClassFor(photo.name)}
+              onChoose=${(name, more) => name !== owner?.name && move([id], name, more)}
+            />
+          </div>
+          <button type="button" class="button danger" onClick=${() => remove([id])}>
             <${Icon} name="trash" /> ${t.deletePhoto}
           </button>
         </div>
@@ -91,58 +96,54 @@ export function PhotoDialog({ id, list, onOpen, onClose }) {
   `;
 }
 
-export function CameraDialog({ name, onClose }) {
-  const video = useRef();
-  const timer = useRef();
-  const [failed, setFailed] = useState(false);
-  const [taken, setTaken] = useState(0);
-  useEffect(() => {
-    let stream = null;
-    let closed = false;
-    const wanted = { video: { facingMode: "environment", width: { ideal: 1280 } } };
-    Promise.resolve()
-      .then(() => navigator.mediaDevices.getUserMedia(wanted))
-      .then((found) => {
-        stream = found;
-        if (closed) stream.getTracks().forEach((track) => track.stop());
-        else video.current.srcObject = stream;
-      })
-      .catch(() => setFailed(true));
-    return () => {
-      closed = true;
-      clearInterval(timer.current);
-      stream?.getTracks().forEach((track) => track.stop());
-    };
-  }, []);
-  const take = () => {
-    const { videoWidth: width, videoHeight: height } = video.current;
-    if (!width) return;
-    const canvas = document.createElement("canvas");
-    Object.assign(canvas, { width, height });
-    canvas.getContext("2d").drawImage(video.current, 0, 0);
-    const when = new Date().toISOString().slice(0, 19).replace(/[T:]/g, "-");
-    canvas.toBlob(
-      (file) => {
-        upload([{ file, name: `camera ${when}.jpg` }], name);
-        setTaken((n) => n + 1);
-      },
-      "image/jpeg",
-      0.92,
-    );
+const quoted = (path) => (/^[\w./~-]+$/.test(path) ? path : JSON.stringify(path));
+
+function Code({ text }) {
+  const copy = async () => {
+    await navigator.clipboard.writeText(text);
+    toast(t.copied);
   };
   return html`
-    <${Dialog} title=${t.cameraTitle(name)} onClose=${onClose}>
-      ${failed
-        ? html`<p class="note warn"><${Icon} name="warn" /> ${t.noCamera}</p>`
-        : html`
-            <video ref=${video} autoplay playsinline muted aria-label=${t.camera}></video>
-            <div class="row">
-              <button type="button" class="button primary" onClick=${take}>
-                <${Icon} name="camera" /> ${t.take}
-              </button>
-              <span aria-live="polite">${taken > 0 && t.taken(taken)}</span>
-            </div>
-          `}
+    <div class="code">
+      <pre tabindex="0"><code>${text}</code></pre>
+      ${navigator.clipboard && html`<button type="button" class="button" onClick=${copy}>${t.copy}</button>`}
+    </div>
+  `;
+}
+
+export function CodeDialog({ onClose }) {
+  const path = store.state.model ?? `${store.state.folder}/model.miv`;
+  const texts = [
+    `miv predict ${quoted(path)} new-photos/ --sort-into sorted/`,
+    `import mivhead
+
+model = mivhead.load(${JSON.stringify(path)})
+for found in model.classify("new-photos/"):
+    print(found.id, found.decision, f"{found.probability:.0%}")`,
+    `miv serve ${quoted(path)}
+curl -F images=@photo.jpg 127.0.0.1:8765/v1/predict`,
+  ];
+  return html`
+    <${Dialog} title=${t.code} wide onClose=${onClose}>
+      ${t.codeParts.map(
+        ([title, text], i) => html`<h3 key=${title}>${title}</h3><p class="quiet">${text}</p><${Code} text=${texts[i]} />`,
+      )}
+    <//>
+  `;
+}
+
+export function PhoneDialog({ onClose }) {
+  const { phone, folder } = store.state;
+  return html`
+    <${Dialog} title=${t.phone} onClose=${onClose}>
+      ${phone
+        ? html`
+            <p>${t.phoneText}</p>
+            <img class="qr" src="/qr.svg" alt=${t.qr} width="240" height="240" />
+            <${Code} text=${phone} />
+          `
+        : html`<p>${t.phoneHow}</p><${Code} text=${`miv app ${quoted(folder)} --host 0.0.0.0`} />`}
+      <p class="note warn"><${Icon} name="warn" /> ${t.phoneWarning}</p>
     <//>
   `;
 }

@@ -1,9 +1,11 @@
 // The frame of the page: header, the two views, dialogs, messages, keys.
 import { html, render, useEffect, useReducer, useRef, useState } from "./vendor/htm-preact.js";
-import { change, dismissToast, filesOf, follow, store, subscribe, toast, upload } from "./api.js";
-import { CameraDialog, PhotoDialog } from "./dialogs.js";
+import { change, dismissToast, filesOf, follow, prepare, store, subscribe, toast, upload } from "./api.js";
+import { CameraDialog } from "./camera.js";
+import { CodeDialog, PhoneDialog, PhotoDialog } from "./dialogs.js";
 import { Icon, IconButton } from "./parts.js";
-import { say, t } from "./strings.js";
+import { clearSelection, SelectionBar } from "./selection.js";
+import { language, languages, say, setLanguage, t } from "./strings.js";
 import { Teach } from "./teach.js";
 import { TryIt } from "./tryit.js";
 
@@ -14,6 +16,7 @@ function App() {
   const [view, setView] = useState(viewOf());
   const [photo, setPhoto] = useState(null); // {id, list} of the open photo
   const [camera, setCamera] = useState(null); // the class that photos are taken of
+  const [dialog, setDialog] = useState(null); // "code" or "phone"
   const target = useRef(null); // the class that a paste goes to
   useEffect(() => {
     let asked = false;
@@ -24,13 +27,14 @@ function App() {
     });
   }, []);
   useEffect(() => {
-    const go = () => (setView(viewOf()), scrollTo(0, 0));
+    const go = () => (clearSelection(), setView(viewOf()), scrollTo(0, 0));
     addEventListener("hashchange", go);
     return () => removeEventListener("hashchange", go);
   }, []);
   useEffect(() => {
     const onKey = (event) => {
       const writing = /^(INPUT|TEXTAREA)$/.test(event.target.tagName) && event.target.type !== "checkbox";
+      if (event.key === "Escape" && !writing && !event.target.closest("dialog")) clearSelection();
       if (writing || !(event.ctrlKey || event.metaKey)) return;
       const key = event.key.toLowerCase();
       if (key === "z" || key === "y") {
@@ -68,9 +72,9 @@ function App() {
   // The list follows the project: photos that were moved or deleted leave it.
   const known = photo && new Map([...state.classes.flatMap((c) => c.photos), ...state.new].map((p) => [p.id, p]));
   return html`
-    <${Header} view=${view} />
+    <${Header} view=${view} setDialog=${setDialog} />
     <${Banner} />
-    <main>
+    <main tabindex="-1">
       ${view === "try"
         ? html`<${TryIt} open=${open} />`
         : html`<${Teach} open=${open} camera=${setCamera} setTarget=${(name) => (target.current = name)} />`}
@@ -83,6 +87,18 @@ function App() {
       />
     `}
     ${camera && html`<${CameraDialog} name=${camera} onClose=${() => setCamera(null)} />`}
+    ${dialog === "code" && html`<${CodeDialog} onClose=${() => setDialog(null)} />`}
+    ${dialog === "phone" && html`<${PhoneDialog} onClose=${() => setDialog(null)} />`}
+    <footer class="foot">
+      <span>${!state.phone && t.stays}</span>
+      <label>
+        ${t.chooseLanguage}
+        <select value=${language} onChange=${(event) => setLanguage(event.target.value)}>
+          ${languages.map(([key, name]) => html`<option key=${key} value=${key} lang=${key}>${name}</option>`)}
+        </select>
+      </label>
+    </footer>
+    <${SelectionBar} />
     <${Messages} />
   `;
 }
@@ -92,7 +108,7 @@ async function step(kind) {
   if (what && (await change(kind))) toast(kind === "undo" ? t.undone(what) : t.redone(what));
 }
 
-function Header({ view }) {
+function Header({ view, setDialog }) {
   const { project, folder, undo, redo, learner, new: photos } = store.state;
   const stage = store.offline ? "offline" : learner.stage;
   const busy = !["ready", "waiting", "failed", "offline"].includes(stage);
@@ -113,20 +129,28 @@ function Header({ view }) {
         <${IconButton}
           icon="redo" label=${redo ? t.redoWhat(say(redo)) : t.nothingToRedo} disabled=${!redo} onClick=${() => step("redo")}
         />
-        <${Downloads} />
+        <span class="not-narrow"><${IconButton} icon="phone" label=${t.phone} onClick=${() => setDialog("phone")} /></span>
+        <${Downloads} setDialog=${setDialog} />
       </div>
     </header>
   `;
 }
 
 // Why something cannot be downloaded now, or nothing.
+const SLOW = ["onnx", "web"];
 function lackingFor(what) {
-  if (what === "onnx" && !store.state.exports) return t.downloadExtra;
-  return ["model", "onnx"].includes(what) && !store.state.model ? t.downloadModelLater : "";
+  const { exports, webExports, model } = store.state;
+  if (SLOW.includes(what) && !exports) return t.downloadExtra;
+  if (what === "web" && !webExports) return t.downloadRuntime;
+  return ["model", ...SLOW].includes(what) && !model ? t.downloadModelLater : "";
 }
 
-function Downloads() {
+function Downloads({ setDialog }) {
   const box = useRef();
+  const shut = () => {
+    box.current.open = false;
+    box.current.firstElementChild.focus(); // where a dialog returns to
+  };
   useEffect(() => {
     const close = (event) => {
       const outside = event.type === "click" ? !box.current.contains(event.target) : event.key === "Escape";
@@ -146,12 +170,21 @@ function Downloads() {
         ${t.downloads.map(([what, title, text]) =>
           lackingFor(what)
             ? html`<span key=${what} class="item off"><b>${title}</b><small>${lackingFor(what)}</small></span>`
-            : html`
-                <a key=${what} class="item" href="/download/${what}" download onClick=${() => (box.current.open = false)}>
-                  <b>${title}</b><small>${text}</small>
-                </a>
-              `,
+            : SLOW.includes(what)
+              ? html`
+                  <button key=${what} type="button" class="item" onClick=${() => (shut(), prepare(what, title))}>
+                    <b>${title}</b><small>${text}</small>
+                  </button>
+                `
+              : html`
+                  <a key=${what} class="item" href="/download/${what}" download onClick=${shut}>
+                    <b>${title}</b><small>${text}</small>
+                  </a>
+                `,
         )}
+        <button type="button" class="item" onClick=${() => (shut(), setDialog("code"))}>
+          <b>${t.useInCode[0]}</b><small>${t.useInCode[1]}</small>
+        </button>
       </div>
     </details>
   `;
@@ -178,10 +211,11 @@ function Messages() {
         ${toasts.map(
           (each) => html`
             <div key=${each.id} class="toast ${each.kind}">
+              ${each.kind === "wait" && html`<i class="spinner"></i>`}
               <span>${each.text}</span>
               ${each.action &&
               html`<button type="button" class="link" onClick=${() => (each.action.run(), dismissToast(each.id))}>${each.action.text}</button>`}
-              <${IconButton} icon="close" label=${t.dismiss} onClick=${() => dismissToast(each.id)} />
+              ${each.kind !== "wait" && html`<${IconButton} icon="close" label=${t.dismiss} onClick=${() => dismissToast(each.id)} />`}
             </div>
           `,
         )}

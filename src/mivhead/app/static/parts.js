@@ -17,6 +17,9 @@ const PATHS = {
   photos: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15.5 9.5h.01",
   folder: "M3 6h6l2 2h10v11H3z",
   check: "m5 12.5 4.5 4.5L19 7.5",
+  phone: "M8 3h8a1 1 0 0 1 1 1v16a1 1 0 0 1-1 1H8a1 1 0 0 1-1-1V4a1 1 0 0 1 1-1zM11 18h2",
+  live: "M3 7h11v10H3zM14 11l6-3v8l-6-3",
+  turn: "M4 9a8 8 0 0 1 14-3l2 2M20 4v4h-4M20 15a8 8 0 0 1-14 3l-2-2M4 20v-4h4",
   warn: "M12 4 2.8 20h18.4zM12 10v4.5M12 17.3h.01",
 };
 export const Icon = ({ name }) => html`
@@ -38,9 +41,10 @@ export const Thumbnail = ({ id, ...rest }) => html`
 `;
 
 // A button that chooses files.
-export function FileButton({ children, onFiles, folder = false, label, className = "button" }) {
+export function FileButton({ children, onFiles, folder = false, camera = false, label, className = "button" }) {
   const input = useRef();
   const attributes = folder ? { webkitdirectory: true } : { accept: "image/*" };
+  if (camera) attributes.capture = "environment";
   return html`
     <button type="button" class=${className} aria-label=${label} onClick=${() => input.current.click()}>
       ${children}
@@ -55,9 +59,12 @@ export function FileButton({ children, onFiles, folder = false, label, className
   `;
 }
 
-// Only the rows in sight are in the document.
-export function VirtualGrid({ items, cell, height, gap = 8, own = false, label, render, role = "list" }) {
+// Only the rows in sight are in the document. One item at a time can be reached by Tab, the others
+// by arrow keys; `onExtend` is called with the items that Shift and an arrow key pass.
+export function VirtualGrid({ items, cell, height, gap = 8, own = false, label, render, onExtend, role = "list" }) {
   const box = useRef();
+  const focused = useRef(false);
+  const [active, setActive] = useState(0);
   const [view, setView] = useState({ width: 0, top: 0, tall: 800 });
   useLayoutEffect(() => {
     const element = box.current;
@@ -88,16 +95,36 @@ export function VirtualGrid({ items, cell, height, gap = 8, own = false, label, 
   const first = Math.max(0, Math.floor(view.top / rowHeight) - 2);
   const last = Math.min(rows, Math.ceil((view.top + view.tall) / rowHeight) + 2);
   const shown = view.width ? items.slice(first * columns, last * columns) : [];
+  const from = first * columns;
+  const stop = active >= from && active < from + shown.length ? active : from;
   // Arrow keys move between the items, by their places in the grid.
   const move = (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns }[event.key];
-    const at = Number(event.target.closest("[data-place]")?.dataset.place);
+    const end = items.length;
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns, Home: -end, End: end }[event.key];
+    const at = placeOf(event);
     if (!step || Number.isNaN(at) || /^(INPUT|SELECT)$/.test(event.target.tagName)) return;
     event.preventDefault();
-    focusPlace(box.current, Math.min(items.length - 1, Math.max(0, at + step)));
+    const to = Math.min(items.length - 1, Math.max(0, at + step));
+    if (event.shiftKey) onExtend?.(items[at], items[to]);
+    focusPlace(box.current, to);
   };
+  const placeOf = (event) => Number(event.target.closest("[data-place]")?.dataset.place);
+  const onFocus = (event) => {
+    focused.current = true;
+    if (!Number.isNaN(placeOf(event))) setActive(placeOf(event));
+  };
+  // Browsers differ in whether an item that is removed loses the focus first: it is still ours.
+  const onBlur = ({ target }) => queueMicrotask(() => target.isConnected && (focused.current = box.current?.contains(document.activeElement)));
+  // An item that had the focus and is gone leaves it to the one that took its place.
+  useLayoutEffect(() => {
+    if (focused.current && document.activeElement === document.body && items.length)
+      focusPlace(box.current, Math.min(stop, items.length - 1));
+  }, [items]);
   return html`
-    <div ref=${box} class=${own ? "virtual own" : "virtual"} onKeyDown=${move}>
+    <div
+      ref=${box} class=${own ? "virtual own" : "virtual"} onKeyDown=${move}
+      onfocusin=${onFocus} onfocusout=${onBlur}
+    >
       <div
         role=${role} aria-label=${label} class="virtual-inner"
         style=${{ height: `${Math.max(0, rows * rowHeight - gap)}px` }}
@@ -111,7 +138,7 @@ export function VirtualGrid({ items, cell, height, gap = 8, own = false, label, 
           };
           return html`
             <div key=${item.id} role="listitem" class="cell" style=${style} data-place=${place}>
-              ${render(item, place)}
+              ${render(item, place, place === stop ? 0 : -1)}
             </div>
           `;
         })}
@@ -172,16 +199,21 @@ export function useDrop(onFiles, onIds) {
   ];
 }
 
-export function Dialog({ title, onClose, children, wide = false }) {
+export function Dialog({ title, onClose, onKey, restore, children, wide = false }) {
   const box = useRef();
   useEffect(() => {
+    const dialog = box.current;
     const before = document.activeElement;
-    box.current.showModal();
-    return () => before?.isConnected && before.focus();
+    dialog.showModal();
+    return () => {
+      dialog.close(); // what is behind it takes the focus only then
+      const target = restore?.() ?? (before?.isConnected ? before : null);
+      (target ?? document.querySelector("main")).focus();
+    };
   }, []);
   return html`
     <dialog
-      ref=${box} class=${wide ? "wide" : ""} aria-label=${title}
+      ref=${box} class=${wide ? "wide" : ""} aria-label=${title} onKeyDown=${onKey}
       onCancel=${(event) => (event.preventDefault(), onClose())}
       onClick=${(event) => event.target === box.current && onClose()}
     >

@@ -1,150 +1,17 @@
-// All texts of the page, in one place. Messages about a single photo come from the server.
+// The texts of the page, in the language of the reader. A language is one file with the keys of
+// strings.en.js. Messages about a single photo come from the server.
+import { de } from "./strings.de.js";
+import { en } from "./strings.en.js";
 
-const plural = (n, one, many = one + "s") => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
-export const percent = (p) => `${Math.round(100 * p)}\u00a0%`;
+const TEXTS = { en, de };
+const KEY = "miv-language";
+const wanted = [localStorage.getItem(KEY), ...navigator.languages.map((each) => each.slice(0, 2))];
 
-export const t = {
-  teach: "Teach",
-  tryIt: "Try it",
-  views: "Views",
-  undo: "Undo",
-  redo: "Redo",
-  undoWhat: (what) => `Undo: ${what}`,
-  redoWhat: (what) => `Redo: ${what}`,
-  nothingToUndo: "Nothing to undo",
-  nothingToRedo: "Nothing to redo",
-  download: "Download",
-  downloads: [
-    ["model", "Model", "for miv predict, miv serve and Python"],
-    ["csv", "Names as a table", "CSV, opens in Excel"],
-    ["sorted", "Sorted folders", "all photos in a zip, one folder per name"],
-    ["report", "Report", "a page about how good the model is"],
-    ["onnx", "Exported classifier", "ONNX, runs without PyTorch; takes a moment"],
-  ],
-  downloadExtra: "needs pip install mivhead[onnx]",
-  downloadModelLater: "once two classes have photos",
+export const languages = Object.entries(TEXTS).map(([key, texts]) => [key, texts.language]);
+export const language = wanted.find((each) => each in TEXTS) ?? "en";
+export const t = TEXTS[language];
+export const say = (change) => (change ? (t.actions[change.action]?.(change) ?? change.action) : "");
+export { percent } from "./numbers.js";
 
-  actions: {
-    "add class": (c) => `create ${c.class}`,
-    "rename class": (c) => `rename to ${c.class}`,
-    "delete class": (c) => `delete ${c.class}`,
-    add: (c) => `add ${plural(c.count, "photo")}${c.class ? ` to ${c.class}` : ""}`,
-    move: (c) => `move ${plural(c.count, "photo")}${c.class ? ` to ${c.class}` : " to the new ones"}`,
-    delete: (c) => `delete ${plural(c.count, "photo")}`,
-  },
-  undone: (what) => `Undone: ${what}.`,
-  redone: (what) => `Done again: ${what}.`,
-
-  stages: {
-    waiting: "Waiting for photos",
-    reading: "Looking at the photos…",
-    fitting: "Learning…",
-    naming: "Naming new photos…",
-    checking: "Checking how good it is…",
-    ready: "Up to date",
-    failed: "Not learned",
-    offline: "Not connected",
-  },
-  offline: "The app is not running. Start miv app again: this page reconnects by itself.",
-  expired: "This page has expired. Open the link that miv app prints.",
-
-  welcome: "What do you want to tell apart?",
-  welcomeText:
-    "Name two or more classes, such as the birds in your garden. Then drop a few photos on each: five are a good start.",
-  firstClass: "First class",
-  secondClass: "Second class",
-  examples: ["robin", "wren"],
-  start: "Start",
-  orDropFolder: "Or drop a folder here that has one folder of photos per class.",
-
-  newClass: "New class",
-  newClassName: "Name of the new class",
-  create: "Create",
-  className: "Name of the class",
-  rename: (name) => `Rename ${name}`,
-  deleteClass: (name) => `Delete the class ${name}`,
-  photos: (n) => plural(n, "photo"),
-  addPhotos: "Photos",
-  addPhotosTo: (name) => `Add photos to ${name}`,
-  camera: "Camera",
-  cameraFor: (name) => `Take photos of ${name}`,
-  dropHere: "Drop photos here",
-  dropOn: (name) => `Drop to add to ${name}`,
-  pasteHint: "You can paste, too.",
-  photosOf: (name) => `Photos of ${name}`,
-  suspicious: (name) => `Looks like ${name}`,
-  rightOf: (right, tested) => `${right} of ${tested} right`,
-  adding: (done, all) => `Adding photos: ${done} of ${all}`,
-  waitingForApp: "waiting for the app",
-  problemPhoto: (name) => `${name} was not added`,
-  dismiss: "Dismiss",
-  dismissAll: "Dismiss all",
-  moreProblems: (n) => `and ${n} more`,
-  pasteWhere: "Point at a class first, then paste.",
-  dropWhere: "Drop photos on a class. A folder becomes a class by itself.",
-  noImages: "There are no photos among these files.",
-
-  howGood: "How good is it?",
-  accuracyText: "of photos that it had not seen were named correctly",
-  intervalText: (low, high, right, tested) =>
-    `${right} of ${tested} photos. On new photos of this kind, expect ${percent(low)} to ${percent(high)}.`,
-  outdated: "Being updated…",
-  noEstimateYet: "As soon as two classes have two photos each, you see here how good the model is.",
-  steps: ["Make at least two classes", "Give each a few photos", "Let it name new photos"],
-  whatHelps: "What would help",
-  adviceFew: (a) => `${plural(a.more, "more photo")} of ${a.class}: five or more per class are a good start`,
-  adviceErrors: (a) => `More photos of ${a.class}, such as ${a.more}: it is often mistaken`,
-  adviceNone: "More photos of any class make the estimate more certain.",
-  trendUp: (a) =>
-    `With half of these photos, ${percent(a.half)} were right. If it continues like this, twice as many give about ${percent(a.twice)}.`,
-  trendFlat: "Half of these photos were enough for the same result: more of the same kind may help little.",
-  confusions: "What it confuses",
-  confusion: (n, label, best) => `${label} taken for ${best}`,
-  noConfusions: "It confused nothing.",
-  suspects: "Photos to check",
-  suspectText: (s) => `in ${s.label}, looks like ${s.predicted}`,
-  moveTo: (name) => `Move to ${name}`,
-  keep: "It is right",
-  keepPhoto: (name) => `${name} is right where it is`,
-  learnedIn: (n, s) => `Learned from ${plural(n, "photo")} in ${s} s.`,
-
-  tryTitle: "Let it name new photos",
-  tryText: "Drop photos anywhere on this page, paste them, or choose them.",
-  tryFirst: "First, give at least two classes some photos on the page Teach.",
-  choosePhotos: "Choose photos",
-  chooseFolder: "Choose a folder",
-  all: "All",
-  sure: "Named",
-  unsure: "Unsure",
-  none: "None of these",
-  notYet: "Not named yet",
-  filter: "Show",
-  sort: "Sort by",
-  sorts: { newest: "Newest", useful: "Label these next", sure: "Most certain", name: "Name" },
-  results: "New photos",
-  noneLeft: "No photos here.",
-  isIt: (name) => `It is ${name}`,
-  confirmHint: "Choose the right name, and the photo helps to teach it. Keys: 1 to 9, arrows, Enter, Delete.",
-  otherClass: "Other…",
-  otherClassFor: (name) => `Another class for ${name}`,
-  clearNew: "Remove all",
-  naming: "…",
-  perhaps: (name) => `${name}?`,
-  details: (name) => `Details of ${name}`,
-  remove: (name) => `Remove ${name}`,
-  added: (name) => `Added to ${name}.`,
-
-  close: "Close",
-  previous: "Previous photo",
-  next: "Next photo",
-  whereItLooked: "Where it looked",
-  closest: "What it compared it with most",
-  inClass: "Class",
-  deletePhoto: "Delete photo",
-  cameraTitle: (name) => `Photos of ${name}`,
-  take: "Take a photo",
-  taken: (n) => plural(n, "photo") + " taken",
-  noCamera: "The camera cannot be used. Allow it in the browser, or choose photos instead.",
-};
-
-export const say = (change) => (change ? t.actions[change.action](change) : "");
+document.documentElement.lang = language;
+export const setLanguage = (name) => (localStorage.setItem(KEY, name), location.reload());

@@ -1,7 +1,8 @@
 // The page Teach: a card per class, and how good the model is.
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
-import { change, dismissProblems, fromInput, store, toast, upload } from "./api.js";
+import { change, dismissProblems, fromInput, move, store, toast, undoable, upload } from "./api.js";
 import { Bar, FileButton, Icon, IconButton, IDS, Thumbnail, useDrop, VirtualGrid } from "./parts.js";
+import { clicked, extend, idsWith, isSelected, moveSelected, selectionKey, toggle, touchStart } from "./selection.js";
 import { percent, t } from "./strings.js";
 
 export function Teach({ open, camera, setTarget }) {
@@ -12,7 +13,7 @@ export function Teach({ open, camera, setTarget }) {
   return html`
     <div class="teach">
       <h1 class="unseen">${t.teach}</h1>
-      <section class="cards ${over ? "over" : ""}" aria-label=${t.teach} ...${drop}>
+      <section class="cards ${over ? "over" : ""}" tabindex="-1" aria-label=${t.teach} ...${drop}>
         ${classes.map(
           (each) => html`
             <${ClassCard}
@@ -71,6 +72,13 @@ function Welcome() {
         <button class="button primary" disabled=${!names.some((name) => name.trim())}>${t.start}</button>
       </form>
       <p class="quiet"><${Icon} name="folder" /> ${t.orDropFolder}</p>
+      <div class="row">
+        <${FileButton} folder onFiles=${(files) => addFolders(fromInput(files))}>
+          <${Icon} name="folder" /> ${t.chooseFolderOfClasses}
+        <//>
+        ${store.state.example &&
+        html`<button type="button" class="button" onClick=${() => change("example")}><${Icon} name="photos" /> ${t.example}</button>`}
+      </div>
     </section>
   `;
 }
@@ -78,13 +86,17 @@ function Welcome() {
 function ClassCard({ name, photos, score, suspects, open, camera, setTarget }) {
   const [naming, setNaming] = useState(false);
   const add = (files) => (files.length ? upload(files, name) : toast(t.noImages));
-  const [over, drop] = useDrop(add, (ids) => change("move", { ids, to: name }));
+  const [over, drop] = useDrop(add, (ids) => moveSelected(ids, name));
+  const remove = async () => {
+    const box = document.querySelector(".cards");
+    if (await undoable("delete class", { name }, t.deletedClass(name, photos.length))) box.focus();
+  };
   const problems = store.problems.filter((each) => each.target === name);
   const target = () => setTarget(name);
   const tested = score?.[1] ?? 0;
   return html`
     <article
-      class="card ${over ? "over" : ""}" aria-label=${name} onPointerEnter=${target} onFocusIn=${target} ...${drop}
+      class="card ${over ? "over" : ""}" aria-label=${name} data-class=${name} onPointerEnter=${target} onfocusin=${target} ...${drop}
     >
       <header>
         ${naming
@@ -92,9 +104,7 @@ function ClassCard({ name, photos, score, suspects, open, camera, setTarget }) {
           : html`
               <h2 title=${name} onDblClick=${() => setNaming(true)}>${name}</h2>
               <${IconButton} icon="pencil" label=${t.rename(name)} onClick=${() => setNaming(true)} />
-              <${IconButton}
-                icon="trash" label=${t.deleteClass(name)} onClick=${() => change("delete class", { name })}
-              />
+              <${IconButton} icon="trash" label=${t.deleteClass(name)} onClick=${remove} />
             `}
       </header>
       <p class="meta">
@@ -102,12 +112,16 @@ function ClassCard({ name, photos, score, suspects, open, camera, setTarget }) {
         ${tested > 0 &&
         html`<span class="score"><${Bar} value=${score[2] / tested} /> ${t.rightOf(score[2], tested)}</span>`}
       </p>
+      ${name === store.state.other && html`<p class="note">${t.otherNote}</p>`}
       ${photos.length
         ? html`
             <${VirtualGrid}
-              own items=${photos} cell=${72} gap=${6} label=${t.photosOf(name)}
-              render=${(photo) => html`
-                <${Thumb} photo=${photo} suspect=${suspects.get(photo.id)} label=${name} onOpen=${() => open(photo.id, photos)} />
+              own items=${photos} cell=${72} gap=${6} label=${t.photosOf(name)} onExtend=${extend}
+              render=${(photo, _, tab) => html`
+                <${Thumb}
+                  photo=${photo} photos=${photos} suspect=${suspects.get(photo.id)} label=${name} tab=${tab}
+                  onOpen=${() => open(photo.id, photos)}
+                />
               `}
             />
           `
@@ -133,9 +147,12 @@ function NameField({ name, onDone }) {
   const save = async () => {
     if (closing.current) return;
     closing.current = true;
-    const to = input.current.value;
+    const to = input.current.value.trim();
     onDone();
-    if (to.trim() && to !== name) await change("rename class", { name, to });
+    if (!to || to === name) return;
+    const into = store.state.classes.find((each) => each.name.toLowerCase() === to.toLowerCase() && each.name !== name);
+    if (into) await undoable("rename class", { name, to }, t.merged(name, into.name));
+    else await change("rename class", { name, to });
   };
   const onKey = (event) => {
     if (event.key === "Enter") save();
@@ -152,22 +169,28 @@ function NameField({ name, onDone }) {
   `;
 }
 
-export function Thumb({ photo, suspect, label, onOpen }) {
+function Thumb({ photo, photos, suspect, label, tab, onOpen }) {
   const wrong = suspect && suspect.label === label && suspect.likely && !isKept(photo.id);
   const text = wrong ? `${photo.name}. ${t.suspicious(suspect.predicted)}` : photo.problem || photo.name;
+  const chosen = isSelected(photo.id);
   return html`
     <button
-      type="button" class="thumb ${wrong ? "suspect" : ""} ${photo.problem ? "bad" : ""}" data-focus draggable
-      title=${text} aria-label=${text} onClick=${onOpen}
+      type="button" class="thumb ${wrong ? "suspect" : ""} ${photo.problem ? "bad" : ""} ${chosen ? "chosen" : ""}"
+      data-focus data-photo=${photo.id} draggable tabindex=${tab} title=${text} aria-label=${text}
+      aria-pressed=${store.selected.size ? chosen : null}
+      onClick=${(event) => clicked(event, photo.id, photos) || onOpen()}
       onDragStart=${(event) => {
-        event.dataTransfer.setData(IDS, JSON.stringify([photo.id]));
+        event.dataTransfer.setData(IDS, JSON.stringify(idsWith(photo.id)));
         event.dataTransfer.effectAllowed = "move";
       }}
-      onKeyDown=${(event) => event.key === "Delete" && change("delete", { ids: [photo.id] })}
+      ontouchstart=${(event) => touchStart(event, photo.id)}
+      onContextMenu=${(event) => event.preventDefault()}
+      onKeyDown=${(event) => selectionKey(event, photo.id, photos)}
     >
       ${photo.problem
         ? html`<${Icon} name="warn" />`
         : html`<${Thumbnail} id=${photo.id} draggable=${false} />`}
+      <span class="tick" aria-hidden="true" onClick=${(event) => (event.stopPropagation(), toggle(photo.id))}><${Icon} name="check" /></span>
     </button>
   `;
 }
@@ -214,6 +237,10 @@ function NewClass() {
       </label>
       <button class="button" disabled=${!name.trim()}>${t.create}</button>
       <p class="quiet">${t.orDropFolder}</p>
+      <${FileButton} folder onFiles=${(files) => addFolders(fromInput(files))}>
+        <${Icon} name="folder" /> ${t.chooseFolderOfClasses}
+      <//>
+      <p class="quiet">${t.selectHint}</p>
     </form>
   `;
 }
@@ -223,10 +250,26 @@ const KEPT = "miv-kept";
 const isKept = (id) => (localStorage.getItem(KEPT) ?? "").includes(id);
 const keepPhoto = (id) => localStorage.setItem(KEPT, `${localStorage.getItem(KEPT) ?? ""} ${id}`.slice(-20000));
 
-const trendText = (trend) => (trend.half < trend.most ? t.trendUp(trend) : t.trendFlat);
+// One piece of advice must not contradict the next: if fewer photos gave the same result, more of
+// the same kind are not what helps.
+function adviceOf({ advice, accuracy, trend, tested, right }, suspects) {
+  const weak = advice.filter((each) => each.why === "errors");
+  const few = advice.find((each) => each.why === "few");
+  const doubtful = suspects.length > 0 && suspects.length >= tested - right; // all mistakes may be wrong labels
+  const flat = trend && trend.half >= trend.most && trend.most < 1 && !doubtful;
+  const rising = trend && trend.twice - trend.most >= 0.01;
+  const found = [];
+  if (suspects.length) found.push(t.adviceCheck(suspects.length));
+  if (weak.length) found.push(flat ? t.adviceVary(weak) : t.adviceErrors(weak));
+  if (few) found.push(t.adviceFew(few.classes));
+  if (flat && !weak.length) found.push(t.trendFlat);
+  if (rising) found.push(t.trendUp(trend));
+  if (!found.length) found.push(accuracy === 1 ? t.adviceTry : t.adviceNone);
+  return found;
+}
 
 function Insights({ open }) {
-  const { classes, estimate, learner } = store.state;
+  const { classes, estimate, learner, unlabelled } = store.state;
   const [, again] = useState(0);
   const stale = !["ready", "waiting", "failed"].includes(learner.stage);
   const owner = new Map(classes.flatMap((each) => each.photos.map((photo) => [photo.id, each.name])));
@@ -248,24 +291,21 @@ function Insights({ open }) {
             </p>
             <h3>${t.whatHelps}</h3>
             <ul class="plain">
-              ${estimate.advice.map(
-                (each) => html`<li key=${each.class}>${each.why === "few" ? t.adviceFew(each) : t.adviceErrors(each)}</li>`,
-              )}
-              ${!estimate.advice.length && html`<li>${t.adviceNone}</li>`}
-              ${estimate.trend?.most < 1 && html`<li class="quiet">${trendText(estimate.trend)}</li>`}
+              ${adviceOf(estimate, suspects).map((text) => html`<li key=${text}>${text}</li>`)}
             </ul>
-            <h3>${t.confusions}</h3>
-            ${estimate.confusions.length
-              ? html`
-                  <ul class="plain confusions">
-                    ${estimate.confusions.slice(0, 6).map(
-                      ([n, label, best]) => html`
-                        <li key=${label + "\n" + best}><b>${n} ×</b> <span>${t.confusion(n, label, best)}</span></li>
-                      `,
-                    )}
-                  </ul>
-                `
-              : html`<p class="quiet">${t.noConfusions}</p>`}
+            <${Fold} title=${t.confusions}>
+              ${estimate.confusions.length
+                ? html`
+                    <ul class="plain confusions">
+                      ${estimate.confusions.slice(0, 6).map(
+                        ([n, label, best]) => html`
+                          <li key=${label + "\n" + best}><b>${n} ×</b> <span>${t.confusion(n, label, best)}</span></li>
+                        `,
+                      )}
+                    </ul>
+                  `
+                : html`<p class="quiet">${t.noConfusions}</p>`}
+            <//>
           `
         : html`
             <p class="quiet">${stale ? t.stages[learner.stage] : t.noEstimateYet}</p>
@@ -275,18 +315,18 @@ function Insights({ open }) {
           `}
       ${suspects.length > 0 &&
       html`
-        <h3>${t.suspects}</h3>
+        <${Fold} title="${t.suspects} (${suspects.length})">
         <ul class="suspects">
           ${suspects.slice(0, 5).map((each) => {
             const photo = classes.find((c) => c.name === each.label).photos.find((p) => p.id === each.id);
             return html`
               <li key=${each.id}>
-                <button type="button" class="thumb" aria-label=${photo.name} onClick=${() => open(each.id, [photo])}>
+                <button type="button" class="thumb" data-photo=${each.id} aria-label=${photo.name} onClick=${() => open(each.id, [photo])}>
                   <${Thumbnail} id=${each.id} />
                 </button>
                 <div>
                   <p>${t.suspectText(each)} <span class="quiet">${percent(each.probability)}</span></p>
-                  <button type="button" class="link" onClick=${() => change("move", { ids: [each.id], to: each.predicted })}>
+                  <button type="button" class="link" onClick=${() => move([each.id], each.predicted)}>
                     ${t.moveTo(each.predicted)}
                   </button>
                   <button
@@ -300,11 +340,26 @@ function Insights({ open }) {
             `;
           })}
         </ul>
+        <//>
       `}
-      ${learner.fitted > 0 && !stale && html`<p class="quiet">${t.learnedIn(learner.fitted, learner.seconds)}</p>`}
+      ${learner.fitted > 0 &&
+      !stale &&
+      html`
+        <p class="quiet learned">
+          ${t.learnedIn(learner.fitted, learner.seconds)} ${unlabelled.used > 0 && t.learnedUnlabelled(unlabelled.used)}
+        </p>
+      `}
     </aside>
   `;
 }
+
+// Details that are folded where they would push the classes out of sight.
+const Fold = ({ title, children }) => html`
+  <details class="fold" open=${innerWidth > 1000}>
+    <summary><h3>${title}</h3></summary>
+    ${children}
+  </details>
+`;
 
 function Ring({ value }) {
   const round = 2 * Math.PI * 42;

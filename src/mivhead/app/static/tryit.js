@@ -1,7 +1,9 @@
 // The page Try it: new photos, what they were named, and corrections.
 import { html, useRef, useState } from "./vendor/htm-preact.js";
-import { change, fromInput, store, toast, upload } from "./api.js";
+import { change, fromInput, remove, store, toast, undoable, upload } from "./api.js";
+import { LivePanel } from "./camera.js";
 import { Bar, FileButton, focusPlace, Icon, IconButton, Thumbnail, useDrop, VirtualGrid } from "./parts.js";
+import { ClassChoice, clicked, extend, isSelected, selectionKey, toggle, touchStart } from "./selection.js";
 import { Problems } from "./teach.js";
 import { percent, t } from "./strings.js";
 
@@ -25,7 +27,9 @@ const SORTS = {
 };
 
 export function TryIt({ open }) {
-  const { classes, new: photos, predictions } = store.state;
+  const { classes, new: photos, predictions, unlabelled } = store.state;
+  const [live, setLive] = useState(false);
+  const liveButton = useRef();
   const [filter, setFilter] = useState("all");
   const [sort, setSort] = useState("newest");
   const box = useRef();
@@ -52,8 +56,12 @@ export function TryIt({ open }) {
           <${FileButton} folder onFiles=${(files) => add(fromInput(files))}>
             <${Icon} name="folder" /> ${t.chooseFolder}
           <//>
+          <button ref=${liveButton} type="button" class="button" aria-expanded=${live} onClick=${() => setLive(!live)}>
+            <${Icon} name="live" /> ${t.live}
+          </button>
         </div>
       </div>
+      ${live && html`<${LivePanel} onClose=${() => (setLive(false), liveButton.current.focus())} />`}
       <${Problems} problems=${store.problems.filter((each) => each.target === null)} />
       ${items.length > 0 &&
       html`
@@ -78,17 +86,27 @@ export function TryIt({ open }) {
               ${Object.entries(t.sorts).map(([key, text]) => html`<option key=${key} value=${key}>${text}</option>`)}
             </select>
           </label>
-          <button type="button" class="button" onClick=${() => change("delete", { ids: list.map((each) => each.id) })}>
+          <button type="button" class="button" onClick=${() => remove(list.map((each) => each.id))}>
             <${Icon} name="trash" /> ${t.clearNew}
           </button>
         </div>
-        <p class="quiet hint">${t.confirmHint}</p>
+        ${unlabelled.possible &&
+        html`
+          <label class="check">
+            <input
+              type="checkbox" checked=${unlabelled.on}
+              onChange=${(event) => change("settings", { unlabelled: event.target.checked })}
+            />
+            <span>${t.learnUnlabelled} <span class="quiet">${t.learnUnlabelledHint}</span></span>
+          </label>
+        `}
+        <p class="quiet hint">${t.confirmHint} <span class="keys">${t.keysHint}</span></p>
         <div ref=${box}>
           <${VirtualGrid}
-            items=${shown} cell=${216} height=${344} gap=${14} label=${t.results}
-            render=${(item, place) => html`
+            items=${shown} cell=${216} height=${372} gap=${14} label=${t.results} onExtend=${extend}
+            render=${(item, place, tab) => html`
               <${Result}
-                item=${item} open=${() => open(item.id, list)}
+                item=${item} items=${shown} tab=${tab} open=${() => open(item.id, list)}
                 onDone=${() => setTimeout(() => box.current && focusPlace(box.current, place), 250)}
               />
             `}
@@ -101,35 +119,46 @@ export function TryIt({ open }) {
   `;
 }
 
-function Result({ item, open, onDone }) {
+function Result({ item, items, tab, open, onDone }) {
   const { photo, found } = item;
-  const { classes } = store.state;
+  const { other } = store.state;
   const kind = kindOf(found);
-  const assign = async (name) => {
-    if (await change("move", { ids: [photo.id], to: name })) {
-      toast(t.added(name), "info", { text: t.undo, run: () => change("undo") });
-      onDone();
-    }
+  const chosen = isSelected(photo.id);
+  const assign = async (name, more = {}) => {
+    const text = t.added(name === other ? t.none : name);
+    if (await undoable("move", { ids: [photo.id], to: name, ...more }, text)) onDone();
   };
-  const remove = async () => (await change("delete", { ids: [photo.id] })) && onDone();
+  const isNone = () => assign(other, { create: true });
+  const discard = async () => (await remove([photo.id])) && onDone();
   const onKey = (event) => {
-    if (event.target.tagName === "SELECT") return;
+    if (/^(SELECT|INPUT)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey) return;
     const choice = found?.top[Number(event.key) - 1];
-    if (choice) {
-      event.preventDefault();
-      assign(choice[0]);
-    } else if (event.key === "Delete") remove();
+    if (choice) assign(choice[0]);
+    else if (event.key === "0" && other) isNone();
+    else return;
+    event.preventDefault();
   };
   const title = photo.problem
     ? ""
     : { sure: found?.label, unsure: t.perhaps(found?.label), none: t.none, notYet: t.naming }[kind];
+  const named = (found?.top ?? []).filter(([name]) => name !== other).slice(0, kind === "none" && other ? 1 : 2);
   return html`
-    <article class="result ${kind}" onKeyDown=${onKey} aria-label="${photo.name}: ${title || photo.problem}">
-      <button type="button" class="picture" data-focus aria-label=${t.details(photo.name)} onClick=${open}>
+    <article
+      class="result ${kind} ${chosen ? "chosen" : ""}" onKeyDown=${onKey} aria-label="${photo.name}: ${title || photo.problem}"
+    >
+      <button
+        type="button" class="picture" data-focus data-photo=${photo.id} tabindex=${tab} aria-label=${t.details(photo.name)}
+        aria-pressed=${store.selected.size ? chosen : null}
+        onClick=${(event) => clicked(event, photo.id, items) || open()}
+        ontouchstart=${(event) => touchStart(event, photo.id)}
+        onContextMenu=${(event) => event.preventDefault()}
+        onKeyDown=${(event) => selectionKey(event, photo.id, items)}
+      >
         ${!photo.problem && html`<${Thumbnail} id=${photo.id} />`}
         ${photo.problem && html`<span class="problem"><${Icon} name="warn" /> ${photo.problem}</span>`}
+        <span class="tick" aria-hidden="true" onClick=${(event) => (event.stopPropagation(), toggle(photo.id))}><${Icon} name="check" /></span>
       </button>
-      <${IconButton} icon="close" label=${t.remove(photo.name)} onClick=${remove} />
+      <${IconButton} icon="close" label=${t.remove(photo.name)} tabindex=${tab} onClick=${discard} />
       <div class="verdict">
         <strong title=${title}>${title}</strong>
         ${kind === "unsure" && html`<span class="badge">${t.unsure}</span>`}
@@ -137,20 +166,27 @@ function Result({ item, open, onDone }) {
       </div>
       <small title=${photo.name}>${photo.name}</small>
       <div class="choices">
-        ${found?.top.slice(0, 2).map(
+        ${kind === "none" &&
+        other &&
+        html`
+          <button type="button" class="choice" tabindex=${tab} title=${t.isNone} onClick=${isNone}>
+            <span class="name">${t.isNone}</span>
+          </button>
+        `}
+        ${named.map(
           ([name, p]) => html`
-            <button key=${name} type="button" class="choice" aria-label=${t.isIt(name)} title=${t.isIt(name)} onClick=${() => assign(name)}>
+            <button
+              key=${name} type="button" class="choice" tabindex=${tab} aria-label=${t.isIt(name)} title=${t.isIt(name)}
+              onClick=${() => assign(name)}
+            >
               <span class="name">${name}</span><span>${percent(p)}</span><${Bar} value=${p} />
             </button>
           `,
         )}
-        <select
-          aria-label=${t.otherClassFor(photo.name)} value=""
-          onChange=${(event) => event.target.value && assign(event.target.value)}
-        >
-          <option value="">${t.otherClass}</option>
-          ${classes.map((each) => html`<option key=${each.name} value=${each.name}>${each.name}</option>`)}
-        </select>
+        <${ClassChoice}
+          label=${t.otherClassFor(photo.name)} empty=${t.otherClass} newLabel=${t.newClassFor(photo.name)} tab=${tab}
+          onChoose=${assign}
+        />
       </div>
     </article>
   `;

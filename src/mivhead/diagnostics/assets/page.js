@@ -3,6 +3,21 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const corrections = new Map(); // item to the right name
 const state = { group: "all", name: "", text: "" };
+
+// Corrections are kept by the browser, so that they survive a reload. Where it keeps nothing, as for
+// some files, they last as long as the page.
+const KEY = "mivhead corrections " + data.key;
+function remember() {
+  try {
+    localStorage.setItem(KEY, JSON.stringify([...corrections].map(([item, label]) => [item.file, label])));
+  } catch { /* it is full or switched off */ }
+}
+try {
+  const places = new Map(data.items.map((item) => [item.file, item]));
+  for (const [file, label] of JSON.parse(localStorage.getItem(KEY) || "[]")) {
+    if (places.has(file)) corrections.set(places.get(file), String(label));
+  }
+} catch { /* nothing was kept, or it is damaged */ }
 const main = document.querySelector("main");
 
 function make(tag, className, text) {
@@ -13,7 +28,8 @@ function make(tag, className, text) {
 }
 
 function percent(p) {
-  return p > 0.99 && p < 1 ? ">99 %" : p > 0 && p < 0.01 ? "<1 %" : Math.round(100 * p) + " %";
+  if (p >= 0.995 && p < 1) return ">99 %";
+  return p > 0 && p < 0.005 ? "<1 %" : Math.round(100 * p) + " %";
 }
 
 function drawHeat(canvas, item) {
@@ -80,9 +96,15 @@ function fill(card) {
       box.append(weight === null ? shot.label : percent(weight));
       near.append(box);
     }
+    if (item.rest >= 0.005) near.insertBefore(make("div", "rest", "others " + percent(item.rest)), near.querySelector(".other"));
     text.append(near);
   }
   if (item.why) text.append(make("div", "why", item.why));
+  if (item.votes) {
+    const details = make("details", "why");
+    details.append(make("summary", "", "details"), make("div", "", item.votes));
+    text.append(details);
+  }
   const fix = make("input", "fix");
   fix.setAttribute("list", "classes");
   fix.placeholder = data.ask;
@@ -93,9 +115,11 @@ function fill(card) {
     if (value) corrections.set(item, value);
     else corrections.delete(item);
     card.classList.toggle("corrected", Boolean(value));
+    remember();
     count();
   });
   text.append(fix);
+  card.classList.toggle("corrected", corrections.has(item));
   card.replaceChildren(figure, text);
 }
 
@@ -156,9 +180,14 @@ function quoted(text) {
   return '"' + text.replaceAll('"', '""') + '"';
 }
 
+// A path that does not depend on where the saved file is.
+function located(file) {
+  return data.folder && !/^([\\/]|\w:)/.test(file) ? data.folder + "/" + file : file;
+}
+
 save.addEventListener("click", () => {
   const rows = [data.columns];
-  for (const [item, label] of corrections) rows.push([quoted(item.file), quoted(label)].join(","));
+  for (const [item, label] of corrections) rows.push([quoted(located(item.file)), quoted(label)].join(","));
   const link = make("a");
   link.href = URL.createObjectURL(new Blob([rows.join("\n") + "\n"], { type: "text/csv" }));
   link.download = "corrections.csv";

@@ -1,9 +1,9 @@
-// Classifies images in the browser with onnxruntime-web. Nothing is sent anywhere.
-
-import { resize } from "./resize.js";
+// Classifies images in the browser with onnxruntime-web. Nothing is sent anywhere, and nothing is
+// loaded: the model and the runtime are parts of the page, so that it works by double-click too.
 
 const MAX_PIXELS = 64 * 2 ** 20;
 const SHOWN = 3; // classes per image
+const PAUSE = 60; // milliseconds between two frames of the camera
 const byId = (id) => document.getElementById(id);
 const model = {};
 
@@ -25,39 +25,47 @@ function add(parent, kind, text, className) {
   return element;
 }
 
+// The bytes of a part of the page: base64 of gzip.
+async function partOf(name) {
+  const element = byId(`part-${name}`);
+  const packed = Uint8Array.from(atob(element.textContent), (each) => each.charCodeAt(0));
+  element.remove(); // the text is large
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
 async function start() {
-  if (location.protocol === "file:") {
-    say("failed", "Not loaded");
-    complain("Browsers do not load models from files: open this folder through a web server, for example with `python -m http.server`.");
-    return;
+  document.documentElement.lang = language;
+  for (const each of document.querySelectorAll("[data-text]")) each.textContent = t[each.dataset.text];
+  for (const each of document.querySelectorAll("[data-label]")) each.setAttribute("aria-label", t[each.dataset.label]);
+  Object.assign(model, JSON.parse(byId("document").textContent));
+  byId("about").textContent = t.facts(model.classes.length, model.backbone, model.version);
+  for (const name of model.classes) add(byId("classes"), "li", name);
+  if (!("DecompressionStream" in window)) {
+    say("failed", t.failed);
+    return complain(t.tooOld);
   }
   try {
-    Object.assign(model, await (await fetch("model.json")).json());
-    document.title = byId("title").textContent = model.title;
-    byId("about").textContent = `${model.classes.length} classes. Backbone: ${model.backbone}. Made with mivhead ${model.version}.`;
-    for (const name of model.classes) add(byId("classes"), "li", name);
-    ort.env.wasm.wasmPaths = new URL("runtime/", location.href).href;
+    const glue = new Blob([await partOf("glue")], { type: "text/javascript" });
+    ort.env.wasm.wasmPaths = { mjs: URL.createObjectURL(glue) };
+    ort.env.wasm.wasmBinary = await partOf("wasm");
     ort.env.wasm.numThreads = 1; // several need headers that static hosts do not send
-    model.session = await ort.InferenceSession.create("model.onnx", { executionProviders: ["wasm"] });
-    say("ready", "Ready");
+    model.session = await ort.InferenceSession.create(await partOf("model"), { executionProviders: ["wasm"] });
+    say("ready", t.ready);
   } catch (error) {
-    say("failed", "Not loaded");
-    complain(`The model could not be loaded: ${error.message}`);
+    say("failed", t.failed);
+    complain(t.cannotLoad(error.message));
     throw error;
   }
 }
 
-// Decode to RGB pixels: upright, on white.
-async function decode(blob) {
-  const bitmap = await createImageBitmap(blob, { imageOrientation: "from-image", colorSpaceConversion: "none" });
-  const { width, height } = bitmap;
-  if (width * height > MAX_PIXELS) throw new Error("the image has more than 64 megapixels");
+// RGB pixels of what can be drawn: upright, on white.
+function pixelsOf(source, width, height) {
   const canvas = new OffscreenCanvas(width, height);
   const context = canvas.getContext("2d", { willReadFrequently: true });
   context.fillStyle = "white";
   context.fillRect(0, 0, width, height);
-  context.drawImage(bitmap, 0, 0);
-  bitmap.close();
+  context.drawImage(source, 0, 0);
   const rgba = context.getImageData(0, 0, width, height).data;
   const pixels = new Uint8Array(width * height * 3);
   for (let from = 0, to = 0; from < rgba.length; from += 4) {
@@ -68,9 +76,21 @@ async function decode(blob) {
   return { pixels, width, height };
 }
 
-export async function classify(blob) {
+async function decode(blob) {
+  const bitmap = await createImageBitmap(blob, { imageOrientation: "from-image", colorSpaceConversion: "none" });
+  const { width, height } = bitmap;
+  if (width * height > MAX_PIXELS) throw new Error(t.tooLarge);
+  const found = pixelsOf(bitmap, width, height);
+  bitmap.close();
+  return found;
+}
+
+async function classify(blob) {
+  return recognise(await decode(blob));
+}
+
+async function recognise({ pixels, width, height }) {
   await ready;
-  const { pixels, width, height } = await decode(blob);
   const { size, mean, std } = model.preprocessing;
   const small = resize(pixels, width, height, size);
   const x = new Float32Array(3 * size * size);
@@ -82,7 +102,7 @@ export async function classify(blob) {
   const output = await model.session.run({ [model.session.inputNames[0]]: new ort.Tensor("float32", x, [1, 3, size, size]) });
   const probabilities = Array.from(output.probabilities.data);
   const unknown = output.unknown ? output.unknown.data[0] : null;
-  const ranking = model.classes.map((name, i) => ({ name, probability: probabilities[i] }));
+  const ranking = model.classes.map((label, i) => ({ name: label, probability: probabilities[i] }));
   ranking.sort((a, b) => b.probability - a.probability);
   const { thresholds } = model;
   const other = thresholds?.other == null ? null : model.classes[thresholds.other]; // everything else
@@ -100,57 +120,90 @@ function percent(share) {
   return share > 0 && share < 0.005 ? "<1 %" : `${Math.round(100 * share)} %`;
 }
 
-async function show(blob, name) {
+const titleOf = (found) => (found.decision === found.label ? found.label : t[found.decision]);
+
+function showRanking(list, found) {
+  list.replaceChildren();
+  for (const each of found.ranking.slice(0, SHOWN)) {
+    const row = add(list, "li");
+    add(row, "span", each.name);
+    add(row, "span", percent(each.probability));
+    add(add(row, "span", undefined, "bar"), "span").style.setProperty("width", `${100 * each.probability}%`);
+  }
+}
+
+async function show(blob, file) {
   const card = document.createElement("article");
   card.className = "card";
   const image = add(card, "img");
-  image.alt = name;
+  image.alt = file;
   image.src = URL.createObjectURL(blob);
   const text = add(card, "div", undefined, "text");
   const heading = add(text, "h2", "…");
   byId("results").prepend(card);
   try {
     const found = await classify(blob);
-    heading.textContent = found.decision;
+    heading.textContent = titleOf(found);
     if (found.decision !== found.label) heading.className = "doubt";
-    const list = add(text, "ul", undefined, "ranking");
-    for (const each of found.ranking.slice(0, SHOWN)) {
-      const row = add(list, "li");
-      add(row, "span", each.name);
-      add(row, "span", percent(each.probability));
-      add(add(row, "span", undefined, "bar"), "span").style.setProperty("width", `${100 * each.probability}%`);
-    }
+    showRanking(add(text, "ul", undefined, "ranking"), found);
   } catch (error) {
-    heading.textContent = "Not readable";
+    heading.textContent = t.notReadable;
     heading.className = "doubt";
     add(text, "p", error.message, "quiet");
   }
-  add(text, "p", name, "quiet file");
+  add(text, "p", file, "quiet file");
 }
 
 async function showAll(files) {
   complain("");
   const images = [...files].filter((file) => file.type.startsWith("image/"));
-  if (!images.length) complain("There is no image among these files.");
-  say("busy", "Looking");
+  if (!images.length) return complain(t.noImage);
+  if (model.session) say("busy", t.looking);
   for (const file of images) await show(file, file.name);
-  if (model.session) say("ready", "Ready");
+  if (model.session) say("ready", t.ready);
 }
+
+// The camera: what it sees is named all the time.
 
 function stopCamera() {
   for (const track of byId("video").srcObject?.getTracks() ?? []) track.stop();
   byId("video").srcObject = null;
   byId("viewfinder").hidden = true;
+  byId("camera").focus();
 }
 
 async function startCamera() {
+  complain("");
+  if (!navigator.mediaDevices) return complain(t.noCamera(t.notSecure));
   try {
     const stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
     byId("video").srcObject = stream;
     await byId("video").play();
     byId("viewfinder").hidden = false;
+    byId("shoot").focus();
+    follow(stream);
   } catch (error) {
-    complain(`The camera cannot be used: ${error.message}`);
+    complain(t.noCamera(error.message));
+  }
+}
+
+async function follow(stream) {
+  const video = byId("video");
+  let last = "";
+  let since = 0;
+  while (video.srcObject === stream) {
+    if (model.session && video.videoWidth && !document.hidden) {
+      const found = await recognise(pixelsOf(video, video.videoWidth, video.videoHeight));
+      if (video.srcObject !== stream) return;
+      const title = titleOf(found);
+      byId("name").textContent = title;
+      byId("name").className = found.decision === found.label ? "name" : "name doubt";
+      showRanking(byId("live"), found);
+      if (title !== last) since = Date.now();
+      else if (Date.now() - since > 1000) byId("spoken").textContent = title; // not every flicker is read out
+      last = title;
+    }
+    await new Promise((done) => setTimeout(done, PAUSE));
   }
 }
 
@@ -158,9 +211,10 @@ async function shoot() {
   const video = byId("video");
   const canvas = new OffscreenCanvas(video.videoWidth, video.videoHeight);
   canvas.getContext("2d").drawImage(video, 0, 0);
-  await show(await canvas.convertToBlob({ type: "image/png" }), "camera");
+  await show(await canvas.convertToBlob({ type: "image/png" }), t.fromCamera);
 }
 
+byId("choose").addEventListener("click", () => byId("files").click());
 byId("files").addEventListener("change", (event) => showAll(event.target.files));
 byId("camera").addEventListener("click", startCamera);
 byId("shoot").addEventListener("click", shoot);
@@ -176,4 +230,4 @@ addEventListener("drop", (event) => {
 });
 addEventListener("paste", (event) => event.clipboardData.files.length && showAll(event.clipboardData.files));
 
-export const ready = start();
+const ready = start();

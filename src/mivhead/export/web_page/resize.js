@@ -53,7 +53,7 @@ function resizeAxis(pixels, out, length, size, lines, [step, lineStep], [outStep
 }
 
 // RGB pixels (height, width, 3) to (size, size, 3).
-export function resize(pixels, width, height, size) {
+function resize(pixels, width, height, size) {
   if (width !== size) {
     const out = new Uint8Array(height * size * 3);
     resizeAxis(pixels, out, width, size, height, [3, 3 * width], [3, 3 * size]);
