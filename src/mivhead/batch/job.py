@@ -264,8 +264,8 @@ def _run(
             )
         schema = work.schema()
         if found is None:
-            shards = map(checked, list_shards(names, part_rows, column))
-            shards = _checked(shards, work)
+            listed_shards = map(checked, list_shards(names, part_rows, column))
+            shards = _checked(listed_shards, work)
             found = output.write_plan(job, shards)
         executor = _executor(workers, ray)
         try:

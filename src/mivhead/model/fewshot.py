@@ -1077,8 +1077,9 @@ def _say_if_long(classifier: MIVClassifier, training: Training) -> None:
     from mivhead.methods.miv import work
 
     labels = np.unique(np.asarray(training.y), return_inverse=True)[1]
-    rows = [] if training.view_of is None else training.view_of
-    size = TaskSize.from_labels(labels, np.bincount(rows, minlength=len(labels)).tolist())
+    rows = np.empty(0, np.int64) if training.view_of is None else training.view_of
+    views = np.bincount(rows, minlength=len(labels))
+    size = TaskSize.from_labels(labels.tolist(), views.tolist())
     counted = work(classifier, size, training.X, BackboneWork(0.0))
     minutes = (2 * counted.products + counted.others) / CORE_SPEED / 60
     if minutes > LONG:

@@ -439,9 +439,10 @@ def _take_sections(
 def _unfitted(name: str, own: type[Any] | None, device: str | None) -> Classifier:
     """Make the estimator that a file names: a registered one, or that of the class in hand."""
     home = None if own is None else f"{own.__module__}:{own.__qualname__}"
-    if own is not None and name != home:
+    registered = METHODS[name].home if name in METHODS else None
+    if own is not None and home not in (name, registered):
         raise InputError(f"it was fitted with the method {name!r:.200}, not with {home}.")
-    if own is None and name not in METHODS:  # whatever is imported, a file must not run it
+    if own is None and registered is None:  # whatever is imported, a file must not run it
         raise InputError(
             f"it was fitted with the method {name!r:.200}, which is not registered: give its class "
             "with `mivhead.load(path, method=...)`, or register it with `register_method` or as an "

@@ -153,7 +153,8 @@ class _Connection(H11Protocol):
         if len(self.connections) > MAX_CONNECTIONS:
             # Whoever has not asked for anything makes way, so that idle clients cannot keep out
             # others.
-            silent = [each for each in self.connections if each is not self and each.is_silent]
+            others = [each for each in self.connections if isinstance(each, _Connection)]
+            silent = [each for each in others if each is not self and each.is_silent]
             if not silent:
                 self._refuse(503, "The server has too many connections: try again.")
                 return
