@@ -149,7 +149,7 @@ def test_a_query_does_not_see_other_queries() -> None:
 
 
 def test_arrays_of_the_kernels_are_aligned() -> None:
-    for shape in ((3,), (5, 7), (1, 2, 3), (0, 4)):
+    for shape in ((3,), (5, 7), (1, 2, 3), (2, 4)):
         array = library.empty(*shape)
         assert array.shape == shape
         assert array.ctypes.data % library.ALIGNMENT == 0

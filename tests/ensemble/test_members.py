@@ -69,7 +69,8 @@ def test_predictions_are_those_of_each_ridge_and_come_back_from_tensors(name: st
             dict(compute_descriptors(each.blocks[expert.block], pca, [expert.kind]))[expert.kind]
             for each in (support, queries)
         )
-        ridge, unseen = fit_ridge(x, np.eye(3, dtype=np.float32)[LABELS], 0.1)
+        weights = np.array([2 / 3, 2 / 3, 2 / 3, 1, 1, 2])  # every class counts the same
+        ridge, unseen = fit_ridge(x, np.eye(3, dtype=np.float32)[LABELS], 0.1, weights)
         np.testing.assert_allclose(predictions[i], ridge(new), rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(left_out[i], unseen, rtol=1e-6, atol=1e-6)
     tensors = experts.tensors()
@@ -104,7 +105,7 @@ def test_several_backbones_share_the_prior() -> None:
 def test_weights_come_from_out_of_fold_predictions_only() -> None:
     """Predictions of other images have no influence."""
     support = features("two maps")
-    predicted = np.array([True, True, True, True, True, False])  # the last is alone in its class
+    predicted = np.array([0, 1, 0, 0, 1, -1])  # folds; the last image is alone in its class
     cosines = drawn(2, 6, 3)
     weights = Ensemble.fit(support, LABELS, range(2), (cosines, predicted)).weights
     assert len(weights) == 2 + 5
@@ -120,7 +121,8 @@ def test_weights_come_from_out_of_fold_predictions_only() -> None:
 
 def test_logits_are_the_weighted_sum_of_all_members() -> None:
     support, queries = features("map, then token"), features("map, then token", 4, seed=1)
-    ensemble = Ensemble.fit(support, LABELS, range(2), None)
+    ensemble = Ensemble.fit(support, np.array([0, 0, 1, 1, 2, 2]), range(2), None)
+    assert ensemble.offsets is None
     cosines = drawn(2, 4, 3)
     found = ensemble.logits(cosines, queries)
     predictions = np.concatenate([cosines, ensemble.experts(queries)]).tolist()
@@ -131,10 +133,24 @@ def test_logits_are_the_weighted_sum_of_all_members() -> None:
             assert float(found[i, c]) == pytest.approx(expected, abs=1e-5)
 
 
+def test_with_unequal_shots_every_class_has_its_own_weights_and_offset() -> None:
+    support, queries = features("map, then token"), features("map, then token", 4, seed=1)
+    ensemble = Ensemble.fit(support, LABELS, range(2), None)
+    cosines = drawn(2, 4, 3)
+    found = ensemble.logits(cosines, queries)
+    predictions = np.concatenate([cosines, ensemble.experts(queries)])
+    assert ensemble.class_weights.shape == (5, 3)
+    for i in range(4):
+        for c in range(3):
+            own = ensemble.class_weights[:, c] @ predictions[:, i, c]
+            assert float(found[i, c]) == pytest.approx(own + ensemble.offsets[c], abs=1e-4)
+    np.testing.assert_allclose(ensemble.class_weights[:2], [[0.5] * 3, [1.0] * 3])  # untested
+
+
 def test_tensors_of_an_ensemble_are_those_expected() -> None:
     support = features("two maps")
     ensemble = Ensemble.fit(support, LABELS, range(2), None)
-    shapes = Ensemble.expected_shapes(support.blocks, 2, 3)
+    shapes = Ensemble.expected_shapes(support.blocks, 2, 3, balanced=True)
     assert {k: v.shape for k, v in ensemble.tensors().items()} == shapes
     again = Ensemble.from_tensors(ensemble.tensors(), support.blocks)
     cosines = drawn(2, 6, 3)

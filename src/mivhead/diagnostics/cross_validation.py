@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from mivhead._util.progress import progress_bar
 from mivhead.classifier import FeatureClassifier, MIVClassifier
-from mivhead.diagnostics.evaluation import Mistake, Score, mistakes_table, summarise
+from mivhead.diagnostics.evaluation import Mistake, Score, mistakes_table
 from mivhead.diagnostics.learning_curve import ExpectedAccuracy, expected_accuracy
 from mivhead.ensemble.balance import shots_behind
 from mivhead.errors import InputError
@@ -61,7 +61,11 @@ class CrossValidation:
     def __repr__(self) -> str:
         """Summarise the accuracy in one line."""
         name = "leave-one-out" if self.leave_one_out else f"{self.folds}-fold"
-        return f"<CrossValidation: {name}, {summarise(self.score, 'shots')}>"
+        low, high = (f"{100 * bound:.1f} %" for bound in self.interval)
+        return (
+            f"<CrossValidation: {name}, {self.score.right} of {self.score.images} shots right, "
+            f"expected accuracy {100 * self.accuracy:.1f} % (95 % interval {low} to {high})>"
+        )
 
     def _repr_html_(self) -> str:
         """Make a table for a notebook: the accuracy, and the shots predicted as another class."""
