@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from mivhead._util.schema import from_json, to_json
 from mivhead.backbones import DEFAULT_BACKBONE
@@ -170,12 +170,16 @@ class ComparisonConfig:
     columns : tuple of str
         As `METHOD@BACKBONE`, in the order of the table.
     rival : str, optional
-        The column whose cost is the basis of all percentages; by default the costliest.
+        The column that ours is compared with, and whose cost is the basis of all percentages; by
+        default the costliest.
+    bold : {"test", "highest"}, default="test"
+        What is bold: what is significantly better, or simply the highest accuracy.
     """
 
     title: str
     columns: tuple[str, ...]
     rival: str | None = None
+    bold: Literal["test", "highest"] = "test"
 
     @property
     def name(self) -> str:
@@ -209,6 +213,9 @@ class RunConfig:
         (Lanczos), as the paper's authors did. All tables of the paper set it.
     comparisons : tuple of ComparisonConfig, optional
         What reports compare across backbones.
+    interval : {"student", "normal"}, default="student"
+        The rule for intervals in reports: Student's t, or 1.96 standard errors as in the paper. All
+        tables of the paper set the second.
 
     Examples
     --------
@@ -230,6 +237,7 @@ class RunConfig:
     views: int | None = 4
     paper_sizes: bool = False
     comparisons: tuple[ComparisonConfig, ...] = ()
+    interval: Literal["student", "normal"] = "student"
 
     def __post_init__(self) -> None:
         for name, least in (("tasks", 1), ("seed", 0), ("views", 0)):
@@ -397,6 +405,7 @@ there and 60 here; choose another folder.
     return replace(
         old,
         paper_sizes=new.paper_sizes,
+        interval=new.interval,
         backbones=_merge("backbone", old.backbones, new.backbones),
         methods=_merge("method", old.methods, new.methods),
         sets=tuple(dict.fromkeys(old.sets + new.sets)),

@@ -212,6 +212,7 @@ class TaskRun:
             peak_bytes=peak,
             gflops=cost.gflops,
             gflops_paper=cost.gflops_paper,
+            gflops_authors=cost.gflops_authors,
         )
 
 

@@ -83,6 +83,9 @@ class Result:
     adapt_wall, infer_wall, backbone_wall : float or None, default=None
         The same durations by the wall clock, which depend on what else the machine was doing; None
         in results of earlier versions.
+    gflops_authors : float or None, default=None
+        `gflops_paper` for the implementation of the paper's authors, as the paper prints it; None
+        in results of earlier versions too.
     """
 
     backbone: str
@@ -107,6 +110,7 @@ class Result:
     adapt_wall: float | None = None
     infer_wall: float | None = None
     backbone_wall: float | None = None
+    gflops_authors: float | None = None
 
     @property
     def key(self) -> ResultKey:

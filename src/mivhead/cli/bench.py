@@ -629,8 +629,9 @@ def _add_report(actions: Any) -> None:
         "report",
         "tables and charts of a run",
         "Write report.html (a single page that works offline), report.md, tables.tex (the paper's "
-        "layout), results.csv, and the charts as PDF and PNG files for a paper. The run may still "
-        "be in progress.",
+        "layout), results.csv (one line per task), summary.csv (one per set and method, with the "
+        "paper's values), and the charts as PDF and PNG files for a paper. The run may still be in "
+        "progress.",
         REPORT_EXAMPLES,
     )
     parser.add_argument("folder", metavar="RUN", help="folder of `miv bench run`")
@@ -650,6 +651,7 @@ def _add_report(actions: Any) -> None:
 
 def run_report(args: argparse.Namespace) -> int:
     """Run the action."""
+    from mivhead.benchmark.config import RunConfig
     from mivhead.benchmark.open_set import RESULTS as OPEN_SET
     from mivhead.benchmark.report import write_report
     from mivhead.benchmark.results import (
@@ -668,9 +670,17 @@ def run_report(args: argparse.Namespace) -> int:
     title = args.title or f"Benchmark: {folder.resolve().name}"
     results = read_results(folder)
     known = (folder / CONFIG).exists()  # results may have been copied without it
-    comparisons = read_run_config(folder).comparisons if known else ()
+    config = read_run_config(folder) if known else RunConfig()
     target = args.output or folder / "report"
-    paths = write_report(results, target, title, comparisons, origin=origin, raw=args.raw)
+    paths = write_report(
+        results,
+        target,
+        title,
+        config.comparisons,
+        origin=origin,
+        raw=args.raw,
+        interval=config.interval,
+    )
     if args.json:
         print_json({"files": [str(path) for path in paths]})
     elif not args.quiet:
