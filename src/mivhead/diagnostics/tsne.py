@@ -140,7 +140,7 @@ def centroid_embeddings(classifier: MIVClassifier, X: Any) -> Embeddings:
     features = _one(classifier._as_features(X, reset=False))
     labels = np.repeat(np.arange(len(classifier.shots_)), classifier.shots_)
     shots = pooled(classifier.support_)
-    means = class_means(shots, torch.as_tensor(labels), len(classifier.shots_))
+    means = class_means(shots, torch.as_tensor(labels, device=shots.device), len(classifier.shots_))
     return Embeddings(
         "nearest centroids",
         shots.numpy(force=True),
