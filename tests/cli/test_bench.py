@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from mivhead.backbones import load_backbone
 from mivhead.benchmark.results import RESULTS, read_results
 from mivhead.cli.bench import _join
 from mivhead.cli.main import build_parser, main
-from mivhead.errors import InputError
+from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.bench_data import numbers, write_sets
 
 MIV = "import sys; from mivhead.cli.main import main; sys.exit(main())"
@@ -86,8 +88,35 @@ def join(*arguments):
 def test_weights_belong_to_one_backbone():
     (backbone,) = join("main", "--backbone", "dino_resnet50", "--weights", "my.pth").backbones
     assert (backbone.name, backbone.weights) == ("dino_resnet50", "my.pth")
-    with pytest.raises(InputError, match=r"any of resnet50, deit_small, .*: choose one"):
+    with pytest.raises(InputError, match=r"any of resnet50, deit_small, .*: write --weights"):
         join("main", "--weights", "my.pth")
+
+
+def test_weights_of_several_backbones(tmp_path):
+    named = join("main", "--weights", "resnet50=a.pth", "--weights", "dino_vits8=b.pth").backbones
+    found = {b.name: b.weights for b in named if b.weights}
+    assert found == {"resnet50": "a.pth", "dino_vits8": "b.pth"}
+    with pytest.raises(InputError, match="Did you mean 'resnet50'"):
+        join("main", "--weights", "resnet5=a.pth")
+    for file in ("dino_resnet50_pretrain.pth", "dino_deitsmall8_pretrain.pth", "resnet50.pth"):
+        (tmp_path / file).touch()  # as their authors publish them, or as their backbones
+    (tmp_path / "dino_vits8.safetensors").touch()
+    found = {
+        b.name: Path(b.weights or "").name
+        for b in join("main", "--weights", str(tmp_path)).backbones
+    }
+    assert found["dino_resnet50"] == "dino_resnet50_pretrain.pth"
+    assert found["dino_vits8"] == "dino_vits8.safetensors"  # its own name comes first
+    assert found["resnet50"] == "resnet50.pth"
+    assert found["deit_small"] == ""
+    with pytest.raises(InputError, match=r"no checkpoint .* such as sdl_resnet18.safetensors"):
+        join("sdl", "--weights", str(tmp_path))
+
+
+def test_missing_weights_name_the_file_and_where_it_is_published():
+    with pytest.raises(NotAvailableError, match=r"dino_resnet50_pretrain.pth of github.*dino") as e:
+        load_backbone("dino_resnet50")
+    assert "--weights dino_resnet50=FILE" in str(e.value)
 
 
 def test_options_keep_the_settings_of_names_that_the_configuration_has(tmp_path):

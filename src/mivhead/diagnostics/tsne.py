@@ -19,7 +19,7 @@ from mivhead.head.cap import CrossAttentionPooling, Projected
 from mivhead.images.imageset import ImageSet
 from mivhead.methods import method_name
 from mivhead.methods.base import class_means, pooled
-from mivhead.methods.tuning.base import PREDICTED, TuningClassifier, embed
+from mivhead.methods.tuning.base import TuningClassifier, embed, predicted_at_once
 from mivhead.model.fewshot import FewShotClassifier
 from mivhead.model.readers import load_pixels
 
@@ -173,7 +173,11 @@ def tuned_embeddings(model: FewShotClassifier, shots: ImageSet, image: ImageSet)
     model.predict_proba(image)  # a loaded model copies its network when it gets the first image
     network = tuner.network_
     vectors, query = (
-        embed(network, load_pixels(images, network.size, verbose=False)[0], PREDICTED)
+        embed(
+            network,
+            load_pixels(images, network.size, verbose=False)[0],
+            predicted_at_once(network),
+        )
         for images in (shots, image)
     )
     names = [str(name) for name in tuner.classes_]
