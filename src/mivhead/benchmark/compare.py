@@ -424,8 +424,9 @@ class Comparison:
             printed = {m: round(100 * self.mean(m, sets), 1) for m in done}
             top = frozenset(m for m in done if printed[m] == max(printed.values()))
             own = [printed[m] for m in ours]
-            beaten = self.rival in done and own and min(own) < printed[self.rival] <= own[0]
-            return Marks(top, frozenset([self.rival] if beaten and len(sets) > 1 else []))
+            rivals = [m for m in done if m == self.rival and own and len(sets) > 1]
+            beaten = [m for m in rivals if min(own) < printed[m] <= own[0]]
+            return Marks(top, frozenset(beaten))
         if self.rival is None or self.rival not in done or not ours:
             best = self.best(sets)
             return Marks(frozenset([best] if best else []))

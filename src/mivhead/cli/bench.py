@@ -339,7 +339,8 @@ def _dry_run(args: argparse.Namespace) -> int:
         where = None if data is None else Path(data)
         plan = estimate(config, where, args.device, full=of_paper and not config.sets)
     workers = default_workers(args.device) if args.workers is None else max(1, args.workers)
-    workers = fitting_workers(workers, plan.memory, available_memory())
+    if args.workers is None:
+        workers = fitting_workers(workers, plan.memory, available_memory())
     place = Place(Path(), Path(), None if args.cache is None else Path(args.cache), args.cache_gb)
     limit = place.find_cache()[1]
     kept = args.features == "cache" or (args.features == "auto" and plan.largest <= 0.9 * limit)
@@ -348,11 +349,11 @@ def _dry_run(args: argparse.Namespace) -> int:
         totals = {"core_hours": hours, "hours": hours / workers, "workers": workers}
         print_json({**asdict(plan), **totals, "features": "cache" if kept else "task"})
     else:
-        print(_show_plan(plan, workers, limit, kept=kept))
+        print(_show_plan(plan, workers, limit, args.features, kept=kept))
     return 0
 
 
-def _show_plan(plan: Plan, workers: int, limit: int, *, kept: bool) -> str:
+def _show_plan(plan: Plan, workers: int, limit: int, how: str, *, kept: bool) -> str:
     backbones = [
         (
             b.name,
@@ -372,6 +373,9 @@ def _show_plan(plan: Plan, workers: int, limit: int, *, kept: bool) -> str:
     missing = sum(not each.found for each in plan.sets)
     reasons = [b.missing for b in plan.backbones if b.missing]
     hours = plan.hours if kept else plan.hours - plan.extraction_hours + plan.task_hours
+    choice = "keep them" if kept else "drop them"
+    if how == "auto" and not kept:
+        choice = "drop those of sets that exceed the limit of the cache"
     parts = [
         table(
             ["backbone", "ms/image", "MB/image", "weights"], backbones, right="ms/image MB/image"
@@ -380,7 +384,7 @@ def _show_plan(plan: Plan, workers: int, limit: int, *, kept: bool) -> str:
         table(["set", "classes", "images", "remark"], sets, right="classes images", limit=WIDE),
         table(["method", "on", "s per task", "core hours"], columns, right="s per task core hours"),
         f"{plural(plan.tasks, 'task')}. Features are computed once and kept, or for each task and "
-        f"dropped (--features); this run would {'keep' if kept else 'drop'} them:",
+        f"dropped (--features); this run would {choice}:",
         table(
             ["features", "passes", "core hours", "GB on disk", "largest set, GB"],
             [

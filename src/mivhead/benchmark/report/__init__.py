@@ -154,8 +154,9 @@ def _across_backbones(
         comparisons = [ComparisonConfig("all backbones", columns)]
     by_protocol: dict[str, list[Comparison]] = {}
     for each in comparisons:
-        columns, rules = each.columns, {"interval": interval, "bold": each.bold}
-        for found in compare_columns(results, each.title, columns, each.rival, **rules):
+        for found in compare_columns(
+            results, each.title, each.columns, each.rival, interval=interval, bold=each.bold
+        ):
             by_protocol.setdefault(found.protocol, []).append(found)
     together = [comparison for group in by_protocol.values() for comparison in group]
     return ReportSection(

@@ -206,7 +206,7 @@ def calibration_table(comparison: Comparison) -> Table:
 
 def published_table(comparison: Comparison) -> Table | None:
     """Tabulate our accuracies next to the paper's; None if no result corresponds."""
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for name in comparison.sets:
         for method in comparison.methods:
             summary = comparison.cell(name, method).summary

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import methodcaller
 
 import numpy as np
 
@@ -101,13 +102,15 @@ def latency_table(comparison: Comparison) -> Table:
 
     def row(cell: Cell, others: Sequence[Cell], printed: Published | None) -> list[str]:
         spent = latency(cell)
-        times = (printed.train_seconds, printed.infer_seconds) if printed else (None, None)
+        times: tuple[float | None, ...] = (None, None, None)
+        if printed is not None:
+            times = (printed.train_seconds, printed.infer_seconds, printed.total_seconds)
         return [
             *map(number, (spent.train, spent.infer, spent.total)),
             share(spent.infer, spent.total),
             *(_share(spent.total, other, lambda cell: latency(cell).total) for other in others),
             number(spent.wall),
-            *(_known(each) for each in (*times, printed and printed.total_seconds)),
+            *map(_known, times),
         ]
 
     return plain_table(
@@ -182,10 +185,10 @@ def gflops_table(comparison: Comparison) -> Table:
         for field in COUNTS:
             value = cell.mean(field)
             shown.append(number(value))
-            shown += [_share(value, other, lambda cell, f=field: cell.mean(f)) for other in others]
+            shown += [_share(value, other, methodcaller("mean", field)) for other in others]
         return [
             *shown,
-            _known(printed and printed.gflops),
+            _known(None if printed is None else printed.gflops),
             number(cell.mean("peak_bytes") / 1e6),
         ]
 
