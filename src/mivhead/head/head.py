@@ -180,7 +180,7 @@ class MIVHead(nn.Module):
             classes * max(c.heads * shots, c.channels if self.operations.keeps_prototypes else 0)
             for c in (layer.config for layer in self.layers)
         )
-        return chunks(queries, values)
+        return chunks(queries, values, self.anchor.device.type)
 
 
 def rows(embedded: Sequence[Projected], index: Tensor | slice) -> list[Projected]:

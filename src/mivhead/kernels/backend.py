@@ -37,6 +37,8 @@ from mivhead.kernels import functions, gradients
 from mivhead.kernels.library import library
 
 CHUNK_VALUES = 2**20  # attention weights, or values of prototypes, at once: 4 MB in float32
+# The same on a GPU, where small chunks are a million small kernels: 512 MB.
+DEVICE_VALUES = 2**27
 
 
 class Operations(NamedTuple):
@@ -68,13 +70,13 @@ def choose(formulas: Operations, device: torch.device, dtype: torch.dtype) -> Op
     return COMPILED if compiled else formulas
 
 
-def chunks(queries: int, values: int) -> Iterator[slice]:
+def chunks(queries: int, values: int, device: str = "cpu") -> Iterator[slice]:
     """Split queries into slices; each query needs memory for this many values.
 
     >>> list(chunks(5, CHUNK_VALUES // 2))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 6, None)]
     """
-    size = max(1, CHUNK_VALUES // values)
+    size = max(1, (CHUNK_VALUES if device == "cpu" else DEVICE_VALUES) // values)
     if size >= queries:
         return iter([slice(None)])
     return (slice(start, start + size) for start in range(0, queries, size))
@@ -82,9 +84,14 @@ def chunks(queries: int, values: int) -> Iterator[slice]:
 
 def sigmoid(x: Tensor) -> Tensor:
     """Sigmoid, rounded alike everywhere outside of training."""
-    return x.sigmoid() if torch.is_grad_enabled() else x.double().sigmoid().to(x.dtype)
+    return x.sigmoid() if _rounds_once(x) else x.double().sigmoid().to(x.dtype)
 
 
 def softmax(x: Tensor, dim: int) -> Tensor:
     """Softmax, rounded alike everywhere outside of training."""
-    return x.softmax(dim) if torch.is_grad_enabled() else x.double().softmax(dim).to(x.dtype)
+    return x.softmax(dim) if _rounds_once(x) else x.double().softmax(dim).to(x.dtype)
+
+
+def _rounds_once(x: Tensor) -> bool:
+    """Whether no double precision is needed: in training, and on Apple's GPUs, which have none."""
+    return torch.is_grad_enabled() or x.device.type == "mps"

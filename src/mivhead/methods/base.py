@@ -92,6 +92,7 @@ class PooledClassifier(FeatureClassifier):
         numbers = support.all_labels if self.use_views else support.labels
         order = np.argsort(numbers, kind="stable")
         x = pooled(features)[torch.as_tensor(order, device=features.device)]
+        x = x.to(with_doubles(x.device))
         labels = torch.as_tensor(numbers[order], device=x.device)
         self.learned_ = self._learn(PooledShots(x, labels, len(self.classes_), seed))
 
@@ -112,13 +113,24 @@ class PooledClassifier(FeatureClassifier):
         (learned,) = split_tensors(tensors, ("params",))
         sizes = {"class": len(self.classes_), "channel": empty.blocks[-1].channels}
         check_learned(learned, self.TENSORS, sizes)
-        device = self.device or "cpu"
+        device = with_doubles(torch.device(self.device or "cpu"))
         self.learned_ = {name: tensor.to(device) for name, tensor in learned.items()}
         self.layout_, self.n_features_in_ = empty.layout, empty.shape[1]
         try:
             self._score(torch.zeros(1, sizes["channel"], device=device))
         except RuntimeError as error:  # of PyTorch, such as for mixed types
             raise InputError(f"its tensors do not fit each other: {error}.") from error
+
+
+def with_doubles(device: torch.device) -> torch.device:
+    """Return the device, or the CPU instead of Apple's GPUs, which have no double precision.
+
+    These methods compute with one vector per image, which takes little time anywhere.
+
+    >>> with_doubles(torch.device("mps")), with_doubles(torch.device("cuda"))
+    (device(type='cpu'), device(type='cuda'))
+    """
+    return torch.device("cpu") if device.type == "mps" else device
 
 
 # Hyperparameters
