@@ -142,5 +142,16 @@ def tensor(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool
     return found.requires_grad_() if requires_grad else found
 
 
+def _via_cpu(make: Any) -> Any:
+    """Make something on the CPU and move it: the backend has no function of its own for it."""
+
+    def on_device(*sizes: Any, device: Any = None, **settings: Any) -> Tensor:
+        return as_tensor(make(*sizes, **settings), device=device)
+
+    return on_device
+
+
 torch.as_tensor, torch.tensor = as_tensor, tensor  # type: ignore[assignment]
+for _name in ("eye", "triu_indices", "tril_indices", "linspace"):
+    setattr(torch, _name, _via_cpu(getattr(torch, _name)))
 torch.inference_mode = lambda *_, **__: torch.no_grad()  # type: ignore[assignment,misc]  # wrappers cannot enter it
