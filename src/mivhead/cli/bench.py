@@ -55,8 +55,9 @@ def _add_list(subparsers: Any) -> None:
         "list",
         "list the ready-made configurations",
         "List every ready-made configuration: what it is, which tables and figures of the paper it "
-        "reproduces (by their labels there), and how many hours of one core it takes on all 17 "
-        "sets. `miv bench run NAME --dry-run` estimates the hours for your machine and your sets.",
+        "reproduces (by their labels there), and how many hours of one core it takes on the sets "
+        "of its table. `miv bench run NAME --dry-run` estimates the hours for your machine and "
+        "your sets.",
         LIST_EXAMPLES,
     )
     options.add_json(parser)
