@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mivhead.benchmark.compare import (
     BENCHMARKS,
     Comparison,
+    Marks,
     Side,
     average_ranks,
     calibration_error,
@@ -32,7 +33,7 @@ ACCURACIES = st.lists(st.integers(0, 40).map(lambda k: k / 40), min_size=3, max_
 
 
 def test_interval_by_hand():
-    summary = summarise([0.5, 0.7])  # std with ddof 0 is 0.1
+    summary = summarise([0.5, 0.7], "normal")  # std with ddof 0 is 0.1
     assert summary.mean == pytest.approx(0.6)
     assert summary.half_width == pytest.approx(1.96 * 0.1 / math.sqrt(2))
     assert summary.n == 2
@@ -41,10 +42,10 @@ def test_interval_by_hand():
 def test_interval_of_a_small_sample_is_students():
     values = [0.9, 0.8, 0.85]
     low, high = scipy.stats.t.interval(0.95, 2, loc=np.mean(values), scale=scipy.stats.sem(values))
-    summary = summarise(values, small_sample=True)
+    summary = summarise(values)
     assert summary.mean == pytest.approx(0.85)
     assert summary.half_width == pytest.approx((high - low) / 2)
-    assert summary.half_width > summarise(values).half_width
+    assert summary.half_width > summarise(values, "normal").half_width
 
 
 def test_nothing_has_no_mean():
@@ -303,3 +304,74 @@ def test_a_method_on_one_of_several_backbones():
     assert row.paired.difference.mean > 0
     with pytest.raises(InputError, match="backbone of ett in run must be one of resnet50"):
         choose(results, "ett@large", "run")
+
+
+# What the paper's tables emphasise.
+
+
+def columns(**levels: float) -> list:
+    """Results of columns on 40 tasks of one set; a level of 0.7 differs from 0.6, not from 0.7."""
+    noise = np.random.default_rng(0).normal(0, 0.05, (len(levels), 40))
+    return [
+        r
+        for (name, level), each in zip(levels.items(), noise, strict=True)
+        for r in cell("birds", name.replace("_at_", "@"), (level + each).tolist())
+    ]
+
+
+def marks(rival: str, bold: str = "test", **levels: float) -> Marks:
+    return Comparison("a", "varying", columns(**levels), rival, bold=bold).marks(["birds"])
+
+
+def test_bold_compares_ours_with_the_rival_only():
+    """Nearest centroids are not part of the paper's test."""
+    found = marks("tsa@r", ncc_at_r=0.9, tsa_at_r=0.5, miv_at_r=0.7)
+    assert found == Marks(frozenset({"miv@r"}))
+    assert marks("tsa@r", ncc_at_r=0.9, tsa_at_r=0.7, miv_at_r=0.5) == Marks(frozenset({"tsa@r"}))
+    assert marks("tsa@r", ncc_at_r=0.1, tsa_at_r=0.7, miv_at_r=0.7) == Marks()
+
+
+@pytest.mark.parametrize(
+    ("levels", "bold", "underlined"),
+    [  # eTT, ours with patches of 8, ours with patches of 16, as in rows of the main table
+        ((0.7, 0.8, 0.6), {"miv@8"}, {"ett@16"}),  # Aircraft
+        ((0.7, 0.7, 0.6), set(), {"ett@16"}),  # VGG Flower
+        ((0.7, 0.6, 0.6), {"ett@16"}, set()),  # Traffic Sign
+        ((0.7, 0.8, 0.8), {"miv@8", "miv@16"}, set()),  # EuroSAT
+        ((0.7, 0.8, 0.7), {"miv@8"}, set()),  # Omniglot
+    ],
+)
+def test_underlined_rivals_are_between_our_two_columns(levels, bold, underlined):
+    names = ("ett_at_16", "miv_at_8", "miv_at_16")
+    found = marks("ett@16", **dict(zip(names, levels, strict=True)))
+    assert found == Marks(frozenset(bold), frozenset(underlined))
+
+
+def test_some_tables_of_the_paper_print_the_highest_in_bold():
+    results = [
+        r
+        for m, a in (("ett@16", 0.65), ("miv@8", 0.6409), ("miv@16", 0.62))
+        for r in cell("birds", m, [a, a]) + cell("signs", m, [a, a])
+    ]
+    found = Comparison("a", "varying", results, "ett@16", bold="highest")
+    assert found.marks(["birds"]).bold == {"ett@16"}
+    assert found.marks(["birds"]).underlined == frozenset()
+    lower = [r for r in results if r.method != "ett@16"] + cell("birds", "ett@16", [0.63, 0.63])
+    lower += cell("signs", "ett@16", [0.63, 0.63])
+    averages = Comparison("a", "varying", lower, "ett@16", bold="highest").averages()
+    assert averages[-1].marks == Marks(frozenset({"miv@8"}), frozenset({"ett@16"}))
+
+
+def test_ablations_average_the_sets_of_md_only():
+    results = cell("birds", "miv", [0.5]) + cell("mnist", "miv", [0.9])
+    (comparison,) = compare(results)
+    assert comparison.complete == ("birds", "mnist")
+    assert comparison.averaged == ("birds",)
+    assert compare(cell("mnist", "miv", [0.9]))[0].averaged == ("mnist",)
+
+
+def test_the_rule_for_intervals_is_the_reports():
+    accuracies = [0.5, 0.7, 0.9]
+    for interval in ("student", "normal"):
+        (comparison,) = compare(cell("birds", "miv", accuracies), interval)
+        assert comparison.cell("birds", "miv").summary == summarise(accuracies, interval)

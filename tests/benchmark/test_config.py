@@ -1,10 +1,19 @@
 """Configurations: what is read, what is refused and with which words."""
 
+from dataclasses import replace
+
 import pytest
 
 from mivhead._util.schema import to_json
 from mivhead.backbones.presets import PAPER
-from mivhead.benchmark.config import MethodConfig, extend, list_tables, load_config, read_config
+from mivhead.benchmark.config import (
+    MethodConfig,
+    choose_sets,
+    extend,
+    list_tables,
+    load_config,
+    read_config,
+)
 from mivhead.benchmark.runner import view_rule
 from mivhead.benchmark.tasks import Task
 from mivhead.errors import InputError
@@ -98,6 +107,73 @@ def test_a_run_grows_but_never_contradicts_itself():
     changed = MethodConfig("miv", params={"steps": 5})
     with pytest.raises(InputError, match="the method 'miv' is"):
         extend(old, read_config({"tasks": 5, "methods": [to_json(changed)]}))
+
+
+def test_a_run_grows_backbone_by_backbone():
+    """As `miv bench run main --backbone NAME` does, whose methods name their backbones."""
+    table = load_config("main")
+    tsa = next(m for m in table.methods if m.name == "tsa")
+    parts = [
+        replace(
+            table,
+            sets=("omniglot",),
+            backbones=(b,),
+            methods=tuple(
+                replace(m, backbones=(b.name,) if m.backbones else ())
+                for m in table.methods_on(b.name)
+            ),
+        )
+        for b in table.backbones
+    ]
+    grown = parts[0]
+    for part in parts[1:]:
+        grown = extend(grown, part)
+    assert [b.name for b in grown.backbones] == [b.name for b in table.backbones]
+    for backbone in table.backbones:
+        names = {m.name for m in grown.methods_on(backbone.name)}
+        assert names == {m.name for m in table.methods_on(backbone.name)}
+    whole = extend(grown, replace(table, sets=("omniglot", "mnist")))
+    assert next(m for m in whole.methods if m.name == "tsa") == tsa
+    assert next(m for m in whole.methods if m.name == "miv").backbones == ()
+    other = replace(tsa, params={"steps": 3}, backbones=())
+    with pytest.raises(InputError, match="the method 'tsa' is"):
+        extend(grown, replace(parts[0], methods=(other,)))
+
+
+def test_tables_on_md_run_its_nine_sets(tmp_path):
+    for name in ("cub200_birds", "dtd", "mnist", "my_photos", "aircraft", "fgvc_aircraft"):
+        (tmp_path / name).mkdir()
+    assert choose_sets(load_config("ablation"), tmp_path) == ("cub200_birds", "dtd", "aircraft")
+    everything = choose_sets(load_config("main"), tmp_path)
+    assert everything == ("cub200_birds", "dtd", "aircraft", "mnist")
+    assert "my_photos" in choose_sets(read_config({}), tmp_path)
+    (tmp_path / "empty" / "x").mkdir(parents=True)
+    with pytest.raises(InputError, match="none of the 9 sets of MD"):
+        choose_sets(load_config("blocks"), tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("backbone", "name", "expected"),
+    [
+        ("resnet50", "quickdraw", 10),
+        ("resnet50", "ChestX", 10),
+        ("dino_resnet50", "cifar100", 10),
+        ("resnet50", "fungi", None),
+        ("dino_vits8", "fungi", 10),
+        ("dino_vits8", "quickdraw345", 5),
+        ("dino_vits8", "Food101", 5),
+        ("dino_vits8", "cifar100", 2),
+        ("dino_vits16", "mscoco", 15),
+        ("deit_small", "quickdraw", None),
+        ("dino_vits8", "my_photos", None),
+    ],
+)
+def test_thresholds_are_lowered_as_the_authors_did(backbone, name, expected):
+    table = load_config("main")
+    assert table.threshold(backbone, name) == expected
+    assert read_config({}).threshold(backbone, name) is None
+    rule = view_rule(MethodConfig("miv", recipe="paper"), PAPER[backbone].preset, None, expected)
+    assert rule.threshold == (expected or PAPER[backbone].preset.threshold)
 
 
 def test_a_run_keeps_to_one_size_of_images():

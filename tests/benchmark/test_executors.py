@@ -10,7 +10,8 @@ import pytest
 
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.executors import Died, make_executor, ray_cluster
-from tests.helpers.worker_calls import CountThreads, Fail, KillWorker, Square
+from mivhead.executors.local import LocalExecutor
+from tests.helpers.worker_calls import CountThreads, Fail, KillWorker, ReadVariable, Square
 
 
 def test_workers_die_and_work_goes_on(monkeypatch):
@@ -66,3 +67,65 @@ def test_a_ray_address_that_swallows_calls_is_told_within_seconds(monkeypatch):
         with pytest.raises(NotAvailableError, match=r"No Ray cluster answers at .*timed out"):
             make_executor("ray", 1, f"{host}:{port}")
         assert time.monotonic() - started < 5
+
+
+def test_every_worker_sees_one_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    executor = make_executor("local", 2, device="cuda")
+    try:
+        calls = [ReadVariable("CUDA_VISIBLE_DEVICES", n) for n in range(2)]
+        assert {seen for _, seen in executor.run(calls)} == {"4", "7"}
+        list(executor.run([KillWorker()]))  # its successor gets the same GPU
+        assert {seen for _, seen in executor.run(calls)} == {"4", "7"}
+    finally:
+        executor.close()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,7"
+
+
+def test_fewer_calls_at_a_time():
+    executor = LocalExecutor(3)
+    try:
+        outcomes = list(executor.run([Square(n) for n in range(4)], 1))
+        assert [n for _, n in outcomes] == [0, 1, 4, 9]  # one after the other
+        assert len(executor._pool) == 1
+    finally:
+        executor.close()
+
+
+class FakeRay:
+    """As much of Ray as the executor needs to be created."""
+
+    exceptions = None
+
+    def __init__(self, gpus):
+        self.resources = {"CPU": 8.0} | ({"GPU": float(gpus)} if gpus else {})
+        self.asked = None
+
+    def init(self, **_):
+        pass
+
+    def shutdown(self):
+        pass
+
+    def cluster_resources(self):
+        return self.resources
+
+    def remote(self, **asked):
+        self.asked = asked
+        return lambda call: call
+
+
+@pytest.mark.parametrize(("device", "gpus", "workers"), [("cpu", 0, 8), ("cuda", 1, 2)])
+def test_calls_on_ray_ask_for_a_gpu(device, gpus, workers, monkeypatch):
+    ray = FakeRay(2)
+    monkeypatch.setattr(ray_cluster, "need", lambda *_: ray)
+    executor = make_executor("ray", 1, device=device)
+    assert ray.asked["num_gpus"] == gpus
+    assert executor.workers == workers
+
+
+def test_a_cluster_without_gpus_is_told_at_once(monkeypatch):
+    monkeypatch.setattr(ray_cluster, "need", lambda *_: FakeRay(0))
+    with pytest.raises(NotAvailableError, match="has no GPU: use --device cpu"):
+        make_executor("ray", 1, device="cuda")

@@ -10,6 +10,7 @@ import pytest
 from mivhead import Features
 from mivhead.backbones.preset import BlockPreset, Preset
 from mivhead.benchmark.gflops import count
+from mivhead.benchmark.samplers import Protocol
 from mivhead.methods.cost import BackboneWork, TaskSize
 
 RESNET50 = BackboneWork(4.09e9, 1.85e9)
@@ -70,3 +71,40 @@ def test_a_second_block_adds_a_quarter_to_the_head():
         growth[title] = two / one
     assert 1.25 < growth["head"] < 1.4
     assert 1.05 < growth["all"] < 1.17
+
+
+@pytest.mark.parametrize(
+    ("name", "threshold", "blocks", "printed"),
+    [  # T = 20, and 5 less for Quick Draw, whose tasks are large
+        ("cu_birds", 20, 1, 21958.6),
+        ("cu_birds", 20, 2, 26716.7),
+        ("quickdraw", 15, 1, 40831.6),
+        ("quickdraw", 15, 2, 50101.2),
+    ],
+)
+def test_the_gflops_that_the_paper_prints(name, threshold, blocks, printed):
+    """The authors' head, by the paper's rule, on tasks as Meta-Dataset samples them: within 2 %."""
+    classes, images = {"cu_birds": (30, 60), "quickdraw": (52, 1000)}[name]
+    maps = Features(
+        [np.zeros((1, 1024, 14, 14), np.float32), np.zeros((1, 2048, 7, 7), np.float32)]
+    )
+    rules, generator = Protocol.parse("varying"), np.random.default_rng(0)
+    counts, ours = [], []
+    for _ in range(200):
+        sizes = np.full(rules.sample_ways(generator, classes), images)
+        shots = tuple(rules.sample_shots(generator, sizes).tolist())
+        views = tuple(s * math.ceil(threshold / s) if s <= threshold else 0 for s in shots)
+        size = TaskSize(shots, views)
+        cost = count(f"miv-blocks{blocks}", maps, size, RESNET50, preset=RESNET50_PRESET)
+        counts.append(cost.gflops_authors)
+        ours.append(cost.gflops_paper)
+    assert np.mean(counts) == pytest.approx(printed, rel=0.02)
+    assert np.mean(ours) < 0.2 * printed
+
+
+def test_the_rivals_are_counted_alike():
+    maps = Features(
+        [np.zeros((1, 1024, 14, 14), np.float32), np.zeros((1, 2048, 7, 7), np.float32)]
+    )
+    cost = count("tsa", maps, TaskSize((5, 5), (0, 0)), RESNET50)
+    assert cost.gflops_authors == cost.gflops_paper

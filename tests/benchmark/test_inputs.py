@@ -135,13 +135,11 @@ def test_an_image_that_the_set_lacks_is_named(source):
 def test_a_limit_or_disk_that_is_too_small_is_an_error_before_extraction(source, monkeypatch):
     missing = find_missing(source, keys_of(source), VIEWS)
     small = FeatureCache(source.features, missing.bytes_needed)  # 90 % of it can be relied on
-    with pytest.raises(NotAvailableError, match="raise it with --cache-gb 1 "):
-        missing.check_space(small, "dots")
+    assert "raise it with --cache-gb 1 " in missing.find_obstacle(small, "dots")
     enough = FeatureCache(source.features, int(missing.bytes_needed / 0.9) + 1)
-    missing.check_space(enough, "dots")
+    assert missing.find_obstacle(enough, "dots") is None
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
-    with pytest.raises(NotAvailableError, match="but the disk has"):
-        missing.check_space(enough, "dots")
+    assert "but the disk has" in missing.find_obstacle(enough, "dots")
 
 
 def test_a_run_does_not_evict_what_it_needs(source):

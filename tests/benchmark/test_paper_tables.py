@@ -39,6 +39,7 @@ COLUMNS = {
         ["ln-tune@deit_small", *DEIT],
         ["ln-tune@dino_vits16", "ett@dino_vits16", "miv@dino_vits8"],
     ],
+    "ln-tune-cost": [["ett@deit_small", "ln-tune@deit_small", "miv@deit_small"]],
     "sdl": [["tsa@sdl_resnet18", "miv@sdl_resnet18"], ["tsa@resnet18", "miv@resnet18"]],
 }
 # Tables whose columns are methods, the same on every backbone.

@@ -7,7 +7,14 @@ import pytest
 
 from mivhead.backbones import list_backbones
 from mivhead.benchmark.compare import BENCHMARKS
-from mivhead.benchmark.published import LITERATURE, _all, literature, published
+from mivhead.benchmark.published import (
+    LITERATURE,
+    _all,
+    _averages,
+    literature,
+    published,
+    published_average,
+)
 
 AVERAGES = [  # backbone, protocol, method, MD, MD+: the paper's rows "Average"
     ("resnet50", "varying", "ncc", 62.7, 63.5),
@@ -81,3 +88,17 @@ def test_the_literature():
         mean = np.mean([each.accuracy for each in found[method].values()])
         assert mean == pytest.approx(expected, abs=0.11)
     assert published("resnet34", "varying", "tsa", "omniglot") is None  # another backbone
+
+
+def test_every_printed_average_is_that_of_the_printed_values():
+    """Each value is rounded, and so is the average."""
+    assert len(_averages()) == 96
+    for (backbone, method, protocol, title), average in _averages().items():
+        values = [published(backbone, protocol, method, name) for name in BENCHMARKS[title]]
+        assert all(values), (backbone, method, title)
+        mean = np.mean([each.accuracy for each in values])
+        assert mean == pytest.approx(average.accuracy, abs=0.11), (backbone, method, title)
+        if average.gflops is not None:
+            assert np.mean([v.gflops for v in values]) == pytest.approx(average.gflops, abs=0.1)
+    assert published_average("resnet50", "varying", "miv-blocks2", "MD").gflops == 32232.3
+    assert published_average("mine", "varying", "miv", "MD") is None

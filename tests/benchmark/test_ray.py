@@ -52,8 +52,8 @@ class Saboteur:
         self.died = self.done = 0
         self.node_lives = True
 
-    def run(self, calls):
-        for call, outcome in self._executor.run(calls):
+    def run(self, calls, most=None):
+        for call, outcome in self._executor.run(calls, most):
             self.died += isinstance(outcome, Died)
             if hasattr(call, "methods"):
                 self.done += 1

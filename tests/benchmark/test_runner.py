@@ -5,6 +5,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from mivhead.backbones.preset import Preprocessing
 from mivhead.benchmark import inputs, runner
 from mivhead.benchmark.live import LiveView
 from mivhead.benchmark.report import write_report
-from mivhead.benchmark.results import RESULTS, read_results
+from mivhead.benchmark.results import RESULTS, read_origin, read_results
 from mivhead.benchmark.runner import Place, run
 from mivhead.benchmark.tasks import TaskSet
 from mivhead.errors import InputError, NotAvailableError
@@ -120,7 +121,7 @@ def test_each_picture_passes_the_backbone_once(place):
     shutil.rmtree(place.folder / "tasks")
     (place.folder / RESULTS).unlink()
     bench(place, backbone, protocols=["5-way 2-shot", "varying"], methods=[MIV, "ncc", "knn"])
-    assert backbone.seen - seen <= 2  # counting flops, once a set
+    assert backbone.seen - seen <= 4  # counting flops and memory, once a set
 
 
 def test_flipped_bits_in_the_features_change_no_accuracy(place):
@@ -199,7 +200,7 @@ class DyingExecutor(InlineExecutor):
     def __init__(self, deadly):
         self.deadly = deadly
 
-    def run(self, calls):
+    def run(self, calls, most=None):
         for call in calls:
             yield call, (Died("it was killed") if self.deadly(call) else call())
 
@@ -243,12 +244,64 @@ def test_a_run_resumes_after_a_full_disk(place, monkeypatch):
 
 def test_size_is_stated_and_limited(place, capsys):
     with pytest.raises(NotAvailableError, match="raise it with --cache-gb"):
-        bench(replace(place, cache_gb=1e-6))
+        bench(replace(place, cache_gb=1e-6, features="cache"))
     bench(place, view=LiveView(), sets=["dots"])
     told = capsys.readouterr().err
     assert "images and" in told
     assert "GB in" in told
     assert "6 of 6" in told
+
+
+def test_features_that_do_not_fit_are_computed_for_each_task(place, capsys):
+    """The same numbers, without a file in the cache, and the price of it is told."""
+    changes = {"sets": ["dots"], "methods": [MIV, "ncc"]}
+    kept = bench(place, **changes)
+    small = replace(place, folder=place.folder.with_name("small"), cache_gb=1e-6)
+    assert numbers(bench(small, view=LiveView(), **changes)) == numbers(kept)
+    told = capsys.readouterr().err
+    assert "computed for each task and dropped" in told
+    assert "raise it with --cache-gb" in told
+    assert FeatureCache(small.folder / "features").info().entries == 0
+    forced = replace(place, folder=place.folder.with_name("forced"), features="task")
+    results = bench(forced, **changes)
+    assert numbers(results) == numbers(kept)
+    assert all(result.backbone_seconds > 0 for result in results)
+
+
+def test_memory_limits_the_number_of_tasks_at_a_time(place, monkeypatch, capsys):
+    class Counting(InlineExecutor):
+        workers = 8
+        limits: ClassVar = []
+
+        def run(self, calls, most=None):
+            self.limits.append(most)
+            return super().run(calls)
+
+    monkeypatch.setattr(runner, "available_memory", lambda: 3_000_000_000)
+    bench(place, executor=Counting(), view=LiveView(), sets=["dots"], methods=["ncc"])
+    assert Counting.limits[-1] == 3  # of a little more than 0.8 GB each
+    assert "3 of 8 workers, because the largest task needs about 0.8 GB" in capsys.readouterr().err
+    monkeypatch.setattr(runner, "available_memory", lambda: 100_000_000)
+    bench(place, executor=Counting(), view=LiveView(), sets=["bars"], methods=["ncc"])
+    assert Counting.limits[-1] == 1
+    assert "0.1 GB are free: it may fail" in capsys.readouterr().err
+
+
+def test_the_device_is_recorded(place):
+    bench(place, sets=["dots"], methods=["ncc"])
+    assert read_origin(place.folder)["device"] == "cpu"
+
+
+def test_all_missing_weights_are_named_at_once(place, monkeypatch):
+    def refuse(entry, device):
+        raise NotAvailableError(f"The weights of {entry.name} are missing.")
+
+    monkeypatch.setattr(runner, "load_once", refuse)
+    several = {"backbones": ["a", "b"], "methods": ["ncc"]}
+    with pytest.raises(
+        NotAvailableError, match=r"2 backbones cannot be loaded:\n- .* a are(.|\n)* b"
+    ):
+        run(config(**several), place)
 
 
 def test_changed_images_are_extracted_again(place, data, tmp_path):
@@ -349,8 +402,8 @@ def test_a_run_shares_its_features_with_fit_and_with_other_runs(place, data, tmp
     seen = backbone.seen
     again = bench(replace(there, folder=tmp_path / "second"), backbone, sets=["dots"])
     assert numbers(again) == numbers(first)
-    # One batch to time the backbone and one image to warm up; one to count operations.
-    assert backbone.seen - seen == BATCH + 2
+    # One batch to time the backbone and one image to warm up; two to count operations and memory.
+    assert backbone.seen - seen == BATCH + 3
     (tasks,) = (TaskSet.load(path) for path in place.folder.glob("tasks/*/dots.json"))
     shots = tasks.tasks[0].support
     seen = backbone.seen

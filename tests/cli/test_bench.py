@@ -7,13 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import torch
 
+from mivhead.backbones import load_backbone
+from mivhead.backbones.timm_models import build
 from mivhead.benchmark.results import RESULTS, read_results
 from mivhead.cli.bench import _join
 from mivhead.cli.main import build_parser, main
-from mivhead.errors import InputError
+from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.bench_data import numbers, write_sets
 
 MIV = "import sys; from mivhead.cli.main import main; sys.exit(main())"
@@ -86,8 +90,35 @@ def join(*arguments):
 def test_weights_belong_to_one_backbone():
     (backbone,) = join("main", "--backbone", "dino_resnet50", "--weights", "my.pth").backbones
     assert (backbone.name, backbone.weights) == ("dino_resnet50", "my.pth")
-    with pytest.raises(InputError, match=r"any of resnet50, deit_small, .*: choose one"):
+    with pytest.raises(InputError, match=r"any of resnet50, deit_small, .*: write --weights"):
         join("main", "--weights", "my.pth")
+
+
+def test_weights_of_several_backbones(tmp_path):
+    named = join("main", "--weights", "resnet50=a.pth", "--weights", "dino_vits8=b.pth").backbones
+    found = {b.name: b.weights for b in named if b.weights}
+    assert found == {"resnet50": "a.pth", "dino_vits8": "b.pth"}
+    with pytest.raises(InputError, match="Did you mean 'resnet50'"):
+        join("main", "--weights", "resnet5=a.pth")
+    for file in ("dino_resnet50_pretrain.pth", "dino_deitsmall8_pretrain.pth", "resnet50.pth"):
+        (tmp_path / file).touch()  # as their authors publish them, or as their backbones
+    (tmp_path / "dino_vits8.safetensors").touch()
+    found = {
+        b.name: Path(b.weights or "").name
+        for b in join("main", "--weights", str(tmp_path)).backbones
+    }
+    assert found["dino_resnet50"] == "dino_resnet50_pretrain.pth"
+    assert found["dino_vits8"] == "dino_vits8.safetensors"  # its own name comes first
+    assert found["resnet50"] == "resnet50.pth"
+    assert found["deit_small"] == ""
+    with pytest.raises(InputError, match=r"no checkpoint .* such as sdl_resnet18.safetensors"):
+        join("sdl", "--weights", str(tmp_path))
+
+
+def test_missing_weights_name_the_file_and_where_it_is_published():
+    with pytest.raises(NotAvailableError, match=r"dino_resnet50_pretrain.pth of github.*dino") as e:
+        load_backbone("dino_resnet50")
+    assert "--weights dino_resnet50=FILE" in str(e.value)
 
 
 def test_options_keep_the_settings_of_names_that_the_configuration_has(tmp_path):
@@ -207,6 +238,54 @@ def test_a_dry_run_runs_nothing(what, data, tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
     assert main(what) == 2
     assert "-o RUN" in capsys.readouterr().err
+
+
+def test_a_dry_run_states_the_price_of_features_both_ways(what, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*what, "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["features"] == "cache"
+    assert plan["task_passes"] > plan["passes"] > 0
+    assert plan["memory"] > 100_000_000
+    small = [*what, "--dry-run", "--cache-gb", "1e-6"]
+    assert main(small) == 0
+    shown = capsys.readouterr().out
+    assert "would drop those of sets that exceed the limit of the cache" in shown
+    assert re.search(r"kept +[\d,]+ .*\ndropped +[\d,]+ ", shown)
+    assert main([*small, "--json"]) == 0
+    dropped = json.loads(capsys.readouterr().out)
+    assert dropped["features"] == "task"
+    expected = dropped["task_hours"] - dropped["extraction_hours"]
+    columns = sum(column["hours"] for column in dropped["columns"])
+    assert dropped["core_hours"] == pytest.approx(columns + dropped["extraction_hours"] + expected)
+
+
+@pytest.mark.slow
+def test_the_documented_path_with_stand_in_weights(tmp_path, capsys):
+    """One command with a folder of checkpoints, the report, and its tables in every format."""
+    weights, run = tmp_path / "checkpoints", tmp_path / "sdl"
+    weights.mkdir()
+    for name, file in (("sdl_resnet18", "model_best.pth.tar"), ("resnet18", "resnet18.pth")):
+        torch.save({"state_dict": build(name, "random").state_dict()}, weights / file)
+    data = write_sets(tmp_path / "data", ("aircraft", "mnist", "my_photos"))
+    small = ["--tasks", "1", "--protocol", "2-way 1-shot", "--workers", "0"]
+    where = ["--data", str(data), "--weights", str(weights), "-o", str(run)]
+    assert main(["bench", "run", "sdl", "--backbone", "resnet18", *small, *where]) == 0
+    assert main(["bench", "run", "sdl", *small, *where]) == 0  # grows by the other backbone
+    found = {(r.set, r.backbone, r.method) for r in read_results(run) if r.error is None}
+    assert found == {
+        (name, backbone, method)
+        for name in ("aircraft", "mnist")  # not a set of MD+: my_photos
+        for backbone in ("sdl_resnet18", "resnet18")
+        for method in ("tsa", "miv")
+    }
+    assert main(["bench", "report", str(run)]) == 0
+    texts = {p.name: p.read_text() for p in (run / "report").iterdir() if p.is_file()}
+    for file in ("report.md", "report.html", "tables.tex"):
+        assert "SDL-ResNet-18" in texts[file]
+        assert "1.96 standard errors" in texts[file]
+    assert len(texts["summary.csv"].splitlines()) == 1 + len(found)
+    assert "paper_accuracy" in texts["summary.csv"]
 
 
 def test_a_backbone_that_the_table_does_not_know_gets_all_methods():

@@ -54,11 +54,12 @@ def test_report(miv, run, tmp_path):
     assert (run / "report" / "report.html").read_text().startswith("<!DOCTYPE html>")
     answer = miv("bench", "report", run, "-o", tmp_path / "new", "--title", "Mine", "--json")
     files = json.loads(answer.out)["files"]
-    assert {Path(file).suffix for file in files[4:]} == {".pdf", ".png"}
-    assert [Path(file).name for file in files[:4]] == [
+    assert {Path(file).suffix for file in files[5:]} == {".pdf", ".png"}
+    assert [Path(file).name for file in files[:5]] == [
         "report.md",
         "tables.tex",
         "results.csv",
+        "summary.csv",
         "report.html",
     ]
     assert Path(files[0]).read_text().startswith("# Mine\n")

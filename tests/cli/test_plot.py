@@ -5,6 +5,9 @@ import json
 import pytest
 from PIL import Image
 
+from mivhead.backbones import load_backbone
+from mivhead.benchmark.episode import draw_episode
+from mivhead.datasets.bundled import write_bundled
 from tests.helpers.extras import needs
 
 pytestmark = needs("matplotlib", "plot")
@@ -86,3 +89,32 @@ def test_both_models_use_the_checkpoint(miv, shots, new, tmp_path):
     missing = miv("plot", "tsne", *models, *drawn)
     assert missing.code == 2
     assert "--weights" in missing.err
+
+
+def test_an_episode_by_one_command(miv, tmp_path):
+    """Samples a task, fits both methods, draws: one panel per block and one for the other."""
+    data, path = write_bundled(tmp_path / "sets"), tmp_path / "episode.svg"
+    small = ("--backbone", "timm:resnet10t", "--weights", "random", "--protocol", "2-way 1-shot")
+    answer = miv(
+        "plot", "episode", "digits", "--data", data, *small, "--compare", "none", "-o", path
+    )
+    assert answer.code == 0, answer.err
+    drawn = path.read_text()
+    assert "block 1 of" in drawn
+    assert "nearest centroids" in drawn
+    answer = miv("plot", "episode", "digits", "--data", data, *small, "--query", "999", "-o", path)
+    assert answer.code == 2
+    assert "has the queries 0 to" in answer.err
+    answer = miv("plot", "episode", "digits", "--data", data, "--compare", "ncc", "-o", path)
+    assert "does not tune the backbone" in answer.err
+
+
+def test_an_episode_with_a_tuned_backbone(tmp_path):
+    data, path = write_bundled(tmp_path / "sets"), tmp_path / "episode.svg"
+    draw_episode(
+        *("digits", data, path),
+        backbone=load_backbone("resnet18", weights="random"),
+        protocol="2-way 1-shot",
+        params={"steps": 1},
+    )
+    assert "tsa" in path.read_text()

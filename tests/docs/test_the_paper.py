@@ -64,3 +64,13 @@ def test_modules_and_links_exist():
         assert (PAGE.parent / target).exists(), target
     headings = {h.lower().replace(" ", "-") for h in re.findall(r"^##+ (.+)$", TEXT, re.MULTILINE)}
     assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= headings
+
+
+def test_every_item_names_tests_that_exist():
+    section = TEXT.split("## How each item was seen")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \|.*\|$", section, re.MULTILINE)
+    assert [int(number) for number in rows] == list(range(1, len(rows) + 1))
+    files = set(re.findall(r"`(tests/[\w/]+\.py)`", section))
+    assert files
+    missing = [file for file in files if not (PAGE.parents[2] / file).exists()]
+    assert not missing

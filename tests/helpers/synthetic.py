@@ -76,6 +76,7 @@ def random_run(
                 values.tolist(),
                 gflops=20 * cost,
                 gflops_paper=10 * cost,
+                gflops_authors=30 if method == "miv" else 10 * cost,
                 adapt_seconds=0.5 * cost,
                 **more,
             )

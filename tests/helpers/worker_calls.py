@@ -45,3 +45,15 @@ class CountThreads:
         from mivhead._util.threads import thread_count
 
         return thread_count(), os.environ["OMP_NUM_THREADS"]
+
+
+@dataclass(frozen=True)
+class ReadVariable:
+    """Return a variable of the worker's environment."""
+
+    name: str
+    number: int = 0
+
+    def __call__(self) -> str | None:
+        time.sleep(0.5)  # so that every worker gets a call
+        return os.environ.get(self.name)

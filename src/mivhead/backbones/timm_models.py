@@ -317,8 +317,8 @@ def _missing(spec: str, reason: str) -> NotAvailableError:
     origin = f", such as {known.origin}" if known else ""
     return NotAvailableError(
         f"The weights of {spec} are missing ({reason}). Give a checkpoint{origin}, with "
-        'weights="FILE" in Python or --weights FILE on the command line; FILE is a .safetensors '
-        "or .pth file."
+        'weights="FILE" in Python or --weights FILE on the command line (in a benchmark also '
+        f"--weights {spec}=FILE); FILE is a .safetensors or .pth file."
     )
 
 

@@ -3,10 +3,11 @@
 A *task* is a support set and a query set (`tasks`, sampled by `samplers`). A *run* applies every
 method of a configuration (`config`) to every task (`runner`): it extracts the features that tasks
 need (`inputs`), fits and measures each method (`measuring`) in some executor (`executors`), and
-stores each *result* in the run folder (`results`). `cost` counts operations, `clock` measures time,
-`estimate` says what a run would take, and `live` shows the progress. `report` and `compare` read
-results; `published` holds the figures of the paper. `open_set` measures how well methods tell their
-classes from everything else.
+stores each *result* in the run folder (`results`). `gflops` counts operations, `clock` measures
+time, `memory` says how many tasks fit, `estimate` what a run would take, `weights` which checkpoint
+belongs to which backbone, and `live` shows the progress. `report` and `compare` read results;
+`published` holds the figures of the paper, and `episode` draws its t-SNE figure. `open_set`
+measures how well methods tell their classes from everything else.
 """
 
 from typing import TYPE_CHECKING

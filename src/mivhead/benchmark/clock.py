@@ -67,8 +67,10 @@ class Clock:
         return Seconds(self._last.spent - before.spent, self._last.wall - before.wall)
 
     def _read(self) -> Seconds:
-        if self._device.type == "cuda":
+        if self._device.type != "cpu":
             import torch
 
-            torch.cuda.synchronize(self._device)  # calls return before their work is done
+            wait = getattr(torch.get_device_module(self._device), "synchronize", None)
+            if wait is not None:
+                wait()  # calls return before their work is done
         return Seconds(self._now(), time.perf_counter())

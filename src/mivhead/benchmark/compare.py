@@ -23,12 +23,15 @@ from mivhead.datasets.catalogue import SETS, find_declared
 from mivhead.errors import InputError, check_one_of
 
 LEVEL = 0.01  # significance level of the paper's tests
+OURS = ("miv", "miv-paper")  # the methods that the paper calls ours
 NORMAL_95 = 1.96
 PRINTED = (  # the order of the paper's tables
     *("omniglot", "aircraft", "cu_birds", "dtd", "quickdraw", "fungi", "vgg_flower"),
     *("traffic_sign", "mscoco", "mnist", "cifar10", "cifar100", "CropDisease", "EuroSAT"),
     *("ISIC", "ChestX", "Food101"),
 )
+Interval = Literal["student", "normal"]  # the rule for half-widths; the paper's is the second
+Bold = Literal["test", "highest"]  # what the paper prints in bold: differs from table to table
 BENCHMARKS = {
     "MD": tuple(each.name for each in SETS if each.benchmark == "MD"),
     "MD+": tuple(each.name for each in SETS if each.benchmark is not None),
@@ -37,32 +40,36 @@ BENCHMARKS = {
 
 @dataclass(frozen=True)
 class Summary:
-    """A mean over tasks with half the width of its 95 % interval."""
+    """A mean over tasks with half the width of its 95 % interval; NaN if one task has none."""
 
     mean: float
     half_width: float
     n: int
 
     def __str__(self) -> str:
-        return f"{100 * self.mean:.1f} ± {100 * self.half_width:.1f}"
+        return f"{100 * self.mean:.1f}{self._interval}"
 
     @property
     def signed(self) -> str:
         """The same with an explicit sign, for differences."""
-        return f"{100 * self.mean:+.1f} ± {100 * self.half_width:.1f}"
+        return f"{100 * self.mean:+.1f}{self._interval}"
+
+    @property
+    def _interval(self) -> str:
+        return "" if math.isnan(self.half_width) else f" ± {100 * self.half_width:.1f}"
 
 
-def summarise(values: ArrayLike, *, small_sample: bool = False) -> Summary:
+def summarise(values: ArrayLike, interval: Interval = "student") -> Summary:
     """Compute the mean of some values and its 95 % interval.
 
     Parameters
     ----------
     values : array-like of shape (n,)
         One value per task.
-    small_sample : bool, default=False
-        Whether to use Student's t with the sample standard deviation, which is wider and correct
-        for few tasks. By default the half-width is 1.96 std / sqrt(n) with the standard deviation
-        of the values themselves (`ddof=0`), as in the paper.
+    interval : {"student", "normal"}, default="student"
+        The rule for its half-width. `"student"`: Student's t with the sample standard deviation,
+        which is correct for few tasks too. `"normal"`: 1.96 std / sqrt(n) with the standard
+        deviation of the values themselves (`ddof=0`), as in the paper.
 
     Returns
     -------
@@ -71,18 +78,21 @@ def summarise(values: ArrayLike, *, small_sample: bool = False) -> Summary:
     Examples
     --------
     >>> str(summarise([0.5, 0.7, 0.9]))
-    '70.0 ± 18.5'
-    >>> str(summarise([0.5, 0.7, 0.9], small_sample=True))
     '70.0 ± 49.7'
+    >>> str(summarise([0.5, 0.7, 0.9], "normal"))
+    '70.0 ± 18.5'
+    >>> str(summarise([0.5]))
+    '50.0'
     """
     x = np.asarray(values, dtype=np.float64)
     if not x.size:
         raise InputError("There are no results to summarise.")
     half_width = NORMAL_95 * x.std() / math.sqrt(x.size)
-    if small_sample:
+    if interval == "student":
         from scipy import stats
 
-        half_width = stats.t.ppf(0.975, x.size - 1) * stats.sem(x)
+        known = x.size > 1
+        half_width = stats.t.ppf(0.975, x.size - 1) * stats.sem(x) if known else math.nan
     return Summary(float(x.mean()), float(half_width), x.size)
 
 
@@ -110,13 +120,15 @@ class Paired:
         return self.p < LEVEL
 
 
-def paired_test(first: ArrayLike, second: ArrayLike) -> Paired:
+def paired_test(first: ArrayLike, second: ArrayLike, interval: Interval = "student") -> Paired:
     """Compare two methods on the same tasks.
 
     Parameters
     ----------
     first, second : array-like of shape (n,)
         Accuracies of the methods, with the tasks in the same order.
+    interval : {"student", "normal"}, default="student"
+        The rule for the interval of the difference, as for `summarise`.
 
     Returns
     -------
@@ -126,14 +138,14 @@ def paired_test(first: ArrayLike, second: ArrayLike) -> Paired:
     --------
     >>> test = paired_test([0.8, 0.9, 0.7, 0.8], [0.6, 0.8, 0.6, 0.5])
     >>> test.difference.signed, round(test.p, 3)
-    ('+17.5 ± 8.1', 0.035)
+    ('+17.5 ± 15.2', 0.035)
     """
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if a.shape != b.shape:
         raise InputError(f"A paired test needs the same tasks, got {a.size} and {b.size} results.")
     # Accuracies are ratios of small integers: smaller differences are rounding errors.
     differences = np.round(a - b, 12)
-    return Paired(summarise(differences), *_p_values(differences))
+    return Paired(summarise(differences, interval), *_p_values(differences))
 
 
 def _p_values(differences: NDArray[np.float64]) -> tuple[float, float]:
@@ -254,6 +266,7 @@ class Cell:
 
     state: State
     results: tuple[Result, ...] = ()
+    interval: Interval = "student"
 
     @property
     def accuracies(self) -> list[float]:
@@ -263,12 +276,26 @@ class Cell:
     @cached_property
     def summary(self) -> Summary | None:
         """Mean accuracy; None if there are no results."""
-        return summarise(self.accuracies) if self.results else None
+        return summarise(self.accuracies, self.interval) if self.results else None
 
     def mean(self, name: str) -> float:
         """Compute the mean of a field of the results, such as `gflops`; NaN if it is unknown."""
         values = [getattr(r, name) for r in self.results]
         return math.nan if None in values else float(np.mean(values))
+
+    @property
+    def printed_gflops(self) -> float:
+        """GFLOPs as the paper prints them, or by its rule in results of earlier versions."""
+        found = self.mean("gflops_authors")
+        return self.mean("gflops_paper") if math.isnan(found) else found
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The methods that a row of a table shows in bold, and underlined."""
+
+    bold: frozenset[str] = frozenset()
+    underlined: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -285,15 +312,15 @@ class Average:
         The other sets of this benchmark, by their declared names, with the reason.
     means : dict of str to float
         By method.
-    best : str or None
-        The method that is significantly better than all others on the tasks of these sets.
+    marks : Marks
+        What to emphasise, by the tasks of these sets.
     """
 
     title: str
     sets: tuple[str, ...]
     missing: dict[str, str]
     means: dict[str, float]
-    best: str | None
+    marks: Marks
 
 
 class Comparison:
@@ -307,7 +334,12 @@ class Comparison:
         From one run. Methods keep the order in which they first occur; sets are in the paper's
         order, followed by all others.
     rival : str or None, default=None
-        The method whose cost is the basis of percentages; None is the costliest.
+        The method that ours is compared with, and whose cost is the basis of percentages; by
+        default every other method, and the costliest one.
+    interval : {"student", "normal"}, default="student"
+        The rule for half-widths, as for `summarise`.
+    bold : {"test", "highest"}, default="test"
+        What is printed in bold (see `marks`).
 
     Attributes
     ----------
@@ -317,10 +349,17 @@ class Comparison:
     """
 
     def __init__(
-        self, backbone: str, protocol: str, results: Sequence[Result], rival: str | None = None
+        self,
+        backbone: str,
+        protocol: str,
+        results: Sequence[Result],
+        rival: str | None = None,
+        *,
+        interval: Interval = "student",
+        bold: Bold = "test",
     ) -> None:
         self.backbone, self.protocol = backbone, protocol
-        self.rival = rival
+        self.rival, self.interval, self.bold = rival, interval, bold
         self.sets = _in_paper_order(r.set for r in results)
         self.methods = tuple(dict.fromkeys(r.method for r in results))
         self.errors = [r for r in results if r.error is not None]
@@ -333,7 +372,7 @@ class Comparison:
         for name, by_method in grouped.items():
             check_same_tasks(chain.from_iterable(by_method.values()))
             for method, cell in _align(by_method).items():
-                self._cells[name, method] = cell
+                self._cells[name, method] = replace(cell, interval=interval)
 
     def cell(self, name: str, method: str) -> Cell:
         """Return the results of one method on one set."""
@@ -345,6 +384,13 @@ class Comparison:
     def complete(self) -> tuple[str, ...]:
         """The sets on which every method has results; averages are computed from these."""
         return tuple(s for s in self.sets if not self._reasons(s))
+
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        """The sets that ablations average: the complete ones of MD, or all if none is of MD."""
+        known = {name: find_declared(name) for name in self.complete}
+        of_md = tuple(n for n, info in known.items() if info and info.name in BENCHMARKS["MD"])
+        return of_md or self.complete
 
     def tasks(self, name: str) -> int:
         """Return the number of tasks of a set that count."""
@@ -360,10 +406,41 @@ class Comparison:
         a, b = (
             [x for name in sets for x in self.cell(name, m).accuracies] for m in (first, second)
         )
-        return paired_test(a, b)
+        return paired_test(a, b, self.interval)
+
+    def marks(self, sets: Sequence[str]) -> Marks:
+        """Choose what a row of the paper's tables emphasises.
+
+        With a rival, ours is bold where it is significantly better than the rival, the rival where
+        it is better than all of ours, and other columns never. If there are several of ours, the
+        rival is underlined where it is not better than the first but better than another one.
+        Without a rival, the best method is bold if it is significantly better than all others.
+        With `bold="highest"`, the highest mean is bold, as printed and without a test, and only
+        averages are underlined.
+        """
+        done = [m for m in self.methods if sets and all(self.cell(s, m).results for s in sets)]
+        ours = [m for m in done if m.partition("@")[0] in OURS]
+        if self.bold == "highest" and len(done) > 1:
+            printed = {m: round(100 * self.mean(m, sets), 1) for m in done}
+            top = frozenset(m for m in done if printed[m] == max(printed.values()))
+            own = [printed[m] for m in ours]
+            rivals = [m for m in done if m == self.rival and own and len(sets) > 1]
+            beaten = [m for m in rivals if min(own) < printed[m] <= own[0]]
+            return Marks(top, frozenset(beaten))
+        if self.rival is None or self.rival not in done or not ours:
+            best = self.best(sets)
+            return Marks(frozenset([best] if best else []))
+        tests = {m: self.paired(m, self.rival, sets) for m in ours}
+        signs = {m: t.significant * np.sign(t.difference.mean) for m, t in tests.items()}
+        bold = {m for m in ours if signs[m] > 0}
+        if all(sign < 0 for sign in signs.values()):
+            bold.add(self.rival)
+        worse = [m for m in ours[1:] if signs[m] < 0]
+        underlined = [self.rival] if worse and signs[ours[0]] >= 0 else []
+        return Marks(frozenset(bold), frozenset(underlined))
 
     def best(self, sets: Sequence[str]) -> str | None:
-        """Find the method that is better than all others, p < 0.01; the paper prints it in bold."""
+        """Find the method that is better than all others, p < 0.01."""
         done = [m for m in self.methods if all(self.cell(s, m).results for s in sets)]
         if not sets or len(done) < 2:
             return None
@@ -392,7 +469,7 @@ class Comparison:
                 missing[declared] = reasons[0]
         used = tuple(s for s in members.values() if s is not None and s in self.complete)
         means = {m: self.mean(m, used) for m in self.methods if used}
-        return Average(title, used, missing, means, self.best(used))
+        return Average(title, used, missing, means, self.marks(used))
 
     def ranked(self) -> tuple[list[str], list[str]]:
         """Return the methods that have results, and the sets on which all of these have some."""
@@ -412,13 +489,15 @@ class Comparison:
         return [phrases[state].format(m) for m, state in states.items() if state != "done"]
 
 
-def compare(results: Iterable[Result]) -> list[Comparison]:
+def compare(results: Iterable[Result], interval: Interval = "student") -> list[Comparison]:
     """Sort the results of a run into one comparison per backbone and protocol.
 
     Parameters
     ----------
     results : iterable of Result
         From one run.
+    interval : {"student", "normal"}, default="student"
+        The rule for half-widths, as for `summarise`.
 
     Returns
     -------
@@ -430,11 +509,20 @@ def compare(results: Iterable[Result]) -> list[Comparison]:
         groups.setdefault((result.backbone, result.protocol), []).append(result)
     if not groups:
         raise InputError("The run has no results yet.")
-    return [Comparison(backbone, protocol, group) for (backbone, protocol), group in groups.items()]
+    return [
+        Comparison(backbone, protocol, group, interval=interval)
+        for (backbone, protocol), group in groups.items()
+    ]
 
 
 def compare_columns(
-    results: Iterable[Result], title: str, columns: Sequence[str], rival: str | None = None
+    results: Iterable[Result],
+    title: str,
+    columns: Sequence[str],
+    rival: str | None = None,
+    *,
+    interval: Interval = "student",
+    bold: Bold = "test",
 ) -> list[Comparison]:
     """Compare methods on different backbones: one comparison per protocol.
 
@@ -447,7 +535,9 @@ def compare_columns(
     columns : sequence of str
         As `METHOD@BACKBONE`, in order; those without results are left out.
     rival : str or None, default=None
-        The column whose cost is the basis of percentages.
+        The column that ours is compared with.
+    interval, bold : str
+        As for `Comparison`.
 
     Returns
     -------
@@ -462,7 +552,14 @@ def compare_columns(
     ):
         groups.setdefault(result.protocol, []).append(result)
     return [
-        Comparison(title, protocol, group, rival if rival in {r.method for r in group} else None)
+        Comparison(
+            title,
+            protocol,
+            group,
+            rival if rival in {r.method for r in group} else None,
+            interval=interval,
+            bold=bold,
+        )
         for protocol, group in groups.items()
     ]
 

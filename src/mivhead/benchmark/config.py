@@ -17,13 +17,15 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from mivhead._util.schema import from_json, to_json
 from mivhead.backbones import DEFAULT_BACKBONE
 from mivhead.backbones.preset import ViewsRule
+from mivhead.backbones.presets import PAPER
 from mivhead.benchmark.samplers import Protocol as SamplingProtocol
-from mivhead.datasets.catalogue import paper_size
+from mivhead.datasets.catalogue import SETS, find_declared, paper_size
+from mivhead.datasets.sets import find_sets
 from mivhead.errors import InputError, check_one_of
 from mivhead.head.recipe import resolve_recipe
 from mivhead.methods.registry import get_method, make_method
@@ -170,12 +172,16 @@ class ComparisonConfig:
     columns : tuple of str
         As `METHOD@BACKBONE`, in the order of the table.
     rival : str, optional
-        The column whose cost is the basis of all percentages; by default the costliest.
+        The column that ours is compared with, and whose cost is the basis of all percentages; by
+        default the costliest.
+    bold : {"test", "highest"}, default="test"
+        What is bold: what is significantly better, or simply the highest accuracy.
     """
 
     title: str
     columns: tuple[str, ...]
     rival: str | None = None
+    bold: Literal["test", "highest"] = "test"
 
     @property
     def name(self) -> str:
@@ -204,11 +210,20 @@ class RunConfig:
     views : int or None, default=4
         Maximum number of augmented views per image. None (`views = "preset"` in TOML): as many as
         the backbone's preset gives, as in the paper.
+    benchmark : {"MD", "MD+"}, optional
+        Without `sets`: the run uses the sets of this benchmark that are in the data folder, instead
+        of all sets there.
     paper_sizes : bool, default=False
         Whether images of MNIST, CIFAR-10 and CIFAR-100 are first resized to 84 x 84 pixels
         (Lanczos), as the paper's authors did. All tables of the paper set it.
+    paper_thresholds : bool, default=False
+        Whether T is lowered on some sets, as the paper's authors did for lack of memory
+        (`mivhead.backbones.presets.PaperBackbone.lowered`). All tables of the paper set it.
     comparisons : tuple of ComparisonConfig, optional
         What reports compare across backbones.
+    interval : {"student", "normal"}, default="student"
+        The rule for intervals in reports: Student's t, or 1.96 standard errors as in the paper. All
+        tables of the paper set the second.
 
     Examples
     --------
@@ -228,8 +243,11 @@ class RunConfig:
     tasks: int = 600
     seed: int = 0
     views: int | None = 4
+    benchmark: Literal["MD", "MD+"] | None = None
     paper_sizes: bool = False
+    paper_thresholds: bool = False
     comparisons: tuple[ComparisonConfig, ...] = ()
+    interval: Literal["student", "normal"] = "student"
 
     def __post_init__(self) -> None:
         for name, least in (("tasks", 1), ("seed", 0), ("views", 0)):
@@ -272,6 +290,26 @@ class RunConfig:
         tuple of MethodConfig
         """
         return tuple(method for method in self.methods if method.runs_on(backbone))
+
+    def threshold(self, backbone: str, name: str) -> int | None:
+        """Return T where the paper's authors lowered it; None to take it from the preset.
+
+        Parameters
+        ----------
+        backbone : str
+            Name of a backbone in the configuration.
+        name : str
+            Name of a data set.
+
+        Returns
+        -------
+        int or None
+        """
+        sources = {each.name: each.source for each in self.backbones}
+        known, info = PAPER.get(sources.get(backbone, backbone)), find_declared(name)
+        if not self.paper_thresholds or known is None or info is None:
+            return None
+        return known.lowered.get(info.name)
 
     def as_json(self) -> dict[str, Any]:
         """Return the configuration as plain values for a JSON document.
@@ -322,6 +360,53 @@ def load_config(source: str | Path) -> RunConfig:
     RunConfig
     """
     return read_config(_read_toml(source), str(source))
+
+
+def sets_of(benchmark: str | None) -> list[str]:
+    """Return the names of the sets of a benchmark; of MD+ if none is given.
+
+    >>> len(sets_of("MD")), len(sets_of("MD+"))
+    (9, 17)
+    """
+    return [s.name for s in SETS if s.benchmark == "MD" or (s.benchmark and benchmark != "MD")]
+
+
+def choose_sets(config: RunConfig, data: str | Path) -> tuple[str, ...]:
+    """Return the sets of a run: those it names, or those of its benchmark in the data folder.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The run.
+    data : str or Path
+        The data folder.
+
+    Returns
+    -------
+    tuple of str
+        Names of folders; if several hold the same set of the paper, the one with its own name.
+    """
+    if config.sets:
+        return config.sets
+    there = find_sets(data)
+    if config.benchmark is None:
+        return there
+    wanted = sets_of(config.benchmark)
+    found: dict[str, str] = {}
+    for name in there:
+        info = find_declared(name)
+        if (
+            info is not None
+            and info.name in wanted
+            and (name == info.name or info.name not in found)
+        ):
+            found[info.name] = name
+    if not found:
+        raise InputError(
+            f"{data} holds none of the {len(wanted)} sets of {config.benchmark}, which this "
+            "configuration runs on: name other sets with --sets, or see `miv data list`."
+        )
+    return tuple(found[name] for name in wanted if name in found)
 
 
 @dataclass(frozen=True)
@@ -394,11 +479,23 @@ there and 60 here; choose another folder.
         _agree(name, getattr(old, name), getattr(new, name))
     if any(map(paper_size, old.sets + new.sets)):  # for other sets it has no effect
         _agree("paper_sizes", old.paper_sizes, new.paper_sizes)
+    lowered = [
+        (backbone.name, name)
+        for config in (old, new)
+        for backbone in config.backbones
+        for name in config.sets
+        if replace(config, paper_thresholds=True).threshold(backbone.name, name)
+    ]
+    if lowered:
+        _agree("paper_thresholds", old.paper_thresholds, new.paper_thresholds)
     return replace(
         old,
         paper_sizes=new.paper_sizes,
+        paper_thresholds=new.paper_thresholds,
+        interval=new.interval,
+        benchmark=new.benchmark,
         backbones=_merge("backbone", old.backbones, new.backbones),
-        methods=_merge("method", old.methods, new.methods),
+        methods=_merge_methods(old, new),
         sets=tuple(dict.fromkeys(old.sets + new.sets)),
         protocols=tuple(dict.fromkeys(old.protocols + new.protocols)),
         comparisons=_merge("comparison", old.comparisons, new.comparisons),
@@ -410,6 +507,24 @@ def _merge(title: str, old: Sequence[T], new: Sequence[T]) -> tuple[T, ...]:
     for each in new:
         _agree(f"the {title} {each.name!r}", known.setdefault(each.name, each), each)
     return tuple(known.values())
+
+
+def _merge_methods(old: RunConfig, new: RunConfig) -> tuple[MethodConfig, ...]:
+    """Let each method run on the backbones of both commands; all else must agree."""
+    known: dict[str, MethodConfig] = {}
+    for config in (old, new):
+        everywhere = tuple(backbone.name for backbone in config.backbones)
+        for each in config.methods:
+            there = known.get(each.name, replace(each, backbones=()))
+            bare = [replace(method, backbones=()) for method in (there, each)]
+            _agree(f"the method {each.name!r}", *bare)
+            names = there.backbones + (each.backbones or everywhere)
+            known[each.name] = replace(there, backbones=tuple(dict.fromkeys(names)))
+    total = {backbone.name for config in (old, new) for backbone in config.backbones}
+    return tuple(
+        replace(each, backbones=()) if set(each.backbones) == total else each
+        for each in known.values()
+    )
 
 
 def _agree(name: str, there: object, here: object) -> None:

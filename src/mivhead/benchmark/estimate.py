@@ -16,19 +16,21 @@ from pathlib import Path
 
 import numpy as np
 
-from mivhead.backbones.base import Backbone
+from mivhead.backbones.base import Backbone, default_device
 from mivhead.benchmark.clock import Clock
-from mivhead.benchmark.config import BackboneConfig, MethodConfig, RunConfig
+from mivhead.benchmark.config import BackboneConfig, MethodConfig, RunConfig, sets_of
 from mivhead.benchmark.gflops import count, measure_backbone
 from mivhead.benchmark.inputs import Inputs, ViewLimit, plain_features
+from mivhead.benchmark.memory import PROCESS, candidate_bytes, feature_bytes
 from mivhead.benchmark.runner import view_rule
 from mivhead.benchmark.samplers import LeftOut, Protocol, sample_tasks
-from mivhead.datasets.catalogue import SETS, find_declared, paper_size
+from mivhead.datasets.catalogue import find_declared, paper_size
 from mivhead.datasets.sets import find_sets, open_set
 from mivhead.errors import MivError
 from mivhead.executors.local import one_thread
 from mivhead.extraction.cache import entry_size
 from mivhead.features import Features
+from mivhead.head.blocks import BlockConfig, resolve_blocks
 from mivhead.images.augmentation import views_per_image
 from mivhead.methods.cost import BackboneWork, TaskSize
 from mivhead.methods.registry import make_method
@@ -94,9 +96,15 @@ class Plan:
     passes : int
         Images and views that pass a backbone, over all backbones.
     bytes : int
-        Size of their features.
+        Size of their features, if they are kept.
     extraction_hours : float
         Hours of one core for those passes.
+    largest : int
+        Size of the features of one backbone on one set, at most: what the cache has to hold.
+    task_passes, task_hours
+        The same numbers if features are computed for each task and dropped.
+    memory : int
+        Bytes that the largest task needs, about.
     """
 
     backbones: tuple[BackbonePlan, ...]
@@ -106,6 +114,10 @@ class Plan:
     passes: int
     bytes: int
     extraction_hours: float
+    largest: int = 0
+    task_passes: int = 0
+    task_hours: float = 0.0
+    memory: int = 0
 
     @property
     def hours(self) -> float:
@@ -165,40 +177,87 @@ def estimate(
         for each in counted
         for protocol in config.protocols
     }
-    backbones, columns, passes, size, hours = [], [], 0, 0, 0.0
+    backbones, columns, total = [], [], _Passes()
     for entry in config.backbones:
         measured = _Measured.load(entry, device)
         backbones.append(measured.plan)
         methods = config.methods_on(entry.name)
-        rules = {m.name: view_rule(m, measured.backbone.preset, config.views) for m in methods}
+        rules = {
+            (method.name, each.name): view_rule(
+                method,
+                measured.backbone.preset,
+                config.views,
+                config.threshold(entry.name, each.name),
+            )
+            for method in methods
+            for each in counted
+        }
         columns += [
-            _column(measured, method, rules[method.name], config.tasks, list(shapes.values()))
+            _column(
+                measured,
+                method,
+                [(rules[method.name, name], found) for (name, _), found in shapes.items()],
+                config.tasks,
+            )
             for method in methods
         ]
-        on_features = [rules[m.name] for m in methods if not m.needs_images]
-        if on_features:
-            own = sum(
-                _count_passes(
-                    each.images,
-                    [s for p in config.protocols for s in shapes[each.name, p]],
-                    on_features,
-                    config.tasks * len(config.protocols),
-                )
-                for each in counted
-            )
-            passes += own
-            size += own * measured.plan.bytes
-            hours += own * measured.plan.seconds / 3600
+        for each in counted:
+            on_features = [rules[m.name, each.name] for m in methods if not m.needs_images]
+            own = [s for p in config.protocols for s in shapes[each.name, p]]
+            if on_features and own:
+                tasks = config.tasks * len(config.protocols)
+                total.add(measured, each.images, own, on_features, tasks)
     tasks = config.tasks * sum(bool(found) for found in shapes.values())
-    return Plan(tuple(backbones), sets, tuple(columns), tasks, passes, size, hours)
+    return Plan(tuple(backbones), sets, tuple(columns), tasks, **vars(total))
+
+
+@dataclass
+class _Passes:
+    """What passes the backbones, summed over backbones and sets; fields as in `Plan`."""
+
+    passes: int = 0
+    bytes: int = 0
+    extraction_hours: float = 0.0
+    largest: int = 0
+    task_passes: int = 0
+    task_hours: float = 0.0
+    memory: int = 0
+
+    def add(
+        self,
+        measured: _Measured,
+        images: int,
+        shapes: Sequence[_TaskShape],
+        rules: Sequence[ViewLimit],
+        tasks: int,
+    ) -> None:
+        """Add one backbone on one set."""
+        once = _count_passes(images, shapes, rules, tasks)
+        views = [max(sum(shape.size(rule).views) for rule in rules) for shape in shapes]
+        drawn = [shape.drawn + more for shape, more in zip(shapes, views, strict=True)]
+        every = round(tasks * float(np.mean(drawn)))
+        each, hour = measured.plan.bytes, measured.plan.seconds / 3600
+        self.passes += once
+        self.bytes += once * each
+        self.largest = max(self.largest, once * each)
+        self.extraction_hours += once * hour
+        self.task_passes += every
+        self.task_hours += every * hour
+        trained = [sum(s.shots) + more for s, more in zip(shapes, views, strict=True)]
+        need = PROCESS + feature_bytes(measured.features) * max(drawn)
+        need += candidate_bytes(measured.blocks) * max(trained)
+        self.memory = max(self.memory, need)
 
 
 def _plan_sets(config: RunConfig, data: Path | None, full: bool) -> Iterator[SetPlan]:
     there = list(find_sets(data)) if data is not None else []
-    wanted = list(config.sets or there)
+    of_paper = set(sets_of(config.benchmark))
+    declared = {name: info.name for name in there if (info := find_declared(name)) is not None}
+    usual = [n for n in there if config.benchmark is None or declared.get(n) in of_paper]
+    wanted = list(config.sets or usual)
     if full:
         known = {info.name for name in wanted if (info := find_declared(name)) is not None}
-        wanted += [each.name for each in SETS if each.name not in known]
+        wanted += [name for name in sets_of(config.benchmark) if name not in known]
     for name in wanted:
         info = find_declared(name)
         if data is not None and name in there:
@@ -268,14 +327,15 @@ def _distinct(images: int, drawn: float, tasks: int) -> float:
 def _column(
     measured: _Measured,
     method: MethodConfig,
-    rule: ViewLimit,
+    shapes: Sequence[tuple[ViewLimit, Sequence[_TaskShape]]],
     tasks: int,
-    shapes: Sequence[Sequence[_TaskShape]],
 ) -> ColumnPlan:
-    """Average the seconds of a method over the sampled tasks of every set."""
+    """Average the seconds of a method over the sampled tasks of every set and its rule."""
     name, backbone = method.name, measured.plan.name
     means = []
-    for of_set in filter(None, shapes):
+    for rule, of_set in shapes:
+        if not of_set:
+            continue
         spent = [measured.seconds(method, shape.size(rule)) for shape in of_set]
         known = [seconds for seconds in spent if seconds is not None]
         if len(known) < len(spent):
@@ -294,6 +354,12 @@ class _Measured:
     plan: BackbonePlan
     flops: BackboneWork | None
     features: Features  # of one image
+    device: str | None = None
+
+    @property
+    def blocks(self) -> Sequence[BlockConfig]:
+        """The blocks as the head sees them."""
+        return resolve_blocks(self.features, self.backbone.preset)
 
     @classmethod
     def load(cls, entry: BackboneConfig, device: str | None) -> _Measured:
@@ -311,7 +377,7 @@ class _Measured:
             seconds = clock.lap().spent
         size = entry_size({name: t[0] for name, t in features.tensors.items()})
         plan = BackbonePlan(entry.name, missing, seconds, size)
-        return cls(backbone, plan, measure_backbone(backbone), features)
+        return cls(backbone, plan, measure_backbone(backbone), features, device)
 
     def seconds(self, method: MethodConfig, size: TaskSize) -> float | None:
         """Estimate the seconds of an adaptation; None for a method that does not count its work."""
@@ -348,9 +414,12 @@ class _Measured:
         size = TaskSize((5, 5), (0, 0))
         cost = count("miv-paper", noise, size, None, preset=preset, params={"steps": steps})
         with one_thread():
-            head = make_method("miv-paper", preset=preset, random_state=0, steps=steps)
+            device = str(default_device(self.device))
+            head = make_method(
+                "miv-paper", preset=preset, random_state=0, steps=steps, device=device
+            )
             head.fit(noise, labels)  # warms up
-            clock = Clock("cpu")
+            clock = Clock(device)
             head.fit(noise, labels)
             spent = clock.lap().spent
         return (cost.gflops or 0.0) / max(spent, 1e-6)

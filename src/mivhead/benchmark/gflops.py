@@ -1,9 +1,10 @@
-"""GFLOPs of an adaptation: all arithmetic, and by the paper's rule.
+"""GFLOPs of an adaptation: all arithmetic, by the paper's rule, and as the paper prints them.
 
 All arithmetic: multiplications and additions of convolutions, matrix products, attention, L1
 distances, cosines and factorisations, forward and backward, in units of 10^9. By the paper's rule:
 a multiply-add counts once, only matrix products and convolutions count, a training step is three
-forward passes, and the unit is 2^30; ratios of such counts can be compared with the paper's.
+forward passes, and the unit is 2^30. As the paper prints them: the same rule, applied to the
+implementation of its authors, which does more work (`mivhead.methods.miv.authors_work`).
 
 Every method counts its own work (`mivhead.methods.cost`); this module adds the backbone's.
 """
@@ -30,10 +31,21 @@ PAPER_GIGA = 2.0**30
 
 @dataclass(frozen=True)
 class Cost:
-    """GFLOPs of one adaptation, the backbone's passes included; None if they are not known."""
+    """GFLOPs of one adaptation, the backbone's passes included; None if they are not known.
+
+    Parameters
+    ----------
+    gflops : float or None
+        All arithmetic, in units of 10^9.
+    gflops_paper : float or None
+        By the paper's rule, in units of 2^30.
+    gflops_authors : float or None
+        By the same rule for the authors' implementation: what the paper prints.
+    """
 
     gflops: float | None
     gflops_paper: float | None
+    gflops_authors: float | None
 
 
 def count(
@@ -68,7 +80,7 @@ def count(
     Returns
     -------
     Cost
-        Both values are None for a method that does not count its work.
+        All values are None for a method that does not count its work.
 
     Examples
     --------
@@ -94,9 +106,10 @@ def count(
 def _cost(work: Work | None, frozen: float) -> Cost:
     """Add the multiply-adds of a frozen backbone's pass."""
     if work is None:
-        return Cost(None, None)
+        return Cost(None, None, None)
     total = 2 * (work.products + frozen) + work.others
-    return Cost(total / GIGA, (work.paper + frozen) / PAPER_GIGA)
+    authors = work.paper if work.authors is None else work.authors
+    return Cost(total / GIGA, (work.paper + frozen) / PAPER_GIGA, (authors + frozen) / PAPER_GIGA)
 
 
 def measure_backbone(backbone: Backbone) -> BackboneWork | None:

@@ -224,7 +224,16 @@ class TaskFeatures:
     What the cache has lost in the meantime is extracted again.
     """
 
-    def __init__(self, inputs: Inputs, task: Task, keys: TaskKeys) -> None:
+    def __init__(self, inputs: Inputs, task: Task, keys: TaskKeys | Sequence[int]) -> None:
+        """Read the features of a task by their keys.
+
+        Given the number of views of each support image instead, pass the images through the
+        backbone and keep nothing of it, as the paper's authors do.
+        """
+        if not isinstance(keys, TaskKeys):
+            self._starts = np.cumsum([0, *keys])
+            self._compute(inputs, task, keys)
+            return
         counts = [len(own) for own in keys.views]
         try:
             self._read(inputs.cache, keys)
@@ -233,6 +242,19 @@ class TaskFeatures:
             Extraction(inputs, tuple(needed.items()))()
             self._read(inputs.cache, keys)
         self._starts = np.cumsum([0, *counts])  # of the views of each support image
+
+    def _compute(self, inputs: Inputs, task: Task, counts: Sequence[int]) -> None:
+        images, ids = inputs.open_images(), task.images
+        rows = {id_: row for row, id_ in enumerate(images.ids)}
+        others = len(ids) - len(task.support)
+        plan = number_views([*counts, *[0] * others], inputs.seed)
+        chosen = images.take(rows[id_] for id_ in ids)
+        table = extract_table(inputs.open_backbone(), chosen, plan, verbose=False)
+        ends = np.cumsum([len(task.support), len(task.queries), len(task.unlabelled)])
+        self.support = table.features[: ends[0]]
+        self.queries = table.features[ends[0] : ends[1]]
+        self.unlabelled = table.features[ends[1] :] if task.unlabelled else None
+        self.views = table.views
 
     def _read(self, cache: FeatureCache, keys: TaskKeys) -> None:
         views = [key for own in keys.views for key in own]
@@ -350,12 +372,18 @@ class Missing:
     bytes: int
     bytes_needed: int
 
-    def check_space(self, cache: FeatureCache, name: str) -> None:
-        """Raise an error if the features of a set do not fit into the cache or onto the disk."""
+    def find_obstacle(self, cache: FeatureCache, name: str) -> str | None:
+        """Say why the features of a set do not fit into the cache or onto the disk, if so.
+
+        Raises
+        ------
+        NotAvailableError
+            If the cache cannot be used at all.
+        """
         ways = "use fewer --views or fewer --tasks, or another folder with --cache"
         if self.bytes_needed > cache.capacity:
             least = self.bytes_needed * cache.limit / cache.capacity / 1e9
-            raise NotAvailableError(
+            return (
                 f"The features of {name} take {self.bytes_needed / 1e9:.3f} GB, which exceeds the "
                 f"limit of the feature cache {cache.folder}, {cache.limit / 1e9:.3f} GB: raise it "
                 f"with --cache-gb {math.ceil(least)} (or MIV_CACHE_GB), or {ways}."
@@ -368,10 +396,11 @@ class Missing:
                 f"The feature cache {cache.folder} cannot be used: {error.strerror or error}."
             ) from error
         if self.bytes > free:
-            raise NotAvailableError(
+            return (
                 f"The features of {name} need another {self.bytes / 1e9:.3f} GB in {cache.folder}, "
                 f"but the disk has {free / 1e9:.3f} GB left: free some space, {ways}."
             )
+        return None
 
 
 def find_missing(inputs: Inputs, keys: FeatureKeys, views: Mapping[str, int]) -> Missing:

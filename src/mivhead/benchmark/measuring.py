@@ -23,6 +23,7 @@ from mivhead.benchmark.clock import Clock, Seconds
 from mivhead.benchmark.config import MethodConfig
 from mivhead.benchmark.gflops import count
 from mivhead.benchmark.inputs import Inputs, TaskFeatures, TaskKeys, ViewLimit, plain_features
+from mivhead.benchmark.memory import PIXELS, PROCESS, TUNING
 from mivhead.benchmark.results import Result
 from mivhead.benchmark.tasks import Task
 from mivhead.errors import MivError
@@ -60,8 +61,9 @@ class TaskRun:
         The task.
     seed : int
         Random seed of the methods on this task.
-    keys : TaskKeys or None
-        Keys of the features; None if the methods need images.
+    keys : TaskKeys, tuple of int or None
+        Keys of the features in the cache. A tuple of int: the views of each support image, to
+        compute the features for this task alone. None if the methods need images.
     blank : Result
         A result that names the backbone, the data set, the protocol and the task.
     methods, rules : tuple
@@ -76,7 +78,7 @@ class TaskRun:
     preset: Preset
     task: Task
     seed: int
-    keys: TaskKeys | None
+    keys: TaskKeys | tuple[int, ...] | None
     blank: Result
     methods: tuple[MethodConfig, ...]
     rules: tuple[ViewLimit, ...]
@@ -106,9 +108,24 @@ class TaskRun:
                 # A failed task must not end a run of a week: it is recorded and shown.
                 except Exception as error:
                     failed = replace(blank, error=describe_failure(error))
+                    release_memory(self.inputs.device)
                     known = isinstance(error, MivError)  # its message says what to do
                     outcomes.append(Outcome(failed, None if known else format_exc()))
         return outcomes
+
+    @property
+    def needs_backbone(self) -> bool:
+        """Whether the call loads the backbone, because no cache holds its features."""
+        return not isinstance(self.keys, TaskKeys)
+
+    def estimate_bytes(self, features: int, candidates: int) -> int:
+        """Estimate the memory of the call from the bytes of one image."""
+        views = int(np.max([rule.count(self.task) for rule in self.rules], axis=0).sum())
+        images = len(self.task.images) + views
+        if self.keys is None:
+            return PROCESS + TUNING + PIXELS * images
+        trained = len(self.task.support) + views
+        return PROCESS + features * images + candidates * trained
 
     def split(self) -> list[TaskRun]:
         """Return one call per method, to find the method that kills the worker."""
@@ -183,7 +200,7 @@ class TaskRun:
             with suppress(Exception):  # a few images may be too few; only the task itself counts
                 prepared.warm_up(labels, one_step(method))
         classifier = prepared.make({})
-        memory, clock = PeakMemory(), Clock(self.inputs.device)
+        memory, clock = PeakMemory(self.inputs.device), Clock(self.inputs.device)
         classifier.fit(prepared.support, labels, **prepared.views)
         adapted, peak = clock.lap(), memory.bytes()
         clock.lap()
@@ -212,6 +229,7 @@ class TaskRun:
             peak_bytes=peak,
             gflops=cost.gflops,
             gflops_paper=cost.gflops_paper,
+            gflops_authors=cost.gflops_authors,
         )
 
 
@@ -301,9 +319,9 @@ _RESET_PEAK = "5"  # see proc(5)
 class PeakMemory:
     """Peak of the memory taken since this object was created, in bytes.
 
-    Memory that was freed but kept for reuse is first returned to the system, so that code that
-    reuses it does not look cheap. Only Linux lets a process reset its high-water mark; on other
-    systems the result is 0.
+    On a GPU it is the device's memory. On a CPU it is that of the process: memory that was freed
+    but kept for reuse is first returned to the system, so that code that reuses it does not look
+    cheap. Only Linux lets a process reset its high-water mark; on other systems the result is 0.
 
     Examples
     --------
@@ -313,16 +331,39 @@ class PeakMemory:
     True
     """
 
-    def __init__(self) -> None:
-        _trim()
+    def __init__(self, device: str | None = None) -> None:
         self._before: int | None = None
+        self._device = _memory_of(device)
+        if self._device is not None:
+            self._device.reset_peak_memory_stats()
+            self._before = self._device.memory_allocated()
+            return
+        _trim()
         with suppress(OSError):
             _CLEAR.write_text(_RESET_PEAK)
             self._before = _read_status("VmRSS")
 
     def bytes(self) -> int:
         """Return the peak so far."""
+        if self._device is not None and self._before is not None:
+            return max(0, int(self._device.max_memory_allocated()) - self._before)
         return 0 if self._before is None else max(0, _read_status("VmHWM") - self._before)
+
+
+def _memory_of(device: str | None) -> Any:
+    """Return PyTorch's module for a device that counts its own memory; None for a CPU."""
+    kind = "cpu" if device is None else torch.device(device).type
+    module = None if kind == "cpu" else torch.get_device_module(kind)
+    return module if hasattr(module, "max_memory_allocated") else None
+
+
+def release_memory(device: str | None) -> None:
+    """Return what a failed method left in the allocator's cache to the device."""
+    kind = "cpu" if device is None else torch.device(device).type
+    if kind != "cpu":
+        empty = getattr(torch.get_device_module(kind), "empty_cache", None)
+        if empty is not None:
+            empty()
 
 
 def _read_status(name: str) -> int:

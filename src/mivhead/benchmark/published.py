@@ -20,6 +20,7 @@ from pathlib import Path
 from mivhead.datasets.catalogue import find_declared
 
 FILE = Path(__file__).with_name("published.csv")
+AVERAGES = Path(__file__).with_name("published_averages.csv")
 
 # With two blocks, the head of ResNet-50 is the complete one.
 _COMPLETE_HEAD = ("resnet50", "miv-blocks2")
@@ -80,11 +81,28 @@ def published(backbone: str, protocol: str, method: str, name: str) -> Published
     info = find_declared(name)
     if info is None:
         return None
+    backbone, method = _column(backbone, method)
+    return _all().get((backbone, protocol, method, info.name))
+
+
+def published_average(
+    backbone: str, protocol: str, method: str, benchmark: str
+) -> Published | None:
+    """Find the average over MD or MD+ that the paper prints.
+
+    >>> published_average("resnet50", "varying", "miv", "MD").accuracy
+    78.3
+    """
+    return _averages().get((*_column(backbone, method), protocol, benchmark))
+
+
+def _column(backbone: str, method: str) -> tuple[str, str]:
+    """Return backbone and method as the paper's tables have them."""
     if "@" in method:  # a column across backbones
         method, _, backbone = method.partition("@")
     if method == "miv-paper" or (backbone, method) == _COMPLETE_HEAD:
         method = "miv"
-    return _all().get((backbone, protocol, method, info.name))
+    return backbone, method
 
 
 LITERATURE = "literature"  # instead of a protocol
@@ -113,6 +131,21 @@ def _all() -> Mapping[tuple[str, str, str, str], Published]:
                     float(row[key]) if row[key] else None
                     for key in ("half_width", "gflops", "train_seconds", "infer_seconds")
                 ),
+            )
+            for row in csv.DictReader(file)
+        }
+
+
+@cache
+def _averages() -> Mapping[tuple[str, str, str, str], Published]:
+    with AVERAGES.open(encoding="utf-8", newline="") as file:
+        return {
+            (row["backbone"], row["method"], row["protocol"], row["benchmark"]): Published(
+                float(row["accuracy"]),
+                None,
+                float(row["gflops"]) if row["gflops"] else None,
+                None,
+                None,
             )
             for row in csv.DictReader(file)
         }

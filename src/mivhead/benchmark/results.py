@@ -84,6 +84,9 @@ class Result:
     adapt_wall, infer_wall, backbone_wall : float or None, default=None
         The same durations by the wall clock, which depend on what else the machine was doing; None
         in results of earlier versions.
+    gflops_authors : float or None, default=None
+        `gflops_paper` for the implementation of the paper's authors, as the paper prints it; None
+        in results of earlier versions too.
     """
 
     backbone: str
@@ -108,6 +111,7 @@ class Result:
     adapt_wall: float | None = None
     infer_wall: float | None = None
     backbone_wall: float | None = None
+    gflops_authors: float | None = None
 
     @property
     def key(self) -> ResultKey:
@@ -143,6 +147,19 @@ def read_results(run: str | Path) -> list[Result]:
     if not path.is_file():
         raise InputError(f"{run} does not contain results of `miv bench run`.")
     return _latest(_parse(path, path.read_bytes())[0])
+
+
+def describe_device(device: str | None) -> str:
+    """Name a device and, if it is a GPU, its model.
+
+    >>> describe_device("cpu")
+    'cpu'
+    """
+    import torch
+
+    if device is None or torch.device(device).type != "cuda":
+        return device or "cpu"
+    return f"{device} ({torch.cuda.get_device_name(device)})"
 
 
 def describe_process() -> dict[str, str]:
@@ -187,6 +204,11 @@ def read_origin(run: str | Path) -> dict[str, str]:
     if not entries:
         return {}
     origin = {str(key): str(value) for key, value in entries[0].items()}
+    devices = dict.fromkeys(str(e["device"]) for e in entries if "device" in e)
+    if len(devices) > 1:
+        origin["device"] = (
+            f"{', '.join(devices)}: times of different devices cannot be compared with each other"
+        )
     if len(entries) > 1:
         origin["resumed"] = f"{len(entries) - 1} times, last {entries[-1].get('time', 'unknown')}"
     return origin
@@ -225,6 +247,8 @@ class RunFolder:
     config : RunConfig
         What to run. What earlier commands ran in the same folder is kept, but both must agree
         (`mivhead.benchmark.config.extend`).
+    device : str, optional
+        Where it runs, for the record.
 
     Attributes
     ----------
@@ -244,9 +268,10 @@ class RunFolder:
     0 ('birds',)
     """
 
-    def __init__(self, folder: str | Path, config: RunConfig) -> None:
+    def __init__(self, folder: str | Path, config: RunConfig, device: str | None = None) -> None:
         self.folder = Path(folder)
         self.config = config
+        self.device = device
         self.results: dict[ResultKey, Result] = {}
         self.seconds: dict[str, Seconds] = {}
         self.version: str | None = None
@@ -304,7 +329,8 @@ class RunFolder:
             }
         self._write_json(CONFIG, {VERSION: __version__} | config.as_json())
         with (self.folder / COMMANDS).open("a", encoding="utf-8", errors="backslashreplace") as log:
-            log.write(json.dumps(describe_process()) + "\n")
+            used = {} if self.device is None else {"device": self.device}
+            log.write(json.dumps(describe_process() | used) + "\n")
 
     def _write_json(self, name: str, document: dict[str, Any]) -> None:
         write_text(self.folder / name, json.dumps(document, indent=2) + "\n")

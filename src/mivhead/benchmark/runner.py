@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from mivhead.backbones.base import Backbone
+from mivhead.backbones.base import Backbone, default_device
 from mivhead.backbones.preset import Preset
 from mivhead.benchmark.clock import Seconds
 from mivhead.benchmark.config import BackboneConfig, MethodConfig, RunConfig
@@ -25,23 +26,41 @@ from mivhead.benchmark.inputs import (
     Extraction,
     FeatureKeys,
     Inputs,
+    TaskKeys,
     ViewLimit,
     count_views,
     find_missing,
     load_once,
     measure_seconds,
+    plain_features,
 )
 from mivhead.benchmark.live import LiveView
 from mivhead.benchmark.measuring import MEMORY, Outcome, TaskRun
-from mivhead.benchmark.results import FEATURES, RESULTS, TASKS, Result, ResultKey, RunFolder
+from mivhead.benchmark.memory import (
+    available_memory,
+    candidate_bytes,
+    feature_bytes,
+    fitting_workers,
+)
+from mivhead.benchmark.results import (
+    FEATURES,
+    RESULTS,
+    TASKS,
+    Result,
+    ResultKey,
+    RunFolder,
+    describe_device,
+)
 from mivhead.benchmark.samplers import LeftOut, find_tasks
 from mivhead.benchmark.tasks import Task, TaskSet
 from mivhead.datasets.catalogue import paper_size
 from mivhead.datasets.sets import check_sets
 from mivhead.errors import InputError, MivError, NotAvailableError
 from mivhead.executors import Died, Executor
-from mivhead.executors.local import InlineExecutor, one_thread
+from mivhead.executors.local import InlineExecutor, one_thread, visible_gpus
 from mivhead.extraction.cache import DEFAULT_LIMIT, open_cache
+from mivhead.features import Features
+from mivhead.head.blocks import resolve_blocks
 from mivhead.images.imageset import ImageSet
 from mivhead.methods.cost import BackboneWork
 from mivhead.methods.registry import make_method
@@ -64,7 +83,11 @@ class Place:
     cache_gb : float, optional
         Size in gigabytes up to which the cache may grow; by default as the user has configured.
     device : str, optional
-        Where backbones and methods run, such as `"cpu"` or `"cuda"`.
+        Where all backbones and methods run, such as `"cpu"` or `"cuda"`; by default a GPU if there
+        is one.
+    features : {"auto", "cache", "task"}, default="auto"
+        Whether features are computed once and kept in the cache, or for each task anew and
+        dropped, as the paper's authors do. `"auto"`: kept if they fit into the cache.
     """
 
     folder: Path
@@ -72,6 +95,7 @@ class Place:
     cache: Path | None = None
     cache_gb: float | None = None
     device: str | None = None
+    features: Literal["auto", "cache", "task"] = "auto"
 
     def find_cache(self) -> tuple[Path, int]:
         """Find the feature cache that a run uses.
@@ -123,7 +147,10 @@ def run(
     executor = executor or InlineExecutor()
     view = view or LiveView(quiet=True)
     own = backbones or {}
+    # One device for all methods, so that their times can be compared.
+    place = replace(place, device=str(default_device(place.device)))
     check_sets(config.sets, place.data)
+    check_weights(config, place, own)
     check_methods(config, place, own)
     with discard_if_failed(place.folder):
         return _run(config, place, executor, own, view)
@@ -139,6 +166,23 @@ def discard_if_failed(folder: Path) -> Iterator[None]:
         if is_new and not _has_content(folder):
             shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def check_weights(config: RunConfig, place: Place, own: Mapping[str, Backbone]) -> None:
+    """Raise one error for all backbones that cannot be loaded, before anything is computed."""
+    problems: list[MivError] = []
+    for entry in config.backbones:
+        if entry.name in own or not config.methods_on(entry.name):
+            continue
+        try:
+            load_once(entry, place.device)
+        except MivError as error:
+            problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        listed = "\n".join(f"- {problem}" for problem in problems)
+        raise NotAvailableError(f"{len(problems)} backbones cannot be loaded:\n{listed}")
 
 
 def check_methods(config: RunConfig, place: Place, own: Mapping[str, Backbone]) -> None:
@@ -180,7 +224,7 @@ def _run(
     view: LiveView,
 ) -> list[Result]:
     features, limit = place.find_cache()
-    with RunFolder(place.folder, config) as run_folder:
+    with RunFolder(place.folder, config, device=describe_device(place.device)) as run_folder:
         if run_folder.results and run_folder.version is None:
             view.note(
                 f"{place.folder} was started by an earlier version of mivhead, which seeded "
@@ -262,10 +306,15 @@ class _SetRun:
         return self.inputs.open_backbone()
 
     @cached_property
+    def _sample(self) -> Features:
+        return plain_features(self._backbone)
+
+    @cached_property
     def _rules(self) -> dict[str, ViewLimit]:
         """How many views each method gets."""
         preset, views = self._backbone.preset, self.config.views
-        return {method.name: view_rule(method, preset, views) for method in self._methods}
+        lowered = self.config.threshold(self.entry.name, self.inputs.set)
+        return {m.name: view_rule(m, preset, views, lowered) for m in self._methods}
 
     @property
     def _methods(self) -> tuple[MethodConfig, ...]:
@@ -294,15 +343,49 @@ class _SetRun:
 
     # Features first.
 
-    def _extract(self, images: ImageSet, tasks: list[Task]) -> FeatureKeys:
-        """Extract the features that tasks need and the cache lacks; return the keys of all."""
+    def _extract(self, images: ImageSet, tasks: list[Task]) -> FeatureKeys | None:
+        """Extract the features that tasks need and the cache lacks; return the keys of all.
+
+        None if features are not kept: then every task computes its own.
+        """
         inputs = self.inputs
         rules = [self._rules[m.name] for m in self._methods if not m.needs_images]
         views = count_views(tasks, rules)
-        keys = FeatureKeys(self._backbone, images, views, inputs.set, inputs.seed)
+        keys = None
+        if self.place.features != "task":
+            keys = FeatureKeys(self._backbone, images, views, inputs.set, inputs.seed)
+            keys = self._fill_cache(keys, views, tasks, rules)
+        if self.entry.name not in self.run_folder.seconds:
+            with one_thread():
+                measured = measure_seconds(self._backbone, inputs.device)
+            self.run_folder.set_seconds(self.entry.name, measured)
+        return keys
+
+    def _fill_cache(
+        self,
+        keys: FeatureKeys,
+        views: Mapping[str, int],
+        tasks: list[Task],
+        rules: Sequence[ViewLimit],
+    ) -> FeatureKeys | None:
+        """Extract what the cache lacks; None if it does not fit and need not be kept."""
+        inputs = self.inputs
         missing = find_missing(inputs, keys, views)
         if missing.extractions:
-            missing.check_space(inputs.cache, inputs.set)
+            obstacle = missing.find_obstacle(inputs.cache, inputs.set)
+            if obstacle is not None:
+                if self.place.features == "cache":
+                    raise NotAvailableError(obstacle)
+                once = sum(1 + count for count in views.values())
+                every = sum(
+                    len(t.images) + int(np.max([r.count(t) for r in rules], axis=0).sum())
+                    for t in tasks
+                )
+                self.view.note(
+                    f"{self.title}: features are computed for each task and dropped, {every:,} "
+                    f"passes of the backbone instead of {once:,}. {obstacle}"
+                )
+                return None
             self.view.note(
                 f"{self.title}: {missing.images:,} images and {missing.views:,} views pass the "
                 f"backbone; their features take {missing.bytes / 1e9:.3f} GB in {inputs.features}"
@@ -311,10 +394,6 @@ class _SetRun:
                 seconds = self._run_extractions(missing.extractions, advance)
             if seconds:
                 self.run_folder.set_seconds(self.entry.name, Seconds.median(seconds))
-        if self.entry.name not in self.run_folder.seconds:
-            with one_thread():
-                measured = measure_seconds(self._backbone, inputs.device)
-            self.run_folder.set_seconds(self.entry.name, measured)
         return keys
 
     def _run_extractions(
@@ -354,12 +433,13 @@ class _SetRun:
         for group in groups + [[method] for method in methods if method.needs_images]:
             task = tasks.tasks[number]
             rules = tuple(self._rules[method.name] for method in group)
-            inputs, own_keys = self.inputs, None
+            inputs = self.inputs
+            own_keys: TaskKeys | tuple[int, ...] | None = None
             if not group[0].needs_images:
-                assert keys is not None, "features were extracted"
-                most = np.max([rule.count(task) for rule in rules], axis=0)
-                own_keys = keys.of_task(task, most.tolist())
-                inputs = replace(inputs, backbone=None) if self._is_own else inputs
+                most = np.max([rule.count(task) for rule in rules], axis=0).tolist()
+                own_keys = tuple(most) if keys is None else keys.of_task(task, most)
+                if keys is not None and self._is_own:
+                    inputs = replace(inputs, backbone=None)
             yield TaskRun(
                 inputs=inputs,
                 preset=self._backbone.preset,
@@ -389,13 +469,37 @@ class _SetRun:
             self._record(outcome)
 
     def _execute(self, runs: list[TaskRun]) -> Iterable[tuple[TaskRun, list[Outcome] | Died]]:
-        """Run every task where it can run."""
-        for executor, needs_images in (
+        """Run every task where it can run, as many at a time as fit into memory."""
+        for executor, needs_backbone in (
             (self.executor, False),
             (self._executor_for_backbone(), True),
         ):
-            own = [each for each in runs if each.methods[0].needs_images == needs_images]
-            yield from executor.run(own)  # type: ignore[misc]  # returns what it was given
+            own = [each for each in runs if each.needs_backbone == needs_backbone]
+            if own:
+                most = self._fitting(own, executor.workers)
+                yield from executor.run(own, most)  # type: ignore[misc]  # what it was given
+
+    def _fitting(self, runs: Sequence[TaskRun], workers: int) -> int:
+        """Return how many of these tasks fit into memory at a time; say so if it limits them."""
+        sample = self._sample
+        each = candidate_bytes(resolve_blocks(sample, self._backbone.preset))
+        if self.inputs.device != "cpu":
+            each = 0  # candidates are on the device
+        need = max(run.estimate_bytes(feature_bytes(sample), each) for run in runs)
+        available = available_memory()
+        fitting = fitting_workers(workers, need, available)
+        if available is not None and need > available:
+            self.view.note(
+                f"{self.title}: the largest task needs about {need / 1e9:.1f} GB of memory, and "
+                f"{available / 1e9:.1f} GB are free: it may fail. Use fewer --views, or a "
+                "threshold for the method in the configuration."
+            )
+        elif available is not None and fitting < workers:
+            self.view.note(
+                f"{self.title}: {fitting} of {workers} workers, because the largest task needs "
+                f"about {need / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are free"
+            )
+        return fitting
 
     def _executor_for_backbone(self) -> Executor:
         """Return the executor of calls that need the backbone itself."""
@@ -407,14 +511,19 @@ class _SetRun:
             self.view.show(each.result, each.traceback)
 
 
-def view_rule(method: MethodConfig, preset: Preset, views: int | None) -> ViewLimit:
+def view_rule(
+    method: MethodConfig, preset: Preset, views: int | None, lowered: int | None = None
+) -> ViewLimit:
     """Return how many views a method gets, at most `views` per image, or all with None.
+
+    T is the method's own, or `lowered` for this set (`RunConfig.threshold`), or the preset's.
 
     >>> from mivhead.backbones.efficientnet_lite import PRESETS
     >>> view_rule(MethodConfig("miv"), PRESETS["efficientnet_lite0"], 4)
     ViewLimit(threshold=15, rule='few', limit=4)
     """
-    threshold = preset.threshold if method.threshold is None else method.threshold
+    given = [t for t in (method.threshold, lowered) if t is not None]
+    threshold = given[0] if given else preset.threshold
     rule = method.views_rule
     limit = threshold if views is None else views
     return ViewLimit(0 if rule is None else threshold, rule or "ceil", limit)
@@ -450,8 +559,11 @@ def _blank(backbone: str, tasks: TaskSet, number: int) -> Result:
     )
 
 
-def default_workers() -> int:
-    """Return the number of processor cores that this process may use."""
+def default_workers(device: str | None = None) -> int:
+    """Return the number of workers: one per GPU if they are used, or else one per core."""
+    chosen = default_device(device)
+    if chosen.type == "cuda":
+        return max(1, len(visible_gpus())) if chosen.index is None else 1
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

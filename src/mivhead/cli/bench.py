@@ -55,8 +55,9 @@ def _add_list(subparsers: Any) -> None:
         "list",
         "list the ready-made configurations",
         "List every ready-made configuration: what it is, which tables and figures of the paper it "
-        "reproduces (by their labels there), and how many hours of one core it takes on all 17 "
-        "sets. `miv bench run NAME --dry-run` estimates the hours for your machine and your sets.",
+        "reproduces (by their labels there), and how many hours of one core it takes on the sets "
+        "of its table. `miv bench run NAME --dry-run` estimates the hours for your machine and "
+        "your sets.",
         LIST_EXAMPLES,
     )
     options.add_json(parser)
@@ -164,8 +165,11 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
     add_list("--backbone", "backbones, as for --backbone of `miv fit`")
     group.add_argument(
         "--weights",
-        metavar="FILE",
-        help="checkpoint; only with a single backbone (random: untrained weights for all, to try)",
+        action="append",
+        metavar="NAME=FILE",
+        help="checkpoint of a backbone; repeatable. Also: FILE, with a single backbone; a folder "
+        "of checkpoints named as their backbones or as their authors publish them; random: "
+        "untrained weights for all, to try",
     )
     options.add_image_size(group)
     group.add_argument(
@@ -209,7 +213,8 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
         "--workers",
         type=options.not_negative,
         metavar="N",
-        help="processes of one thread each (default: one per core; 0: in this process)",
+        help="processes of one thread each (default: one per core, as far as memory allows, or one "
+        "per GPU; 0: in this process)",
     )
     group.add_argument(
         "--executor", choices=("local", "ray"), default="local", help="this machine, or a cluster"
@@ -223,6 +228,13 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
         "--cache",
         metavar="DIR",
         help="folder of the feature cache (default: the one that `miv cache info` shows)",
+    )
+    group.add_argument(
+        "--features",
+        choices=("auto", "cache", "task"),
+        default="auto",
+        help="keep features in the cache, or compute them for each task and drop them (default: "
+        "keep them if they fit)",
     )
     group.add_argument(
         "--cache-gb", type=_gigabytes, metavar="GB", help="size up to which the cache may grow"
@@ -274,6 +286,7 @@ def run_run(args: argparse.Namespace) -> int:
         return _dry_run(args)
     if args.output is None:
         raise InputError("Give a folder for the results with -o RUN.")
+    from mivhead.backbones.base import default_device
     from mivhead.benchmark import runner
     from mivhead.benchmark.live import LiveView
     from mivhead.executors import make_executor
@@ -287,9 +300,11 @@ def run_run(args: argparse.Namespace) -> int:
             cache=None if args.cache is None else Path(args.cache),
             cache_gb=args.cache_gb,
             device=args.device,
+            features=args.features,
         )
-        workers = runner.default_workers() if args.workers is None else args.workers
-        executor = make_executor(args.executor, workers, args.address)
+        device = str(default_device(args.device))
+        workers = runner.default_workers(device) if args.workers is None else args.workers
+        executor = make_executor(args.executor, workers, args.address, device=device)
         try:
             results = runner.run(config, place, executor, view=LiveView(quiet=args.quiet))
         except KeyboardInterrupt:
@@ -312,7 +327,8 @@ def _dry_run(args: argparse.Namespace) -> int:
 
     from mivhead.benchmark.config import describe_table, list_tables
     from mivhead.benchmark.estimate import estimate
-    from mivhead.benchmark.runner import default_workers
+    from mivhead.benchmark.memory import available_memory, fitting_workers
+    from mivhead.benchmark.runner import Place, default_workers
     from mivhead.datasets.bundled import BUNDLED, write_bundled
 
     config = _join(args)
@@ -323,16 +339,22 @@ def _dry_run(args: argparse.Namespace) -> int:
             data = str(write_bundled(Path(folder) / "images"))
         where = None if data is None else Path(data)
         plan = estimate(config, where, args.device, full=of_paper and not config.sets)
-    workers = default_workers() if args.workers is None else max(1, args.workers)
+    workers = default_workers(args.device) if args.workers is None else max(1, args.workers)
+    if args.workers is None:
+        workers = fitting_workers(workers, plan.memory, available_memory())
+    place = Place(Path(), Path(), None if args.cache is None else Path(args.cache), args.cache_gb)
+    limit = place.find_cache()[1]
+    kept = args.features == "cache" or (args.features == "auto" and plan.largest <= 0.9 * limit)
     if args.json:
-        totals = {"core_hours": plan.hours, "hours": plan.hours / workers, "workers": workers}
-        print_json({**asdict(plan), **totals})
+        hours = plan.hours if kept else plan.hours - plan.extraction_hours + plan.task_hours
+        totals = {"core_hours": hours, "hours": hours / workers, "workers": workers}
+        print_json({**asdict(plan), **totals, "features": "cache" if kept else "task"})
     else:
-        print(_show_plan(plan, workers))
+        print(_show_plan(plan, workers, limit, args.features, kept=kept))
     return 0
 
 
-def _show_plan(plan: Plan, workers: int) -> str:
+def _show_plan(plan: Plan, workers: int, limit: int, how: str, *, kept: bool) -> str:
     backbones = [
         (
             b.name,
@@ -351,6 +373,10 @@ def _show_plan(plan: Plan, workers: int) -> str:
     ]
     missing = sum(not each.found for each in plan.sets)
     reasons = [b.missing for b in plan.backbones if b.missing]
+    hours = plan.hours if kept else plan.hours - plan.extraction_hours + plan.task_hours
+    choice = "keep them" if kept else "drop them"
+    if how == "auto" and not kept:
+        choice = "drop those of sets that exceed the limit of the cache"
     parts = [
         table(
             ["backbone", "ms/image", "MB/image", "weights"], backbones, right="ms/image MB/image"
@@ -358,10 +384,24 @@ def _show_plan(plan: Plan, workers: int) -> str:
         "\n".join(reasons),
         table(["set", "classes", "images", "remark"], sets, right="classes images", limit=WIDE),
         table(["method", "on", "s per task", "core hours"], columns, right="s per task core hours"),
-        f"{plural(plan.tasks, 'task')}; {plan.passes:,} images and views pass a backbone "
-        f"({_duration(plan.extraction_hours)} on one core), and their features take "
-        f"{plan.bytes / 1e9:.1f} GB.\n"
-        f"In total about {_duration(plan.hours)} on one core: {_duration(plan.hours / workers)} "
+        f"{plural(plan.tasks, 'task')}. Features are computed once and kept, or for each task and "
+        f"dropped (--features); this run would {choice}:",
+        table(
+            ["features", "passes", "core hours", "GB on disk", "largest set, GB"],
+            [
+                (
+                    "kept",
+                    f"{plan.passes:,}",
+                    _shorten(plan.extraction_hours),
+                    f"{plan.bytes / 1e9:.1f}",
+                    f"{plan.largest / 1e9:.1f} (limit of the cache: {limit / 1e9:.0f})",
+                ),
+                ("dropped", f"{plan.task_passes:,}", _shorten(plan.task_hours), "0", "0"),
+            ],
+            right="passes core hours GB on disk",
+        ),
+        f"The largest task needs about {plan.memory / 1e9:.1f} GB of memory.\n"
+        f"In total about {_duration(hours)} on one core: {_duration(hours / workers)} "
         f"with {plural(workers, 'worker')} on this machine, if it is otherwise idle."
         + (f" Missing sets are counted as if they were there ({missing})." if missing else ""),
     ]
@@ -370,9 +410,9 @@ def _show_plan(plan: Plan, workers: int) -> str:
 
 def _what(args: argparse.Namespace) -> tuple[RunConfig, Path]:
     """Return what to compare, and where the data is."""
+    from mivhead.benchmark.config import choose_sets
     from mivhead.benchmark.results import IMAGES, check_run_folder
     from mivhead.datasets.bundled import BUNDLED, write_bundled
-    from mivhead.datasets.sets import find_sets
 
     config = _join(args)
     data = args.data or os.environ.get(DATA)
@@ -386,13 +426,14 @@ def _what(args: argparse.Namespace) -> tuple[RunConfig, Path]:
             f"Give the folder of your data sets with --data or in the variable {DATA}; "
             f"`--sets {','.join(BUNDLED)}` runs on images that pip packages contain instead."
         )
-    return replace(config, sets=config.sets or find_sets(data)), Path(data)
+    return replace(config, sets=choose_sets(config, data)), Path(data)
 
 
 def _join(args: argparse.Namespace) -> RunConfig:
     """Join the configuration and the options, which take precedence."""
     from mivhead.benchmark.config import RunConfig, load_config, read_config
     from mivhead.benchmark.samplers import Protocol
+    from mivhead.benchmark.weights import assign_weights
 
     document = (RunConfig() if args.config is None else load_config(args.config)).as_json()
     known = {entry["name"] for entry in document["backbones"]}
@@ -407,15 +448,17 @@ def _join(args: argparse.Namespace) -> RunConfig:
     document |= changes
     document["methods"] = _on_given(document["methods"], known, args.backbone)
     config = read_config(document)
-    given = {"weights": args.weights, "image_size": args.image_size}
-    changed = {key: value for key, value in given.items() if value is not None}
-    if len(config.backbones) > 1 and changed and changed != {"weights": "random"}:
-        names = ", ".join(backbone.name for backbone in config.backbones)
-        option = "--image-size" if args.weights is None else f"--weights {args.weights}"
-        raise InputError(f"{option} may belong to any of {names}: choose one with --backbone.")
+    backbones = assign_weights(config.backbones, args.weights or ())
+    if args.image_size is not None:
+        if len(backbones) > 1:
+            names = ", ".join(backbone.name for backbone in backbones)
+            raise InputError(
+                f"--image-size may belong to any of {names}: choose one with --backbone."
+            )
+        backbones = tuple(replace(b, image_size=args.image_size) for b in backbones)
     if not args.allow_code:
         _check_code(config, args)
-    return replace(config, backbones=tuple(replace(b, **changed) for b in config.backbones))
+    return replace(config, backbones=backbones)
 
 
 def _check_code(config: RunConfig, args: argparse.Namespace) -> None:
@@ -629,8 +672,9 @@ def _add_report(actions: Any) -> None:
         "report",
         "tables and charts of a run",
         "Write report.html (a single page that works offline), report.md, tables.tex (the paper's "
-        "layout), results.csv, and the charts as PDF and PNG files for a paper. The run may still "
-        "be in progress.",
+        "layout), results.csv (one line per task), summary.csv (one per set and method, with the "
+        "paper's values), and the charts as PDF and PNG files for a paper. The run may still be in "
+        "progress.",
         REPORT_EXAMPLES,
     )
     parser.add_argument("folder", metavar="RUN", help="folder of `miv bench run`")
@@ -651,6 +695,7 @@ def _add_report(actions: Any) -> None:
 def run_report(args: argparse.Namespace) -> int:
     """Run the action."""
     from mivhead._util.inside import Inside
+    from mivhead.benchmark.config import RunConfig
     from mivhead.benchmark.open_set import RESULTS as OPEN_SET
     from mivhead.benchmark.report import write_report
     from mivhead.benchmark.results import (
@@ -671,9 +716,17 @@ def run_report(args: argparse.Namespace) -> int:
     title = args.title or f"Benchmark: {folder.resolve().name}"
     results = read_results(folder)
     known = (folder / CONFIG).exists()  # results may have been copied without it
-    comparisons = read_run_config(folder).comparisons if known else ()
+    config = read_run_config(folder) if known else RunConfig()
     target = args.output or folder / "report"
-    paths = write_report(results, target, title, comparisons, origin=origin, raw=args.raw)
+    paths = write_report(
+        results,
+        target,
+        title,
+        config.comparisons,
+        origin=origin,
+        raw=args.raw,
+        interval=config.interval,
+    )
     if args.json:
         print_json({"files": [str(path) for path in paths]})
     elif not args.quiet:

@@ -274,7 +274,7 @@ class _Demo:
         ours, *others = METHODS
         rows = []
         for method, name in METHODS.items():
-            row = [name, f"{summarise(self.accuracies[method], small_sample=True)} %", "", ""]
+            row = [name, f"{summarise(self.accuracies[method])} %", "", ""]
             if method in others:
                 test = paired_test(self.accuracies[ours], self.accuracies[method])
                 row[2:] = f"{100 * test.difference.mean:+.1f}", f"{test.p:.2g}"
@@ -325,7 +325,7 @@ class _Demo:
         firsts = [truths.index(name) for name in self.names]
         wrong = [row for row, p in enumerate(self.predictions) if p.label != truths[row]]
         mistakes = [row for row in wrong if row not in firsts][:MISTAKES]
-        summaries = {m: summarise(x, small_sample=True) for m, x in self.accuracies.items()}
+        summaries = {m: summarise(x) for m, x in self.accuracies.items()}
         path = self.folder / "demo.png"
         draw_demo(
             {

@@ -19,6 +19,10 @@ miv plot tsne birds.miv new.jpg -o tsne.png
 miv plot tsne birds.miv new.jpg --truth robin --seed 3 -o tsne.pdf
 miv plot tsne birds.miv new.jpg --compare tsa.miv --shots shots/ -o tsne.png
 """
+EPISODE_EXAMPLES = """
+miv plot episode aircraft --data sets/ -o aircraft.pdf
+miv plot episode omniglot --data sets/ --backbone dino_vits16 --compare ett --task 3 -o omniglot.pdf
+"""
 ATTENTION_EXAMPLES = """
 miv plot attention birds.miv new.jpg -o attention.png
 miv plot attention birds.miv new.jpg --shots shots/ -o attention.png
@@ -36,6 +40,7 @@ def add_parser(subparsers: Any) -> None:
     )
     _add_tsne(actions)
     _add_attention(actions)
+    _add_episode(actions)
 
 
 def _add_tsne(actions: Any) -> None:
@@ -83,9 +88,85 @@ def _add_attention(actions: Any) -> None:
     parser.set_defaults(run=run_attention)
 
 
-def _add_common(parser: options.Parser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="model file of a MIV-head")
-    parser.add_argument("image", metavar="IMAGE", help="one image")
+def _add_episode(actions: Any) -> None:
+    parser = options.new_command(
+        actions,
+        "episode",
+        "the paper's t-SNE figure of one episode",
+        "Sample a task of a data set, fit the MIV-head with the paper's recipe and a method that "
+        "tunes the backbone, and project the vectors that both compare for one query onto a plane "
+        "by t-SNE: one panel per block of the MIV-head, and one for the other method. Shots are "
+        "circles, prototypes squares, the query a star.",
+        EPISODE_EXAMPLES,
+    )
+    parser.add_argument("set", metavar="SET", help="data set, such as aircraft or omniglot")
+    parser.add_argument(
+        "--data", metavar="DIR", help="folder of data sets (default: the variable MIV_DATA)"
+    )
+    _add_output(parser)
+    parser.add_argument(
+        "--backbone",
+        default="resnet50",
+        metavar="NAME",
+        help="a name from `miv backbones list`, or timm:NAME (default: %(default)s)",
+    )
+    parser.add_argument("--weights", metavar="FILE", help="checkpoint of the backbone")
+    parser.add_argument(
+        "--compare",
+        default="tsa",
+        metavar="METHOD",
+        help="method that tunes the backbone, or none for nearest centroids (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--protocol", default="varying", metavar="NAME", help="as for `miv bench run`"
+    )
+    for name, text in (("task", "number of the task"), ("query", "number of its query")):
+        parser.add_argument(
+            f"--{name}", type=options.not_negative, default=0, metavar="N", help=f"{text} (from 0)"
+        )
+    parser.add_argument(
+        "--seed", type=options.not_negative, default=0, metavar="N", help="random seed"
+    )
+    options.add_device(parser)
+    options.add_json(parser)
+    parser.set_defaults(run=run_episode)
+
+
+def run_episode(args: argparse.Namespace) -> int:
+    """Run `miv plot episode`."""
+    import os
+
+    from mivhead.diagnostics.pictures import check_format
+
+    options.prepare(args)
+    check_format(args.output)
+    check_output(args.output)
+    data = args.data or os.environ.get("MIV_DATA")
+    if data is None:
+        raise InputError("Give the folder of your data sets with --data or in MIV_DATA.")
+    from mivhead.benchmark.episode import draw_episode
+
+    draw_episode(
+        args.set,
+        data,
+        args.output,
+        backbone=args.backbone,
+        weights=args.weights,
+        compare=None if args.compare == "none" else args.compare,
+        protocol=args.protocol,
+        task=args.task,
+        query=args.query,
+        seed=args.seed,
+        device=args.device,
+    )
+    if args.json:
+        print_json({"file": args.output, "set": args.set, "task": args.task, "query": args.query})
+    elif not args.quiet:
+        print(f"Saved {args.output}.")
+    return 0
+
+
+def _add_output(parser: options.Parser) -> None:
     parser.add_argument(
         "-o",
         "--output",
@@ -93,6 +174,12 @@ def _add_common(parser: options.Parser) -> None:
         metavar="FILE",
         help="picture to write: .png, .svg or .pdf",
     )
+
+
+def _add_common(parser: options.Parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="model file of a MIV-head")
+    parser.add_argument("image", metavar="IMAGE", help="one image")
+    _add_output(parser)
     options.add_model_backbone(parser)
     options.add_device(parser)
     options.add_json(parser)

@@ -80,7 +80,7 @@ class Case:
         truth: str | None = None,
         seed: int = 0,
         compare: FewShotClassifier | None = None,
-        shots: str | Path | None = None,
+        shots: str | Path | ImageSet | None = None,
     ) -> Figure:
         """Draw the vectors that are compared; `compare` is a model that tunes the backbone."""
         if truth is not None:
@@ -107,9 +107,9 @@ class Case:
         kept = [load_image(each) for each in pictures if each is not None]
         return kept if kept and len(kept) == len(pictures) else None
 
-    def _shots(self, folder: str | Path) -> ImageSet:
+    def _shots(self, folder: str | Path | ImageSet) -> ImageSet:
         """Open the images of the shots, in the order of the model's support."""
-        images = open_labelled(folder)
+        images = folder if isinstance(folder, ImageSet) else open_labelled(folder)
         labels = images.labels or ()
         counts = [labels.count(name) for name in self.names]
         if counts != self.classifier.shots_.tolist() or len(labels) != sum(counts):

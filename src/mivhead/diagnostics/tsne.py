@@ -148,7 +148,7 @@ def tuned_embeddings(model: FewShotClassifier, shots: ImageSet, image: ImageSet)
     Embeddings
         Outputs of the tuned backbone, and the class means that the model keeps.
     """
-    from mivhead.methods.tuning.base import PREDICTED, TuningClassifier, embed
+    from mivhead.methods.tuning.base import TuningClassifier, embed, predicted_at_once
 
     tuner = model.classifier_
     if not isinstance(tuner, TuningClassifier):
@@ -156,7 +156,11 @@ def tuned_embeddings(model: FewShotClassifier, shots: ImageSet, image: ImageSet)
     model.predict_proba(image)  # a loaded model copies its network when it gets the first image
     network = tuner.network_
     vectors, query = (
-        embed(network, load_pixels(images, network.size, verbose=False)[0], PREDICTED)
+        embed(
+            network,
+            load_pixels(images, network.size, verbose=False)[0],
+            predicted_at_once(network),
+        )
         for images in (shots, image)
     )
     names = [str(name) for name in tuner.classes_]

@@ -31,8 +31,13 @@ class Executor(Protocol):
         """How many calls run at the same time."""
         ...
 
-    def run(self, calls: Iterable[Call[T]]) -> Iterator[tuple[Call[T], T | Died]]:
-        """Run calls; an exception that a call raises is raised here and ends the iteration."""
+    def run(
+        self, calls: Iterable[Call[T]], most: int | None = None
+    ) -> Iterator[tuple[Call[T], T | Died]]:
+        """Run calls, at most `most` at a time, if the executor can limit them.
+
+        An exception that a call raises is raised here and ends the iteration.
+        """
         ...
 
     def close(self) -> None:
@@ -40,8 +45,13 @@ class Executor(Protocol):
         ...
 
 
-def make_executor(name: str, workers: int, address: str | None = None) -> Executor:
+def make_executor(
+    name: str, workers: int, address: str | None = None, *, device: str | None = None
+) -> Executor:
     """Create an executor by name: `local` (0 workers: in this process) or `ray`.
+
+    If the calls run on `device` "cuda", every worker sees one GPU, and on a Ray cluster every call
+    asks for one.
 
     >>> make_executor("local", 0).workers
     1
@@ -50,9 +60,9 @@ def make_executor(name: str, workers: int, address: str | None = None) -> Execut
     if name == "ray":
         from mivhead.executors.ray_cluster import RayExecutor
 
-        return RayExecutor(address)
+        return RayExecutor(address, gpus=int(device == "cuda"))
     if address is not None:
         raise InputError("address is for the executor 'ray'; 'local' runs on this machine.")
     from mivhead.executors.local import InlineExecutor, LocalExecutor
 
-    return InlineExecutor() if workers == 0 else LocalExecutor(workers)
+    return InlineExecutor() if workers == 0 else LocalExecutor(workers, gpus=device == "cuda")

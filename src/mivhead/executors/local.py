@@ -36,8 +36,11 @@ class InlineExecutor:
 
     workers = 1
 
-    def run(self, calls: Iterable[Call[T]]) -> Iterator[tuple[Call[T], T | Died]]:
+    def run(
+        self, calls: Iterable[Call[T]], most: int | None = None
+    ) -> Iterator[tuple[Call[T], T | Died]]:
         """Run calls in their order, each in one thread, as workers do."""
+        del most  # one at a time anyway
         for call in calls:
             with one_thread():
                 outcome = call()
@@ -64,7 +67,17 @@ def one_thread() -> Iterator[None]:
 class _Worker:
     process: BaseProcess
     pipe: Connection
+    slot: int  # which of the GPUs it sees
     call: Call[Any] | None = None  # that is running
+
+
+def visible_gpus() -> list[str]:
+    """Return the names by which a process may be given one of the GPUs that this one sees."""
+    import torch
+
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+    count = torch.cuda.device_count()
+    return given.split(",")[:count] if given else [str(i) for i in range(count)]
 
 
 class LocalExecutor:
@@ -77,21 +90,28 @@ class LocalExecutor:
     ----------
     workers : int
         Number of processes.
+    gpus : bool, default=False
+        Whether each worker sees one GPU, in turn, instead of all.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, *, gpus: bool = False) -> None:
         if workers < 1:
             raise InputError(f"workers is {workers}; expected at least 1.")
         self.workers = workers
+        self._gpus = visible_gpus() if gpus else []
         self._pool: list[_Worker] = []
 
-    def run(self, calls: Iterable[Call[T]]) -> Iterator[tuple[Call[T], T | Died]]:
+    def run(
+        self, calls: Iterable[Call[T]], most: int | None = None
+    ) -> Iterator[tuple[Call[T], T | Died]]:
         """Run calls; a worker that dies is replaced, and the outcome of its call is `Died`.
 
         Parameters
         ----------
         calls : iterable of Call
             Functions and their arguments.
+        most : int, optional
+            How many may run at the same time, if fewer than there are workers.
 
         Yields
         ------
@@ -100,8 +120,8 @@ class LocalExecutor:
         outcome : object
             What it returned, or `Died` if its process ended without a result.
         """
-        waiting = iter(calls)
-        self._hand_out(waiting)
+        waiting, limit = iter(calls), min(self.workers, most or self.workers)
+        self._hand_out(waiting, limit)
         while busy := {worker.pipe: worker for worker in self._pool if worker.call is not None}:
             for pipe in wait(list(busy)):
                 worker = busy[pipe]  # type: ignore[index]  # `wait` returns what it was given
@@ -109,7 +129,7 @@ class LocalExecutor:
                 assert call is not None
                 worker.call = None
                 outcome = self._receive(worker)
-                self._hand_out(waiting)  # before the caller takes its time with the outcome
+                self._hand_out(waiting, limit)  # before the caller takes its time with the outcome
                 yield call, outcome
 
     def close(self) -> None:
@@ -124,10 +144,10 @@ class LocalExecutor:
             worker.process.join()
         self._pool.clear()
 
-    def _hand_out(self, waiting: Iterator[Call[Any]]) -> None:
-        """Send a call to every idle worker; start workers only for calls that exist."""
+    def _hand_out(self, waiting: Iterator[Call[Any]], limit: int) -> None:
+        """Send calls until so many run; start workers only for calls that exist."""
         idle = [worker for worker in self._pool if worker.call is None]
-        while idle or len(self._pool) < self.workers:
+        while sum(worker.call is not None for worker in self._pool) < limit:
             call = next(waiting, None)
             if call is None:
                 return
@@ -142,8 +162,12 @@ class LocalExecutor:
         context = multiprocessing.get_context("spawn")  # PyTorch's threads do not survive a fork
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs,), daemon=True)
-        before = {name: os.environ.get(name) for name in ONE_THREAD}
-        os.environ.update(ONE_THREAD)
+        slot = min(set(range(self.workers)) - {worker.slot for worker in self._pool})
+        settings = dict(ONE_THREAD)
+        if self._gpus:
+            settings["CUDA_VISIBLE_DEVICES"] = self._gpus[slot % len(self._gpus)]
+        before = {name: os.environ.get(name) for name in settings}
+        os.environ.update(settings)
         try:
             process.start()
         finally:
@@ -153,7 +177,7 @@ class LocalExecutor:
                 else:
                     os.environ[name] = value
         theirs.close()  # so that its end of the pipe closes when it dies
-        worker = _Worker(process, ours)
+        worker = _Worker(process, ours, slot)
         self._pool.append(worker)
         return worker
 

@@ -31,9 +31,11 @@ class RayExecutor:
     address : str, optional
         Address of a running cluster: `HOST:PORT`, `ray://HOST:PORT`, or `auto` for the cluster that
         this machine belongs to. By default a cluster is started on this machine.
+    gpus : int, default=0
+        GPUs that every call needs; Ray shows a call only these.
     """
 
-    def __init__(self, address: str | None = None) -> None:
+    def __init__(self, address: str | None = None, *, gpus: int = 0) -> None:
         if address is not None:
             _check_address(address)  # before Ray is imported, which takes seconds
         ray = need("ray", "ray")
@@ -51,16 +53,27 @@ class RayExecutor:
             ) from error
         self._ray = ray
         # The runner decides about retries, as with every executor: Ray retries nothing.
-        self._remote = ray.remote(num_cpus=1, max_retries=0)(_in_one_thread)
+        self._gpus = gpus
+        self._remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_in_one_thread)
+        if gpus and not ray.cluster_resources().get("GPU"):
+            ray.shutdown()
+            raise NotAvailableError(
+                f"The Ray cluster {address or 'on this machine'} has no GPU: use --device cpu, or "
+                "start its nodes with `ray start --num-gpus N`."
+            )
         self._calls: dict[Any, Call[Any]] = {}  # that are submitted
 
     @property
     def workers(self) -> int:
-        """Number of processors of the cluster at this moment."""
-        return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        """Number of processors of the cluster at this moment, or of GPUs if calls need them."""
+        there = self._ray.cluster_resources()
+        return max(1, int(there.get("GPU", 1) / self._gpus if self._gpus else there.get("CPU", 1)))
 
-    def run(self, calls: Iterable[Call[T]]) -> Iterator[tuple[Call[T], T | Died]]:
+    def run(
+        self, calls: Iterable[Call[T]], most: int | None = None
+    ) -> Iterator[tuple[Call[T], T | Died]]:
         """Run calls; if a worker or node dies, the outcome of its call is `Died`."""
+        del most  # the memory of this machine says nothing about the others
         waiting = iter(calls)
         while True:
             room = max(0, AHEAD * self.workers - len(self._calls))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,9 +52,39 @@ def derive_candidates(
 
 def pool_patches(theta: Tensor, maps: Sequence[Tensor], scale: Tensor) -> Tensor:
     """Equation 1: pooled candidates I_n, (image, candidate, channel)."""
+    if maps[0].dtype != theta.dtype:
+        scales = scale.split([x.shape[1] for x in maps], dim=1)
+        pooled = [_PoolHalf.apply(theta, x, s) for x, s in zip(maps, scales, strict=True)]
+        return torch.stack(pooled, dim=1)
     weights = patch_weights(theta, maps, scale)  # (image, patch) each
     pairs = zip(weights, maps, strict=True)
-    return torch.cat([w.unsqueeze(1) @ x.to(theta.dtype) for w, x in pairs], dim=1)
+    return torch.cat([w.unsqueeze(1) @ x for w, x in pairs], dim=1)
+
+
+class _PoolHalf(torch.autograd.Function):
+    """Equation 1 for one map candidate in half precision: (image, channel).
+
+    The same formula, with its gradient written out: autograd would keep two copies of every patch
+    in full precision until the end of the step, which is more memory than everything else.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, x: Tensor, scale: Tensor) -> Tensor:
+        """Pool patches x, (image, patch, channel)."""
+        full = x.to(theta.dtype)
+        weights = torch.softmax((full @ theta) * scale, dim=-1)  # (image, patch)
+        ctx.save_for_backward(theta, x, scale, weights)
+        return (weights.unsqueeze(1) @ full).squeeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
+        """Return the gradient of theta; the patches are frozen."""
+        theta, x, scale, weights = ctx.saved_tensors
+        full = x.to(theta.dtype)
+        of_weights = (full @ grads[0].unsqueeze(2)).squeeze(2)  # (image, patch)
+        mean = (weights * of_weights).sum(dim=1, keepdim=True)
+        of_scores = weights * (of_weights - mean) * scale  # (image, patch)
+        return torch.einsum("np,npc->c", of_scores, full), None, None
 
 
 def patch_weights(theta: Tensor, maps: Sequence[Tensor], scale: Tensor) -> list[Tensor]:

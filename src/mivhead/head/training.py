@@ -26,7 +26,7 @@ from mivhead.head.recipe import Recipe
 
 LARGEST_VELOCITY = 1e3  # norm per parameter; below 20 on five real image sets
 CHUNK_VALUES = {"cpu": 2**20}  # values of prototypes at once: 4 MB in float32
-CHUNK_VALUES_GPU = 2**26  # fewer and larger calls
+CHUNK_VALUES_GPU = 2**27  # where small chunks are a million small calls: 512 MB
 PREDICT = 64  # query images pooled at once in prediction
 
 

@@ -81,11 +81,15 @@ class Work:
     paper : float, default=0.0
         Multiply-adds by the paper's rule: matrix products of a forward pass, times three for each
         training step.
+    authors : float or None, default=None
+        The same count for the implementation of the paper's authors, where it does more work than
+        ours; None where it does the same.
     """
 
     products: float = 0.0
     others: float = 0.0
     paper: float = 0.0
+    authors: float | None = None
 
     @classmethod
     def once(cls, products: float, others: float = 0.0) -> Work:

@@ -75,10 +75,11 @@ def test_regulariser_is_the_cross_entropy_to_the_centred_teacher() -> None:
     weight, bias = (p.detach().double().numpy() for p in regulariser.projector.parameters())
     for _ in range(2):
         found = regulariser(prefix).item()
-        teacher = prototypes.double().numpy() @ weight.T + bias
-        teacher /= np.linalg.norm(teacher, axis=1, keepdims=True)
-        student = prefix.double().numpy() @ weight.T + bias
-        student /= 0.1 * np.linalg.norm(student, axis=1, keepdims=True)
+        teacher, student = (
+            x / np.linalg.norm(x, axis=1, keepdims=True) @ weight.T + bias  # not after it
+            for x in (prototypes.double().numpy(), prefix.double().numpy())
+        )
+        student /= 0.1
         sharp = np.exp((teacher - centre) / 0.04)
         target = sharp / sharp.sum(axis=1, keepdims=True)
         log = student - np.log(np.exp(student).sum(axis=1, keepdims=True))
@@ -105,7 +106,7 @@ def test_prototypes_are_patches_weighted_by_the_attention_of_cls() -> None:
             part = slice(12 * h, 12 * h + 12)
             scores = k[1:, part] @ q[0, part] / math.sqrt(12)  # of the patches alone
             for weight, patch in zip(torch.softmax(scores, dim=0), embedded, strict=True):
-                expected[part] += weight * patch[part]
+                expected += weight * patch / 4  # whole vectors, averaged over heads
     torch.testing.assert_close(found[1], expected, rtol=1e-3, atol=1e-5)
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from mivhead._util.files import replacing, write_text
-from mivhead.benchmark.compare import Comparison, compare, compare_columns
+from mivhead.benchmark.compare import Comparison, Interval, compare, compare_columns
 from mivhead.benchmark.config import ComparisonConfig
+from mivhead.benchmark.published import published
 from mivhead.benchmark.report import accuracy, charts, costs
 from mivhead.benchmark.report.formats import (
     ReportSection,
@@ -32,8 +33,12 @@ def write_report(
     *,
     origin: Mapping[str, str] | None = None,
     raw: bool = False,
+    interval: Interval = "student",
 ) -> list[Path]:
-    """Write `report.md`, `tables.tex`, `results.csv`, `report.html`, and every chart as a file.
+    """Write `report.md`, `tables.tex`, `report.html`, CSV files, and every chart as a file.
+
+    `results.csv` has a line per task and method, `summary.csv` one per set and method, with the
+    paper's values.
 
     The charts are in the folder `figures`, as PDF and PNG, for a paper.
 
@@ -50,18 +55,21 @@ def write_report(
     origin : mapping of str to str, optional
         How the results were made, for the page: see `mivhead.benchmark.results.read_origin`.
     raw : bool, default=False
-        Write names to `results.csv` unchanged; see `mivhead.spreadsheets`.
+        Write names to the CSV files unchanged; see `mivhead.spreadsheets`.
+    interval : {"student", "normal"}, default="student"
+        The rule for half-widths, as for `mivhead.benchmark.compare.summarise`.
 
     Returns
     -------
     list of Path
         The files that were written.
     """
-    sections = make_sections(results, comparisons)
+    sections = make_sections(results, comparisons, interval)
     contents = {
         "report.md": render_markdown(title, sections),
         "tables.tex": render_latex(sections),
         "results.csv": results_csv(results, raw=raw),
+        "summary.csv": summary_csv(results, interval, raw=raw),
         "report.html": render_html(title, sections, origin),
     }
     paths = []
@@ -79,15 +87,17 @@ def write_report(
 
 
 def make_sections(
-    results: Sequence[Result], comparisons: Sequence[ComparisonConfig] = ()
+    results: Sequence[Result],
+    comparisons: Sequence[ComparisonConfig] = (),
+    interval: Interval = "student",
 ) -> list[ReportSection]:
     """Make all tables and charts; sections without content are omitted."""
-    found = compare(results)
+    found = compare(results, interval)
     by_protocol: dict[str, list[Comparison]] = {}
     for comparison in found:
         by_protocol.setdefault(comparison.protocol, []).append(comparison)
     series = [(c, each) for c in found for each in accuracy.find_series(c)]
-    across = _across_backbones(results, comparisons)
+    across = _across_backbones(results, comparisons, interval)
     sections = [
         *([across] if comparisons else []),  # the table that was asked for comes first
         ReportSection(
@@ -136,7 +146,7 @@ def make_sections(
 
 
 def _across_backbones(
-    results: Sequence[Result], comparisons: Sequence[ComparisonConfig]
+    results: Sequence[Result], comparisons: Sequence[ComparisonConfig], interval: Interval
 ) -> ReportSection:
     """Compare columns of several backbones: the tables of the paper, if the run is one of them."""
     if not comparisons and len({r.backbone for r in results}) > 1:
@@ -144,7 +154,9 @@ def _across_backbones(
         comparisons = [ComparisonConfig("all backbones", columns)]
     by_protocol: dict[str, list[Comparison]] = {}
     for each in comparisons:
-        for found in compare_columns(results, each.title, each.columns, each.rival):
+        for found in compare_columns(
+            results, each.title, each.columns, each.rival, interval=interval, bold=each.bold
+        ):
             by_protocol.setdefault(found.protocol, []).append(found)
     together = [comparison for group in by_protocol.values() for comparison in group]
     return ReportSection(
@@ -152,6 +164,8 @@ def _across_backbones(
         (
             *map(accuracy.accuracy_table, by_protocol.values()),
             *_each(accuracy.paired_table, together),
+            *_each(accuracy.published_table, together),
+            *_each(costs.adaptation_table, together),
             *map(costs.latency_table, together),
             *map(costs.gflops_table, together),
         ),
@@ -165,6 +179,44 @@ def results_csv(results: Sequence[Result], *, raw: bool = False) -> str:
     skipped = names.index("calibration")
     header, *rows = ([*r[:skipped], *r[skipped + 1 :]] for r in (names, *map(astuple, results)))
     return to_csv(header, rows, raw=raw)
+
+
+SUMMARY = (
+    *("backbone", "protocol", "set", "method", "state", "tasks", "accuracy", "half_width"),
+    *("train_seconds", "infer_seconds", *costs.COUNTS, "peak_bytes"),
+    *("paper_accuracy", "paper_half_width", "paper_gflops", "paper_train_seconds"),
+    "paper_infer_seconds",
+)
+
+
+def summary_csv(
+    results: Sequence[Result], interval: Interval = "student", *, raw: bool = False
+) -> str:
+    """Write one line per set and method: means, and what the paper prints; accuracies in %."""
+    cells = (
+        (comparison, name, method, comparison.cell(name, method))
+        for comparison in compare(results, interval)
+        for name in comparison.sets
+        for method in comparison.methods
+    )
+    rows = []
+    for comparison, name, method, cell in cells:
+        values: list[object] = [""] * 8
+        if cell.summary is not None:
+            spent = costs.latency(cell)
+            values = [
+                100 * cell.summary.mean,
+                100 * cell.summary.half_width,
+                spent.train,
+                spent.infer,
+                *map(cell.mean, (*costs.COUNTS, "peak_bytes")),
+            ]
+        printed = published(comparison.backbone, comparison.protocol, method, name)
+        paper = [""] * 5 if printed is None else ["" if x is None else x for x in astuple(printed)]
+        place = (comparison.backbone, comparison.protocol, name, method)
+        cleaned = ["" if isinstance(v, float) and v != v else v for v in values]
+        rows.append([*place, cell.state, len(cell.results), *cleaned, *paper])
+    return to_csv(SUMMARY, rows, raw=raw)
 
 
 def _each(make: Callable[[A], T | None], arguments: Sequence[A]) -> tuple[T, ...]:

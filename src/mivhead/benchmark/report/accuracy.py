@@ -9,18 +9,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mivhead.benchmark.compare import LEVEL, Average, Comparison, calibration_error, holm
-from mivhead.benchmark.published import literature, published
+from mivhead.benchmark.compare import (
+    BENCHMARKS,
+    LEVEL,
+    OURS,
+    Average,
+    Comparison,
+    Interval,
+    calibration_error,
+    holm,
+)
+from mivhead.benchmark.published import literature, published, published_average
 from mivhead.benchmark.report.formats import Entry, Table, entries, number, p_value, plain_table
 from mivhead.datasets.catalogue import find_declared
 
-OURS = "miv"
+HALF_WIDTHS: dict[Interval, str] = {
+    "student": "± is half the width of the 95 % interval by Student's t.",
+    "normal": "± is 1.96 standard errors, as in the paper.",
+}
 
 
 def reference(comparison: Comparison) -> str:
     """Choose the method that others are compared with: the MIV-head, or else the best one."""
     for method in comparison.methods:
-        if method.partition("@")[0] == OURS:
+        if method.partition("@")[0] == OURS[0]:
             return method
     ranks = comparison.ranks()
     return min(comparison.methods, key=lambda m: ranks.get(m, math.inf))
@@ -62,10 +74,25 @@ def accuracy_table(comparisons: Sequence[Comparison]) -> Table:
         (("", 1), *((c.backbone, len(c.methods)) for c in comparisons)),
         frozenset(rules),
         (
-            "± is half the width of the 95 % interval. Bold: better than all others on this "
-            f"backbone, two-sided paired t-test over the same tasks, p < {LEVEL}.",
+            HALF_WIDTHS[comparisons[0].interval],
+            *dict.fromkeys(map(_bold_note, comparisons)),
             *(note for note in notes if note),
         ),
+    )
+
+
+def _bold_note(comparison: Comparison) -> str:
+    test = f"two-sided paired t-test over the same tasks, p < {LEVEL}"
+    if comparison.bold == "highest":
+        return "Bold: the highest of its group, without a test, as in the paper's table."
+    if comparison.rival is None:
+        return f"Bold: better than all others in its group, {test}."
+    several = len([m for m in comparison.methods if m.partition("@")[0] in OURS]) > 1
+    rival = comparison.rival.partition("@")[0]
+    return f"Bold: the better of {rival} and miv, {test}." + (
+        f" Underlined: {rival} is not better than the first miv, but better than another one."
+        if several
+        else ""
     )
 
 
@@ -73,11 +100,12 @@ def _accuracies(comparison: Comparison, name: str) -> Iterator[Entry]:
     if name not in comparison.sets:
         yield from entries("-" for _ in comparison.methods)
         return
-    best = comparison.best([name])
+    marks = comparison.marks([name])
     for method in comparison.methods:
         cell = comparison.cell(name, method)
         state = cell.state if cell.state in ("OOM", "failed") else "-"
-        yield Entry(state if cell.summary is None else str(cell.summary), method == best)
+        text = state if cell.summary is None else str(cell.summary)
+        yield Entry(text, method in marks.bold, method in marks.underlined)
 
 
 def _means(comparison: Comparison, average: Average | None) -> Iterator[Entry]:
@@ -85,7 +113,8 @@ def _means(comparison: Comparison, average: Average | None) -> Iterator[Entry]:
         if average is None:
             yield Entry("-")
         else:
-            yield Entry(f"{100 * average.means[method]:.1f}", method == average.best)
+            text, marks = f"{100 * average.means[method]:.1f}", average.marks
+            yield Entry(text, method in marks.bold, method in marks.underlined)
 
 
 def _missing_note(comparison: Comparison, average: Average) -> str:
@@ -154,7 +183,8 @@ def paired_table(comparison: Comparison) -> Table | None:
         ),
         notes=(
             f"Bold: t-test p < {LEVEL}. Holm: corrected for all {len(rows)} comparisons of this "
-            "table. All tests are two-sided, over the same tasks.",
+            f"table. All tests are two-sided, over the same tasks. "
+            f"{HALF_WIDTHS[comparison.interval]}",
         ),
     )
 
@@ -176,7 +206,7 @@ def calibration_table(comparison: Comparison) -> Table:
 
 def published_table(comparison: Comparison) -> Table | None:
     """Tabulate our accuracies next to the paper's; None if no result corresponds."""
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for name in comparison.sets:
         for method in comparison.methods:
             summary = comparison.cell(name, method).summary
@@ -194,6 +224,18 @@ def published_table(comparison: Comparison) -> Table | None:
             )
     if not rows:
         return None
+    for average in comparison.averages():
+        for method in comparison.methods:
+            if (found := _published_mean(comparison, method, average)) is not None:
+                here, (value, remark) = 100 * average.means[method], found
+                rows.append(
+                    (
+                        f"Average ({average.title}), {method}",
+                        f"{here:.1f}",
+                        f"{value:.1f}{remark}",
+                        f"{here - value:+.1f}",
+                    )
+                )
     return plain_table(
         f"Compared with the paper's figures, {comparison.backbone}, {comparison.protocol}",
         ("data set, method", "here", "paper", "difference"),
@@ -202,6 +244,23 @@ def published_table(comparison: Comparison) -> Table | None:
         "Meta-Dataset, with 600 tasks each. Only the names correspond: the paper's miv has its own "
         "recipe, ours the one that the run specifies.",
     )
+
+
+def _published_mean(
+    comparison: Comparison, method: str, average: Average
+) -> tuple[float, str] | None:
+    """Return the paper's average over the same sets, and a remark if it does not print it."""
+    if average.title not in BENCHMARKS:
+        return None
+    column = comparison.backbone, comparison.protocol, method
+    printed = published_average(*column, average.title)
+    if printed is not None and not average.missing:
+        return printed.accuracy, ""
+    found = [published(*column, name) for name in average.sets]
+    values = [each.accuracy for each in found if each is not None]
+    if len(values) < len(found) or not values:
+        return None
+    return float(np.mean(values)), f" (of {len(values)} sets)"
 
 
 def literature_table(comparisons: Sequence[Comparison]) -> Table | None:
@@ -214,7 +273,7 @@ def literature_table(comparisons: Sequence[Comparison]) -> Table | None:
         for comparison in comparisons
         if comparison.protocol == "varying"
         for method in comparison.methods
-        if method in (OURS, f"{OURS}-paper")
+        if method in OURS
     ]
     quoted = literature()
     known = list(next(iter(quoted.values())))
@@ -268,7 +327,7 @@ INTERACTIONS = {
 
 @dataclass(frozen=True)
 class Point:
-    """One variant in a series: its number, its mean accuracy in % and its GFLOPs."""
+    """One variant in a series: its number, its mean accuracy in %, and its GFLOPs as printed."""
 
     number: int
     accuracy: float
@@ -284,13 +343,13 @@ class Series:
 
 
 def find_series(comparison: Comparison) -> list[Series]:
-    """Collect the variants of each ablation, averaged over the sets that all methods finished."""
+    """Collect the variants of each ablation, averaged over the sets of MD as in the paper."""
     found = []
     for title, pattern in SERIES.items():
         numbered = {int(hit[1]): m for m in comparison.methods if (hit := pattern.match(m))}
-        if len(numbered) > 1 and comparison.complete:
+        if len(numbered) > 1 and (sets := comparison.averaged):
             points = tuple(
-                Point(n, 100 * comparison.mean(method), _gflops(comparison, method))
+                Point(n, 100 * comparison.mean(method, sets), _gflops(comparison, method))
                 for n, method in sorted(numbered.items())
             )
             found.append(Series(title, points))
@@ -298,7 +357,8 @@ def find_series(comparison: Comparison) -> list[Series]:
 
 
 def _gflops(comparison: Comparison, method: str) -> float:
-    return float(np.mean([comparison.cell(s, method).mean("gflops") for s in comparison.complete]))
+    cells = [comparison.cell(s, method) for s in comparison.averaged]
+    return float(np.mean([cell.printed_gflops for cell in cells]))
 
 
 def series_table(comparison: Comparison, series: Series) -> Table:
@@ -307,8 +367,18 @@ def series_table(comparison: Comparison, series: Series) -> Table:
         f"Accuracy and GFLOPs over {series.title}, {comparison.backbone}, {comparison.protocol}",
         (series.title, "accuracy in %", "GFLOPs"),
         [(p.number, f"{p.accuracy:.1f}", number(p.gflops)) for p in series.points],
-        f"Mean of {len(comparison.complete)} sets. GFLOPs of adaptation, counting all operations.",
+        f"Mean of {_described(comparison)}. GFLOPs of adaptation as the paper counts them: by its "
+        "rule, for the implementation of its authors.",
     )
+
+
+def _described(comparison: Comparison) -> str:
+    """Say which sets an ablation averages."""
+    sets = comparison.averaged
+    declared = {info.name for name in sets if (info := find_declared(name))}
+    total = len(BENCHMARKS["MD"])
+    of_md = len(declared) == len(sets) and declared <= set(BENCHMARKS["MD"])
+    return f"{len(sets)} of the {total} sets of MD" if of_md else f"{len(sets)} sets"
 
 
 def interaction_tables(comparison: Comparison) -> list[Table]:
@@ -328,7 +398,7 @@ def interaction_tables(comparison: Comparison) -> list[Table]:
 
 
 def _interaction(comparison: Comparison, title: str, names: Sequence[str]) -> Table:
-    a, b, c, d = (100 * comparison.mean(method) for method in names)
+    a, b, c, d = (100 * comparison.mean(method, comparison.averaged) for method in names)
     return plain_table(
         f"Interaction: {title}",
         ("", "disabled", "gain", "enabled"),
@@ -337,7 +407,7 @@ def _interaction(comparison: Comparison, title: str, names: Sequence[str]) -> Ta
             ("gain of more blocks", f"{c - a:+.1f}", "", f"{d - b:+.1f}"),
             ("all blocks", f"{c:.1f}", f"{d - c:+.1f}", f"{d:.1f}"),
         ],
-        f"Accuracy in %, mean of {len(comparison.complete)} sets. Together they gain "
+        f"Accuracy in %, mean of {_described(comparison)}. Together they gain "
         f"{d - a:+.1f}, alone {b - a:+.1f} and {c - a:+.1f}: {d - b - c + a:+.1f} come from "
         "their interaction.",
     )

@@ -58,12 +58,14 @@ def accuracy_against_cost(comparison: Comparison) -> Chart | None:
     if not comparison.complete:
         return None
     colours, figure = _colours(comparison), _figure(10, 4)
-    for place, title in enumerate(("GFLOPs of adaptation", "seconds per task")):
+    for place, title in enumerate(
+        ("GFLOPs of adaptation, as the paper counts", "seconds per task")
+    ):
         axes = _axes(figure, 1, 2, place + 1)
         points = {}
         for method in comparison.methods:
             cells = [comparison.cell(s, method) for s in comparison.complete]
-            costs = [c.mean("gflops") if place == 0 else latency(c).total for c in cells]
+            costs = [c.printed_gflops if place == 0 else latency(c).total for c in cells]
             if not np.isnan(costs).any():  # the GFLOPs of a method may be unknown
                 points[method] = (max(float(np.mean(costs)), 1e-6), 100 * comparison.mean(method))
         if not points:
@@ -154,7 +156,7 @@ def series_chart(comparison: Comparison, series: Series) -> Chart:
     bars = _axes(figure)
     numbers = [p.number for p in series.points]
     bars.bar(numbers, [p.gflops for p in series.points], color="#cfdce6", width=0.5)
-    bars.set_ylabel("GFLOPs (bars)", **LABEL)
+    bars.set_ylabel("GFLOPs as the paper counts (bars)", **LABEL)
     bars.set_xlabel(series.title, **LABEL)
     bars.set_xticks(numbers)
     line = bars.twinx()
@@ -182,11 +184,11 @@ def cost_bars(comparison: Comparison) -> Chart | None:
     if rival is None or not comparison.complete:
         return None
     figure = _figure(max(6.0, 0.62 * len(comparison.complete) + 2), 5.4)
-    for place, title in enumerate(("GFLOPs", "seconds")):
+    for place, title in enumerate(("GFLOPs (the paper's count)", "seconds")):
         axes = _axes(figure, 2, 1, place + 1)
         for column, name in enumerate(comparison.complete):
             cells = [comparison.cell(name, m) for m in (rival, ours)]
-            base, own = (c.mean("gflops") if place == 0 else latency(c).train for c in cells)
+            base, own = (c.printed_gflops if place == 0 else latency(c).train for c in cells)
             axes.bar(column - 0.19, base, width=0.38, color="#5b7c99", label=rival)
             axes.bar(column + 0.19, own, width=0.38, color="#a9d5c3", label=ours)
             if np.isnan([base, own]).any():

@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from operator import methodcaller
 
 import numpy as np
 
@@ -14,11 +16,11 @@ from mivhead.benchmark.published import Published, published
 from mivhead.benchmark.report.accuracy import reference, set_title
 from mivhead.benchmark.report.formats import Table, number, plain_table, share
 from mivhead.benchmark.results import Result
+from mivhead.methods.registry import METHODS, get_method
 
 FULL_SETS, FULL_TASKS = 17, 600
 MACHINES = (1, 100)
 CORES = 8  # per machine
-PERCENT = "% of {rival}"  # heads a column
 
 
 @dataclass(frozen=True)
@@ -71,23 +73,50 @@ def costliest(comparison: Comparison) -> str | None:
     return max(times, key=lambda m: times[m]) if times else None
 
 
+def rivals(comparison: Comparison) -> list[str]:
+    """Return the methods whose cost is a basis of percentages, the most important first.
+
+    These are the rival of the comparison and, as in the paper's table of LN-Tune, all others that
+    tune the backbone; or only the costliest method, if no rival was named.
+    """
+    first = costliest(comparison)
+    if first is None or comparison.rival is None:
+        return [] if first is None else [first]
+    tuning = [m for m in comparison.methods if m.partition("@")[0] in _tuning_methods()]
+    return list(dict.fromkeys([first, *tuning]))
+
+
+@cache
+def _tuning_methods() -> frozenset[str]:
+    return frozenset(name for name in METHODS if get_method(name).needs == "images")
+
+
 def latency_table(comparison: Comparison) -> Table:
     """Tabulate seconds per task as in the paper: train, infer, total and percentages."""
+    bases = rivals(comparison)
+    header = [
+        *("data set, method", "train", "infer", "total", "infer %"),
+        *_percent(bases),
+        *("wall clock", "paper: train", "paper: infer", "paper: total"),
+    ]
 
-    def row(cell: Cell, base: Cell, printed: Published | None) -> list[str]:
+    def row(cell: Cell, others: Sequence[Cell], printed: Published | None) -> list[str]:
         spent = latency(cell)
+        times: tuple[float | None, ...] = (None, None, None)
+        if printed is not None:
+            times = (printed.train_seconds, printed.infer_seconds, printed.total_seconds)
         return [
             *map(number, (spent.train, spent.infer, spent.total)),
             share(spent.infer, spent.total),
-            share(spent.total, latency(base).total) if base.results else "-",
+            *(_share(spent.total, other, lambda cell: latency(cell).total) for other in others),
             number(spent.wall),
-            number(printed.total_seconds) if printed and printed.total_seconds else "",
+            *map(_known, times),
         ]
 
-    header = ("data set, method", "train", "infer", "total", "infer %", PERCENT, "wall clock")
     return plain_table(
         f"Latency per task in seconds, {comparison.backbone}, {comparison.protocol}",
-        *_header_and_rows(comparison, (*header, "paper: total"), row),
+        header,
+        _rows(comparison, bases, len(header), row),
         "Processor time in one thread, warmed up (on a GPU: wall time). The backbone's passes over "
         "support, views and queries are included; decoding, resizing and augmentation are not, for "
         "any method. The wall clock depends on what else the machine was doing. The paper's "
@@ -95,48 +124,118 @@ def latency_table(comparison: Comparison) -> Table:
     )
 
 
-def gflops_table(comparison: Comparison) -> Table:
-    """Tabulate GFLOPs of adaptation per task, counted in two ways, and memory."""
+def adaptation_table(comparison: Comparison) -> Table | None:
+    """Tabulate the seconds of adaptation, ours as a percentage of each rival's, and the paper's.
 
-    def row(cell: Cell, base: Cell, printed: Published | None) -> list[str]:
-        shown = []
-        for field in ("gflops", "gflops_paper"):
-            value = cell.mean(field)
-            shown += [number(value), share(value, base.mean(field)) if base.results else "-"]
-        paper = number(printed.gflops) if printed and printed.gflops else ""
-        return [*shown, paper, number(cell.mean("peak_bytes") / 1e6)]
-
-    header = ("data set, method", "all operations", PERCENT, "paper's rule", PERCENT, "paper")
+    None without a rival that the comparison names.
+    """
+    ours, bases = reference(comparison), rivals(comparison)
+    if comparison.rival is None or ours in bases:
+        return None
+    methods = [*bases, ours]
+    rows = []
+    for name in comparison.sets:
+        cells = {m: comparison.cell(name, m) for m in methods}
+        found = [published(comparison.backbone, comparison.protocol, m, name) for m in methods]
+        printed = [None if each is None else each.train_seconds for each in found]
+        here = [latency(c).train if c.results else None for c in cells.values()]
+        states = [c.state for c in cells.values()]
+        rows.append(
+            (
+                set_title(name),
+                *(
+                    number(seconds) if seconds is not None else "OOM" if state == "OOM" else "-"
+                    for seconds, state in zip(here, states, strict=True)
+                ),
+                *(_ratio(here[-1], seconds) for seconds in here[:-1]),
+                *map(_known, printed),
+                *(_ratio(printed[-1], seconds, "") for seconds in printed[:-1]),
+            )
+        )
     return plain_table(
-        f"GFLOPs of adaptation per task, {comparison.backbone}, {comparison.protocol}",
-        *_header_and_rows(comparison, (*header, "peak MB"), row),
-        "All operations: multiplications and additions of all products, attention, L1 distances "
-        "and cosines. The paper's rule: multiply-adds of matrix products, three forward passes per "
-        "step, in units of 2^30. Both include the backbone.",
+        f"Adaptation per task in seconds, {comparison.backbone}, {comparison.protocol}",
+        (
+            "data set",
+            *methods,
+            *_percent(bases),
+            *(f"paper: {method}" for method in methods),
+            *(f"paper: {title}" for title in _percent(bases)),
+        ),
+        rows,
+        f"Percentages: {ours} relative to the others. Training only, including the backbone's "
+        "passes over support and views, without decoding and augmentation.",
     )
 
 
-def _header_and_rows(
-    comparison: Comparison,
-    header: Sequence[str],
-    make: Callable[[Cell, Cell, Published | None], list[str]],
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Make one row per set and method from its cell, that of the costliest rival, and the paper.
+COUNTS = {  # fields of a result, and how the table calls them
+    "gflops": "this head, all operations",
+    "gflops_paper": "this head, paper's rule",
+    "gflops_authors": "authors' head, paper's rule",
+}
 
-    Columns of percentages are left out if no rival has a result.
-    """
-    rival = costliest(comparison)
+
+def gflops_table(comparison: Comparison) -> Table:
+    """Tabulate GFLOPs of adaptation per task by every count, and memory."""
+    bases = rivals(comparison)
+    counts = [title for each in COUNTS.values() for title in (each, *_percent(bases))]
+    header = ["data set, method", *counts, "printed in the paper", "peak MB"]
+
+    def row(cell: Cell, others: Sequence[Cell], printed: Published | None) -> list[str]:
+        shown = []
+        for field in COUNTS:
+            value = cell.mean(field)
+            shown.append(number(value))
+            shown += [_share(value, other, methodcaller("mean", field)) for other in others]
+        return [
+            *shown,
+            _known(None if printed is None else printed.gflops),
+            number(cell.mean("peak_bytes") / 1e6),
+        ]
+
+    return plain_table(
+        f"GFLOPs of adaptation per task, {comparison.backbone}, {comparison.protocol}",
+        header,
+        _rows(comparison, bases, len(header), row),
+        "All operations: multiplications and additions of all products, attention, L1 distances "
+        "and cosines, in units of 10^9. The paper's rule: multiply-adds of matrix products, three "
+        "forward passes per step, in units of 2^30. The head of the paper's authors projects every "
+        "query once per class and passes the support twice; the paper prints its count, and the "
+        "charts show it. All counts include the backbone.",
+    )
+
+
+def _percent(bases: Sequence[str]) -> list[str]:
+    return [f"% of {base}" for base in bases]
+
+
+def _known(value: float | None) -> str:
+    return "" if value is None else number(value)
+
+
+def _ratio(part: float | None, whole: float | None, unknown: str = "-") -> str:
+    return unknown if part is None or whole is None else share(part, whole)
+
+
+def _share(value: float, other: Cell, measure: Callable[[Cell], float]) -> str:
+    return share(value, measure(other)) if other.results else "-"
+
+
+def _rows(
+    comparison: Comparison,
+    bases: Sequence[str],
+    width: int,
+    make: Callable[[Cell, Sequence[Cell], Published | None], list[str]],
+) -> list[list[str]]:
+    """Make one row per set and method from its cell, those of the rivals, and the paper."""
     rows = []
     for name in comparison.sets:
-        base = comparison.cell(name, rival) if rival else Cell("missing")
+        others = [comparison.cell(name, base) for base in bases]
         for method in comparison.methods:
             cell = comparison.cell(name, method)
             printed = published(comparison.backbone, comparison.protocol, method, name)
-            shown = make(cell, base, printed) if cell.results else ["-"] * (len(header) - 1)
+            shown = make(cell, others, printed) if cell.results else ["-"] * (width - 1)
             rows.append([f"{set_title(name)}, {method}", *shown])
-    kept = [i for i, title in enumerate(header) if rival or title != PERCENT]
-    titles = tuple(header[i].format(rival=rival) for i in kept)
-    return titles, [tuple(row[i] for i in kept) for row in rows]
+    return rows
 
 
 def budget_table(comparisons: Sequence[Comparison]) -> Table:

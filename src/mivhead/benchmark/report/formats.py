@@ -21,6 +21,7 @@ class Entry:
 
     text: str
     bold: bool = False
+    underlined: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,13 @@ def html_table(table: Table) -> str:
 
 
 def _html_entry(entry: Entry) -> str:
-    return f"<b>{escape(entry.text)}</b>" if entry.bold else escape(entry.text)
+    return _marked(entry, escape(entry.text), "<b>{}</b>", "<u>{}</u>")
+
+
+def _marked(entry: Entry, text: str, bold: str, underlined: str) -> str:
+    """Put the markup of an entry around its escaped text."""
+    text = bold.format(text) if entry.bold else text
+    return underlined.format(text) if entry.underlined else text
 
 
 def _html_chart(chart: Chart) -> str:
@@ -291,8 +298,7 @@ def _latex_groups(table: Table) -> list[str]:
 
 
 def _latex_entry(entry: Entry) -> str:
-    text = escape_latex(entry.text)
-    return rf"\textbf{{{text}}}" if entry.bold else text
+    return _marked(entry, escape_latex(entry.text), r"\textbf{{{}}}", r"\underline{{{}}}")
 
 
 def _latex_row(cells: Iterable[str]) -> str:
@@ -335,7 +341,7 @@ def markdown_table(table: Table) -> str:
         pairs = zip(groups, table.header, strict=True)
         header = [f"{group}: {name}" if group else name for group, name in pairs]
     rows = [
-        [f"**{_escape_markdown(e.text)}**" if e.bold else _escape_markdown(e.text) for e in row]
+        [_marked(e, _escape_markdown(e.text), "**{}**", "<u>{}</u>") for e in row]
         for row in table.rows
     ]
     lines = [map(_escape_markdown, header), ["---"] + ["---:"] * (len(header) - 1), *rows]

@@ -39,9 +39,11 @@ from mivhead.model.decision import softmax
 
 TEMPERATURE = 0.1
 MEANS = "means"  # the class means of the tuned features, in a model file
-PREDICTED = 4  # images per pass in prediction: activations stay in the processor's cache
-# Pixels whose activations are kept at once: 32 images at 224 px, about 3 GB with a ResNet-50.
+PREDICTED = 4  # images per pass in prediction on a CPU: activations stay in its cache
+# Pixels whose activations are kept at once on a CPU: 32 images at 224 px.
 MAX_PIXELS = 32 * 224 * 224
+BYTES_PER_PIXEL = 2000  # of activations with gradients: about 3 GB for 32 images with a ResNet-50
+SHARE = 0.6  # of a device's free memory that activations may take
 
 Pixels: TypeAlias = NDArray[np.uint8]  # (image, R, R, 3), resized already
 Tapped: TypeAlias = Callable[[Tensor], Sequence[Mapping[str, Tensor]]]
@@ -268,7 +270,8 @@ class TuningClassifier(Estimator):
     def logits(self, X: Pixels) -> NDArray[np.float32]:
         """Logits (image, class)."""
         check_fitted(self, "means_")
-        cosines = _cosines(embed(self.network_, X, PREDICTED), self.means_)
+        embedded = embed(self.network_, X, predicted_at_once(self.network_))
+        cosines = _cosines(embedded, self.means_)
         logits: NDArray[np.float32] = cosines.numpy(force=True)
         return logits
 
@@ -357,7 +360,7 @@ class TuningClassifier(Estimator):
                 advance=advance,
             )
         self._end()
-        self.means_ = means(embed(network, pixels[:originals], PREDICTED))
+        self.means_ = means(embed(network, pixels[:originals], predicted_at_once(network)))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the network out of pickles; it is attached again where they are loaded."""
@@ -406,8 +409,30 @@ def _cosines(features: Tensor, means: Tensor) -> Tensor:
 
 
 def chunk_size(network: Network, images: int | None) -> int:
-    """Images whose activations are kept at once: as given, or by the size of the input."""
-    return images or max(1, MAX_PIXELS // network.size**2)
+    """Images whose activations are kept at once: as given, or by the input and the memory.
+
+    A larger batch passes the network twice per step (`train`), which would bias times: on a GPU,
+    the chunk is therefore as large as its free memory allows.
+    """
+    if images is not None:
+        return images
+    usual = max(1, MAX_PIXELS // network.size**2)
+    free = free_memory(network.device)
+    if free is None:
+        return usual
+    return max(usual, int(SHARE * free / (BYTES_PER_PIXEL * network.size**2)))
+
+
+def predicted_at_once(network: Network) -> int:
+    """Images per pass without gradients: few on a CPU, and as many as fit on a GPU."""
+    return PREDICTED if network.device.type == "cpu" else chunk_size(network, None)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return the free bytes of a GPU; None for a CPU, or if the device does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return None
 
 
 def train(
@@ -445,7 +470,7 @@ def train(
 def embed(network: Network, pixels: Pixels, chunk: int) -> Tensor:
     """Features (image, channel) without gradients."""
     with torch.no_grad():
-        return torch.cat([network(network.batch(part)) for part in _split(pixels, chunk)])
+        return torch.cat([network(network.batch(part)) for part in split(pixels, chunk)])
 
 
 def _backward(network: Network, pixels: Pixels, loss: Loss, chunk: int) -> Tensor:
@@ -457,10 +482,11 @@ def _backward(network: Network, pixels: Pixels, loss: Loss, chunk: int) -> Tenso
     value = loss(features)
     value.backward()
     gradient = torch.as_tensor(features.grad)  # (image, channel)
-    for part, flow in zip(_split(pixels, chunk), gradient.split(chunk), strict=True):
+    for part, flow in zip(split(pixels, chunk), gradient.split(chunk), strict=True):
         network(network.batch(part)).backward(flow)
     return value.detach()
 
 
-def _split(pixels: Pixels, chunk: int) -> Sequence[Pixels]:
+def split(pixels: Pixels, chunk: int) -> Sequence[Pixels]:
+    """Split images into parts that pass the network at once."""
     return [pixels[start : start + chunk] for start in range(0, len(pixels), chunk)]

@@ -29,6 +29,8 @@ from mivhead.methods.tuning.base import (
     TuningClassifier,
     check_is_vit,
     class_means,
+    predicted_at_once,
+    split,
     unit,
 )
 
@@ -38,7 +40,6 @@ WEIGHT_DECAY, EPS = 0.01, 1e-4
 PROTOTYPE_LOSS = 0.1  # weight of the regularisation
 _BLOCK = {"norm1", "attn", "norm2", "mlp"}  # parts of a standard ViT block
 _ATTENTION = {"qkv", "proj", "q_norm", "k_norm"}
-AT_ONCE = 4  # images per pass when prototypes are made
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -60,7 +61,7 @@ class ETT(TuningClassifier):
         Train on augmented views as well.
     images_at_once : int or None, default=None
         Images whose activations are kept; a larger support set takes a third more time. None: as
-        many as have the pixels of 32 images at 224 px.
+        many as have the pixels of 32 images at 224 px, or as fit into the memory of a GPU.
     random_state : int, RandomState instance or None, default=None
         Seed of the network that makes keys and values.
     device : str or None, default=None
@@ -158,7 +159,8 @@ class ETT(TuningClassifier):
 def _attended(network: Network, vit: Any, pixels: Pixels) -> Tensor:
     """Patch embeddings of each image, averaged by the last block's attention of [CLS].
 
-    As in attention itself, each head has its own weights for its own channels.
+    Each head weights whole patch vectors, all channels of them, and the result is the mean over
+    heads: so do eTT's public code and the MIV authors' copy.
     """
     attention = vit.blocks[-1].attn
     while hasattr(attention, "inner"):  # below what was attached
@@ -175,14 +177,14 @@ def _attended(network: Network, vit: Any, pixels: Pixels) -> Tensor:
     ]
     parts = []
     try:
-        for start in range(0, len(pixels), AT_ONCE):
+        for part in split(pixels, predicted_at_once(network)):
             with torch.no_grad():
-                network(network.batch(pixels[start : start + AT_ONCE]))
+                network(network.batch(part))
             count = seen["patches"].flatten(1, -2).shape[1]
-            # With positions, without [CLS] and registers, which come first: (n, patch, head, d).
-            patches = seen["tokens"][:, -count:].unflatten(2, (attention.num_heads, -1))
-            weights = _cls_attention(attention, seen["qkv"], count)  # (n, head, patch)
-            parts.append(torch.einsum("nhp,nphd->nhd", weights, patches).flatten(1))
+            # With positions, without [CLS] and registers, which come first: (n, patch, channel).
+            patches = seen["tokens"][:, -count:]
+            weights = _cls_attention(attention, seen["qkv"], count).mean(dim=1)  # (n, patch)
+            parts.append((weights[:, None] @ patches)[:, 0])
     finally:
         for hook in hooks:
             hook.remove()
@@ -343,10 +345,11 @@ class Shifted(nn.Module):
 class Regulariser(nn.Module):
     """Keeps prefixes near the prototypes they started from: self-distillation as in DINO.
 
-    With z and s the projections of a class's prototype and prefix, each of length 1, the loss is
-    the cross-entropy between the teacher, softmax((z - c) / 0.04), which has no gradient, and the
-    student, softmax(s / 0.1), averaged over classes. The centre c starts at zero; after every call
-    it is 0.9 c + 0.1 times the mean of the teacher's distributions.
+    With z and s the projections of a class's prototype and prefix, which have length 1 before they
+    are projected (not after), the loss is the cross-entropy between the teacher, softmax((z - c) /
+    0.04), which has no gradient, and the student, softmax(s / 0.1), averaged over classes. The
+    centre c starts at zero; after every call it is 0.9 c + 0.1 times the mean of the teacher's
+    distributions.
 
     This centre is our reading of the comparison in the MIV paper, which averages outputs of the
     softmax where DINO averages z. As in DINO, c is subtracted before the softmax, because a
@@ -365,7 +368,7 @@ class Regulariser(nn.Module):
     def forward(self, prefix: Tensor) -> Tensor:
         """Cross-entropy between the distributions of prototypes and prefixes (class, channel)."""
         with torch.no_grad():
-            projected = unit(self.projector(self.prototypes))  # (class, 64)
+            projected = self.projector(unit(self.prototypes))  # (class, 64)
             target = torch.softmax((projected - self.centre) / self.TEACHER, dim=1)
             self.centre.lerp_(target.mean(dim=0), 1 - self.MOMENTUM)
-        return F.cross_entropy(unit(self.projector(prefix)) / self.STUDENT, target)
+        return F.cross_entropy(self.projector(unit(prefix)) / self.STUDENT, target)

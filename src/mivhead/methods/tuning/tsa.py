@@ -45,7 +45,7 @@ class TSA(TuningClassifier):
         Train on augmented views as well.
     images_at_once : int or None, default=None
         Images whose activations are kept; a larger support set takes a third more time. None: as
-        many as have the pixels of 32 images at 224 px.
+        many as have the pixels of 32 images at 224 px, or as fit into the memory of a GPU.
     random_state : int, RandomState instance or None, default=None
         Ignored; the method is deterministic.
     device : str or None, default=None
