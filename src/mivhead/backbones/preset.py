@@ -17,6 +17,7 @@ from mivhead.errors import InputError, check_one_of
 
 ViewsRule: TypeAlias = Literal["few", "ceil", "floor"]  # how many views per image T / S gives
 
+USUAL_SIZE, LARGEST_USUAL_SIZE = 224, 256  # pixels
 MAX_SIZE = 4096  # pixels; keeps a forged file from asking for memory
 
 
@@ -116,6 +117,31 @@ def replace_in_blocks(
         )
     pairs = zip(changed, lists, strict=True)
     return tuple(replace(block, pool_sizes=tuple(each)) for block, each in pairs)
+
+
+def spread_taps(names: Sequence[str]) -> tuple[str, ...]:
+    """Choose blocks over the depth of a network: at about 1/3, 1/2 and 2/3 of it, and the last.
+
+    Which layer suits a task is not known beforehand, so the head is given some of all depths, and
+    stacking weighs them. Measured: docs/results/taps.md.
+
+    >>> spread_taps([f"blocks.{i}" for i in range(12)])
+    ('blocks.3', 'blocks.5', 'blocks.7', 'blocks.11')
+    """
+    depth = len(names)
+    chosen = {max(1, round(depth * share)) - 1 for share in (1 / 3, 1 / 2, 2 / 3, 1)}
+    return tuple(names[i] for i in sorted(chosen))
+
+
+def near_usual_size(own: int, patch: int) -> int:
+    """Return the input size of a ViT: its own, or if that is large, one near 224 pixels.
+
+    The time grows with the number of patches: 518 pixels take more than five times as long as 224.
+
+    >>> near_usual_size(518, 14), near_usual_size(256, 16), near_usual_size(384, 16)
+    (224, 256, 224)
+    """
+    return own if own <= LARGEST_USUAL_SIZE else patch * round(USUAL_SIZE / patch)
 
 
 @dataclass(frozen=True)
