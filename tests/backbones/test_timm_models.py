@@ -407,7 +407,7 @@ def test_another_input_size(tmp_path: Path) -> None:
     side = small.extract(photos(1)).blocks[0].map.shape[2]  # type: ignore[union-attr]
     assert side == 6
     assert usual.extract(photos(1)).blocks[0].map.shape[2] == 10  # type: ignore[union-attr]
-    with pytest.raises(InputError, match=r"image_size=96 works with timm:NAME only"):
+    with pytest.raises(InputError, match=r"leave out image_size=96"):
         load_backbone("efficientnet_lite0", image_size=96)
     model = FewShotClassifier(spec, weights=path, image_size=96, threshold=0, cache=False)
     images = photos(4)

@@ -121,8 +121,8 @@ def download(
     repository : str
         OWNER/NAME.
     patterns : sequence of str
-        Names of the wanted files; `*` stands for any characters. Every pattern must match a file,
-        unless it starts with `?`.
+        Names of the wanted files; `*` stands for any characters, and `a|b` for b where there is no
+        a. Every pattern must match a file, unless it starts with `?`.
     folder : str or Path, optional
         Where to write them; by default the folder in which backbones look for them.
     show : bool, optional
@@ -153,11 +153,14 @@ def _choose(
 ) -> list[RemoteFile]:
     chosen: dict[str, RemoteFile] = {}
     for pattern in patterns:
-        wanted = pattern.removeprefix("?")
-        found = [each for each in files if fnmatch.fnmatchcase(each.path, wanted)]
+        names = pattern.removeprefix("?").split("|")
+        matches = ([f for f in files if fnmatch.fnmatchcase(f.path, name)] for name in names)
+        found = next((each for each in matches if each), [])
         if not found and not pattern.startswith("?"):
             listed = ", ".join(each.path for each in files[:8]) or "nothing"
-            raise NotAvailableError(f"{repository} has no file {wanted}; it has {listed}.")
+            raise NotAvailableError(
+                f"{repository} has no file {' or '.join(names)}; it has {listed}."
+            )
         chosen |= {each.path: each for each in found}
     return list(chosen.values())
 

@@ -143,7 +143,8 @@ def _open_clip(spec: str, weights: str | Path | None) -> Any:
 def _transformers(name: str, weights: str | Path | None) -> Any:
     import torch
 
-    from mivhead.backbones.transformers import find_folder, quiet, read_json
+    from mivhead.backbones.hub_folders import read_json
+    from mivhead.backbones.transformers import find_folder, quiet
 
     if weights is not None:
         raise InputError(f"hf:{name} has its own weights: omit weights.")

@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,14 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from mivhead._util.optional import need
-from mivhead._util.schema import parse_json
 from mivhead.backbones import hub
+from mivhead.backbones.hub_folders import (
+    FAMILIES,
+    SIGLIP2,
+    Family,
+    read_json,
+    read_preprocessing,
+)
 from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, suggest_blocks
 from mivhead.backbones.preset import (
     BlockPreset,
@@ -50,38 +56,6 @@ _SETTINGS = ("hidden_act", "layer_norm_eps", "num_attention_heads")
 EMBEDDING = "embedding"  # a tap
 
 
-@dataclass(frozen=True)
-class _Family:
-    """What all towers of one kind have in common."""
-
-    model: str  # the class in transformers
-    norm: str | None  # the final norm, if it applies to patches too
-    pooler: str | None = None  # the norm that only the last [CLS] passes
-    token: bool = True  # whether [CLS] is the first token
-    embeds: bool = False  # whether its output is a vector in a space shared with texts
-    any_size: bool = False  # whether it accepts other input sizes without being told
-    settings: tuple[str, ...] = ()  # more settings that change the features but no tensor
-
-
-_CLIP = _Family("CLIPVisionModel", None, pooler="post_layernorm")
-_SIGLIP = _Family("SiglipVisionModel", "post_layernorm", token=False, embeds=True)
-_SIGLIP2 = replace(_SIGLIP, model="Siglip2VisionModel", any_size=True)
-_DINOV3 = ("rope_theta", "num_register_tokens", "use_gated_mlp", "key_bias")
-_FAMILIES = {
-    "clip": replace(_CLIP, model="CLIPVisionModelWithProjection", embeds=True),
-    "clip_vision_model": _CLIP,
-    "siglip": _SIGLIP,
-    "siglip_vision_model": _SIGLIP,
-    "siglip2": _SIGLIP2,
-    "siglip2_vision_model": _SIGLIP2,
-    "vit": _Family("ViTModel", "layernorm"),
-    "dinov2": _Family("Dinov2Model", "layernorm", any_size=True),
-    "dinov2_with_registers": _Family("Dinov2WithRegistersModel", "layernorm", any_size=True),
-    "dinov3_vit": _Family("DINOv3ViTModel", "norm", any_size=True, settings=_DINOV3),
-    "dinov3_convnext": _Family("DINOv3ConvNextModel", None, token=False, any_size=True),
-}
-
-
 class Tower(nn.Module):
     """A vision tower whose layers can be tapped.
 
@@ -89,13 +63,13 @@ class Tower(nn.Module):
     ----------
     model : transformers.PreTrainedModel
         The model.
-    family : _Family
+    family : Family
         Its kind.
     size : int
         Side of its input.
     """
 
-    def __init__(self, model: Any, family: _Family, size: int) -> None:
+    def __init__(self, model: Any, family: Family, size: int) -> None:
         super().__init__()
         self.model = model
         self._family = family
@@ -131,7 +105,7 @@ class Tower(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         """Run the model on a batch `(n, 3, R, R)`."""
-        if self._family.model == _SIGLIP2.model:
+        if self._family.model == SIGLIP2.model:
             return self.model(**self._as_patches(x))
         return self.model(pixel_values=x, **self._settings)
 
@@ -189,11 +163,11 @@ def load(
     transformers = need("transformers", "transformers")
     folder = find_folder(spec.removeprefix(SCHEME))
     config = read_json(folder / "config.json")
-    family = _FAMILIES.get(str(config.get("model_type")))
+    family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
         raise InputError(
             f"{spec} has the model type {config.get('model_type')!r}; supported are "
-            f"{', '.join(_FAMILIES)}."
+            f"{', '.join(FAMILIES)}."
         )
     files = _weight_files(folder)
     preprocessing = preset.preprocessing if preset else read_preprocessing(folder)
@@ -240,19 +214,6 @@ def find_folder(name: str, *, with_text: bool = False) -> Path:
         ) from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of unknown origin."""
-    try:
-        document = parse_json(path.read_bytes())
-    except FileNotFoundError:
-        raise InputError(f"{path.parent} has no {path.name}.") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as JSON.") from error
-    if not isinstance(document, dict):
-        raise InputError(f"{path} does not contain a JSON object.")
-    return document
-
-
 def _weight_files(folder: Path) -> list[Path]:
     if (single := folder / "model.safetensors").is_file():
         return [single]
@@ -269,7 +230,7 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _hash(files: list[Path], config: Any, family: _Family) -> str:
+def _hash(files: list[Path], config: Any, family: Family) -> str:
     """Return the SHA-256 of the relevant settings and of the hash of every file."""
     settings = [getattr(config, name, None) for name in (*_SETTINGS, *family.settings)]
     digest = hashlib.sha256(json.dumps(settings, default=str).encode())
@@ -279,40 +240,10 @@ def _hash(files: list[Path], config: Any, family: _Family) -> str:
     return digest.hexdigest()
 
 
-def read_preprocessing(folder: Path) -> Preprocessing:
-    """Read size, mean and std; images are resized without a crop, as for all backbones."""
-    if (path := folder / "preprocessor_config.json").is_file():
-        config = read_json(path)
-    else:
-        path = folder / "processor_config.json"
-        config = read_json(path).get("image_processor", {}) if path.is_file() else {}
-    cropped = config.get("do_center_crop", "crop_size" in config)
-    size = config.get("crop_size" if cropped else "size")
-    if isinstance(size, dict):
-        sides = {size.get(k) for k in ("height", "width", "shortest_edge") if size.get(k)}
-        size = sides.pop() if len(sides) == 1 else None
-    plain = config.get("do_normalize") is False
-    mean = (0.0,) * 3 if plain else config.get("image_mean")
-    std = (1.0,) * 3 if plain else config.get("image_std")
-    scale = config.get("rescale_factor", 1 / 255)
-    try:
-        if abs(float(scale) - 1 / 255) < 1e-6 and type(size) is int and size > 0:
-            return Preprocessing(size, _three(mean), _three(std))
-    except (TypeError, ValueError):
-        pass  # reported below
-    raise InputError(
-        f"The preprocessor_config.json of {folder} lacks usable settings (one size, image_mean, "
-        "image_std, pixels from 0 to 1): give a preset."
-    )
-
-
-def _three(values: Any) -> tuple[float, float, float]:
-    first, second, third = map(float, values)
-    return first, second, third
-
-
-def _read_model(transformers: Any, family: _Family, folder: Path) -> Any:
-    settings = {"add_pooling_layer": False} if family.model == "ViTModel" else {}
+def _read_model(transformers: Any, family: Family, folder: Path) -> Any:
+    settings: dict[str, Any] = {"add_pooling_layer": False} if family.model == "ViTModel" else {}
+    if family.model != "DINOv3ConvNextModel":  # a folder could name one to download from the hub
+        settings["attn_implementation"] = "sdpa"
     try:
         with quiet(transformers):
             model, report = getattr(transformers, family.model).from_pretrained(
@@ -320,7 +251,6 @@ def _read_model(transformers: Any, family: _Family, folder: Path) -> Any:
                 local_files_only=True,
                 use_safetensors=True,
                 dtype=torch.float32,  # whatever the folder's settings are
-                attn_implementation="sdpa",  # a folder could name one to be downloaded from the hub
                 output_loading_info=True,
                 **settings,
             )
