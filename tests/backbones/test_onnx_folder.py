@@ -167,7 +167,7 @@ def test_weights_next_to_the_graph(tmp_path: Path) -> None:
     file = export(model, tmp_path)
     expected = load_backbone(f"hf-onnx:{tmp_path}", dtype="float32").extract(photos(2))
     graph = onnx.load(file)
-    settings = {"save_as_external_data": True, "size_threshold": 0, "convert_attribute": False}
+    settings = {"save_as_external_data": True, "size_threshold": 100, "convert_attribute": False}
     onnx.save(graph, file, location="model.onnx_data", **settings)
     assert (file.parent / "model.onnx_data").is_file()
     external = load_backbone(f"hf-onnx:{tmp_path}", dtype="float32")

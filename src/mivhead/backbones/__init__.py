@@ -233,8 +233,19 @@ def _find_module(spec: str) -> str | None:
     if _OWN.fullmatch(spec):
         return None
     nearest = difflib.get_close_matches(spec, _NAMES, n=1)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(_NAMES)}."
+    hint = f"did you mean {nearest[0]!r}?" if nearest else "`miv backbones list` shows all names."
     raise InputError(f"There is no backbone named {spec!r}: {hint}")
+
+
+def check_name(spec: str) -> None:
+    """Raise an error that suggests the nearest name if `spec` cannot name a backbone.
+
+    >>> check_name("resnet5")
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.InputError: There is no backbone named 'resnet5': did you mean 'resnet50'?
+    """
+    _find_module(spec)
 
 
 def _load_own(spec: str) -> Backbone:

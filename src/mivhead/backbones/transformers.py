@@ -50,7 +50,6 @@ SCHEME = "hf:"
 POOLED = "pooled"  # a tap
 _FILES = ["config.json", "preprocessor_config.json", "processor_config.json"]
 _WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]
-_TOKENIZER = ["tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "spiece.model"]
 # Settings that change the features but no tensor; all others determine names and shapes.
 _SETTINGS = ("hidden_act", "layer_norm_eps", "num_attention_heads")
 EMBEDDING = "embedding"  # a tap
@@ -199,7 +198,7 @@ def find_folder(name: str, *, with_text: bool = False) -> Path:
         return folder
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
         raise InputError(f"{name} is neither a folder nor a valid name of a model on the hub.")
-    files = [*_FILES, *_WEIGHTS, *(_TOKENIZER if with_text else ())]
+    files = [*_FILES, *_WEIGHTS, *(hub.TOKENIZER if with_text else ())]
     if (own := hub.own_folder() / name).is_dir():
         return own
     client = need("huggingface_hub", "transformers")
