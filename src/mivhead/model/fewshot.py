@@ -217,7 +217,7 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
 
     def fit_folder(
         self,
-        path: str | Path,
+        path: str | Path | ImageSet,
         *,
         skip_bad: bool = False,
         label: str | None = None,
@@ -228,8 +228,8 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
 
         Parameters
         ----------
-        path : str or Path
-            The folder, zip or CSV.
+        path : str, Path or ImageSet
+            The folder, zip or CSV, or labelled images that have been opened already.
         skip_bad : bool, default=False
             Leave out images that cannot be read, and list them in `skipped_`.
         label : str or None, default=None
@@ -244,7 +244,8 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         FewShotClassifier
             Itself.
         """
-        images = open_labelled(path, label=label, encoding=encoding)
+        opened = isinstance(path, ImageSet)
+        images = path if opened else open_labelled(path, label=label, encoding=encoding)
         return self._fit_images(images, skip_bad=skip_bad, unlabelled=unlabelled)
 
     def fit_table(
