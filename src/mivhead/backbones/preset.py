@@ -18,6 +18,7 @@ from mivhead.errors import InputError, check_one_of
 ViewsRule: TypeAlias = Literal["few", "ceil", "floor"]  # how many views per image T / S gives
 
 USUAL_SIZE, LARGEST_USUAL_SIZE = 224, 256  # pixels
+_DEPTHS = (1 / 2, 2 / 3, 5 / 6, 1)  # of the taps
 MAX_SIZE = 4096  # pixels; keeps a forged file from asking for memory
 
 
@@ -120,17 +121,18 @@ def replace_in_blocks(
 
 
 def spread_taps(names: Sequence[str]) -> tuple[str, ...]:
-    """Choose blocks over the depth of a network: at about 1/3, 1/2 and 2/3 of it, and the last.
+    """Choose four blocks of the deeper half of a ViT: at 1/2, 2/3 and 5/6 of it, and the last.
 
-    Which layer suits a task is not known beforehand, so the head is given some of all depths, and
-    stacking weighs them. Measured: docs/results/taps.md.
+    Which layer suits a task is not known beforehand, so the head is given several, and stacking
+    weighs them. Measured: docs/results/taps.md.
 
     >>> spread_taps([f"blocks.{i}" for i in range(12)])
-    ('blocks.3', 'blocks.5', 'blocks.7', 'blocks.11')
+    ('blocks.5', 'blocks.7', 'blocks.9', 'blocks.11')
     """
     depth = len(names)
-    chosen = {max(1, round(depth * share)) - 1 for share in (1 / 3, 1 / 2, 2 / 3, 1)}
-    return tuple(names[i] for i in sorted(chosen))
+    if depth <= len(_DEPTHS):
+        return tuple(names)
+    return tuple(names[round(depth * share) - 1] for share in _DEPTHS)
 
 
 def near_usual_size(own: int, patch: int) -> int:

@@ -181,9 +181,14 @@ def crop(
         )
     extra = margin * max(wide, high)
     edges = (left - extra, top - extra, left + wide + extra, top + high + extra)
-    first = [max(0, math.floor(edge)) for edge in edges[:2]]
-    last = [min(limit, math.ceil(edge)) for edge, limit in zip(edges[2:], photo.size, strict=True)]
-    return photo.crop((*first, *last))
+    return photo.crop(
+        (
+            max(0, math.floor(edges[0])),
+            max(0, math.floor(edges[1])),
+            min(width, math.ceil(edges[2])),
+            min(height, math.ceil(edges[3])),
+        )
+    )
 
 
 def read_boxes(path: str | Path) -> BoxFile:
@@ -363,16 +368,16 @@ def _coco(document: dict[str, Any], path: Path) -> Iterable[Box]:
     for i, each in enumerate(document["annotations"]):
         if not isinstance(each, dict):
             raise InputError(f"{path}: an annotation is not an object.")
-        image = _key(each.get("image_id"), path)
-        if image not in photos:
-            raise InputError(f"{path} has a box of the image id {image!r}, which it does not list.")
-        number = counts.get(image, 0)
-        counts[image] = number + 1
+        key = _key(each.get("image_id"), path)
+        if key not in photos:
+            raise InputError(f"{path} has a box of the image id {key!r}, which it does not list.")
+        number = counts.get(key, 0)
+        counts[key] = number + 1
         where = f"{path}, annotation {i}"
         label = _named(names, _key(each.get("category_id"), path), path, "category id")
         sides = _sides(each.get("bbox"), where)
         score = _share(each.get("score"), where)
-        yield Box(photos[image], number, sides, False, label, score, (i,))
+        yield Box(photos[key], number, sides, False, label, score, (i,))
 
 
 def _key(value: Any, path: Path) -> int | str:

@@ -244,8 +244,10 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
         FewShotClassifier
             Itself.
         """
-        opened = isinstance(path, ImageSet)
-        images = path if opened else open_labelled(path, label=label, encoding=encoding)
+        if isinstance(path, ImageSet):
+            images = path
+        else:
+            images = open_labelled(path, label=label, encoding=encoding)
         return self._fit_images(images, skip_bad=skip_bad, unlabelled=unlabelled)
 
     def fit_table(
