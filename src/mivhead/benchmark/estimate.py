@@ -306,8 +306,13 @@ class _Measured:
         except MivError as error:
             missing = str(error)
             # Untrained networks may give values that are too large for float16.
-            how = {"image_size": entry.image_size, "device": device, "dtype": "float32"}
-            backbone = load_backbone(entry.source, weights=RANDOM, **how)
+            backbone = load_backbone(
+                entry.source,
+                weights=RANDOM,
+                image_size=entry.image_size,
+                device=device,
+                dtype="float32",
+            )
         with one_thread():
             features = plain_features(backbone)  # also warms up
             clock = Clock(device)
