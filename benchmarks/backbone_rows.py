@@ -2,6 +2,7 @@
 
     python benchmarks/backbone_rows.py RUN...          # run folders of `miv bench run modern`
     python benchmarks/backbone_rows.py --jsonl FILE    # a file of benchmarks/which_backbone.py
+    python benchmarks/backbone_rows.py --page          # renews the table of the documentation
 
 Replaces the rows of the same backbone, protocol, set and method; other rows stay. Rows of a run
 have the version of the library and the hash of the tasks: only rows of equal tasks may be compared
@@ -23,6 +24,8 @@ from typing import Any
 import numpy as np
 
 FILE = Path(__file__).parent.parent / "results" / "backbones.csv"
+PAGE = FILE.parent.parent / "docs" / "results" / "backbones.md"
+START, END = "<!-- results/backbones.csv -->", "<!-- end of the table -->"
 COLUMNS = (
     *("backbone", "protocol", "set", "method", "tasks", "accuracy", "half_width", "seconds"),
     *("library", "tasks_hash", "source"),
@@ -106,15 +109,49 @@ def write(rows: Iterable[dict[str, Any]], path: Path = FILE) -> int:
     return len(merged)
 
 
+def table(rows: list[dict[str, str]]) -> str:
+    """Return the means over the sets that all backbones of a protocol have, as Markdown."""
+    lines = []
+    for protocol in sorted({row["protocol"] for row in rows}):
+        own = [row for row in rows if row["protocol"] == protocol]
+        backbones = sorted({row["backbone"] for row in own})
+        sets = {b: {row["set"] for row in own if row["backbone"] == b} for b in backbones}
+        common = set.intersection(*sets.values())
+        scores: dict[str, dict[str, list[float]]] = {b: defaultdict(list) for b in backbones}
+        for row in own:
+            if row["set"] in common:
+                scores[row["backbone"]][row["method"]].append(float(row["accuracy"]))
+        methods = sorted({m for found in scores.values() for m in found})
+        lines += [f"| {protocol}, {len(common)} sets | " + " | ".join(methods) + " |"]
+        lines += ["|---|" + "---:|" * len(methods)]
+        for backbone in backbones:
+            found = [scores[backbone].get(method, []) for method in methods]
+            cells = [f"{np.mean(f):.1f}" if len(f) == len(common) else "" for f in found]
+            lines.append(f"| {backbone} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def renew_page(path: Path = PAGE) -> None:
+    """Replace the table between the markers of the page."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(START)
+    _, _, after = rest.partition(END)
+    path.write_text(f"{before}{START}\n\n{table(read())}\n{END}{after}", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--jsonl", type=Path)
+    parser.add_argument("--page", action="store_true", help="renew the table of the page")
     parser.add_argument("--library", default="0.2.0", help="version that measured the .jsonl file")
     args = parser.parse_args()
     rows = [row for run in args.runs for row in of_run(run)]
     if args.jsonl:
         rows += of_jsonl(args.jsonl, args.library)
+    if args.page:
+        renew_page()
+        return
     print(f"{FILE} has {write(rows)} rows, {len(rows)} of them new or replaced.")
 
 

@@ -3,8 +3,7 @@
     python benchmarks/tiles.py --data DIR [--sets fgvc_aircraft] [--tasks 10]
 
 Fits the default recipe to whole photos, and predicts whole queries, their four tiles, and both
-together, on the same tasks; then the same with tiles of the shots as additional shots. Figures:
-docs/howto/boxes.md.
+together, on the same tasks. Figures: docs/howto/boxes.md.
 """
 
 from __future__ import annotations
@@ -44,29 +43,31 @@ def main() -> None:
             labels = [str(each) for each in task.support_labels]
             truth = np.array([str(each) for each in task.query_labels])
             crops = [tile for query in queries for tile in tiles(query)]
-            for kind in ("whole shots", "shots and their tiles"):
-                extra = [tile for shot in shots for tile in tiles(shot)] if "tiles" in kind else []
-                more = [label for label in labels for _ in range(4)] if extra else []
-                model = FewShotClassifier(threshold=0, verbose=False)
-                model.fit(shots + extra, labels + more)
-                whole = model.predict_proba(queries)
-                parts = model.predict_proba(crops).reshape(len(queries), 4, -1)
-                ways = {
-                    "whole photo": whole,
-                    "tiles": parts.mean(1),
-                    "both": (whole + parts.mean(1)) / 2,
-                    "most certain": np.concatenate([whole[:, None], parts], 1).max(1),
-                }
-                for way, probabilities in ways.items():
-                    right = model.classes_[probabilities.argmax(1)] == truth
-                    scores.setdefault(f"{kind}, {way}", []).append(100 * right.mean())
-            print(len(scores["whole shots, whole photo"]), "tasks", flush=True)
+            model = FewShotClassifier(threshold=0, verbose=False).fit(shots, labels)
+            whole = model.predict_proba(queries)
+            parts = model.predict_proba(crops).reshape(len(queries), 4, -1)
+            ways = {
+                "the whole photo": whole,
+                "the mean of four tiles": parts.mean(1),
+                "the mean of both": (whole + parts.mean(1)) / 2,
+                "the most certain of all five": np.concatenate([whole[:, None], parts], 1).max(1),
+            }
+            for way, probabilities in ways.items():
+                right = model.classes_[probabilities.argmax(1)] == truth
+                scores.setdefault(way, []).append(100 * right.mean())
+            report(scores)
+
+
+def report(scores: dict[str, list[float]]) -> None:
+    """Print the means so far, and paired differences from the whole photo."""
     first = np.array(next(iter(scores.values())))
-    print("| | accuracy | difference |\n|---|---:|---:|")
+    print(f"\n{len(first)} tasks\n\n| | accuracy | difference |\n|---|---:|---:|")
     for what, values in scores.items():
         apart = np.array(values) - first
-        half = student.ppf(0.975, len(apart) - 1) * apart.std(ddof=1) / np.sqrt(len(apart))
-        print(f"| {what} | {np.mean(values):.1f} | {apart.mean():+.1f} ± {half:.1f} |")
+        spread = apart.std(ddof=1) / np.sqrt(len(apart)) if len(apart) > 1 else np.nan
+        half = student.ppf(0.975, max(1, len(apart) - 1)) * spread
+        cells = f"{np.mean(values):.1f} | {apart.mean():+.1f} ± {half:.1f}"
+        print(f"| {what} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":
