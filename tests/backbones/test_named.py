@@ -154,6 +154,11 @@ def test_a_name_that_is_nearly_right() -> None:
         load_backbone("dinov3_smal")
 
 
+def test_an_unknown_tag_of_a_vit() -> None:
+    with pytest.raises(InputError, match=r"timm has no weights .*: known .* are lvd142m"):
+        load_backbone("timm:vit_small_patch14_dinov2.lvd143m")
+
+
 def test_weights_of_another_architecture(tmp_path: Any) -> None:
     from safetensors.torch import save_file
 

@@ -23,6 +23,7 @@ from mivhead.backbones.onnx_folder import residual_stream
 from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.conformance import check, photos
+from tests.helpers.hub import serving
 from tests.helpers.towers import (
     PROCESSOR,
     SIZE,
@@ -247,3 +248,21 @@ def test_a_config_of_another_model(folder: Path, tmp_path: Path) -> None:
 def test_a_fixed_input_size(folder: Path) -> None:
     with pytest.raises(InputError, match="requires images of 32 px, not 64"):
         load_backbone(f"hf-onnx:{folder}", image_size=64)
+
+
+def test_a_model_of_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(monkeypatch, tmp_path) as server:
+        server.files = {
+            "config.json": (folder / "config.json").read_bytes(),
+            "preprocessor_config.json": (folder / "preprocessor_config.json").read_bytes(),
+            "onnx/model.onnx": (folder / "onnx" / "model.onnx").read_bytes(),
+            "onnx/model_quantized.onnx": b"not wanted",
+        }
+        backbone = load_backbone("hf-onnx:owner/name", dtype="float32")
+    assert backbone.identity.name == "hf-onnx:owner/name"
+    expected = load_backbone(f"hf-onnx:{folder}", dtype="float32").extract(photos(2))
+    assert_same(backbone.extract(photos(2)), expected)
+    again = load_backbone("hf-onnx:owner/name")  # the hub is gone, the files are there
+    assert again.identity == backbone.identity
+    files = {p.name for p in (tmp_path / "weights").rglob("*") if p.is_file()}
+    assert files == {"config.json", "preprocessor_config.json", "model.onnx"}

@@ -252,9 +252,10 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: Any, *rest: Any) -> Any:
         new = super().redirect_request(req, *rest)
         if new is not None:
-            if urlsplit(new.full_url).scheme not in ("http", "https"):
+            before, after = urlsplit(req.full_url), urlsplit(new.full_url)
+            if after.scheme not in ("http", "https"):
                 return None
-            if urlsplit(new.full_url).netloc != urlsplit(req.full_url).netloc:
+            if (before.scheme, before.netloc) != (after.scheme, after.netloc):
                 new.remove_header("Authorization")
         return new
 

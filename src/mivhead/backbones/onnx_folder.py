@@ -174,8 +174,10 @@ def find_graph(name: str) -> tuple[Path, Path]:
     if not path.is_dir():
         if not hub.is_repository(name):
             raise InputError(f"{name} is neither a folder nor a name of a model on the hub.")
-        found = hub.find(name, "config.json")
-        path = found.parent if found is not None else hub.download(name, FILES)
+        for each in GRAPHS:
+            if (found := hub.find(name, each)) is not None:
+                return found, found.parents[each.count("/")]
+        path = hub.download(name, FILES)
     for each in GRAPHS:
         if (path / each).is_file():
             return path / each, path

@@ -276,7 +276,10 @@ def usual_size(name: str) -> int | None:
     patch = _PATCH.search(name)
     if patch is None or "swin" in name or not timm.is_model(name.partition(".")[0]):
         return None
-    config = timm.models.get_pretrained_cfg(name, allow_unregistered=False)
+    try:
+        config = timm.get_pretrained_cfg(name)
+    except RuntimeError:  # an unknown tag, which `build` reports
+        return None
     if config is None or not config.fixed_input_size:
         return None
     return near_usual_size(int(config.input_size[1]), int(patch[1]))
