@@ -6,8 +6,6 @@ import json
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
 from mivhead._util.files import replacing
 from mivhead._util.schema import parse_json
 from mivhead.backbones import hub, load_backbone
@@ -33,6 +31,8 @@ def measure(names: Sequence[str]) -> dict[str, float]:
 
     Weights do not change the speed, so untrained ones are used.
     """
+    import numpy as np
+
     found = known()
     images = list(np.random.default_rng(0).integers(0, 256, (IMAGES, *SIZE, 3), dtype=np.uint8))
     for name in names:

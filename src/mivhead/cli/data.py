@@ -172,9 +172,9 @@ def run_list(args: argparse.Namespace) -> int:
             for s in chosen
         ]
         print(table(["name", "in the paper", "part of", "classes", "found"], rows, "classes"))
-        more = [[s.name, s.title, s.classes or "-", s.licence] for s in MORE_SETS]
+        further = [[s.name, s.title, s.classes or "-", s.licence] for s in MORE_SETS]
         print("\nMore sets, which the paper does not use:\n")
-        print(table(["name", "title", "classes", "licence"], more, "classes"))
+        print(table(["name", "title", "classes", "licence"], further, "classes"))
         if others := present.get(None):
             print(f"\nOther sets in {data}: {', '.join(others)}.")
         where = "" if data else " Give a data folder with --data to see which sets it contains."
