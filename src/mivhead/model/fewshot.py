@@ -84,8 +84,8 @@ class FewShotClassifier(ImageClassifier, ClassifierMixin, BaseEstimator):  # typ
     weights : str, Path or None, default=None
         A checkpoint for a backbone given by name.
     image_size : int or None, default=None
-        Side of the input in pixels, of models of timm, OpenCLIP and transformers. None: their own, or
-        about 224 for ViTs that were trained on larger images.
+        Side of the input in pixels, of models of timm, OpenCLIP and transformers. None: their own,
+        or about 224 for ViTs that were trained on larger images.
     method : str, default="miv"
         The name of a method (`mivhead.methods.list_methods()`), or a class of your own as
         `module:Class`.
