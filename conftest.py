@@ -2,8 +2,10 @@
 
 import os
 import signal
+import tempfile
 
 os.environ["MIV_CACHE"] = "off"
+os.environ["MIV_WEIGHTS"] = tempfile.mkdtemp(prefix="mivhead-weights-")  # not the user's
 
 # A background process may ignore Ctrl-C, and its children inherit that: some tests send Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -19,8 +19,15 @@ import mivhead
 from mivhead import FewShotClassifier, MIVClassifier, Recipe
 from mivhead.backbones import load_backbone
 from mivhead.backbones.checkpoints import load_exactly, state_hash
-from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
-from mivhead.backbones.timm_models import Intermediates, build, to_timm
+from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset, spread_taps
+from mivhead.backbones.timm_models import (
+    Intermediates,
+    build,
+    has_class_token,
+    has_tokens,
+    to_timm,
+    usual_size,
+)
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.methods.base import pooled as pooled_vectors
 from tests.helpers.conformance import check, photos
@@ -57,24 +64,27 @@ VITS = ["vit", "vit2", "vit3", "vit_relpos"]
 
 
 @pytest.mark.parametrize("kind", CNNS + VITS)
-def test_the_last_blocks_of_any_architecture(kind: str) -> None:
+def test_the_blocks_of_any_architecture(kind: str) -> None:
     name = f"test_{kind}"
     if not timm.is_model(name):
         pytest.skip(f"timm {timm.__version__} has no {name}")
     model = timm.create_model(name, num_classes=0)
     backbone = load_backbone(f"timm:{name}", weights="random", device="cpu", dtype="float32")
     features = backbone.extract(photos(1))
-    width = [info["num_chs"] for info in model.feature_info]
+    info = {each["module"]: each for each in model.feature_info}
+    tapped = [info[tap] for tap in backbone.preset.taps]
+    plain = kind in VITS
+    assert plain == has_tokens(model)
+    names = list(info)
+    assert backbone.preset.taps == (spread_taps(names) if plain else tuple(names[-2:]))
+    assert [block.channels for block in features.blocks] == [each["num_chs"] for each in tapped]
     side = model.pretrained_cfg["input_size"][1]
-    count = len(features.blocks)
-    assert count == (4 if kind in VITS else 2)
-    assert [block.channels for block in features.blocks] == width[-count:]
-    reductions = [info["reduction"] for info in model.feature_info][-count:]
-    assert [b.map.shape[2:] for b in features.blocks] == [(side // r,) * 2 for r in reductions]
+    sides = [(side // each["reduction"],) * 2 for each in tapped]
+    assert [b.map.shape[2:] for b in features.blocks] == sides
     assert backbone.preset.threshold == 15
-    assert {b.form for b in backbone.preset.blocks} == {"vit" if kind in VITS else "cnn"}
-    has_token = getattr(model, "num_prefix_tokens", 0) > 0
-    assert {block.token is not None for block in features.blocks} == {has_token}
+    assert {b.form for b in backbone.preset.blocks} == {"vit" if plain else "cnn"}
+    has_cls = plain and has_class_token(model)
+    assert all((block.token is not None) == has_cls for block in features.blocks)
 
 
 def test_stages_whose_names_are_not_those_of_modules() -> None:
@@ -96,6 +106,26 @@ def test_an_architecture_that_cannot_be_tapped_gives_one_sentence(name: str, mes
     with pytest.raises(InputError, match=sentence) as caught:
         load_backbone(f"timm:{name}", weights="random")
     assert "\n" not in str(caught.value)
+
+
+def test_registers_without_a_class_token_are_left_out() -> None:
+    spec = "timm:vit_medium_patch16_reg4_gap_256"
+    found = load_backbone(spec, weights="random", image_size=64).extract(photos(1))
+    assert set(found.layout.values()) == {(512, 4, 4)}
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("vit_small_patch14_dinov2.lvd142m", 224),  # trained at 518 pixels
+        ("vit_small_patch16_dinov3.lvd1689m", 256),
+        ("vit_base_patch32_384", 224),
+        ("resnet50", None),
+        ("swin_base_patch4_window12_384", None),  # its windows fit its own size
+    ],
+)
+def test_large_vits_get_a_usual_input_size(name: str, size: int | None) -> None:
+    assert usual_size(name) == size
 
 
 def test_hierarchical_transformers_are_tapped_after_merging_and_after_the_norm() -> None:
@@ -377,7 +407,7 @@ def test_another_input_size(tmp_path: Path) -> None:
     side = small.extract(photos(1)).blocks[0].map.shape[2]  # type: ignore[union-attr]
     assert side == 6
     assert usual.extract(photos(1)).blocks[0].map.shape[2] == 10  # type: ignore[union-attr]
-    with pytest.raises(InputError, match=r"image_size=96 works with timm:NAME only"):
+    with pytest.raises(InputError, match=r"leave out image_size=96"):
         load_backbone("efficientnet_lite0", image_size=96)
     model = FewShotClassifier(spec, weights=path, image_size=96, threshold=0, cache=False)
     images = photos(4)

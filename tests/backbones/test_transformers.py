@@ -17,6 +17,7 @@ from mivhead.backbones import load_backbone
 from mivhead.backbones.preprocessing import preprocess
 from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 from mivhead.backbones.presets import PAPER
+from mivhead.backbones.text import class_vectors
 from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.conformance import check, photos
 from tests.helpers.towers import (
@@ -27,13 +28,17 @@ from tests.helpers.towers import (
     SIZE,
     SMALL,
     STD,
+    TEXT,
     WIDTH,
     clip,
     dinov2,
+    dinov3,
+    dinov3_convnext,
     hidden_states,
     registers,
     save,
     siglip,
+    siglip2,
     transformers,
     vit,
     vit_classifier,
@@ -220,3 +225,120 @@ def test_a_classifier_learns_and_is_loaded_again(
     )
     assert np.mean(again.predict(paths) == [path.parent.name for path in paths]) > 0.9
     assert capfd.readouterr() == ("", "")
+
+
+def test_dinov3_equals_the_library(tmp_path: Path) -> None:
+    model = save(dinov3, tmp_path)
+    backbone = load_backbone(f"hf:{tmp_path}", device="cpu", dtype="float32")
+    images = photos(3)
+    found = backbone.extract(images)
+    with torch.no_grad():
+        x = preprocess(images, backbone.preset.preprocessing)
+        expected = np.asarray(model(pixel_values=x).last_hidden_state)  # (n, 1 + 4 + patches, C)
+    last = np.asarray(found.blocks[-1].map)
+    np.testing.assert_allclose(
+        last.reshape(3, WIDTH, -1).transpose(0, 2, 1), expected[:, 5:], atol=1e-4
+    )
+    token = np.asarray(found.blocks[-1].token)
+    np.testing.assert_allclose(token, expected[:, 0], atol=1e-4)
+    larger = load_backbone(f"hf:{tmp_path}", image_size=48, device="cpu")
+    assert larger.extract(images).layout["block0.map"] == (WIDTH, 6, 6)
+
+
+def test_siglip2_for_any_aspect_ratio_equals_the_library(tmp_path: Path) -> None:
+    model = save(siglip2, tmp_path)
+    taps = ("blocks.2", "embedding")
+    blocks = (BlockPreset(form="vit"), BlockPreset(form="vit", pooled=True))
+    preset = Preset(taps, blocks, Preprocessing(SIZE))
+    backbone = load_backbone(f"hf:{tmp_path}", preset=preset, device="cpu", dtype="float32")
+    images = photos(2)
+    found = backbone.extract(images)
+    side = SIZE // PATCH
+    patches = [  # as the library's image processor cuts them
+        [
+            np.asarray(each[:, PATCH * i : PATCH * (i + 1), PATCH * j : PATCH * (j + 1)])
+            .transpose(1, 2, 0)
+            .ravel()
+            for i in range(side)
+            for j in range(side)
+        ]
+        for each in preprocess(images, Preprocessing(SIZE))
+    ]
+    with torch.no_grad():
+        expected = model(
+            pixel_values=torch.from_numpy(np.array(patches)),
+            pixel_attention_mask=torch.ones(2, side * side, dtype=torch.int64),
+            spatial_shapes=torch.full((2, 2), side),
+        )
+    last = np.asarray(found.blocks[0].map).reshape(2, WIDTH, -1).transpose(0, 2, 1)
+    np.testing.assert_allclose(last, np.asarray(expected.last_hidden_state), atol=1e-4)
+    vectors = np.asarray(found.blocks[1].token)
+    np.testing.assert_allclose(vectors, np.asarray(expected.pooler_output), atol=1e-4)
+
+
+def test_dinov3_convnext_equals_the_library(tmp_path: Path) -> None:
+    model = save(dinov3_convnext, tmp_path)
+    processor = PROCESSOR | {"do_center_crop": False, "size": {"height": 64, "width": 64}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    backbone = load_backbone(f"hf:{tmp_path}", device="cpu", dtype="float32")
+    assert backbone.preset.taps == ("stages.2", "stages.3")
+    assert {block.form for block in backbone.preset.blocks} == {"cnn"}
+    images = photos(2)
+    with torch.no_grad():
+        x = preprocess(images, backbone.preset.preprocessing)
+        expected = model(pixel_values=x, output_hidden_states=True).hidden_states
+    for block, state in zip(backbone.extract(images).blocks, expected[-2:], strict=True):
+        np.testing.assert_allclose(np.asarray(block.map), np.asarray(state), atol=1e-3, rtol=1e-4)
+
+
+def tokenizer_of(words: str) -> Any:
+    """A tokenizer with one token per word."""
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[EOS]", *words.split()])}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="$A [EOS]", special_tokens=[("[EOS]", 2)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]", eos_token="[EOS]"
+    )
+
+
+def clip_with_words() -> Any:
+    text = TEXT | {"eos_token_id": 2}
+    return transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=SMALL))
+
+
+def siglip_with_words() -> Any:
+    text = TEXT | {"hidden_size": WIDTH, "projection_size": WIDTH}
+    config = transformers.SiglipConfig(text_config=text, vision_config=SMALL)
+    return transformers.SiglipModel(config)
+
+
+@pytest.mark.parametrize("make", [clip_with_words, siglip_with_words])
+def test_text_and_image_share_a_space(make: Callable[[], Any], tmp_path: Path) -> None:
+    model = save(make, tmp_path)
+    tokenizer_of("a photo of robin wren").save_pretrained(tmp_path)
+    spec = f"hf:{tmp_path}"
+    vectors = class_vectors(spec, ["robin", "wren"], ["a photo of a {}", "{}"])
+    taps = ("blocks.2", "embedding")
+    blocks = (BlockPreset(form="vit"), BlockPreset(form="vit", pooled=True))
+    preset = Preset(taps, blocks, Preprocessing(SIZE))
+    backbone = load_backbone(spec, preset=preset, device="cpu", dtype="float32")
+    images = photos(2)
+    found = np.asarray(backbone.extract(images).blocks[1].token)
+    with torch.no_grad():
+        expected = model.get_image_features(pixel_values=preprocess(images, Preprocessing(SIZE)))
+    expected = getattr(expected, "pooler_output", expected)
+    np.testing.assert_allclose(found, np.asarray(expected), atol=1e-4, rtol=1e-4)
+    assert vectors.shape == (2, found.shape[1])
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert not np.allclose(vectors[0], vectors[1])
+
+
+def test_a_tower_alone_has_no_text(tmp_path: Path) -> None:
+    save(clip, tmp_path)
+    with pytest.raises(InputError, match="model type 'clip_vision_model' and no text tower"):
+        class_vectors(f"hf:{tmp_path}", ["robin"])

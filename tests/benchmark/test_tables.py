@@ -35,7 +35,9 @@ def test_table(name):
     assert {b.name for b in config.backbones} <= set(list_backbones())
 
 
-NOT_OF_THE_PAPER = {"small", "record", "record-one-shot", "blocks-lite", "interactions"}
+NOT_OF_THE_PAPER = {
+    *("small", "record", "record-one-shot", "blocks-lite", "interactions", "modern"),
+}
 
 
 @pytest.mark.parametrize("name", sorted(set(ALL) - NOT_OF_THE_PAPER))

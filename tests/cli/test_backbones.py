@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,13 +33,19 @@ def network(tmp_path):
     return network(tmp_path / "model.onnx")
 
 
-def test_list(miv):
+def test_list(miv, fails, monkeypatch, tmp_path):
+    monkeypatch.setenv("MIV_WEIGHTS", str(tmp_path))
     answer = miv("backbones", "list")
     assert answer.code == 0
     rows, _, legend = answer.out.partition("\n\n")
-    assert [line.split()[0] for line in rows.splitlines()[1:]] == list_backbones()
-    assert "T: classes with at most T shots get augmented views" in legend
+    names = [line.split()[0] for line in rows.splitlines()[1:]]
+    assert sorted(names) == list_backbones()
+    assert names[0] == "efficientnet_lite0"
     assert "--backbone efficientnet_lite0 --backbone efficientnet_lite2" in legend
+    lines = {line.split()[0]: line for line in rows.splitlines()}
+    assert lines["dinov3_small"].split() == [
+        *("dinov3_small", "2025", "86", "dinov3-license", "mivhead[timm]", "-")
+    ]
     found = {
         each["name"]: each
         for each in json.loads(miv("backbones", "list", "--json").out)["backbones"]
@@ -46,6 +53,67 @@ def test_list(miv):
     assert found["resnet18"]["size"] == 84
     assert found["sdl_resnet18"]["weights"] == "--weights"
     assert "VICO-UoE/URL" in found["sdl_resnet18"]["origin"]
+    assert found["siglip2_base"]["install"] == "mivhead[open-clip]"
+    assert "Did you mean 'dinov2_small'" in fails("backbones", "list", "dinov2_smal")
+    assert "Name the backbones" in fails("backbones", "list", "--speed")
+
+
+def test_speed_is_measured_once(miv, monkeypatch, tmp_path):
+    monkeypatch.setenv("MIV_WEIGHTS", str(tmp_path / "weights"))
+    name = "mobilenetv4_small"
+    answer = miv("backbones", "list", name, "--speed", "--json")
+    (measured,) = json.loads(answer.out)["backbones"]
+    assert measured["images_per_second"] > 0
+    again = json.loads(miv("backbones", "list", "--json").out)["backbones"]
+    speeds = {each["name"]: each["images_per_second"] for each in again}
+    assert speeds[name] == measured["images_per_second"]
+    assert speeds["dinov2_small"] is None
+
+
+def test_download_and_use(miv, fails, monkeypatch, tmp_path, shots, new):
+    from safetensors.torch import save
+
+    from tests.helpers.hub import serving
+
+    spec = "mobilenetv4_small"
+    state = build(spec, "random").state_dict()
+    classifier = {"classifier.weight": torch.ones(1000, 1280), "classifier.bias": torch.ones(1000)}
+    with serving(monkeypatch, tmp_path) as hub:
+        hub.name = "timm/mobilenetv4_conv_small.e2400_r224_in1k"
+        hub.files = {"model.safetensors": save(state | classifier)}
+        answer = miv("backbones", "download", spec)
+        assert f"Use it with --backbone {spec}" in answer.out
+        folder = tmp_path / "weights" / hub.name
+        assert (folder / "model.safetensors").is_file()
+        model = str(tmp_path / "model.miv")
+        assert miv("fit", str(shots), "-o", model, "--backbone", spec, "--no-check").code == 0
+        assert miv("predict", model, str(new)).code == 0
+        answer = miv("backbones", "download", spec, "-o", str(tmp_path / "mine"), "--json")
+        assert json.loads(answer.out)["files"] == ["model.safetensors"]
+        hub.status = 401
+        assert "accept its terms" in fails("backbones", "download", "dinov3_small")
+    assert "copy it to" in fails("backbones", "download", "dinov3_small")
+    assert "did you mean 'dinov3_small'" in fails("backbones", "download", "dinov3_smal")
+
+
+def test_export_a_folder(miv, fails, tmp_path, shots):
+    pytest.importorskip("onnxscript")
+    folder = tmp_path / "tiny"
+    what = ("timm:test_resnet", "--weights", "random")
+    assert miv("backbones", "export", *what, "-o", str(folder)).code == 0
+    files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    assert files == ["config.json", "onnx/model.onnx", "preprocessor_config.json"]
+    expected = load_backbone("timm:test_resnet", weights="random", device="cpu", dtype="float32")
+    found = load_backbone(f"hf-onnx:{folder}", device="cpu", dtype="float32")
+    assert found.preset == expected.preset
+    image = [np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8)]
+    theirs = expected.extract(image).tensors
+    for name, array in found.extract(image).tensors.items():
+        np.testing.assert_allclose(np.asarray(array), np.asarray(theirs[name]), atol=1e-4)
+    model = str(tmp_path / "model.miv")
+    backbone = f"hf-onnx:{folder}"
+    assert miv("fit", str(shots), "-o", model, "--backbone", backbone, "--no-check").code == 0
+    assert "an .onnx file or a folder" in fails("backbones", "export", *what, "-o", "model.pt")
 
 
 def test_inspect_a_name(miv):

@@ -58,6 +58,7 @@ def test_the_list_as_json(capsys, tmp_path):
     document = json.loads(output.out)
     assert code == 0
     assert len(document["sets"]) == 17
+    assert {each["name"]: each["licence"] for each in document["more"]}["beans"] == "MIT"
     assert document["sets"][1]["found"] == ["cub"]
     assert document["sets"][1]["prepared_by_miv"] is True
     assert document["others"] == []
@@ -66,7 +67,7 @@ def test_the_list_as_json(capsys, tmp_path):
 def test_an_unknown_set(capsys, tmp_path):
     code, output = run(capsys, "data", "list", "nope")
     assert code == 2
-    assert "'nope' is not one of the paper's sets" in output.err
+    assert "'nope' is not a declared set" in output.err
 
 
 def test_prepare_a_set(capsys, tmp_path):

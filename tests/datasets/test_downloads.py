@@ -10,7 +10,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from mivhead.datasets import downloads
-from mivhead.datasets.catalogue import SETS
+from mivhead.datasets.catalogue import MORE_SETS, SETS
 from mivhead.datasets.downloads import (
     AIRCRAFT,
     BIRDS,
@@ -287,5 +287,75 @@ def test_the_splits_have_meta_datasets_sizes():
 
 
 def test_what_can_be_prepared_is_declared():
-    names = {each.name for each in SETS}
+    names = {each.name for each in SETS + MORE_SETS}
     assert set(PREPARATIONS) == names
+
+
+def test_fashion_mnist_has_names(tmp_path):
+    images = np.zeros((3, 28, 28), np.uint8)
+    write_idx(tmp_path / "raw" / "t10k-images-idx3-ubyte.gz", images)
+    write_idx(tmp_path / "raw" / "t10k-labels-idx1-ubyte.gz", np.array([9, 0, 9], np.uint8))
+    found = prepare_set("Fashion-MNIST", tmp_path / "raw", tmp_path / "out")
+    assert found == {"T-shirt": 1, "ankle boot": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "expected"),
+    [
+        ("trashnet", ["dataset-resized/cardboard/1.jpg", "dataset-resized/glass/1.jpg"], None),
+        ("beans", ["train/bean_rust/1.jpg", "train/healthy/1.jpg", "test/bean_rust/2.jpg"], None),
+        (
+            "oxford_pets",
+            ["images/Abyssinian_1.jpg", "images/Abyssinian_2.jpg", "images/great_pyrenees_7.jpg"],
+            {"Abyssinian": 2, "great_pyrenees": 1},
+        ),
+    ],
+)
+def test_folders_of_photographs(name, files, expected, tmp_path):
+    make_folder(tmp_path / "raw", dict.fromkeys(files, png()))
+    found = prepare_set(name, tmp_path / "raw", tmp_path / "out")
+    expected = expected or {each.split("/")[1]: 1 for each in files if not each.startswith("test")}
+    assert found == expected
+
+
+INFO = """
+id: busi
+name: BUSI
+tasks:
+  - {task_name: findings, task_target: MULTILABEL_CLASSIFICATION, labels: {0: a, 1: b}}
+  - task_name: malignancy
+    task_target: BINARY_CLASSIFICATION
+    labels:
+      0: benign
+      1: malignant
+"""
+
+
+def medimeta(folder, labels, info=INFO):
+    pytest.importorskip("yaml")
+    make_folder(folder / "busi", {"info.yaml": info.encode()})
+    (folder / "busi" / "images").mkdir()
+    (folder / "busi" / "task_labels").mkdir()
+    for number in range(len(labels)):
+        Image.new("L", (4, 4), 10 * number).save(folder / "busi" / "images" / f"{number:06}.tiff")
+    np.save(folder / "busi" / "task_labels" / "malignancy.npy", np.array(labels))
+
+
+def test_medimeta(tmp_path):
+    medimeta(tmp_path / "raw", [1, 0, 1])
+    found = prepare_set("medimeta", tmp_path / "raw", tmp_path / "out")
+    assert found == {"benign": 1, "malignant": 2}
+    prepared = open_labelled(tmp_path / "out")
+    assert prepared.ids == ("benign/000001.tiff", "malignant/000000.tiff", "malignant/000002.tiff")
+
+
+def test_bad_medimeta(tmp_path):
+    medimeta(tmp_path / "raw", [1, 5])
+    with pytest.raises(InputError, match="no name for the label 5"):
+        prepare_set("medimeta", tmp_path / "raw", tmp_path / "out")
+    medimeta(tmp_path / "other", [1], "tasks: [1")
+    with pytest.raises(InputError, match="does not describe a set of MedIMeta"):
+        prepare_set("medimeta", tmp_path / "other", tmp_path / "out")
+    medimeta(tmp_path / "third", [1], "tasks: []")
+    with pytest.raises(InputError, match="no task whose images have one class each"):
+        prepare_set("medimeta", tmp_path / "third", tmp_path / "out")

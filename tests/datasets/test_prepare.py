@@ -84,7 +84,7 @@ def test_a_missing_photograph(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("my_photos", "not one of the paper's sets; `miv data list` shows them"),
+        ("my_photos", "not a declared set; `miv data list` shows them"),
     ],
 )
 def test_sets_without_a_preparation(name, message, tmp_path):

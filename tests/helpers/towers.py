@@ -68,6 +68,22 @@ def registers() -> Any:
     return transformers.Dinov2WithRegistersModel(config)
 
 
+def dinov3() -> Any:
+    config = transformers.DINOv3ViTConfig(**SMALL, num_register_tokens=4)
+    return transformers.DINOv3ViTModel(config)
+
+
+def siglip2() -> Any:
+    settings = {k: v for k, v in SMALL.items() if k != "image_size"} | {"num_patches": 16}
+    config = transformers.Siglip2VisionConfig(**settings)
+    return transformers.Siglip2VisionModel(config)
+
+
+def dinov3_convnext() -> Any:
+    config = transformers.DINOv3ConvNextConfig(hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 2, 1])
+    return transformers.DINOv3ConvNextModel(config)
+
+
 def save(make: Callable[[], Any], folder: Path, **settings: Any) -> Any:
     """Write a model with weights far from their initial ones, and its preprocessing."""
     torch.manual_seed(0)

@@ -147,7 +147,7 @@ def test_wrong_parameters_and_probabilities_are_named(my_module: Path) -> None:
 
 def test_its_cost_is_unknown_unless_it_counts_it(my_module: Path) -> None:
     features, size = Features(np.ones((1, 8), np.float32)), TaskSize((2, 2), (0, 0))
-    assert count("my_module:MyHead", features, size, BackboneWork(1e9)) == Cost(None, None)
+    assert count("my_module:MyHead", features, size, BackboneWork(1e9)) == Cost(None, None, None)
 
 
 def test_a_model_file_keeps_it_without_running_foreign_code(

@@ -149,9 +149,16 @@ def _varint(data: memoryview, place: int) -> tuple[int, int]:
 
 
 def make_session(
-    content: bytes, threads: int, providers: Sequence[str] = ("CPUExecutionProvider",)
+    content: bytes,
+    threads: int,
+    providers: Sequence[str] = ("CPUExecutionProvider",),
+    folder: str = os.devnull,
 ) -> Any:
-    """Load a checked file into onnxruntime, with limits of memory and time."""
+    """Load a checked file into onnxruntime, with limits of memory and time.
+
+    An untrusted file could name any other file as its weights. They are looked for in `folder`
+    alone, by default where there are none.
+    """
     runtime = need("onnxruntime", EXTRA)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -159,8 +166,7 @@ def make_session(
     _limit_memory()
     for key, value in {
         "session.intra_op.allow_spinning": "0",  # see `_util.threads`
-        # An untrusted file could name any other file as its weights: there are none here.
-        "session.model_external_initializers_file_folder_path": os.devnull,
+        "session.model_external_initializers_file_folder_path": folder,
         "session.use_env_allocators": "1",
         "session.use_device_allocator_for_initializers": "1",
         "optimization.constant_folding_max_output_size_in_bytes": str(MAX_FOLDED),

@@ -32,6 +32,8 @@ class Session:
         Number of CPU threads.
     providers : sequence of str, default=("CPUExecutionProvider",)
         Where it runs, by preference; those that onnxruntime lacks are left out.
+    folder : str, default=os.devnull
+        Where weights are that the file leaves to others; by default nowhere.
 
     Examples
     --------
@@ -51,9 +53,10 @@ class Session:
         *,
         threads: int,
         providers: Sequence[str] = (CPU,),
+        folder: str = os.devnull,
     ) -> None:
         self._content, self._name, self._threads = content, name, threads
-        self._providers = providers
+        self._providers, self._folder = providers, folder
         self._lock = Lock()
         self._session: Any = self._start()
         _sessions.add(self)
@@ -73,7 +76,7 @@ class Session:
         available = need("onnxruntime", EXTRA).get_available_providers()
         providers = [each for each in self._providers if each in available]
         try:
-            return make_session(self._content(), self._threads, providers)
+            return make_session(self._content(), self._threads, providers, self._folder)
         except _errors() as error:
             raise InputError(f"onnxruntime cannot load {self._name}: {_reason(error)}.") from error
 

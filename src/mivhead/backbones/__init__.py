@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mivhead._util.lazy import lazy
-from mivhead.backbones.presets import PAPER, PRESETS
+from mivhead.backbones.presets import NAMED, PAPER, PRESETS
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,19 +49,25 @@ __all__ = [
 
 DEFAULT_BACKBONE = "efficientnet_lite0"
 
-# name -> the module whose `load(spec, weights=, preset=, device=, dtype=, **options)` builds it
-_NAMES = dict.fromkeys(PRESETS, "mivhead.backbones.efficientnet_lite") | dict.fromkeys(
-    PAPER, "mivhead.backbones.timm_models"
-)
-
 # prefix or suffix of a specification -> its module, which receives the whole specification
 _PREFIXES = {
     "timm:": "mivhead.backbones.timm_models",
+    "open_clip:": "mivhead.backbones.open_clip_models",
     "hf:": "mivhead.backbones.transformers",
+    "hf-onnx:": "mivhead.backbones.onnx_folder",
     "http://": "mivhead.backbones.http",
     "https://": "mivhead.backbones.http",
 }
 _SUFFIXES = {".onnx": "mivhead.backbones.onnx_model"}
+# kinds of backbones whose input may have another size
+_RESIZABLE = ("timm:", "open_clip:", "hf:", "hf-onnx:")
+
+# name -> the module whose `load(spec, weights=, preset=, device=, dtype=, **options)` builds it
+_NAMES = (
+    dict.fromkeys(PRESETS, "mivhead.backbones.efficientnet_lite")
+    | dict.fromkeys(PAPER, "mivhead.backbones.timm_models")
+    | {name: _PREFIXES[f"{spec.partition(':')[0]}:"] for name, spec in NAMED.items()}
+)
 
 # `file.py:name` or `module:name`: a backbone in the user's own code
 _OWN = re.compile(r"(?P<file>.+\.py):(?P<in_file>\w+)|(?P<module>[\w.]+):(?P<in_module>\w+)")
@@ -107,8 +113,10 @@ def load_backbone(
     Parameters
     ----------
     spec : str, Path, Backbone or sequence of them, default="efficientnet_lite0"
-        One of `list_backbones()`; `timm:NAME` for any model of timm; the path of an `.onnx` file;
-        `hf:FOLDER_OR_ID` for a model of transformers; `http://...` or `https://...` for a service;
+        One of `list_backbones()`; `timm:NAME` for any model of timm; `open_clip:MODEL/TAG`,
+        `open_clip:OWNER/NAME` or `open_clip:FOLDER` for one of OpenCLIP; `hf:FOLDER_OR_ID` for one
+        of transformers; `hf-onnx:FOLDER_OR_ID` for one in the layout of transformers.js, which
+        needs no PyTorch; the path of an `.onnx` file; `http://...` or `https://...` for a service;
         `file.py:name` or `module:name` for a backbone in your own code (an object that follows the
         `Backbone` protocol, or a function or class that returns one when called without arguments;
         its identity must change whenever its features do, as cached features are found by it).
@@ -120,8 +128,9 @@ def load_backbone(
     preset : Preset, optional
         Overrides the suggested taps, pool sizes and preprocessing.
     image_size : int, optional
-        Side of the input in pixels, for `timm:NAME`; by default the one that the model was trained
-        with. A ViT's position embeddings are resampled.
+        Side of the input in pixels, for models of timm, OpenCLIP and transformers; by default
+        the one that the model was trained with, or one near 224 if that is larger than 256 and the
+        model is a ViT. A ViT's position embeddings are resampled.
     device : str or torch.device, optional
         Where the backbone runs, such as "cpu" or "cuda". By default the EfficientNet-Lites run on
         the CPU, in onnxruntime, and other backbones on a GPU if there is one.
@@ -158,9 +167,9 @@ def load_backbone(
     if module is None:
         return _without_weights(_load_own(spec), weights)
     if image_size is not None:
-        if not spec.startswith("timm:"):
+        if not NAMED.get(spec, spec).startswith(_RESIZABLE):
             raise InputError(
-                f"{spec} has a fixed input size: image_size={image_size} works with timm:NAME only."
+                f"{spec} has a fixed input size: leave out image_size={image_size} (--image-size)."
             )
         options["image_size"] = image_size
     from mivhead.backbones.base import storage_type
@@ -226,8 +235,19 @@ def _find_module(spec: str) -> str | None:
     if _OWN.fullmatch(spec):
         return None
     nearest = difflib.get_close_matches(spec, _NAMES, n=1)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(_NAMES)}."
+    hint = f"did you mean {nearest[0]!r}?" if nearest else "`miv backbones list` shows all names."
     raise InputError(f"There is no backbone named {spec!r}: {hint}")
+
+
+def check_name(spec: str) -> None:
+    """Raise an error that suggests the nearest name if `spec` cannot name a backbone.
+
+    >>> check_name("resnet5")
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.InputError: There is no backbone named 'resnet5': did you mean 'resnet50'?
+    """
+    _find_module(spec)
 
 
 def _load_own(spec: str) -> Backbone:

@@ -259,7 +259,7 @@ def module_of(backbone: Backbone) -> ModuleBackbone | None:
 # The backbone of a model file. A file may come from anyone, so its backbone is loaded by name only
 # where loading a name is safe: no file can make mivhead send images to a service or run code.
 
-_SAFE_PREFIXES = ("timm:", "hf:")
+_SAFE_PREFIXES = ("timm:", "open_clip:", "hf:", "hf-onnx:")
 
 
 def may_be_named_by_file(name: str, *, paths: bool = False) -> bool:

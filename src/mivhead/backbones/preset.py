@@ -17,6 +17,8 @@ from mivhead.errors import InputError, check_one_of
 
 ViewsRule: TypeAlias = Literal["few", "ceil", "floor"]  # how many views per image T / S gives
 
+USUAL_SIZE, LARGEST_USUAL_SIZE = 224, 256  # pixels
+_DEPTHS = (1 / 2, 2 / 3, 5 / 6, 1)  # of the taps
 MAX_SIZE = 4096  # pixels; keeps a forged file from asking for memory
 
 
@@ -116,6 +118,32 @@ def replace_in_blocks(
         )
     pairs = zip(changed, lists, strict=True)
     return tuple(replace(block, pool_sizes=tuple(each)) for block, each in pairs)
+
+
+def spread_taps(names: Sequence[str]) -> tuple[str, ...]:
+    """Choose four blocks of the deeper half of a ViT: at 1/2, 2/3 and 5/6 of it, and the last.
+
+    Which layer suits a task is not known beforehand, so the head is given several, and stacking
+    weighs them. Measured: docs/results/taps.md.
+
+    >>> spread_taps([f"blocks.{i}" for i in range(12)])
+    ('blocks.5', 'blocks.7', 'blocks.9', 'blocks.11')
+    """
+    depth = len(names)
+    if depth <= len(_DEPTHS):
+        return tuple(names)
+    return tuple(names[round(depth * share) - 1] for share in _DEPTHS)
+
+
+def near_usual_size(own: int, patch: int) -> int:
+    """Return the input size of a ViT: its own, or if that is large, one near 224 pixels.
+
+    The time grows with the number of patches: 518 pixels take more than five times as long as 224.
+
+    >>> near_usual_size(518, 14), near_usual_size(256, 16), near_usual_size(384, 16)
+    (224, 256, 224)
+    """
+    return own if own <= LARGEST_USUAL_SIZE else patch * round(USUAL_SIZE / patch)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,10 @@ This is the place to change after a measurement. Plain data: importing it import
 
 `PRESETS` holds the default backbone and its larger variants, which
 `mivhead.backbones.efficientnet_lite` builds. `PAPER` holds the backbones of the paper, which
-`mivhead.backbones.timm_models` builds. Taps are listed shallow to deep.
+`mivhead.backbones.timm_models` builds. `NAMED` holds short names of the models of timm and
+OpenCLIP that many users know; their taps and settings follow from the architecture by the rules of
+those adapters. `FACTS` holds what `miv backbones list` shows of all of them. Taps are listed
+shallow to deep.
 """
 
 from __future__ import annotations
@@ -212,4 +215,130 @@ PAPER = {
         normed=False,
         lowered=_LOWER_SEVEN,
     ),
+}
+
+# Names that users know. The registries of timm and OpenCLIP hold input size, mean and standard
+# deviation, so they are not repeated here.
+
+NAMED = {
+    "dinov2_small": "timm:vit_small_patch14_dinov2.lvd142m",
+    "dinov2_small_reg": "timm:vit_small_patch14_reg4_dinov2.lvd142m",
+    "dinov2_base": "timm:vit_base_patch14_dinov2.lvd142m",
+    "dinov2_base_reg": "timm:vit_base_patch14_reg4_dinov2.lvd142m",
+    "dinov2_large": "timm:vit_large_patch14_dinov2.lvd142m",
+    "dinov2_large_reg": "timm:vit_large_patch14_reg4_dinov2.lvd142m",
+    "dinov3_small": "timm:vit_small_patch16_dinov3.lvd1689m",
+    "dinov3_small_plus": "timm:vit_small_plus_patch16_dinov3.lvd1689m",
+    "dinov3_base": "timm:vit_base_patch16_dinov3.lvd1689m",
+    "dinov3_large": "timm:vit_large_patch16_dinov3.lvd1689m",
+    "dinov3_convnext_tiny": "timm:convnext_tiny.dinov3_lvd1689m",
+    "dinov3_convnext_small": "timm:convnext_small.dinov3_lvd1689m",
+    "dinov3_convnext_base": "timm:convnext_base.dinov3_lvd1689m",
+    "convnextv2_nano": "timm:convnextv2_nano.fcmae_ft_in22k_in1k",
+    "convnextv2_tiny": "timm:convnextv2_tiny.fcmae_ft_in22k_in1k",
+    "convnextv2_base": "timm:convnextv2_base.fcmae_ft_in22k_in1k",
+    "eva02_small": "timm:eva02_small_patch14_336.mim_in22k_ft_in1k",
+    "eva02_base": "timm:eva02_base_patch14_448.mim_in22k_ft_in22k_in1k",
+    "eva02_large": "timm:eva02_large_patch14_448.mim_m38m_ft_in22k_in1k",
+    "mobilenetv4_small": "timm:mobilenetv4_conv_small.e2400_r224_in1k",
+    "mobilenetv4_medium": "timm:mobilenetv4_conv_medium.e500_r256_in1k",
+    "mobilenetv4_hybrid": "timm:mobilenetv4_hybrid_medium.e200_r256_in12k_ft_in1k",
+    "fastvit_t8": "timm:fastvit_t8.apple_in1k",
+    "fastvit_sa12": "timm:fastvit_sa12.apple_in1k",
+    # With a text tower: OpenCLIP's architecture and weights, or a model of the hub.
+    "clip_vitb32": "open_clip:ViT-B-32-quickgelu/openai",
+    "clip_vitb16": "open_clip:ViT-B-16-quickgelu/openai",
+    "openclip_vitb32": "open_clip:ViT-B-32/laion2b_s34b_b79k",
+    "openclip_vitb16": "open_clip:ViT-B-16/laion2b_s34b_b88k",
+    "openclip_vitl14": "open_clip:ViT-L-14/laion2b_s32b_b82k",
+    "siglip2_base": "open_clip:ViT-B-16-SigLIP2/webli",
+    "siglip2_large": "open_clip:ViT-L-16-SigLIP2-256/webli",
+    "siglip2_so400m": "open_clip:ViT-SO400M-14-SigLIP2/webli",
+    "pe_core_tiny": "open_clip:PE-Core-T-16-384/meta",
+    "pe_core_small": "open_clip:PE-Core-S-16-384/meta",
+    "pe_core_base": "open_clip:PE-Core-B-16/meta",
+    "pe_core_large": "open_clip:PE-Core-L-14-336/meta",
+    "mobileclip2_s0": "open_clip:MobileCLIP2-S0/dfndr2b",
+    "mobileclip2_s2": "open_clip:MobileCLIP2-S2/dfndr2b",
+    "mobileclip2_b": "open_clip:MobileCLIP2-B/dfndr2b",
+    "bioclip2": "open_clip:imageomics/bioclip-2",
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a user wants to know before choosing a backbone."""
+
+    year: int  # of its publication
+    megabytes: int  # of its weights, in float32
+    licence: str  # of its weights, as in timm's registry
+
+
+_APACHE, _BSD, _MIT = "apache-2.0", "bsd-3-clause", "mit"
+_DINOV3, _CC_NC, _FASTVIT, _APPLE = (
+    "dinov3-license",
+    "cc-by-nc-4.0",
+    "fastvit-license",
+    "apple-amlr",
+)
+
+FACTS = {
+    "efficientnet_lite0": Facts(2020, 19, _APACHE),
+    "efficientnet_lite1": Facts(2020, 22, _APACHE),
+    "efficientnet_lite2": Facts(2020, 25, _APACHE),
+    "dinov2_small": Facts(2023, 88, _APACHE),
+    "dinov2_small_reg": Facts(2023, 88, _APACHE),
+    "dinov2_base": Facts(2023, 346, _APACHE),
+    "dinov2_base_reg": Facts(2023, 346, _APACHE),
+    "dinov2_large": Facts(2023, 1217, _APACHE),
+    "dinov2_large_reg": Facts(2023, 1217, _APACHE),
+    "dinov3_small": Facts(2025, 86, _DINOV3),
+    "dinov3_small_plus": Facts(2025, 115, _DINOV3),
+    "dinov3_base": Facts(2025, 343, _DINOV3),
+    "dinov3_large": Facts(2025, 1212, _DINOV3),
+    "dinov3_convnext_tiny": Facts(2025, 111, _DINOV3),
+    "dinov3_convnext_small": Facts(2025, 198, _DINOV3),
+    "dinov3_convnext_base": Facts(2025, 350, _DINOV3),
+    "convnextv2_nano": Facts(2023, 62, _CC_NC),
+    "convnextv2_tiny": Facts(2023, 115, _CC_NC),
+    "convnextv2_base": Facts(2023, 355, _CC_NC),
+    "eva02_small": Facts(2023, 89, _MIT),
+    "eva02_base": Facts(2023, 348, _MIT),
+    "eva02_large": Facts(2023, 1220, _MIT),
+    "mobilenetv4_small": Facts(2024, 15, _APACHE),
+    "mobilenetv4_medium": Facts(2024, 39, _APACHE),
+    "mobilenetv4_hybrid": Facts(2024, 45, _APACHE),
+    "fastvit_t8": Facts(2023, 16, _FASTVIT),
+    "fastvit_sa12": Facts(2023, 46, _FASTVIT),
+    "clip_vitb32": Facts(2021, 605, _APACHE),
+    "clip_vitb16": Facts(2021, 598, _APACHE),
+    "openclip_vitb32": Facts(2022, 605, _APACHE),
+    "openclip_vitb16": Facts(2023, 598, _APACHE),
+    "openclip_vitl14": Facts(2022, 1710, _APACHE),
+    "siglip2_base": Facts(2025, 1501, _APACHE),
+    "siglip2_large": Facts(2025, 3526, _APACHE),
+    "siglip2_so400m": Facts(2025, 4542, _APACHE),
+    "pe_core_tiny": Facts(2025, 278, _APACHE),
+    "pe_core_small": Facts(2025, 349, _APACHE),
+    "pe_core_base": Facts(2025, 1791, _APACHE),
+    "pe_core_large": Facts(2025, 2685, _APACHE),
+    "mobileclip2_s0": Facts(2025, 300, _APPLE),
+    "mobileclip2_s2": Facts(2025, 397, _APPLE),
+    "mobileclip2_b": Facts(2025, 599, _APPLE),
+    "bioclip2": Facts(2025, 1710, _MIT),
+    "resnet50": Facts(2022, 102, _BSD),
+    "resnet50_3blocks": Facts(2022, 102, _BSD),
+    "dino_resnet50": Facts(2021, 94, _APACHE),
+    "resnet34": Facts(2015, 87, _BSD),
+    "resnet18": Facts(2015, 47, _BSD),
+    "sdl_resnet18": Facts(2021, 45, _MIT),
+    "deit_small": Facts(2020, 88, _APACHE),
+    "deit_base": Facts(2020, 346, _APACHE),
+    "dino_vits16": Facts(2021, 87, _APACHE),
+    "dino_vits8": Facts(2021, 87, _APACHE),
+    "dino_vitb16": Facts(2021, 343, _APACHE),
+    "densenet161": Facts(2017, 116, _APACHE),
+    "regnety_016": Facts(2022, 45, _BSD),
+    "swin_base_simmim": Facts(2021, 351, _MIT),
+    "clip_vitl14": Facts(2021, 1216, _APACHE),
 }

@@ -60,9 +60,14 @@ class Taps:
 
     def __call__(self, x: Tensor) -> list[Tensor]:
         """Return the outputs of the taps for one batch, in the order of `names`."""
+        return self.run(x)[0]
+
+    def run(self, x: Tensor, *, whole: bool = False) -> tuple[list[Tensor], Any]:
+        """Return the outputs of the taps and, after a whole pass, what the model returns."""
         import torch
 
         found: dict[str, Tensor] = {}
+        result = None
 
         def keep(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
             if isinstance(output, tuple) and output:
@@ -75,7 +80,8 @@ class Taps:
             dtype = self._dtype or torch.float32
             found[name] = output.to(dtype, copy=True, memory_format=torch.contiguous_format)
             # Exporting a graph drops the rest anyway, and cannot trace an exception.
-            if len(found) == len(self._names) and not torch.compiler.is_compiling():
+            done = len(found) == len(self._names) and not whole
+            if done and not torch.compiler.is_compiling():
                 raise _AllFound
 
         with self._lock, ExitStack() as hooks:
@@ -83,13 +89,13 @@ class Taps:
                 module = self._model.get_submodule(name)
                 hooks.enter_context(module.register_forward_hook(partial(keep, name)))
             with suppress(_AllFound):
-                self._model(x)
+                result = self._model(x)
         if tuple(found) != self._names:
             raise InputError(
                 "Taps must be listed once each, in the order in which they run: requested "
                 f"{', '.join(self._names)}, found {', '.join(found)}."
             )
-        return list(found.values())
+        return list(found.values()), result
 
 
 def check_taps(backbone: str, taps: Iterable[str], valid: Sequence[str]) -> None:

@@ -13,21 +13,19 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mivhead._util.optional import need
+from mivhead.backbones import hub
 from mivhead.backbones.base import default_device
 from mivhead.backbones.checkpoints import load_exactly, read_tensors, state_hash
 from mivhead.backbones.efficientnet_lite_network import fold_batchnorm
@@ -39,14 +37,15 @@ from mivhead.backbones.module import (
     suggest_blocks,
     torch_type,
 )
-from mivhead.backbones.preset import Preprocessing, Preset
-from mivhead.backbones.presets import PAPER
+from mivhead.backbones.preset import Preprocessing, Preset, near_usual_size, spread_taps
+from mivhead.backbones.presets import NAMED, PAPER
 from mivhead.backbones.taps import Parts, check_taps
 from mivhead.errors import InputError, NotAvailableError
 
 RANDOM = "random"
 POOLED = "pooled"  # a tap: what the model's own classifier would see
-_NARROW = 384  # ViTs up to this width are tapped at four blocks, wider ones at two, as in the paper
+SCHEME = "timm:"
+_PATCH = re.compile(r"patch(\d+)")  # in the names of ViTs
 
 
 def load(
@@ -64,6 +63,8 @@ def load(
     known = PAPER.get(spec)
     if known is not None:
         preset = preset or known.preset
+    if preset is None:
+        image_size = image_size or usual_size(model_name(spec))
     model = build(spec, weights, preset.preprocessing.size if preset else image_size)
     sha256 = state_hash(model)
     folded = _fold(model.eval())
@@ -166,6 +167,7 @@ class Intermediates(nn.Module):
             "output_fmt": "NCHW",
             "intermediates_only": not pooled,
         }
+        self._class_token = has_class_token(model)
         # Some ViTs without prefix tokens fail if they are asked for them.
         if has_tokens(model) and getattr(model, "num_prefix_tokens", True):
             self._settings["return_prefix_tokens"] = True
@@ -179,15 +181,13 @@ class Intermediates(nn.Module):
         head: Any = self.model.forward_head
         return [*self._read(outputs)[: self._count], {"token": head(final, pre_logits=True)}]
 
-    @staticmethod
-    def _read(outputs: Sequence[Any]) -> list[Parts]:
-        return [_parts(*out) if isinstance(out, tuple) else {"map": out} for out in outputs]
+    def _read(self, outputs: Sequence[Any]) -> list[Parts]:
+        return [self._parts(*out) if isinstance(out, tuple) else {"map": out} for out in outputs]
 
-
-def _parts(patches: Tensor, prefix: Tensor) -> Parts:
-    if not prefix.shape[1]:
-        return {"map": patches}
-    return {"map": patches, "token": prefix[:, 0]}  # [CLS] comes first, then registers
+    def _parts(self, patches: Tensor, prefix: Tensor) -> Parts:
+        if not self._class_token:
+            return {"map": patches}  # the prefix holds registers only
+        return {"map": patches, "token": prefix[:, 0]}  # [CLS] comes first, then registers
 
 
 def has_tokens(model: nn.Module) -> bool:
@@ -196,8 +196,14 @@ def has_tokens(model: nn.Module) -> bool:
     return forward is not None and "return_prefix_tokens" in inspect.signature(forward).parameters
 
 
+def has_class_token(model: nn.Module) -> bool:
+    """Return whether the first prefix token is [CLS], and not a register."""
+    known: bool | None = getattr(model, "has_class_token", None)
+    return getattr(model, "cls_token", None) is not None if known is None else known
+
+
 def default_taps(model: nn.Module, name: str) -> tuple[str, ...]:
-    """Choose the taps of a model that is not in the paper, following the paper's choices."""
+    """Choose the taps of a model that is not in the paper."""
     names = feature_names(model)
     if not names or len(set(names[-2:])) < len(names[-2:]):
         raise InputError(
@@ -206,9 +212,7 @@ def default_taps(model: nn.Module, name: str) -> tuple[str, ...]:
         )
     if _is_swin(model):  # the last stage after patch merging, and after the final norm
         return (f"{names[-1]}.downsample", "norm")
-    if has_tokens(model) and int(_feature_info(model)[-1]["num_chs"]) <= _NARROW:
-        return tuple(names[-4:])
-    return tuple(names[-2:])
+    return spread_taps(names) if has_tokens(model) else tuple(names[-2:])
 
 
 def _is_swin(model: nn.Module) -> bool:
@@ -257,8 +261,7 @@ def build(spec: str, weights: str | Path | None, size: int | None = None) -> nn.
     -------
     nn.Module
     """
-    known = PAPER.get(spec)
-    name = known.model if known else spec.removeprefix("timm:")
+    name = model_name(spec)
     settings = _settings(name, size)
     if weights is None:
         return _pretrained(spec, name, settings)
@@ -268,6 +271,28 @@ def build(spec: str, weights: str | Path | None, size: int | None = None) -> nn.
     if weights != RANDOM:
         load_exactly(model, to_timm(read_tensors(weights), model), spec, str(weights))
     return model
+
+
+def model_name(spec: str) -> str:
+    """Return the name in timm of a specification or of a named backbone."""
+    known = PAPER.get(spec)
+    return known.model if known else NAMED.get(spec, spec).removeprefix(SCHEME)
+
+
+def usual_size(name: str) -> int | None:
+    """Return the default input size of a ViT; None for other models, which use their own."""
+    import timm
+
+    patch = _PATCH.search(name)
+    if patch is None or "swin" in name or not timm.is_model(name.partition(".")[0]):
+        return None
+    try:
+        config = timm.get_pretrained_cfg(name)
+    except RuntimeError:  # an unknown tag, which `build` reports
+        return None
+    if config is None or not config.fixed_input_size:
+        return None
+    return near_usual_size(int(config.input_size[1]), int(patch[1]))
 
 
 def _settings(name: str, size: int | None) -> dict[str, Any]:
@@ -299,15 +324,15 @@ def _pretrained(spec: str, name: str, settings: dict[str, Any]) -> nn.Module:
     if known is not None and not known.on_hub:
         raise _missing(spec, "they are not on timm's hub")
     cached = _cached(name)
-    if cached is None and not _hub_resolves():
-        raise _missing(spec, f"not in {_cache_folder()}, and the hub cannot be reached")
+    if cached is None and not hub.resolves():
+        raise _missing(spec, f"not in {hub.cache_folder()}, and the hub cannot be reached")
     try:
         model: nn.Module = timm.create_model(
             name, pretrained=True, pretrained_cfg_overlay={"file": cached}, **settings
         )
     except (OSError, RuntimeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        raise _missing(spec, f"not in {_cache_folder()}, nor from the hub: {reason}") from error
+        raise _missing(spec, f"not in {hub.cache_folder()}, nor from the hub: {reason}") from error
     model.reset_classifier(0)  # type: ignore[operator]  # timm's models have it
     return model
 
@@ -315,42 +340,23 @@ def _pretrained(spec: str, name: str, settings: dict[str, Any]) -> nn.Module:
 def _missing(spec: str, reason: str) -> NotAvailableError:
     known = PAPER.get(spec)
     origin = f", such as {known.origin}" if known else ""
+    fetch = f"run `miv backbones download {spec}`, or give" if spec in NAMED else "give"
     return NotAvailableError(
-        f"The weights of {spec} are missing ({reason}). Give a checkpoint{origin}, with "
+        f"The weights of {spec} are missing ({reason}): {fetch} a checkpoint{origin}, with "
         'weights="FILE" in Python or --weights FILE on the command line (in a benchmark also '
         f"--weights {spec}=FILE); FILE is a .safetensors or .pth file."
     )
 
 
 def _cached(name: str) -> str | None:
-    """Find the weights in the hub's cache, which needs no network."""
+    """Find weights that were downloaded before, which needs no network."""
     import timm
-    from huggingface_hub import try_to_load_from_cache
 
     config = timm.get_pretrained_cfg(name)
     if config is None or not config.hf_hub_id or config.custom_load:
         return None
-    found = try_to_load_from_cache(config.hf_hub_id, config.hf_hub_filename or "model.safetensors")
-    return found if isinstance(found, str) else None
-
-
-def _cache_folder() -> str:
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return str(HF_HUB_CACHE)
-
-
-def _hub_resolves() -> bool:
-    """Check at once what the hub's client finds out after half a minute of retries."""
-    from huggingface_hub.constants import ENDPOINT
-
-    if getproxies():
-        return True  # the proxy resolves names
-    try:
-        socket.getaddrinfo(urlsplit(ENDPOINT).hostname, 443)
-    except OSError:
-        return False
-    return True
+    found = hub.find(config.hf_hub_id, config.hf_hub_filename or "model.safetensors")
+    return None if found is None else str(found)
 
 
 def _untrained(name: str, settings: dict[str, Any]) -> nn.Module:

@@ -20,9 +20,18 @@ from mivhead._util.threads import available_cores
 from mivhead.batch import places
 from mivhead.batch.output import FORMAT, Job, Mark, Output
 from mivhead.batch.places import EXTRA
-from mivhead.batch.sources import Shard, ShardRow, backbone_of, check_named, list_shards
+from mivhead.batch.sources import (
+    Shard,
+    ShardRow,
+    backbone_of,
+    check_named,
+    hash_boxes,
+    list_boxes,
+    list_shards,
+)
 from mivhead.batch.work import ERROR, Extracting, Failed, Predicting, hash_file
 from mivhead.errors import ImageError, InputError, NotAvailableError
+from mivhead.images.boxes import CONFIDENCE, MARGIN
 
 if TYPE_CHECKING:
     from mivhead.executors import Executor
@@ -82,6 +91,9 @@ def predict(
     ray: str | bool = False,
     raw: bool = False,
     excel: bool = False,
+    boxes: str | None = None,
+    box_margin: float = MARGIN,
+    box_confidence: float = CONFIDENCE,
     verbose: bool = True,
     **decision: float,
 ) -> JobResult:
@@ -123,6 +135,11 @@ def predict(
         Compute on the Ray cluster with this address; True starts one on this computer.
     raw, excel : bool, default=False
         How text is written to a `.csv` file; as for `miv predict`.
+    boxes : str or None, default=None
+        A document of boxes, as for `mivhead.images.boxes.read_boxes`: the rows are the crops of
+        the boxes of the photos in the one folder that is the source.
+    box_margin, box_confidence : float
+        As for `mivhead.images.boxes.BoxFile.images`.
     verbose : bool, default=True
         Show a progress bar if it takes more than two seconds.
     **decision : float
@@ -155,6 +172,7 @@ def predict(
         ray=ray,
         verbose=verbose,
         form={"raw": raw, "excel": excel},
+        boxes=None if boxes is None else (os.fspath(boxes), box_margin, box_confidence),
     )
 
 
@@ -243,6 +261,7 @@ def _run(
     ray: str | bool,
     verbose: bool,
     form: dict[str, bool],
+    boxes: tuple[str, float, float] | None = None,
 ) -> JobResult:
     started = time.perf_counter()
     if resume and overwrite:
@@ -254,6 +273,10 @@ def _run(
     output = Output(os.fspath(out))
     checked = (lambda shard: shard) if allow_remote else partial(check_named, sources=names)
     settings = {**work.settings, "column": column}
+    if boxes is not None:
+        if len(names) != 1:
+            raise InputError("With boxes, give one folder: the one that paths are relative to.")
+        settings["boxes"] = [hash_boxes(boxes[0]), *boxes[1:]]
     job = Job(FORMAT, work.task, work.identity, names, settings, part_rows)
     with output.locked():
         found = output.prepare(job, resume=resume, overwrite=overwrite)
@@ -264,7 +287,10 @@ def _run(
             )
         schema = work.schema()
         if found is None:
-            listed_shards = map(checked, list_shards(names, part_rows, column))
+            if boxes is None:
+                listed_shards: Iterator[Shard] = map(checked, list_shards(names, part_rows, column))
+            else:
+                listed_shards = list_boxes(names[0], part_rows, *boxes)
             shards = _checked(listed_shards, work)
             found = output.write_plan(job, shards)
         executor = _executor(workers, ray)

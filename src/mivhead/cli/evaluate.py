@@ -88,6 +88,7 @@ def add_parser(subparsers: Any) -> None:
     )
     options.add_skip_bad(parser)
     options.add_csv(parser)
+    options.add_boxes(parser)
     options.add_model_backbone(parser)
     options.add_device(parser)
     options.add_json(parser)
@@ -136,10 +137,13 @@ def _evaluate(
     from mivhead.images.sources import open_labelled, open_unlabelled
 
     shots = {"include_shots": args.include_shots}
-    if not is_features(args.images):
+    if args.boxes or not is_features(args.images):
         check_takes_images(model, args.model)
         how = {"label": args.label, "encoding": args.encoding}
-        images = open_labelled(args.images, min_classes=1, **how)
+        if args.boxes:
+            _, images = options.open_boxes(args, args.images, labelled=True)
+        else:
+            images = open_labelled(args.images, min_classes=1, **how)
         foreign = None if args.foreign is None else open_unlabelled([args.foreign])
         return evaluate(model, images, skip_bad=args.skip_bad, foreign=foreign, **shots)
     from mivhead import stores

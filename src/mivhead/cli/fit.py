@@ -52,6 +52,7 @@ miv fit labels.csv -o birds.miv --label species --encoding cp1252
 miv fit shots/ -o birds.miv --unlabelled new/   # learns from photos without names as well
 miv fit digits/ -o digits.miv --no-flip  # a mirrored digit is not the same digit
 miv fit shots/ -o birds.miv --backbone efficientnet_lite0 --backbone efficientnet_lite2  # both
+miv fit photos/ -o animals.miv --boxes annotations.json   # crops of the boxes, with their classes
 miv fit features.safetensors -o birds.miv
 miv fit lancedb://data/birds -o birds.miv --label species --where "split = 'train'"
 miv fit shots/ -o plain.miv --method logistic --param use_views=true --param C=10
@@ -84,6 +85,7 @@ def add_parser(subparsers: Any) -> None:
     options.add_unlabelled(parser)
     options.add_skip_bad(parser)
     options.add_csv(parser)
+    options.add_boxes(parser)
     options.add_table(parser)
     options.add_extraction(parser)
     options.add_training(parser)
@@ -180,7 +182,11 @@ def _check_classes(model: FewShotClassifier, args: argparse.Namespace) -> list[s
 def _fit(model: FewShotClassifier, args: argparse.Namespace) -> dict[str, float]:
     """Fit to images or features, and write the model; return the seconds that the parts took."""
     unlabelled = options.read_unlabelled(args.unlabelled)
-    if not is_features(args.shots):
+    if args.boxes:
+        _, images = options.open_boxes(args, args.shots, labelled=True, min_classes=2)
+        model.fit_folder(images, skip_bad=args.skip_bad, unlabelled=unlabelled)
+        times = model.fit_seconds_
+    elif not is_features(args.shots):
         how = {"label": args.label, "encoding": args.encoding, "unlabelled": unlabelled}
         model.fit_folder(args.shots, skip_bad=args.skip_bad, **how)
         times = model.fit_seconds_

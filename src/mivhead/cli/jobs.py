@@ -90,6 +90,9 @@ def run_predict(args: argparse.Namespace) -> int:
         weights=args.weights,
         raw=args.raw,
         excel=args.excel,
+        boxes=args.boxes,
+        box_margin=args.box_margin,
+        box_confidence=args.box_confidence,
         **_shared(args),
         **decision,
     )

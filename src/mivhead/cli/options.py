@@ -159,6 +159,41 @@ def add_skip_bad(parser: Parser) -> None:
     )
 
 
+def add_boxes(parser: Parser) -> None:
+    """Add the options for boxes, whose crops are the images."""
+    group = parser.add_argument_group("boxes")
+    group.add_argument(
+        "--boxes",
+        metavar="FILE",
+        help="boxes of the photos in a folder: the crops are the images. MegaDetector's or COCO's "
+        ".json, a .csv with the columns file, x, y, w, h (and label), or a folder of YOLO's .txt "
+        "or Pascal VOC's .xml files",
+    )
+    group.add_argument(
+        "--box-margin",
+        type=share,
+        default=0.1,
+        metavar="SHARE",
+        help="how much of a box's longer side is added on each side",
+    )
+    group.add_argument(
+        "--box-confidence",
+        type=share,
+        default=0.2,
+        metavar="SHARE",
+        help="leave out boxes that the detector is less sure of",
+    )
+
+
+def open_boxes(args: argparse.Namespace, folder: str, **how: Any) -> Any:
+    """Return the boxes that `--boxes` names, and their crops of the photos in a folder."""
+    from mivhead.images import boxes
+
+    found = boxes.open_boxes(args.boxes, folder)
+    settings = {"margin": args.box_margin, "confidence": args.box_confidence}
+    return found, found.images(folder, **settings, **how)
+
+
 class _JoinNames(argparse.Action):
     """Join the names of an option that is given several times: they are used together."""
 
@@ -276,7 +311,8 @@ def add_extraction(parser: Parser) -> None:
         "--backbone",
         action=_JoinNames,
         metavar="NAME",
-        help="a name from `miv backbones list`, timm:NAME, hf:FOLDER_OR_ID, FILE.onnx or a URL; "
+        help="a name from `miv backbones list`, timm:NAME, open_clip:NAME, hf:FOLDER_OR_ID, "
+        "hf-onnx:FOLDER_OR_ID, FILE.onnx or a URL; "
         f"give it twice to use two backbones together (default: {DEFAULT_BACKBONE})",
     )
     _add_weights(parser)
@@ -305,7 +341,8 @@ def add_image_size(parser: argparse._ActionsContainer) -> None:
         "--image-size",
         type=positive,
         metavar="R",
-        help="input of R x R pixels, for timm:NAME (default: as in its training)",
+        help="input of R x R pixels, for models of timm, OpenCLIP and transformers (default: as in "
+        "training, but near 224 for large ViTs)",
     )
 
 

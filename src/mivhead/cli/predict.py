@@ -34,6 +34,7 @@ from mivhead.errors import InputError
 
 if TYPE_CHECKING:
     from mivhead.diagnostics.explanation import Explanation
+    from mivhead.images.boxes import BoxFile
     from mivhead.images.imageset import ImageSet, Skipped
     from mivhead.model.exported import ExportedClassifier
     from mivhead.model.fewshot import FewShotClassifier
@@ -91,7 +92,8 @@ def add_parser(subparsers: Any) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="write to this file instead of printing: .csv or .json",
+        help="write to this file instead of printing: .csv or .json; with --boxes, a file (or a "
+        "folder) in their format, with the decisions in it",
     )
     parser.add_argument(
         "--excel",
@@ -125,6 +127,7 @@ def add_parser(subparsers: Any) -> None:
         "COLUMN_probability",
     )
     options.add_skip_bad(parser)
+    options.add_boxes(parser)
     jobs.add_job(parser, "this .parquet, .csv or .jsonl file or folder")
     options.add_model_backbone(parser)
     options.add_device(parser)
@@ -138,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     jobs.check_no_job(args)
     _check_form(args)
     model = load_any_model(args.model, args)
-    if len(args.images) == 1 and is_features(args.images[0]):
+    if not args.boxes and len(args.images) == 1 and is_features(args.images[0]):
         if args.sort_into:
             raise InputError("--sort-into copies images, so it cannot be used with features.")
         if args.html:
@@ -152,16 +155,19 @@ def run(args: argparse.Namespace) -> int:
     if args.sort_into:
         _check_sort_folder(Path(args.sort_into))
     check_takes_images(model, args.model)
-    from mivhead.images.sources import open_unlabelled
-
-    images = open_unlabelled(args.images)
+    boxes, images = _open(args)
     if args.html:
         predictions = _predict_to_page(model, images, args)
     else:
         decision = options.decision(args, model)
         predictions = model.classify(images, skip_bad=args.skip_bad, **decision)
     report_skipped(model.skipped_)
-    _show(predictions, model.skipped_, args)
+    if boxes is not None and args.output and args.form == "boxes":
+        found = {e.id: (str(e.decision), str(e.label), e.probability) for e in predictions}
+        boxes.write(args.output, found)
+        _tell(args, f"Wrote {plural(len(predictions), 'decision')} to {args.output}.")
+    else:
+        _show(predictions, model.skipped_, args)
     if args.sort_into:
         from mivhead.cli.sorting import sort_images
         from mivhead.model.decision import NONE, UNSURE
@@ -175,6 +181,18 @@ def run(args: argparse.Namespace) -> int:
         more = f"; not copied again: {there}" if there else ""
         _tell(args, f"Copied {plural(len(copies), 'image')} into {args.sort_into}{more}.")
     return 0
+
+
+def _open(args: argparse.Namespace) -> tuple[BoxFile | None, ImageSet]:
+    """Return the images, and the boxes that they are the crops of."""
+    from mivhead.images.sources import open_unlabelled
+
+    if not args.boxes:
+        return None, open_unlabelled(args.images)
+    if len(args.images) != 1:
+        raise InputError("With --boxes, give one folder: the one that their paths are relative to.")
+    found: tuple[BoxFile, ImageSet] = options.open_boxes(args, args.images[0])
+    return found
 
 
 def _predict_to_page(
@@ -214,6 +232,11 @@ def _check_form(args: argparse.Namespace) -> None:
             raise InputError(f"The page must be a .html file, got {args.html}.")
         check_output(args.html)
     if not args.output:
+        return
+    if args.boxes and args.form == "table":
+        args.form = "boxes"  # the format of the boxes, which may be a folder of files
+        if Path(args.output).suffix:
+            check_output(args.output)
         return
     if args.form == "table":
         if suffix not in (".csv", ".json"):

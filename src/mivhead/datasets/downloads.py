@@ -1,4 +1,4 @@
-"""Read the downloads of the paper's sets: one function per set, registered under its name.
+"""Read the downloads of image sets: one function per set, registered under its name.
 
 Each function takes the folder of an unpacked download and yields the images of the prepared set.
 To add a set, declare it in `catalogue.py` and write such a function here; a set that the paper does
@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from PIL import Image, ImageOps
 
+from mivhead._util.optional import need
 from mivhead.errors import InputError
 from mivhead.images.decoding import load_image
 from mivhead.images.imageset import is_image_name, is_litter, natural_key
@@ -195,6 +196,12 @@ BIRDS = (
 )
 
 
+CLOTHES = (
+    *("T-shirt", "trouser", "pullover", "dress", "coat"),
+    *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+)
+
+
 # Downloads that already consist of class folders, which are copied.
 
 
@@ -232,6 +239,26 @@ def _eurosat(raw: Path) -> Iterator[Item]:
 def _food(raw: Path) -> Iterator[Item]:
     """Food-101: all classes."""
     return _copy(_find_classes(raw, "apple_pie", ["images"]))
+
+
+@_prepares("trashnet")
+def _trashnet(raw: Path) -> Iterator[Item]:
+    """TrashNet: all classes."""
+    return _copy(_find_classes(raw, "cardboard", ["dataset-resized"]))
+
+
+@_prepares("beans")
+def _beans(raw: Path) -> Iterator[Item]:
+    """iBean: all classes of the training images."""
+    return _copy(_find_classes(raw, "bean_rust", ["train"]))
+
+
+@_prepares("oxford_pets")
+def _oxford_pets(raw: Path) -> Iterator[Item]:
+    """Oxford-IIIT Pet: the breed is in the name of the file, Abyssinian_12.jpg."""
+    folder = _find_file(raw, "Abyssinian_1.jpg").parent
+    for file in _list_images(folder):
+        yield Item(file.stem.rpartition("_")[0], file.stem, file)
 
 
 @_prepares("omniglot")
@@ -283,6 +310,13 @@ def _mnist(raw: Path) -> Iterator[Item]:
         raise InputError(f"{raw} has {len(images)} test images but {len(labels)} labels.")
     for number, (image, label) in enumerate(zip(images, labels, strict=True)):
         yield Item(str(label), f"{number:05}", Image.fromarray(image))
+
+
+@_prepares("fashion_mnist")
+def _fashion_mnist(raw: Path) -> Iterator[Item]:
+    """Fashion-MNIST: the 10,000 test images, in the format and with the file names of MNIST."""
+    for item in _mnist(raw):
+        yield Item(CLOTHES[int(item.label)], item.name, item.content)
 
 
 @_prepares("cifar10")
@@ -533,3 +567,34 @@ def _file(files: dict[str, Path], name: str, table: Path) -> Path:
             f"The image {name}, listed in {table}, is missing: unpack all images next to it."
         )
     return files[name]
+
+
+# MedIMeta: 19 medical sets in one format.
+
+
+_CLASSIFICATION = ("MULTICLASS_CLASSIFICATION", "BINARY_CLASSIFICATION")
+
+
+@_prepares("medimeta")
+def _medimeta(raw: Path) -> Iterator[Item]:
+    """One set of MedIMeta: the images, and the labels of its first task with one class each."""
+    yaml = need("yaml", "timm")
+    path = _find_file(raw, "info.yaml")
+    try:
+        info = yaml.safe_load(path.read_text(encoding="utf-8"))
+        task = next(each for each in info["tasks"] if each["task_target"] in _CLASSIFICATION)
+        names = {int(number): str(name) for number, name in task["labels"].items()}
+        labels = np.load(
+            _find_file(path.parent, f"{Path(str(task['task_name'])).name}.npy"), allow_pickle=False
+        )
+    except StopIteration:
+        raise InputError(f"{path} has no task whose images have one class each.") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} does not describe a set of MedIMeta: {error!r:.200}.") from error
+    for number, label in enumerate(np.ravel(labels).tolist()):
+        if int(label) not in names:
+            raise InputError(f"{path} has no name for the label {label}.")
+        file = path.parent / "images" / f"{number:06}.tiff"
+        yield Item(names[int(label)], f"{number:06}", _existing(file, path))

@@ -100,7 +100,7 @@ def _find_preparation(name: str) -> tuple[str, Preparation]:
     info = find_declared(name)
     if info is None:
         raise InputError(
-            f"{name!r} is not one of the paper's sets; `miv data list` shows them. Other sets need "
+            f"{name!r} is not a declared set; `miv data list` shows them. Other sets need "
             "no preparation: put the images of each class into a folder named after the class."
         )
     return info.name, PREPARATIONS[info.name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mivhead._util.files import replacing
 from mivhead._util.onnx_check import EXTRA
 from mivhead._util.optional import need
 from mivhead.backbones import load_backbone
@@ -23,6 +25,7 @@ from mivhead.backbones.onnx_model import (
     add_outputs,
     parse_graph,
     read_graph,
+    read_metadata,
     write_graph,
     write_metadata,
 )
@@ -136,6 +139,29 @@ def tap_onnx(
     write_metadata(model, backbone.preset, backbone.identity.name, backbone.identity.weights)
     write_graph(model, path)
     return load_backbone(path, device="cpu")
+
+
+def describe_folder(folder: Path) -> None:
+    """Write the settings that belong to `onnx/model.onnx`, in the layout of transformers.js."""
+    model, _ = read_graph(folder / "onnx" / "model.onnx")
+    preset = read_metadata(model, folder)
+    assert preset is not None, "an exported file describes itself"
+    preprocessing = preset.preprocessing
+    side = {"height": preprocessing.size, "width": preprocessing.size}
+    config = {"model_type": "mivhead", "taps": list(preset.taps)}
+    processor = {
+        "do_resize": True,
+        "size": side,
+        "resample": 3,  # bicubic
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(preprocessing.mean),
+        "image_std": list(preprocessing.std),
+    }
+    for name, document in (("config.json", config), ("preprocessor_config.json", processor)):
+        with replacing(folder / name) as part:
+            part.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 class _Flat(nn.Module):

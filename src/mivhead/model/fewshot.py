@@ -89,7 +89,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
     weights : str, Path or None, default=None
         A checkpoint for a backbone given by name.
     image_size : int or None, default=None
-        Side of the input of a backbone `timm:NAME`, in pixels. None: that of its training.
+        Side of the input in pixels, of models of timm, OpenCLIP and transformers. None: their own,
+        or about 224 for ViTs that were trained on larger images.
     method : str, default="miv"
         The name of a method (`mivhead.methods.list_methods()`), or a class of your own as
         `module:Class`.
@@ -217,7 +218,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
 
     def fit_folder(
         self,
-        path: str | Path,
+        path: str | Path | ImageSet,
         *,
         skip_bad: bool = False,
         label: str | None = None,
@@ -228,8 +229,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
 
         Parameters
         ----------
-        path : str or Path
-            The folder, zip or CSV.
+        path : str, Path or ImageSet
+            The folder, zip or CSV, or labelled images that have been opened already.
         skip_bad : bool, default=False
             Leave out images that cannot be read, and list them in `skipped_`.
         label : str or None, default=None
@@ -244,7 +245,10 @@ class FewShotClassifier(ImageClassifier, Estimator):
         FewShotClassifier
             Itself.
         """
-        images = open_labelled(path, label=label, encoding=encoding)
+        if isinstance(path, ImageSet):
+            images = path
+        else:
+            images = open_labelled(path, label=label, encoding=encoding)
         return self._fit_images(images, skip_bad=skip_bad, unlabelled=unlabelled)
 
     def fit_table(

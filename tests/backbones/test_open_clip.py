@@ -1,0 +1,147 @@
+"""Image and text towers of OpenCLIP: a tiny random model, compared with the library itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mivhead import FewShotClassifier
+from mivhead.backbones import load_backbone
+from mivhead.backbones.preprocessing import preprocess
+from mivhead.backbones.text import class_vectors
+from mivhead.errors import InputError, NotAvailableError
+from tests.helpers.conformance import check, photos
+
+open_clip = pytest.importorskip("open_clip", reason="the extra open-clip is not installed")
+
+MODEL = {
+    "embed_dim": 24,
+    "vision_cfg": {"image_size": 32, "layers": 3, "width": 32, "head_width": 8, "patch_size": 8},
+    "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
+}
+PREPROCESSING = {"size": 32, "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.25]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in the format of the hub."""
+    from safetensors.torch import save_file
+
+    path: Path = tmp_path_factory.mktemp("tiny-clip")
+    config = {"model_cfg": MODEL, "preprocess_cfg": PREPROCESSING}
+    (path / "open_clip_config.json").write_text(json.dumps(config))
+    torch.manual_seed(1)
+    model = open_clip.create_model(f"local-dir:{path}", load_weights=False)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    save_file(model.state_dict(), path / "open_clip_model.safetensors")
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    return open_clip.create_model(f"local-dir:{folder}").eval()
+
+
+def test_blocks_and_embedding_equal_the_library(folder: Path, model: Any) -> None:
+    backbone = load_backbone(f"open_clip:{folder}", device="cpu", dtype="float32")
+    assert backbone.preset.taps == ("blocks.0", "blocks.1", "blocks.2", "embedding")
+    preprocessing = backbone.preset.preprocessing
+    assert (preprocessing.size, preprocessing.mean) == (32, (0.4, 0.5, 0.6))
+    images = photos(3)
+    found = backbone.extract(images)
+    with torch.no_grad():
+        x = preprocess(images, preprocessing)
+        expected = model.visual.forward_intermediates(x, output_extra_tokens=True)
+        vectors = model.encode_image(x)
+    for i in range(3):
+        close(found.blocks[i].map, expected["image_intermediates"][i])
+        close(found.blocks[i].token, expected["image_intermediates_prefix"][i][:, 0])
+    close(found.blocks[3].token, vectors)
+
+
+def close(found: Any, expected: Any) -> None:
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_conformance(folder: Path) -> None:
+    check(load_backbone(f"open_clip:{folder}", device="cpu"))
+
+
+def test_class_vectors_equal_the_library(folder: Path, model: Any) -> None:
+    names, templates = ["robin", "wren", "jay"], ["a photo of a {}.", "{}"]
+    found = class_vectors(f"open_clip:{folder}", names, templates)
+    tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}")
+    expected = []
+    for name in names:
+        with torch.no_grad():
+            sentences = tokenizer([template.replace("{}", name) for template in templates])
+            mean = model.encode_text(sentences, normalize=True).mean(0)
+        expected.append((mean / mean.norm()).numpy())
+    assert found.shape == (3, 24)
+    close(found, np.stack(expected))
+    one_by_one = [class_vectors(f"open_clip:{folder}", [name], templates) for name in names]
+    close(found, np.concatenate(one_by_one))
+
+
+def test_a_classifier_learns_and_is_loaded_again(folder: Path, tmp_path: Path) -> None:
+    import mivhead
+
+    images = photos(6)
+    fitted = FewShotClassifier(f"open_clip:{folder}", device="cpu").fit(images, list("aabbcc"))
+    mivhead.save(fitted, tmp_path / "model.miv")
+    again = mivhead.load(tmp_path / "model.miv")
+    np.testing.assert_allclose(again.predict_proba(images), fitted.predict_proba(images), atol=1e-6)
+
+
+def test_a_checkpoint_of_another_model(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a checkpoint of clip_vitb32"):
+        load_backbone("clip_vitb32", weights=folder / "open_clip_model.safetensors")
+    with pytest.raises(InputError, match="does not exist"):
+        load_backbone(f"open_clip:{folder}", weights=tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("open_clip:ViT-B-32/openia", "has no weights 'openia' of ViT-B-32: known are .*laion2b"),
+        ("open_clip:ViT-B32/openai", "did you mean 'ViT-B-32"),
+        ("open_clip:nobody/nothing", "miv backbones download open_clip:nobody/nothing"),
+    ],
+)
+def test_unknown_models(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_backbone(spec)
+
+
+def test_folders_that_are_not_models(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no open_clip_config\.json"):
+        load_backbone(f"open_clip:{tmp_path}")
+    config = {"model_cfg": MODEL, "preprocess_cfg": PREPROCESSING}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    with pytest.raises(NotAvailableError, match="has none of the files open_clip_model"):
+        load_backbone(f"open_clip:{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("names", "templates", "message"),
+    [
+        ([], ["{}"], "at least one class name"),
+        (["a", ""], ["{}"], "1 to 200 characters, got ''"),
+        (["a"], ["a photo"], r"write \{\} there"),
+        (["a"], "a photo of a {}", "list of at least one sentence"),
+    ],
+)
+def test_bad_names(folder: Path, names: Any, templates: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        class_vectors(f"open_clip:{folder}", names, templates)
+
+
+def test_backbones_without_a_text_tower() -> None:
+    with pytest.raises(InputError, match=r"dinov2_small has no text tower: use .*siglip2_base"):
+        class_vectors("dinov2_small", ["robin"])
