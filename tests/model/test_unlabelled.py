@@ -20,7 +20,7 @@ from tests.helpers.tiny_backbone import TinyBackbone
 from tests.model.test_file import change
 from tests.model.test_shots import START, assert_equal, noise
 
-POOL = [noise(i) for i in range(500, 520)]
+POOL = [noise(i) for i in range(600, 620)]
 
 
 def fit(shots: dict[int, str], unlabelled: Any = None, **params: Any) -> FewShotClassifier:

@@ -233,8 +233,8 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
         "--features",
         choices=("auto", "cache", "task"),
         default="auto",
-        help="keep features in the cache, or compute them for each task and drop them (default: "
-        "keep them if they fit)",
+        help="keep features in the cache, or compute them for each task and drop them; auto keeps "
+        "them if they fit (default: auto)",
     )
     group.add_argument(
         "--cache-gb", type=_gigabytes, metavar="GB", help="size up to which the cache may grow"

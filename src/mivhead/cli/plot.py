@@ -21,7 +21,7 @@ miv plot tsne birds.miv new.jpg --compare tsa.miv --shots shots/ -o tsne.png
 """
 EPISODE_EXAMPLES = """
 miv plot episode aircraft --data sets/ -o aircraft.pdf
-miv plot episode omniglot --data sets/ --backbone dino_vits16 --compare ett --task 3 -o omniglot.pdf
+miv plot episode omniglot --data sets/ --backbone dino_vits16 --compare ett -o omniglot.pdf
 """
 ATTENTION_EXAMPLES = """
 miv plot attention birds.miv new.jpg -o attention.png

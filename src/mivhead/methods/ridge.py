@@ -88,6 +88,6 @@ class RidgeRegression(PooledClassifier):
         """Count a system, its inverse, the map, and the leave-one-out predictions."""
         n, c, ways = size.n, size.c, size.ways
         small = min(n, c)
-        fitted = small**2 * (max(n, c) + ways) + (n + 1) * c * ways
+        fitted = small**2 * (max(n, c) + ways) + (n + 1) * c * ways + n * c
         left_out = n * c * ways + (n * c**2 if n > c else 0)
         return Work.once(fitted + left_out, 2 * small**3)
