@@ -34,6 +34,7 @@ SHARED_MODULES = {  # modules of the same name in several rooms, and why
     "output": "what commands print, and what jobs write",
     "ridge": "the regression, and the method that consists of it alone",
     "sources": "where images come from, for a model and for a job",
+    "text": "the text tower of a backbone, and text for people",
     "training": "of heads: in NumPy, and by the formulas in PyTorch",
 }
 SHARED_CLASSES = {  # in NumPy (`engine`) and as the formulas in PyTorch (`head`)

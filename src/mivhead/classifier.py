@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -21,7 +22,7 @@ from mivhead._util.progress import progress_bar
 from mivhead._util.schema import check_tensors, from_json, split_tensors, to_json
 from mivhead._util.threads import shared_cores
 from mivhead.backbones.preset import BlockPreset, Preset
-from mivhead.engine.head import Bags, Head, combine
+from mivhead.engine.head import Bags, Head, Projected, combine
 from mivhead.engine.training import Trainer
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.ensemble.stacking import (
@@ -628,6 +629,7 @@ class MIVClassifier(FeatureClassifier):
                     votes,
                 )
         self._set_fitted(blocks, head, ensemble, support.features, support.shots)
+        self.embedded_ = head.embed(head.prepare(support.features))
 
     def _trainer(
         self,
@@ -749,7 +751,12 @@ class MIVClassifier(FeatureClassifier):
         self.support_ = support.divide([-power for power in self._used_scale])
         self.shots_ = np.asarray(shots)
         self.bags_ = Bags.from_shots(self.shots_)
-        self.embedded_ = head.embed(head.prepare(support))
+        self.__dict__.pop("embedded_", None)
+
+    @cached_property
+    def embedded_(self) -> list[Projected]:
+        """What Component 2 needs of the shots, computed with the first prediction."""
+        return self.head_.embed(self.head_.prepare(self.support_.divide(self._used_scale)))
 
     def _unfitted(self) -> Self:
         copy = super()._unfitted()

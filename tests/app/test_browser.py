@@ -77,7 +77,13 @@ class Process:
     def start(self) -> None:
         command = [sys.executable, "-m", "mivhead", "app", str(self.folder), "--no-browser"]
         command += ["--json", "--threads", "1", "--method", "ncc"]
-        self._process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE)
+        cache = self.folder.with_name("cache")  # which keeps the token of the page
+        self._process = subprocess.Popen(
+            command,
+            text=True,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "MIV_CACHE": str(cache)},
+        )
         lines: list[str] = []
         while not lines or lines[-1] != "}\n":
             lines.append(self._process.stdout.readline())

@@ -78,7 +78,13 @@ class Estimator:
         return self
 
     def copy_unfitted(self) -> Self:
-        """Return a new estimator with the same parameters, as scikit-learn's `clone` does."""
+        """Make a new estimator with the same parameters, as scikit-learn's `clone` does.
+
+        Returns
+        -------
+        object
+            An estimator of the same class, not fitted.
+        """
         return type(self)(**self.get_params(deep=False))
 
     def score(self, X: Any, y: ArrayLike) -> float:

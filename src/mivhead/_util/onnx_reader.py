@@ -28,7 +28,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 @dataclass(frozen=True)
-class Node:
+class GraphNode:
     """One operation: its name in ONNX, its tensors, and its numbers and constants by name."""
 
     operation: str
@@ -38,7 +38,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Value:
+class GraphValue:
     """An input or output: the code of its element type, and its sides; None stands for any."""
 
     name: str
@@ -63,9 +63,9 @@ class OnnxFile:
     """
 
     def __init__(self, content: bytes, name: str) -> None:
-        self.nodes: list[Node] = []
-        self.inputs: list[Value] = []
-        self.outputs: list[Value] = []
+        self.nodes: list[GraphNode] = []
+        self.inputs: list[GraphValue] = []
+        self.outputs: list[GraphValue] = []
         self.metadata: dict[str, str] = {}
         self.external: set[str] = set()  # files that hold weights
         self.folder: Path | None = None  # where these are, once the caller has checked their names
@@ -115,7 +115,7 @@ class OnnxFile:
             elif number == 12 and depth == 0:
                 self.outputs.append(_read_value(value))
 
-    def _read_node(self, node: memoryview, depth: int) -> Node:
+    def _read_node(self, node: memoryview, depth: int) -> GraphNode:
         inputs, outputs, operation = [], [], ""
         attributes: dict[str, Any] = {}
         for number, _, value in _fields(node):
@@ -132,7 +132,7 @@ class OnnxFile:
             tensor = attributes.get("value")
             if isinstance(tensor, memoryview):
                 self._constants[outputs[0]] = tensor
-        return Node(operation, tuple(inputs), tuple(outputs), attributes)
+        return GraphNode(operation, tuple(inputs), tuple(outputs), attributes)
 
     def _read_attribute(self, attribute: memoryview, depth: int) -> tuple[str, Any]:
         name, found = "", None
@@ -231,7 +231,7 @@ def _name(message: memoryview, number: int) -> str:
     return next((_text(value) for n, _, value in _fields(message) if n == number), "")
 
 
-def _read_value(value: memoryview) -> Value:
+def _read_value(value: memoryview) -> GraphValue:
     name, kind, shape = "", 0, []
     for number, _, inner in _fields(value):
         if number == 1:
@@ -245,7 +245,7 @@ def _read_value(value: memoryview) -> Value:
                         kind = int(content)
                     elif part == 2:
                         shape = [_side(dim) for i, _, dim in _fields(content) if i == 1]
-    return Value(name, kind, tuple(shape))
+    return GraphValue(name, kind, tuple(shape))
 
 
 def _side(dim: memoryview) -> int | None:

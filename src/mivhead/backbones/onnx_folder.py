@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead._util.onnx_reader import Node, OnnxFile, with_outputs
+from mivhead._util.onnx_reader import GraphNode, OnnxFile, with_outputs
 from mivhead._util.runtime import CPU, CUDA, Session
 from mivhead._util.schema import from_json, parse_json
 from mivhead._util.threads import thread_count
@@ -402,18 +402,18 @@ def _find_blocks(
     return {f"blocks.{i}": (name,) for i, name in enumerate(stream)}, norm
 
 
-def residual_stream(nodes: Sequence[Node]) -> list[str]:
+def residual_stream(nodes: Sequence[GraphNode]) -> list[str]:
     """Return the longest chain of residual additions in a graph, as tensors in their order.
 
     An addition is residual if one of its summands is computed from the other one.
 
     >>> nodes = [
-    ...     Node("Mul", ("x", "a"), ("x0",), {}),
-    ...     Node("Mul", ("x0", "b"), ("branch",), {}),
-    ...     Node("Add", ("x0", "branch"), ("x1",), {}),
-    ...     Node("Relu", ("x1",), ("branch1",), {}),
-    ...     Node("Add", ("branch1", "x1"), ("x2",), {}),
-    ...     Node("Add", ("x2", "bias"), ("y",), {}),
+    ...     GraphNode("Mul", ("x", "a"), ("x0",), {}),
+    ...     GraphNode("Mul", ("x0", "b"), ("branch",), {}),
+    ...     GraphNode("Add", ("x0", "branch"), ("x1",), {}),
+    ...     GraphNode("Relu", ("x1",), ("branch1",), {}),
+    ...     GraphNode("Add", ("branch1", "x1"), ("x2",), {}),
+    ...     GraphNode("Add", ("x2", "bias"), ("y",), {}),
     ... ]
     >>> residual_stream(nodes)
     ['x1', 'x2']
@@ -430,7 +430,7 @@ def residual_stream(nodes: Sequence[Node]) -> list[str]:
 
 
 def _residual_additions(
-    nodes: Sequence[Node], passed: Sequence[str] = _PASSED
+    nodes: Sequence[GraphNode], passed: Sequence[str] = _PASSED
 ) -> tuple[dict[int, int | None], dict[int, int]]:
     """Return, by residual addition, the one before it in its chain and its place in the chain."""
     if len(nodes) > MAX_NODES:
@@ -470,19 +470,19 @@ def _residual_additions(
 
 def _final_norm(model: OnnxFile, tensor: str) -> _Norm | None:
     """Find the LayerNorm that follows a tensor, as one operation or as its parts."""
-    after: dict[str, list[Node]] = {}
+    after: dict[str, list[GraphNode]] = {}
     for node in model.nodes:
         for name in node.inputs:
             after.setdefault(name, []).append(node)
 
-    def following(name: str, operation: str) -> list[Node]:
+    def following(name: str, operation: str) -> list[GraphNode]:
         passed = [
             n for node in after.get(name, ()) if node.operation in _PASSED for n in node.outputs
         ]
         found = [node for each in (name, *passed) for node in after.get(each, ())]
         return [node for node in found if node.operation == operation]
 
-    def other(node: Node, name: str) -> NDArray[Any] | None:
+    def other(node: GraphNode, name: str) -> NDArray[Any] | None:
         """Return the constant that a node combines with a tensor."""
         rest = [each for each in node.inputs if each != name and model.is_constant(each)]
         return model.constant(rest[0]) if rest else None
@@ -506,7 +506,7 @@ def _final_norm(model: OnnxFile, tensor: str) -> _Norm | None:
     return None
 
 
-def _epsilon(model: OnnxFile, divided: Node) -> float | None:
+def _epsilon(model: OnnxFile, divided: GraphNode) -> float | None:
     """Return the number that is added to the variance before its root is taken."""
     made_by = {name: node for node in model.nodes for name in node.outputs}
     node = made_by.get(divided.inputs[1])

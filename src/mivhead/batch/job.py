@@ -138,12 +138,12 @@ def predict(
     boxes : str or None, default=None
         A document of boxes, as for `mivhead.images.boxes.read_boxes`: the rows are the crops of
         the boxes of the photos in the one folder that is the source.
-    box_margin, box_confidence : float
+    box_margin, box_confidence : float, default=0.1 and 0.2
         As for `mivhead.images.boxes.BoxFile.images`.
     verbose : bool, default=True
         Show a progress bar if it takes more than two seconds.
     **decision : float
-        `reject`, `max_errors` and `coverage`, as for `FewShotClassifier.classify`.
+        `reject`, `max_errors`, `coverage` and `prior`, as for `FewShotClassifier.classify`.
 
     Returns
     -------

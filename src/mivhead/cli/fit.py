@@ -174,6 +174,10 @@ def _check_classes(model: FewShotClassifier, args: argparse.Namespace) -> list[s
         return []
     from mivhead.images.sources import list_ignored, open_labelled
 
+    if args.boxes:
+        _, images = options.open_boxes(args, args.shots, labelled=True, min_classes=2)
+        check_class_names(images.classes)
+        return notes_on_names(images.classes, model.other)
     names = open_labelled(args.shots, label=args.label, encoding=args.encoding).classes
     check_class_names(names)
     return notes_on_names(names, model.other) + notes_on_ignored(list_ignored(args.shots))

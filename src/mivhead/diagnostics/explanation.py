@@ -166,7 +166,16 @@ class Explanation:
     def other_attention(self, label: Any) -> float | None:
         """Return the share of the attention to a class that its other shots have.
 
-        Together with the weights of those in `shots`, it is 1. None for methods without attention.
+        Parameters
+        ----------
+        label : object
+            The class.
+
+        Returns
+        -------
+        float or None
+            Together with the weights of those in `shots`, it is 1. None for methods without
+            attention.
         """
         weights = [shot.weight for shot in self.shots if shot.label == label]
         known = [weight for weight in weights if weight is not None]

@@ -6,6 +6,7 @@ from mivhead._util.lazy import lazy
 
 if TYPE_CHECKING:
     from mivhead.images.augmentation import Augmentation as Augmentation
+    from mivhead.images.boxes import open_boxes as open_boxes
     from mivhead.images.check import DataReport as DataReport
     from mivhead.images.check import check_set as check_set
     from mivhead.images.imageset import ImageSet as ImageSet
@@ -16,6 +17,7 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         "augmentation": "Augmentation",
+        "boxes": "open_boxes",
         "check": "DataReport check_set",
         "imageset": "ImageSet",
         "sources": "open_labelled open_unlabelled",
