@@ -231,7 +231,20 @@ def read_boxes(path: str | Path) -> BoxFile:
 
 
 def open_boxes(path: str | Path, folder: str | Path) -> BoxFile:
-    """Read a document of boxes of the photos in a folder; see `read_boxes`."""
+    """Read a document of boxes of the photos in a folder.
+
+    Parameters
+    ----------
+    path : str or Path
+        The document: MegaDetector or COCO JSON, a folder of YOLO or Pascal VOC files, or a CSV.
+    folder : str or Path
+        The folder of the photos, which paths in the document are relative to.
+
+    Returns
+    -------
+    BoxFile
+        The boxes; its method `images` returns their crops.
+    """
     if not Path(folder).is_dir():
         raise InputError(f"With boxes, give the folder of the photos; {folder} is not one.")
     return with_suffixes(read_boxes(path), Path(folder))
