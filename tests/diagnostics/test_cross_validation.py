@@ -48,7 +48,7 @@ def test_every_shot_is_predicted_by_a_head_that_has_not_seen_it(monkeypatch) -> 
         result.classes[result.probabilities[i].argmax()] == data.labels[i] for i in range(8)
     )
     assert result.score.accuracy == right / 8 > 0.5
-    assert result.interval == wilson_interval(right, 8)
+    assert result.score.interval == wilson_interval(right, 8)
     assert result.folds == 5
     assert not result.leave_one_out  # each fold leaves out up to two shots
 

@@ -506,7 +506,7 @@ def compare_predictions(
     return Evaluation(names, confusion, tuple(mistakes), tuple(skipped))
 
 
-def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+def wilson_interval(successes: float, trials: float, z: float = 1.96) -> tuple[float, float]:
     """Return the Wilson score interval of a proportion, or NaNs if there were no trials.
 
     It remains valid for few trials and for proportions near 0 or 1.

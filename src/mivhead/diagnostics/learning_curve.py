@@ -25,11 +25,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mivhead.diagnostics.evaluation import wilson_interval
 from mivhead.ensemble.balance import effective_number
 
 SLOPE = 0.8  # of the log-odds of a right prediction in log n
 DESIGN = 2.0  # by how much predictions of shots say less than those of independent images
-Z95 = 1.959964  # normal quantile of a 95 % interval
 OWN = 2.0  # predictions that the shared curve counts as in the figure of one class
 
 Floats = NDArray[np.float64]
@@ -101,20 +101,10 @@ def expected_accuracy(
     curve = _sigmoid(theta + SLOPE * np.log(shots))
     accuracy = float(curve.mean())
     per_class = (rights + OWN * curve) / (tested + OWN)
-    interval = wilson_interval(accuracy, effective_number(weights) / DESIGN)
+    count = effective_number(weights) / DESIGN
+    low, high = wilson_interval(accuracy * count, count)
+    interval = max(0.0, low), min(1.0, high)
     return ExpectedAccuracy(accuracy, interval, per_class, tested, rights)
-
-
-def wilson_interval(share: float, count: float) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share that was observed in `count` independent cases.
-
-    >>> [round(x, 3) for x in wilson_interval(1.0, 10)]
-    [0.722, 1.0]
-    """
-    inflated = Z95**2 / count
-    centre = (share + inflated / 2) / (1 + inflated)
-    half = np.sqrt(share * (1 - share) * inflated + inflated**2 / 4) / (1 + inflated)
-    return max(0.0, float(centre - half)), min(1.0, float(centre + half))
 
 
 def _fit_curve(hits: Floats, known: Floats, weights: Floats) -> float:
