@@ -27,7 +27,6 @@ import os
 import re
 import stat
 import struct
-import sys
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,6 +40,7 @@ from uuid import uuid4
 import numpy as np
 from PIL import Image
 
+from mivhead._util.kept import cache_folder
 from mivhead.errors import InputError, NotAvailableError
 
 if TYPE_CHECKING:
@@ -58,9 +58,7 @@ FRESH = 60.0  # seconds during which a repeated use of an entry is not recorded
 ABANDONED = 3600.0  # age in seconds at which a temporary file is considered abandoned
 DISK_BLOCK = 4096  # files occupy whole blocks
 
-FOLDER = "MIV_CACHE"
 LIMIT = "MIV_CACHE_GB"
-OFF = "off"
 
 _NEW = "new"  # folder of temporary files
 _FOLDER_NAME = re.compile("[0-9a-f]{2}")
@@ -95,20 +93,10 @@ def open_cache(folder: str | Path | None = None) -> FeatureCache | None:
     'features'
     """
     if folder is None:
-        folder = os.environ.get(FOLDER) or _platform_folder() / "mivhead"
-        if str(folder).lower() == OFF:
+        folder = cache_folder()
+        if folder is None:
             return None
     return FeatureCache(Path(folder).expanduser(), _limit())
-
-
-def _platform_folder() -> Path:
-    if folder := os.environ.get("XDG_CACHE_HOME"):
-        return Path(folder)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path.home() / ".cache"
 
 
 def _limit() -> int:
