@@ -303,6 +303,7 @@ def test_settings_are_kept(site: Any) -> None:
 
 
 def test_the_example_is_for_an_empty_project(site: Any) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn carries the images of the example")
     assert change(site, "example").status_code == 200
     found = site.project.snapshot()
     counts = {name: len(photos) for name, photos in found.classes.items()}
