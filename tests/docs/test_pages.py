@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 import warnings
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from mivhead.cli.main import main
+from mivhead.methods import registry
 from tests.helpers.patterns import write_images
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -46,6 +49,18 @@ NEEDS = {  # pages that use optional packages
     "serve": ["starlette", "httpx"],
     "without-pytorch": ["onnxscript"],
 }
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """Forget the methods and modules of a page, so that other tests do not meet them."""
+    modules = set(sys.modules)
+    yield
+    registry._REGISTERED.clear()
+    registry._rows.cache_clear()
+    for name in set(sys.modules) - modules:
+        if "." not in name and name.startswith("my_"):
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
