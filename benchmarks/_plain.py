@@ -1,8 +1,8 @@
 """The MIV-head as its formulas read: the yardstick of `adapt.py`, slow on purpose.
 
 The support is pooled and projected again for every chunk of queries and repeated for each of them,
-classes come one after the other, and autograd keeps everything. Parameters are those of a
-`MIVHead`, so that both compute the same loss; recipe "paper" only.
+classes come one after the other, and autograd keeps everything. It runs in PyTorch. Parameters are
+those of a head of the engine, so that both compute the same loss; recipe "paper" only.
 """
 
 from __future__ import annotations
@@ -13,14 +13,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mivhead.features import Features
+from mivhead.engine.head import Head
+from mivhead.features import Block, Features
 from mivhead.head.head import HeadBlock, MIVHead
 
 CHUNK = 50  # queries at once, or the repeated support would not fit into memory
 
 
-def image_vectors(layer: HeadBlock, map_: Tensor | None, token: Tensor | None) -> Tensor:
+def plain_head(head: Head) -> MIVHead:
+    """Copy the parameters of a head."""
+    blocks = [layer.config for layer in head.layers]
+    plain = MIVHead(blocks, head.recipe, None)
+    plain.load_arrays(head.params)
+    return plain
+
+
+def image_vectors(layer: HeadBlock, block: Block) -> Tensor:
     """Component 1: (image, channel)."""
+    map_, token = (
+        None if part is None else torch.as_tensor(part).float() for part in (block.map, block.token)
+    )
     config, pooling = layer.config, layer.pooling
     vit = config.form == "vit"
     scale = config.tau / math.sqrt(config.channels)
@@ -74,8 +86,8 @@ def logits(head: MIVHead, query: Features, support: Features, labels: Tensor) ->
         cosines.append(
             block_cosines(
                 layer,
-                image_vectors(layer, q.map, q.token),
-                image_vectors(layer, s.map, s.token),
+                image_vectors(layer, q),
+                image_vectors(layer, s),
                 labels,
             )
         )

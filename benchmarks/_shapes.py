@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from mivhead import Features
 from mivhead.backbones.efficientnet_lite import PRESETS
 from mivhead.backbones.preset import BlockPreset, Preset
 from mivhead.backbones.presets import PAPER
+from mivhead.features import SupportSet
 
 DRAWN = 200  # images whose features are drawn; more images repeat them
 
@@ -22,16 +24,20 @@ class Shapes:
     blocks: tuple[BlockPreset, ...]
     tokens: bool = False
 
-    def features(self, images: int, generator: torch.Generator) -> Features:
+    def features(self, images: int) -> Features:
         """Draw random features, stored in half precision."""
-        drawn = min(images, DRAWN)
-        parts: dict[str, torch.Tensor] = {}
+        drawn, generator = min(images, DRAWN), np.random.default_rng(0)
+
+        def normal(*shape: int) -> NDArray[np.float32]:
+            return generator.standard_normal((drawn, *shape), np.float32)
+
+        parts: dict[str, NDArray[np.float16]] = {}
         for i, shape in enumerate(self.maps):
-            parts[f"block{i}.map"] = torch.randn(drawn, *shape, generator=generator).relu_().half()
+            parts[f"block{i}.map"] = np.maximum(normal(*shape), 0).astype(np.float16)
             if self.tokens:
-                parts[f"block{i}.token"] = torch.randn(drawn, shape[0], generator=generator).half()
+                parts[f"block{i}.token"] = normal(shape[0]).astype(np.float16)
         features = Features.from_tensors(parts)
-        return features if drawn == images else features[torch.arange(images) % drawn]
+        return features if drawn == images else features[np.arange(images) % drawn]
 
 
 @dataclass(frozen=True)
@@ -52,9 +58,18 @@ class Task:
         """Pseudo-queries: the support and its views."""
         return self.support * (1 + self.views)
 
-    def labels(self) -> torch.Tensor:
+    def labels(self) -> NDArray[np.int64]:
         """Class numbers of all pseudo-queries, the support first."""
-        return torch.arange(self.ways).repeat_interleave(self.shots).repeat(1 + self.views)
+        return np.tile(np.repeat(np.arange(self.ways), self.shots), 1 + self.views)
+
+    def view_of(self) -> NDArray[np.int64]:
+        """Give the support image that each view was made from."""
+        return np.tile(np.arange(self.support), self.views)
+
+    def support_set(self, features: Features) -> SupportSet:
+        """Take features of all pseudo-queries as those of the support and its views."""
+        shots, views = features[: self.support], features[self.support :]
+        return SupportSet(shots, self.labels()[: self.support], views, self.view_of())
 
 
 def _paper(name: str, *maps: tuple[int, int, int], tokens: bool = False) -> Shapes:

@@ -27,27 +27,30 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from _plain import logits as plain_logits
+from _plain import plain_head
 from _plain import train as plain_train
 from _shapes import SHAPES, TASKS, Task
 from mivhead import Features, MIVClassifier
+from mivhead._util.threads import run_parts, set_threads, shared_cores, thread_count
 from mivhead.benchmark.measuring import PeakMemory
-from mivhead.ensemble.stacking import BATCH
+from mivhead.engine.head import PREDICT, Bags, Head
+from mivhead.engine.training import Trainer
+from mivhead.features import SupportSet
 from mivhead.head.blocks import BlockConfig, resolve_blocks
-from mivhead.head.cap import Bags
-from mivhead.head.head import MIVHead
-from mivhead.head.pooling import Candidates
 from mivhead.head.recipe import Recipe
-from mivhead.head.training import train
 from mivhead.methods.cost import TaskSize
 from mivhead.methods.miv import experts_work
 
 STEPS = 40
 PLAIN_STEPS = 3
 PLAIN_QUERIES = 50
+QUERIES = 4 * PREDICT  # images predicted in one call
 STANDARD = "10-way 5-shot"
 RECIPES = ("paper", "mivhead")
 QUICK = ("EfficientNet-Lite0, two blocks", "ViT-S/16")
@@ -65,11 +68,22 @@ class Machine:
     @classmethod
     def measure(cls) -> Machine:
         """Read a large array; multiply matrices."""
-        array, matrix = torch.ones(50_000_000), torch.randn(1024, 1024)
-        return cls(
-            array.numel() * 4 / best_of(array.sum, 5),
-            2 * 1024**3 / best_of(lambda: matrix @ matrix, 10),
-        )
+        threads = thread_count()
+        arrays = np.array_split(np.ones(50_000_000, np.float32), threads)
+        matrix = np.random.default_rng(0).standard_normal((1024, 1024), np.float32)
+        slabs = np.array_split(matrix, threads)
+
+        def read() -> None:
+            run_parts(lambda i: arrays[i] @ arrays[i], threads)
+
+        def multiply() -> None:
+            run_parts(lambda i: slabs[i] @ matrix, threads)
+
+        with shared_cores():
+            return cls(
+                sum(each.nbytes for each in arrays) / best_of(read, 5),
+                2 * 1024**3 / best_of(multiply, 10),
+            )
 
     def better(self, other: Machine) -> Machine:
         """Take the best of two measurements."""
@@ -127,6 +141,30 @@ class Row:
     loss_error: float | None = None  # largest difference of losses to the formulas as they read
 
 
+@dataclass(frozen=True)
+class Adaptation:
+    """Losses and seconds of an adaptation."""
+
+    losses: list[float]
+    once: float  # seconds until the first step: candidates are derived
+    steps: list[float]  # seconds of every step
+
+    @classmethod
+    def time(cls, support: SupportSet, blocks: Sequence[BlockConfig], recipe: Recipe) -> Adaptation:
+        """Train a head."""
+        times = [time.perf_counter()]
+
+        def lap(_: float = 1.0) -> None:
+            times.append(time.perf_counter())
+
+        with shared_cores():
+            trainer = Trainer(support, blocks, recipe, seed=0, on_step=lap)
+            lap()
+            ((_, losses),) = trainer.fit()
+        once, *steps = (after - before for before, after in pairwise(times))
+        return cls(losses, once, steps)
+
+
 def best_of(work: Callable[[], object], times: int) -> float:
     """Seconds of the fastest of several runs."""
     seconds = []
@@ -140,48 +178,45 @@ def best_of(work: Callable[[], object], times: int) -> float:
 def measure(name: str, task_name: str, *, plain: bool) -> Row:
     """Time one shape and task."""
     shapes, task = SHAPES[name], TASKS[task_name]
-    features = shapes.features(task.images, torch.Generator().manual_seed(0))
-    labels = task.labels()
+    features = shapes.features(task.images)
+    support = task.support_set(features)
     blocks = resolve_blocks(features, shapes.blocks)
-    bags = Bags.from_labels(labels[: task.support], task.ways)
     patches = sum(b.channels * sum(h * w for h, w in b.candidate_sizes) for b in blocks)
     stored = features.nbytes + task.images * patches * features.dtype.itemsize
 
-    def head(steps: int = 0) -> MIVHead:
-        return MIVHead(blocks, Recipe.paper(steps=steps), torch.Generator().manual_seed(0))
+    def train(steps: int) -> Adaptation:
+        return Adaptation.time(support, blocks, Recipe.paper(steps=steps))
 
     machine = Machine.measure()
     peak = PeakMemory()
-    trained = head(PLAIN_STEPS if plain else 2)  # the second step has gradients of the first
-    losses, warm = timed_steps(trained, trained.prepare(features), labels, bags)
+    first = train(PLAIN_STEPS if plain else 2)  # the second step has gradients of the first
     memory = features.nbytes + peak.bytes()
-    once = best_of(lambda: head().prepare(features), 2)
-    seconds: list[float] = []
+    runs = []
     for _ in range(ROUNDS):
-        trained = head(max(2, min(STEPS, round(SECONDS / ROUNDS / min(warm)))))
-        seconds += timed_steps(trained, trained.prepare(features), labels, bags)[1]
+        runs.append(train(max(2, min(STEPS, round(SECONDS / ROUNDS / min(first.steps))))))
         machine = machine.better(Machine.measure())
+    once, seconds = min(run.once for run in runs), [s for run in runs for s in run.steps]
+    head = Head.initial(blocks, Recipe.paper(), seed=0)
     row = Row(
         name,
         task_name,
         adapt=once + STEPS * min(seconds),
         adapt_median=once + STEPS * statistics.median(seconds),
         limit=machine.limit(blocks, task),
-        logistic=time_logistic(features, labels),
-        predict=time_predictions(head(), features, task, bags),
+        logistic=time_logistic(features, task.labels()),
+        predict=time_predictions(head, features, task),
         memory=memory / stored,
     )
-    return replace(row, **time_plain(head(), features, task, losses)) if plain else row
+    return replace(row, **time_plain(head, features, task, first.losses)) if plain else row
 
 
 def measure_default(name: str, task_name: str) -> Row:
     """Time one shape and task with the default recipe: a whole fit, and its predictions."""
     shapes, task = SHAPES[name], TASKS[task_name]
-    features = shapes.features(task.images, torch.Generator().manual_seed(0))
-    labels, rows = task.labels().numpy(), torch.arange(task.images)
+    features, labels = shapes.features(task.images), task.labels()
     blocks = resolve_blocks(features, shapes.blocks)
     support, views = features[: task.support], features[task.support :]
-    given = {"views": views, "view_of": (rows[task.support :] % task.support).numpy()}
+    given = {"views": views, "view_of": task.view_of()}
     classifier = MIVClassifier(preset=shapes.blocks, random_state=0)
     machine, seconds = Machine.measure(), []
     classifier.fit(support, labels[: task.support], **given)  # loads what it needs
@@ -190,41 +225,29 @@ def measure_default(name: str, task_name: str) -> Row:
         seconds.append(best_of(lambda: classifier.fit(support, labels[: task.support], **given), 1))
         machine = machine.better(Machine.measure())
     memory = features.nbytes + peak.bytes()
-    queries = features[:BATCH]
+    queries = repeated(features, QUERIES)
     return Row(
         name,
         f"{task_name}, default recipe",
         adapt=min(seconds),
         adapt_median=statistics.median(seconds),
         limit=machine.default_limit(blocks, task),
-        logistic=time_logistic(features, task.labels()),
+        logistic=time_logistic(features, labels),
         predict=best_of(lambda: classifier.logits(queries), 5) * 1000 / len(queries),
         memory=memory / features.nbytes,
     )
 
 
-def timed_steps(
-    head: MIVHead, candidates: list[Candidates], labels: torch.Tensor, bags: Bags
-) -> tuple[list[float], list[float]]:
-    """Train; losses and seconds of every step."""
-    times = [time.perf_counter()]
-    losses = train(
-        head, candidates, labels, bags, on_step=lambda _: times.append(time.perf_counter())
-    )
-    return losses, [after - before for before, after in pairwise(times)]
-
-
-def time_plain(
-    head: MIVHead, features: Features, task: Task, losses: list[float]
-) -> dict[str, float]:
+def time_plain(head: Head, features: Features, task: Task, losses: list[float]) -> dict[str, float]:
     """Figures of the formulas as they read."""
-    features, labels = features.to(torch.float32), task.labels()
+    plain, features, labels = plain_head(head), features.to("float32"), torch.tensor(task.labels())
+    torch.set_num_threads(thread_count())
     support = features[: task.support], labels[: task.support]
     start = time.perf_counter()
     with torch.inference_mode():
-        plain_logits(head, features[:PLAIN_QUERIES], *support)
+        plain_logits(plain, features[:PLAIN_QUERIES], *support)
     predicted = time.perf_counter()
-    theirs = plain_train(head, features, labels, task.support, PLAIN_STEPS)
+    theirs = plain_train(plain, features, labels, task.support, PLAIN_STEPS)
     trained = time.perf_counter()
     return {
         "plain": (trained - predicted) * STEPS / PLAIN_STEPS,
@@ -233,38 +256,39 @@ def time_plain(
     }
 
 
-def time_logistic(features: Features, labels: torch.Tensor) -> float:
+def time_logistic(features: Features, labels: NDArray[np.int64]) -> float:
     """Seconds of a logistic regression on the average of the last block's map."""
     last = features.blocks[-1].map
     assert last is not None
-    x = last.float().mean(dim=(2, 3)).numpy()
+    x = last.mean(axis=(2, 3), dtype=np.float32)
     x /= (x**2).sum(axis=1, keepdims=True) ** 0.5
-    return best_of(lambda: LogisticRegression(C=10.0, max_iter=2000).fit(x, labels.numpy()), 1)
+    return best_of(lambda: LogisticRegression(C=10.0, max_iter=2000).fit(x, labels), 1)
 
 
-def time_predictions(head: MIVHead, features: Features, task: Task, bags: Bags) -> float:
-    """Seconds per 1,000 queries, from features as stored to logits, in the classifier's batches."""
-    queries = features[:BATCH]
-    with torch.inference_mode():
+def time_predictions(head: Head, features: Features, task: Task) -> float:
+    """Seconds per 1,000 queries, from features as stored to cosines, as the classifier does it."""
+    queries, bags = repeated(features, QUERIES), Bags.from_shots([task.shots] * task.ways)
+    with shared_cores():
         support = head.embed(head.prepare(features[: task.support]))
+        best = best_of(lambda: head.cosines(support, bags, queries), 6)  # the first warms up
+    return best * 1000 / QUERIES
 
-        def predict() -> torch.Tensor:
-            return head.compare(head.embed(head.prepare(queries)), support, bags)
 
-        predict()  # warms up
-        return best_of(predict, 10) * 1000 / len(queries)
+def repeated(features: Features, count: int) -> Features:
+    """Take so many images, some of them several times if there are too few."""
+    return features[np.arange(count) % len(features)]
 
 
 def flat_memory(name: str) -> str:
     """Peak memory of predicting 1,000 and 10,000 images, beyond their features."""
     shapes, task = SHAPES[name], TASKS[STANDARD]
-    features = shapes.features(task.support, torch.Generator().manual_seed(0))
+    features = shapes.features(task.support)
     classifier = MIVClassifier(Recipe(steps=1), shapes.blocks, random_state=0)
-    classifier.fit(features, task.labels()[: task.support].numpy())
+    classifier.fit(features, task.labels()[: task.support])
     one, peaks = features[:1], []
     for count in (1_000, 10_000):
         # one image under many numbers: its features take no memory
-        parts = {k: t.expand(count, *t.shape[1:]) for k, t in one.tensors.items()}
+        parts = {k: np.broadcast_to(t, (count, *t.shape[1:])) for k, t in one.tensors.items()}
         queries, peak = Features.from_tensors(parts), PeakMemory()
         classifier.predict(queries)
         peaks.append(f"{peak.bytes() / 2**20:.0f} MiB for {count:,}")
@@ -293,15 +317,14 @@ def main() -> None:
     parser.add_argument("--tasks", choices=list(TASKS), nargs="+", default=list(TASKS))
     parser.add_argument("--recipes", choices=RECIPES, nargs="+", default=RECIPES)
     parser.add_argument("--no-plain", action="store_true", help="leave the slow yardstick out")
-    parser.add_argument("--threads", type=int, help="cores to use; by default PyTorch's choice")
+    parser.add_argument("--threads", type=int, help="cores to use; by default all of them")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     args = parser.parse_args()
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    set_threads(args.threads)
     flat = flat_memory(QUICK[0])  # also loads what is loaded at the first use
     machine = Machine.measure()
     print(
-        f"{torch.get_num_threads()} threads, {machine.bytes_per_second / 1e9:.1f} GB/s, "
+        f"{thread_count()} threads, {machine.bytes_per_second / 1e9:.1f} GB/s, "
         f"{machine.flops / 1e9:.0f} Gflop/s"
     )
     rows = []
@@ -318,7 +341,7 @@ def main() -> None:
     print(f"\n{report(rows)}\n\n{flat}")
     if args.json:
         document = {
-            "threads": torch.get_num_threads(),
+            "threads": thread_count(),
             "machine": asdict(machine),
             "rows": [asdict(row) for row in rows],
         }

@@ -80,12 +80,9 @@ def run_command(arguments: list[str]) -> None:
             return plain_import(name, *args, **kwargs)
 
     builtins.__import__ = timed_import
-    from mivhead.cli.main import configure_process
-
-    configure_process()  # as the command does
     from mivhead.backbones.base import LazyBackbone
     from mivhead.classifier import FeatureClassifier
-    from mivhead.cli.main import exit_process, main
+    from mivhead.cli.main import main
     from mivhead.diagnostics import cross_validation as diagnostics
     from mivhead.extraction import pipeline as extraction
     from mivhead.extraction.pipeline import _Writer
@@ -115,7 +112,7 @@ def run_command(arguments: list[str]) -> None:
         code = main()
     watch._turn()
     print(json.dumps({"code": code, **watch.seconds}), file=sys.stderr)
-    exit_process(code)  # as the command does
+    sys.exit(code)  # as the command does
 
 
 def time_command(arguments: list[str], cache: Path) -> dict[str, float]:

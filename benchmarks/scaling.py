@@ -17,18 +17,19 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from mivhead import Features
+from mivhead._util.threads import set_threads, shared_cores
 from mivhead.backbones.preset import BlockPreset
 from mivhead.benchmark.measuring import PeakMemory
-from mivhead.head.blocks import resolve_blocks
-from mivhead.head.cap import Bags
-from mivhead.head.head import MIVHead
+from mivhead.engine.head import PREDICT, Bags, Head
+from mivhead.engine.training import Trainer
+from mivhead.features import SupportSet
+from mivhead.head.blocks import BlockConfig, resolve_blocks
 from mivhead.head.recipe import Recipe
-from mivhead.head.training import train
 
-BATCH = 64  # queries that are embedded at once, as the classifier does
+QUERIES = 4 * PREDICT  # that have features of their own; more queries repeat them
 
 
 @dataclass(frozen=True)
@@ -44,43 +45,46 @@ class Setting:
     def features(self, images: int) -> Features:
         """Random features, in half precision; pooled to half the side too."""
         shape = (images, self.channels, self.side, self.side)
-        return Features([torch.rand(shape, generator=torch.Generator().manual_seed(0)).half()])
+        drawn = np.random.default_rng(0).random(shape, np.float32)
+        return Features([drawn.astype(np.float16)])
 
-    def head(self, features: Features, steps: int) -> MIVHead:
-        """Make a head with the map and one pooled map as candidates."""
-        blocks = resolve_blocks(features, (BlockPreset((self.side // 2,)),))
-        return MIVHead(blocks, Recipe.paper(steps=steps), torch.Generator().manual_seed(0))
+    def blocks(self, features: Features) -> list[BlockConfig]:
+        """Take the map and one pooled map as candidates."""
+        return list(resolve_blocks(features, (BlockPreset((self.side // 2,)),)))
 
     def train(self) -> tuple[float, float]:
         """Seconds of the fastest of several steps, and peak memory in bytes."""
-        labels = torch.arange(self.ways).repeat_interleave(self.shots)
-        bags = Bags.from_labels(labels, self.ways)
-        features = self.features(2 * len(labels))
-        head = self.head(features, steps=6)
+        labels = np.repeat(np.arange(self.ways), self.shots)
+        images = len(labels)
+        features = self.features(2 * images)
+        support = SupportSet(features[:images], labels, features[images:], np.arange(images))
+        recipe, times = Recipe.paper(steps=6), []
         peak = PeakMemory()
-        times = [time.perf_counter()]
-        train(
-            head,
-            head.prepare(features),
-            labels.repeat(2),
-            bags,
-            on_step=lambda _: times.append(time.perf_counter()),
-        )
+        with shared_cores():
+            trainer = Trainer(
+                support,
+                self.blocks(features),
+                recipe,
+                seed=0,
+                on_step=lambda _: times.append(time.perf_counter()),
+            )
+            times.append(time.perf_counter())
+            trainer.fit()
         seconds = [b - a for a, b in pairwise(times)]
         return min(seconds), peak.bytes()
 
     def predict(self) -> tuple[float, float]:
         """Seconds of all queries, and peak memory in bytes."""
         support = self.features(self.ways * self.shots)
-        head = self.head(support, steps=0)
-        bags = Bags.from_labels(torch.arange(self.ways).repeat_interleave(self.shots), self.ways)
-        with torch.inference_mode():
+        head = Head.initial(self.blocks(support), Recipe.paper(), seed=0)
+        bags = Bags.from_shots([self.shots] * self.ways)
+        batch = self.features(min(self.queries, QUERIES))
+        with shared_cores():
             bank = head.embed(head.prepare(support))
-            batch = self.features(BATCH)
             peak = PeakMemory()
             start = time.perf_counter()
-            for _ in range(0, self.queries, BATCH):
-                head(head.embed(head.prepare(batch)), bank, bags)
+            for _ in range(0, self.queries, len(batch)):
+                head.cosines(bank, bags, batch)
             return time.perf_counter() - start, peak.bytes()
 
 
@@ -102,10 +106,9 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, help="picture to draw")
-    parser.add_argument("--threads", type=int, help="cores to use; by default PyTorch's choice")
+    parser.add_argument("--threads", type=int, help="cores to use; by default all of them")
     args = parser.parse_args()
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    set_threads(args.threads)
     Setting().train()  # warms up
     curves = {}
     print("| quantity | range | seconds | exponent of time | memory, MiB | exponent of memory |")

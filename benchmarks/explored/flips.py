@@ -1,6 +1,6 @@
 """Whether averaging over mirrored and enlarged copies of shots and queries helps.
 
-    python benchmarks/flips.py --data DIR [--protocol "5-way 1-shot"] [--tasks 8]
+    python benchmarks/explored/flips.py --data DIR [--protocol "5-way 1-shot"] [--tasks 8]
 
 The ridge experts with the weights of one-shot tasks, trained on the shots or also on their copies,
 predict each query from the image alone or from the sum over its copies. A copy costs another pass

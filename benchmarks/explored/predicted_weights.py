@@ -1,6 +1,6 @@
 """Weights of one-shot tasks, predicted from what can be measured without other labelled images.
 
-    python benchmarks/predicted_weights.py --data DIR [--tasks 20]
+    python benchmarks/explored/predicted_weights.py --data DIR [--tasks 20]
 
 Four statistics describe each expert of a 5-way 1-shot task: its margin on augmented views of the
 shots, the similarity of shots of different classes, the distance of a view from its shot relative

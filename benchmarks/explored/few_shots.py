@@ -1,7 +1,8 @@
 """One and two shots per class: which members and how many views are worth it.
 
-    python benchmarks/few_shots.py dump --data DIR -o FOLDER [--shots 1] [--sets tuning] [--tasks 8]
-    python benchmarks/few_shots.py report -o FOLDER [--shots 1] [--sets tuning]
+    python benchmarks/explored/few_shots.py dump --data DIR -o FOLDER
+        [--shots 1] [--sets tuning] [--tasks 8]
+    python benchmarks/explored/few_shots.py report -o FOLDER [--shots 1] [--sets tuning]
 
 `dump` stores, for each 5-way task, what each member of the ensemble and each candidate for a new
 member predicts of the queries, for several numbers of augmented views; `report` compares weighted

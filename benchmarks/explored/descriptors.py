@@ -1,6 +1,6 @@
 """Other descriptors of the maps than those of the ridge experts, alone and in their place.
 
-    python benchmarks/descriptors.py --data DIR [--protocol "5-way 1-shot"] [--tasks 12]
+    python benchmarks/explored/descriptors.py --data DIR [--protocol "5-way 1-shot"] [--tasks 12]
 
 Fits a ridge regression on each variant of the second-order descriptor and of the mean, and the
 ensemble of all experts (without the head) with the variant in its place. Figures:

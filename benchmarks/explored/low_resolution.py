@@ -1,6 +1,6 @@
 """Why small images are hard: the effect of size and filter of upsampling, on the same tasks.
 
-    python benchmarks/low_resolution.py --data DIR [--sets cifar10,eurosat] [--tasks 4]
+    python benchmarks/explored/low_resolution.py --data DIR [--sets cifar10,eurosat] [--tasks 4]
 
 Images of 32 or 64 pixels are upsampled for the backbone. Here they are upsampled to several sizes
 with several filters, and classified by the MIV-head and by ridge regression on the deepest block

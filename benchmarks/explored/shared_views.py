@@ -1,6 +1,7 @@
 """Whether it matters that tasks of a benchmark share the views of an image.
 
-    python benchmarks/shared_views.py --data DIR --sets eurosat,cifar10 [--tasks 20] [--json FILE]
+    python benchmarks/explored/shared_views.py --data DIR --sets eurosat,cifar10
+        [--tasks 20] [--json FILE]
 
 An image that is a shot in several tasks has the same augmented views in all of them. Here every
 method is trained on every task twice, from the same initial weights: with these shared views, and

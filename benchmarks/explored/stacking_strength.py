@@ -1,8 +1,8 @@
 """How strongly the weights of the ensemble should be held to their prior, by the number of shots.
 
-    python benchmarks/stacking_strength.py dump -o FOLDER --data DIR --protocol "5-way 2-shot"
-        [--sets tuning] [--tasks 12] [--views 4]
-    python benchmarks/stacking_strength.py report -o FOLDER [--sets tuning]
+    python benchmarks/explored/stacking_strength.py dump -o FOLDER --data DIR
+        --protocol "5-way 2-shot" [--sets tuning] [--tasks 12] [--views 4]
+    python benchmarks/explored/stacking_strength.py report -o FOLDER [--sets tuning]
 
 `dump` stores what the members of the ensemble predict of the queries and, out of fold, of the
 shots; `report` fits the weights with several strengths in seconds. Resumes when it is started
