@@ -48,6 +48,7 @@ def expected(what, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_with_workers_equals_a_run_in_one_process(what, expected, tmp_path):
     run = tmp_path / "run"
     command = [sys.executable, "-c", MIV, *what, "-o", str(run), "--workers", "2", "--debug"]

@@ -55,6 +55,7 @@ def test_the_walks_name_things_that_exist():
             assert re.search(rf"^\s*(?:def|class) {last}\b|^{last}\b", path.read_text(), re.M), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", RECIPES)
 def test_a_recipe_followed_literally_works(title, tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "src" / "mivhead", ignore=shutil.ignore_patterns("*.pyc"))

@@ -18,6 +18,7 @@ def test_there_are_three():
 
 
 @needs("pandas")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [
