@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     demo.draw()
     demo.say(
         f"\nDone in {seconds(time.perf_counter() - started)}. Next, with your own images in one "
-        "folder per class:\n   miv fit FOLDER -o model.miv"
+        f"folder per class:\n   {_miv()} fit FOLDER -o model.miv"
     )
     if args.json:
         print_json(
@@ -126,6 +127,11 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     return 0
+
+
+def _miv() -> str:
+    """Return how to call `miv`: with its path, where it is not on the PATH."""
+    return "miv" if shutil.which("miv") else str(Path(sys.executable).with_name("miv"))
 
 
 def _make_folder(folder: Path) -> None:
