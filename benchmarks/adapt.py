@@ -211,7 +211,7 @@ def measure(name: str, task_name: str, *, plain: bool) -> Row:
     )
     if not plain:
         return row
-    # In a process of its own: in this one, PyTorch was seen to be ten times slower than there.
+    # In a process of its own, so that neither of the two measurements disturbs the other.
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         figures = pool.submit(time_plain, name, task_name, first.losses, thread_count()).result()
     return replace(row, **figures)

@@ -58,6 +58,7 @@ Array = NDArray[np.float32]
 # Factor of the energy in the scores of one-shot models: their weights, and so their energies, are
 # 1.4 times as large as those of other models (tuning sets).
 ONE_SHOT_ENERGY = 0.72
+PREDICTED = 256  # images at once in prediction
 
 
 class FeatureClassifier(Estimator):
@@ -780,6 +781,12 @@ class MIVClassifier(FeatureClassifier):
         return self.scale_[-len(self.blocks_) :]  # of the blocks that the head uses
 
     def _logits(self, features: Features) -> Array:
+        # Some images at a time, so that memory does not grow with their number.
+        starts = range(0, max(1, len(features)), PREDICTED)
+        parts = [self._logits_of_part(features[start : start + PREDICTED]) for start in starts]
+        return np.concatenate(parts)
+
+    def _logits_of_part(self, features: Features) -> Array:
         cosines = self._cosines(features)  # (block, image, class)
         if self.ensemble_ is None:
             return combine(cosines, self.head_.recipe)
