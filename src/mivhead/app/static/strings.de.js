@@ -114,17 +114,17 @@ export const de = {
   newPhotos: "den neuen Fotos",
 
   howGood: "Wie gut ist es?",
-  accuracyText: "der Fotos, die es nicht kannte, wurden richtig benannt",
+  accuracyText: "neuer, ähnlicher Fotos sollten richtig benannt werden",
   intervalText: (low, high, right, tested) =>
-    `${right} von ${tested} Fotos, jedes benannt von einem Modell, das es nicht kannte. Der wahre Anteil liegt wahrscheinlich zwischen ${percent(low)} und ${percent(high)}. Dein Modell hat von allen Fotos gelernt: Auf ähnlichen neuen Fotos ist es meist besser, auf anderen vielleicht schlechter.`,
+    `Das ist eine Schätzung, in der jede Klasse gleich zählt; ${percent(low)} bis ${percent(high)} sind plausibel. Dafür wurde jedes Foto von einem Modell benannt, das es nicht kannte: ${right} von ${tested} waren richtig. Bei Fotos, die anders aussehen, kann es schlechter sein.`,
   outdated: "Wird aktualisiert …",
   noEstimateYet: "Sobald zwei Klassen je zwei Fotos haben, siehst du hier, wie gut das Modell ist.",
   steps: ["Lege mindestens zwei Klassen an", "Gib jeder ein paar Fotos", "Lass es neue Fotos benennen"],
   whatHelps: "Was helfen würde",
-  adviceErrors: (weak) => `Am seltensten richtig: ${weak.map(treffer).join(", ")}. Davon helfen mehr Fotos am meisten.`,
+  adviceErrors: (weak) => `Am seltensten richtig: ${weak.map(treffer).join(", ")}. Füge davon zuerst weitere Fotos hinzu.`,
   adviceVary: (weak) =>
     `Am seltensten richtig: ${weak.map(treffer).join(", ")}. Halb so viele Fotos ergaben dasselbe, also nimm andere: anderes Licht, anderer Hintergrund, anderer Winkel.`,
-  adviceFew: (names) => `Fünf oder mehr Fotos je Klasse sind ein guter Anfang. Bisher weniger: ${liste(names)}.`,
+  adviceFew: (names) => `Fünf Fotos je Klasse sind ein guter Anfang. Weniger gibt es von ${liste(names)}.`,
   adviceCheck: (n) => (n === 1 ? "Prüfe zuerst das Foto unten: Es ist vielleicht in der falschen Klasse." : "Prüfe zuerst die Fotos unten: Einige sind vielleicht in der falschen Klasse."),
   adviceNone: "Keine Klasse fällt auf. Mit mehr Fotos wird die Schätzung genauer.",
   adviceTry: "Alles wurde richtig benannt. Probiere jetzt neue Fotos: Sie sagen mehr als diese Schätzung.",

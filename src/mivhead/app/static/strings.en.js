@@ -113,17 +113,17 @@ export const en = {
   newPhotos: "the new photos",
 
   howGood: "How good is it?",
-  accuracyText: "of photos that it had not seen were named correctly",
+  accuracyText: "of new photos like these should be named correctly",
   intervalText: (low, high, right, tested) =>
-    `${right} of ${tested} photos, each named by a model that had not seen it. The true share is likely between ${percent(low)} and ${percent(high)}. Your model has learned from all photos: on new photos like these it is usually better, on others it may be worse.`,
+    `This is an estimate, in which every class counts the same; ${percent(low)} to ${percent(high)} are plausible. It comes from naming each photo with a model that had not seen it: ${right} of ${tested} were right. Photos that look different may do worse.`,
   outdated: "Being updated…",
   noEstimateYet: "As soon as two classes have two photos each, you see here how good the model is.",
   steps: ["Make at least two classes", "Give each a few photos", "Let it name new photos"],
   whatHelps: "What would help",
-  adviceErrors: (weak) => `Right least often: ${weak.map(scored).join(", ")}. More photos of ${weak.length > 1 ? "these" : "it"} help most.`,
+  adviceErrors: (weak) => `Right least often: ${weak.map(scored).join(", ")}. Add more photos of ${weak.length > 1 ? "these" : "this class"} first.`,
   adviceVary: (weak) =>
     `Right least often: ${weak.map(scored).join(", ")}. Half as many photos gave the same result, so add different ones: other light, background or angle.`,
-  adviceFew: (names) => `Five or more photos per class are a good start. Fewer so far: ${listed(names)}.`,
+  adviceFew: (names) => `Five photos per class are a good start. There are fewer of ${listed(names)}.`,
   adviceCheck: (n) => `First check the ${n === 1 ? "photo" : "photos"} below: ${n === 1 ? "it" : "some"} may be in the wrong class.`,
   adviceNone: "No class stands out. More photos make the estimate more certain.",
   adviceTry: "Everything was named correctly. Now try new photos: they tell more than this estimate.",
