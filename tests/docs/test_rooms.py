@@ -1,0 +1,34 @@
+"""What the docstrings of the rooms say of their modules is true."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "src" / "mivhead"
+ROOMS = sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
+
+
+def names_in(room: Path) -> set[str]:
+    """Return the modules of a room, the rooms in and next to it, and what they define."""
+    found = {path.stem for path in [*room.iterdir(), *room.parent.iterdir()]}
+    for path in room.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            for each in [node, *getattr(node, "body", [])]:  # also the methods of classes
+                if isinstance(each, ast.FunctionDef | ast.ClassDef):
+                    found.add(each.name)
+    return found
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_room_docstrings_name_what_exists(room: Path) -> None:
+    docstring = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
+    named = set(re.findall(r"`([a-z_]\w*)`", docstring))
+    assert named - {"miv"} <= names_in(room)  # the command
+
+
+def test_an_absent_module_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "here.py").write_text("def make(): ...")
+    assert {"here", "make"} <= names_in(tmp_path)
+    assert "downloads" not in names_in(tmp_path)
