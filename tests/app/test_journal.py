@@ -120,7 +120,7 @@ def test_what_someone_else_changed_stays_changed(root: Path) -> None:
     (root / "1.txt").rename(root / "a.txt")  # by hand
     journal = Journal(root)
     assert (root / "a.txt").exists()
-    with pytest.raises(InputError, match=r"'1.txt' is not there any more"):
+    with pytest.raises(InputError, match=r"'1.txt' no longer exists"):
         journal.undo()
     assert contents(root) == {"a.txt": "a", "b.txt": "b", "c.txt": "c"}
 

@@ -163,7 +163,7 @@ def test_names_may_be_any_text() -> None:
 
 def test_class_names_differ_by_more_than_capitals(project: Project) -> None:
     project.add_class("robin")
-    with pytest.raises(InputError, match="There is a class 'robin' already"):
+    with pytest.raises(InputError, match="The class 'robin' already exists"):
         project.add_class("Robin")
     project.rename_class("robin", "Robin")
     assert list(project.snapshot().classes) == ["Robin"]
@@ -172,7 +172,7 @@ def test_class_names_differ_by_more_than_capitals(project: Project) -> None:
 def test_what_is_gone_is_named(project: Project) -> None:
     with pytest.raises(InputError, match="There is no class 'robin'"):
         project.add_photo(photo("red"), "1.png", "robin")
-    with pytest.raises(InputError, match="not there any more"):
+    with pytest.raises(InputError, match="no longer exists"):
         project.move(["nothing"], None)
 
 

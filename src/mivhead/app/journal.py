@@ -144,7 +144,7 @@ class Journal:
     def _apply(
         self, record: dict[str, Any], inverse: dict[str, Any], moves: Sequence[Move]
     ) -> None:
-        """Write a record and make its moves; if one fails, take the others back."""
+        """Write a record and make its moves; if one fails, undo the others."""
         self._check(moves)
         self._append(record)
         made: list[Move] = []
@@ -169,7 +169,7 @@ class Journal:
         for source, target in moves:
             if source not in taken and not self._inside.exists(source):
                 raise InputError(
-                    f"{_shown(source)} is not there any more: it was moved or deleted elsewhere."
+                    f"{_shown(source)} no longer exists: it was moved or deleted elsewhere."
                 )
             occupied = self._inside.exists(target) and target not in gone
             if (occupied and not self._same(source, target)) or target in taken:

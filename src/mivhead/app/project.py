@@ -208,7 +208,7 @@ class Project:
                 self._places = self._version, places
             found = self._places[1].get(photo_id)
         if found is None:
-            raise InputError("The photo is not there any more.")
+            raise InputError("The photo no longer exists.")
         return found
 
     def rescan(self) -> bool:
@@ -399,7 +399,7 @@ class Project:
 
     def _check_free(self, name: str, besides: str | None = None) -> None:
         if (known := self.class_named(name)) not in (None, besides):
-            raise InputError(f"There is a class {known!r} already.")
+            raise InputError(f"The class {known!r} already exists.")
         if name.casefold() != (besides or "").casefold() and (self.folder / name).exists():
             raise InputError(f"The project has a file or folder {name!r} that is not a class.")
 

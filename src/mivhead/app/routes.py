@@ -1,4 +1,4 @@
-"""The ASGI application of `miv app`: who may ask, what the page can ask for, and the page itself.
+"""The ASGI application of `miv app`: access, requests and the page itself.
 
 A server on this computer is within reach of every web page that its user opens. So the address in
 the browser carries a random token, which becomes a cookie that no other site can send; requests
@@ -142,7 +142,7 @@ class Secured:
 
 
 class Gate:
-    """Middleware: only a browser with the token comes in.
+    """Middleware: requests without the token are refused.
 
     Parameters
     ----------

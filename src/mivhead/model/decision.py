@@ -224,7 +224,7 @@ class Calibration:
                 f"coverage={coverage:g} needs {math.ceil(round(coverage / (1 - coverage), 9))} "
                 f"shots that can be left out in turn, and this model has {count} (a class with one "
                 f"shot has none, and only the method miv predicts them): {most} can be "
-                "guaranteed. Ask for less, or add shots."
+                "guaranteed. Choose a lower coverage, or add shots."
             )
         return float(np.sort(self.own)[rank - 1])
 

@@ -917,7 +917,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
         ]
 
     def _what_is_forgotten(self, unlabelled: Features | None) -> list[str]:
-        """Say that the model does not learn from unlabelled images any more."""
+        """Report that the refitted model no longer learns from unlabelled images."""
         before: UnlabelledUse | None = getattr(self.classifier_, "unlabelled_", None)
         if before is None or not before.used or unlabelled is not None:
             return []

@@ -165,7 +165,7 @@ class Shots:
 
     @property
     def _view_counts(self) -> NDArray[np.int64]:
-        """Number of views that there are of each shot."""
+        """Number of views of each shot."""
         return np.bincount(self.view_of, minlength=len(self))
 
     @property
@@ -326,11 +326,11 @@ class Shots:
         label = self.find_label(old)
         name = self.as_label(new)
         if name == label:
-            raise InputError(f"The class is called {name!r} already.")
+            raise InputError(f"The class is already called {name!r}.")
         if name in self.classes and not merge:
             raise InputError(
-                f"There is a class {name!r} already: to merge {label!r} into it, say so with "
-                "merge=True (--merge)."
+                f"The class {name!r} already exists. To merge {label!r} into it, pass merge=True "
+                "(--merge)."
             )
         if merge and name not in self.classes:
             raise InputError(self._unknown("class", name, map(str, self.classes)))
@@ -359,10 +359,10 @@ class Shots:
         if target not in self.classes and not new:
             raise InputError(
                 self._unknown("class", target, map(str, self.classes))
-                + " To make a new class of the shot, say so with new=True (--new)."
+                + " To make a new class of the shot, pass new=True (--new)."
             )
         if target == old:
-            raise InputError(f"{name} is a shot of {old!r} already.")
+            raise InputError(f"{name} is already a shot of {old!r}.")
         if len(self.rows_of(old)) == 1:
             raise InputError(
                 f"{name} is the last shot of the class {old!r}: rename the class, or remove it."

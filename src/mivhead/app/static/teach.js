@@ -245,7 +245,7 @@ function NewClass() {
   `;
 }
 
-// Photos that the user has confirmed are not suspicious any more.
+// Photos that the user has confirmed are no longer suspicious.
 const KEPT = "miv-kept";
 const isKept = (id) => (localStorage.getItem(KEPT) ?? "").includes(id);
 const keepPhoto = (id) => localStorage.setItem(KEPT, `${localStorage.getItem(KEPT) ?? ""} ${id}`.slice(-20000));
