@@ -8,8 +8,8 @@ Conventions
   write a module and list it in `main.COMMANDS`.
 - A command parses arguments, calls the Python API and prints. What a Python user could want as well
   belongs to the library.
-- `options` holds the options that commands share, `loading` what they read, `output` what they print
-  and where they write.
+- `options` holds the options that commands share, `loading` what they read, `output` what they
+  print and where they write.
 - Every command prints plain text or, with `--json`, one JSON object in which a list is a named
   member. Results go to stdout, everything else to stderr.
 - An option that takes several names takes them separated by commas (`--sets a,b`). An option whose

@@ -1,7 +1,7 @@
 """How good a fitted model is, and why it decides as it does.
 
 - `evaluation`: accuracy on labelled images that the model has not seen.
-- `cross_validation`: accuracy estimated by cross-validation on the shots, and shots that look mislabelled.
+- `cross_validation`: accuracy estimated on the shots, and shots that look mislabelled.
 - `explanation`: the reasons for a prediction, as an object; `reasons_picture` draws it.
 - `suggestion`: which images to label next.
 - `pages`: pages of results and of suspicious shots, each one self-contained HTML file.
