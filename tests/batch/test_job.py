@@ -97,6 +97,15 @@ def test_a_folder_gives_the_rows_of_the_library(folder, expected):
     )
 
 
+def test_a_class_that_does_not_occur_is_never_named(folder):
+    classes = ["dark", "light"]
+    prior = dict.fromkeys(classes, 1) | {classes[0]: 0}
+    batch.predict("model.onnx", "new", "out.parquet", class_prior=prior)
+    labels = {row["label"] for row in read("out.parquet")}
+    assert classes[0] not in labels
+    assert labels - {None} == {classes[1]}
+
+
 def test_zips(folder, expected):
     with zipfile.ZipFile("new.zip", "w") as archive:
         for path in sorted(Path("new").rglob("*.*")):

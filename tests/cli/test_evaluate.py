@@ -44,6 +44,40 @@ def test_json_agrees_with_scikit_learn(miv, model, new, truth):
     assert wrong == {(t, p) for t, p in zip(*truth, strict=True) if t != p}
 
 
+def test_decisions_are_counted_and_foreign_images_too(miv, fails, model, new, features, tmp_path):
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.png")
+    foreign = ("--foreign", tmp_path)
+    document = json.loads(miv("evaluate", model, new, *foreign, "--json").out)
+    predicted = json.loads(miv("predict", model, new, "--json").out)
+    counts = document["decisions"]
+    assert counts["images"] == 6
+    for name in ("named", "unsure", "none"):
+        assert counts[name] == predicted["decisions"][name]
+    wrong = [
+        each["decision"] not in ("unsure", "none of these", each["file"].split("/")[-2])
+        for each in predicted["predictions"]
+    ]
+    assert counts["wrong"] == sum(wrong)
+    assert document["foreign"] == {"images": 1, "named": 0, "unsure": 0, "none": 1, "wrong": None}
+    printed = miv("evaluate", model, new, *foreign).out
+    assert "Of 1 foreign image, 1 was rejected as none of these (100 %), 0 are unsure" in printed
+    assert "images were named" in printed
+    strict = json.loads(miv("evaluate", model, new, "--max-errors", "0.01%", "--json").out)
+    assert strict["decisions"]["named"] < counts["named"]
+    assert strict["accuracy"] == document["accuracy"]
+    assert strict["foreign"] is None
+    error = fails("evaluate", model, features, "--include-shots", *foreign)
+    assert "--foreign must be a features file" in error
+
+
+def test_a_class_prior_changes_the_names(miv, fails, model, new):
+    never = "checks=1,rings=0,stripes=1"
+    document = json.loads(miv("evaluate", model, new, "--prior", never, "--json").out)
+    assert document["classes"]["rings"]["right"] == 0
+    assert "no class 'spirals'" in fails("evaluate", model, new, "--prior", "spirals=1")
+
+
 def test_one_class_and_features_will_do(miv, model, shots, features, new, tmp_path):
     (tmp_path / "one").mkdir()
     shutil.copytree(new / "rings", tmp_path / "one" / "rings")

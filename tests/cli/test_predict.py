@@ -76,6 +76,40 @@ def test_decisions(miv, fails, model, new, tmp_path):
     assert "between 0 and 1" in fails("predict", model, known, "--coverage", "1")
 
 
+def test_the_last_line_counts_names_and_what_other_thresholds_would_name(miv, model, new, tmp_path):
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.png")
+    given = ("predict", model, new, tmp_path / "noise.png")
+    document = json.loads(miv(*given, "--json", "--max-errors", "0.01%").out)
+    found = [each["decision"] for each in document["predictions"]]
+    counts = document["decisions"]
+    assert counts["none"] == found.count("none of these") > 0
+    assert counts["unsure"] == found.count("unsure") > 0
+    assert counts["named"] == 7 - counts["none"] - counts["unsure"]
+    assert counts["named_by_max_errors"]
+    for share, named in counts["named_by_max_errors"].items():
+        other = json.loads(miv(*given, "--json", "--max-errors", share).out)["decisions"]
+        assert other["named"] == named != counts["named"]
+    printed = miv(*given, "--max-errors", "0.01%").err
+    assert f"{counts['named']} of 7 images " in printed
+    assert "With --max-errors " in printed
+    assert miv(*given, "--quiet").err == ""
+
+
+def test_a_class_prior(miv, fails, model, new):
+    first = new / "rings" / "5.png"
+    never = miv("predict", model, first, "--json", "--prior", "checks=1,rings=0,stripes=1").out
+    (found,) = json.loads(never)["predictions"]
+    assert found["label"] != "rings"
+    assert "no class 'spirals'" in fails("predict", model, first, "--prior", "spirals=1")
+    bad = "checks=-1,rings=1,stripes=1"
+    assert "at least 0, got -1.0 for checks" in fails("predict", model, first, "--prior", bad)
+    assert "only zeros" in fails("predict", model, first, "--prior", "checks=0,rings=0,stripes=0")
+    assert "'often'" in fails("predict", model, first, "--prior", "often")
+    with pytest.raises(SystemExit):
+        miv("predict", model, first, "--prior", "checks=much")
+
+
 def test_csv(miv, model, new, expected):
     rows = list(csv.DictReader(miv("predict", model, new, "--csv", "--top", "9").out.splitlines()))
     assert [row["file"] for row in rows] == list(expected)
@@ -121,11 +155,11 @@ def test_sort_into_copies_by_class_and_never_overwrites(miv, model, new, expecte
     out = tmp_path / "sorted"
     answer = miv("predict", model, new, "--sort-into", out, *EVERY_NAME)
     assert answer.code == 0
-    assert answer.err == f"Copied 6 images into {out}.\n"
+    assert answer.err == f"All 6 images were named.\nCopied 6 images into {out}.\n"
     mine = next(out.rglob("*.png"))
     mine.write_bytes(b"mine")
     answer = miv("predict", model, new, "--sort-into", out, *EVERY_NAME)
-    assert answer.err == f"Copied 1 image into {out}; not copied again: 5.\n"
+    assert answer.err.endswith(f"Copied 1 image into {out}; not copied again: 5.\n")
     assert mine.read_bytes() == b"mine"
     for file, ranked in expected.items():
         original = new.parent / file.removeprefix(f"{new.parent.as_posix()}/")
@@ -148,7 +182,8 @@ def test_a_file_instead_of_the_terminal(miv, fails, model, new, tmp_path):
     printed = miv("predict", model, new, "--csv").out
     path = tmp_path / "names.csv"
     answer = miv("predict", model, new, "-o", path)
-    assert (answer.out, answer.err) == ("", f"Wrote 6 predictions to {path}.\n")
+    assert answer.out == ""
+    assert answer.err.startswith(f"Wrote 6 predictions to {path}.\n")
     assert path.read_text(encoding="utf-8") == printed
     assert miv("predict", model, new, "-o", path, "--excel").code == 0
     written = path.read_bytes()

@@ -143,7 +143,7 @@ def predict(
     verbose : bool, default=True
         Show a progress bar if it takes more than two seconds.
     **decision : float
-        `reject`, `max_errors`, `coverage` and `prior`, as for `FewShotClassifier.classify`.
+        `reject`, `max_errors`, `coverage` and `class_prior`, as for `FewShotClassifier.classify`.
 
     Returns
     -------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +60,7 @@ class Predicting:
         As for `mivhead.load`.
     threads : int or None
         Threads of an exported model.
-    decision : dict
+    decision : tuple of (str, object)
         Arguments of `classify` that are not the default.
     """
 
@@ -70,7 +70,7 @@ class Predicting:
     weights: str | None
     device: str | None
     threads: int | None
-    decision: tuple[tuple[str, float], ...] = ()
+    decision: tuple[tuple[str, Any], ...] = field(default=(), hash=False)  # may hold a dict
 
     task = "predict"
     extracts = False
@@ -85,7 +85,7 @@ class Predicting:
         """Everything else that changes the rows."""
         names = ("reject", "max_errors", "coverage")
         chosen: dict[str, Any] = dict(self.decision)
-        prior = {} if "prior" not in chosen else {"prior": chosen["prior"]}
+        prior = {key: chosen[key] for key in ("class_prior",) if key in chosen}
         return {
             **{name: chosen.get(name) for name in names},
             **prior,
@@ -260,15 +260,15 @@ class Extracting:
         schema = self.schema()
         failed = np.array([isinstance(each, Failed) for each in results])
         columns = [pa.array(ids, pa.string())]
-        for field in list(schema)[1:-1]:
-            width, kind = field.type.list_size, field.type.value_type.to_pandas_dtype()
+        for part in list(schema)[1:-1]:
+            width, kind = part.type.list_size, part.type.value_type.to_pandas_dtype()
             values = np.zeros((len(ids), width), kind)
             for i, each in enumerate(results):
                 if not isinstance(each, Failed):
-                    values[i] = each[field.name].reshape(-1)
-            flat = pa.array(values.reshape(-1), field.type.value_type)
+                    values[i] = each[part.name].reshape(-1)
+            flat = pa.array(values.reshape(-1), part.type.value_type)
             columns.append(
-                pa.FixedSizeListArray.from_arrays(flat, type=field.type, mask=pa.array(failed))
+                pa.FixedSizeListArray.from_arrays(flat, type=part.type, mask=pa.array(failed))
             )
         reasons = [each.reason if isinstance(each, Failed) else None for each in results]
         columns.append(pa.array(reasons, pa.string()))

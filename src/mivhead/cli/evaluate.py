@@ -17,6 +17,7 @@ from mivhead.cli.loading import (
 )
 from mivhead.cli.output import (
     check_output,
+    describe_decisions,
     interval,
     plural,
     print_json,
@@ -40,7 +41,9 @@ MAX_NAME = 24
 EXAMPLES = """
 miv evaluate birds.miv test/                          # test/robin/7.jpg, ...
 miv evaluate birds.miv test.zip --picture confusion.png --mistakes wrong.png
+miv evaluate birds.miv test/ --foreign garden/        # how many of these are rejected
 miv evaluate birds.miv test/ --foreign garden/ --tradeoff curves.png
+miv evaluate birds.miv test/ --max-errors 5%          # fewer names, fewer of them wrong
 miv evaluate birds.miv test/ --json > result.json     # lists every misclassified image
 """
 
@@ -52,8 +55,9 @@ def add_parser(subparsers: Any) -> None:
         "evaluate",
         "measure the accuracy of a model on labelled images",
         "Measure a model on labelled images that it was not trained on. The report shows the "
-        "accuracy with a 95 % interval, overall and per class, and which classes the model "
-        "confuses, and which images it gets wrong.",
+        "accuracy with a 95 % interval, overall and per class, how many images get a name and how "
+        "many of the names are wrong, which classes the model confuses, and which images it gets "
+        "wrong.",
         EXAMPLES,
     )
     parser.add_argument("model", metavar="MODEL", help="model file")
@@ -86,6 +90,7 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="measure images that the model was trained on as well; by default they are left out",
     )
+    options.add_decision(parser, sets=False)
     options.add_skip_bad(parser)
     options.add_csv(parser)
     options.add_boxes(parser)
@@ -136,16 +141,17 @@ def _evaluate(
     from mivhead.diagnostics.evaluation import evaluate
     from mivhead.images.sources import open_labelled, open_unlabelled
 
-    shots = {"include_shots": args.include_shots}
+    how = {"include_shots": args.include_shots, **options.decision(args, model, warn=False)}
     if args.boxes or not is_features(args.images):
         check_takes_images(model, args.model)
-        how = {"label": args.label, "encoding": args.encoding}
         if args.boxes:
             _, images = options.open_boxes(args, args.images, labelled=True)
         else:
-            images = open_labelled(args.images, min_classes=1, **how)
+            images = open_labelled(
+                args.images, min_classes=1, label=args.label, encoding=args.encoding
+            )
         foreign = None if args.foreign is None else open_unlabelled([args.foreign])
-        return evaluate(model, images, skip_bad=args.skip_bad, foreign=foreign, **shots)
+        return evaluate(model, images, skip_bad=args.skip_bad, foreign=foreign, **how)
     from mivhead import stores
 
     with stores.open(args.images, label=args.label) as store:
@@ -153,7 +159,19 @@ def _evaluate(
     if features.labels is None:
         raise InputError(f"{args.images} has no labels to compare the predictions with.")
     check_takes_features(model, args.model, features)
-    return evaluate(model, features, **shots)
+    return evaluate(model, features, foreign=_foreign_features(args), **how)
+
+
+def _foreign_features(args: argparse.Namespace) -> Any:
+    """Read the foreign images of an evaluation on features, which must be features too."""
+    if args.foreign is None:
+        return None
+    if not is_features(args.foreign):
+        raise InputError("With features, --foreign must be a features file, too (`miv extract`).")
+    from mivhead import stores
+
+    with stores.open(args.foreign) as store:
+        return store.read()
 
 
 def _describe(result: Evaluation) -> str:
@@ -165,10 +183,27 @@ def _describe(result: Evaluation) -> str:
     header = ["class", "images", "right", "accuracy", "95 % interval"]
     return (
         f"Accuracy {percent(total.accuracy, 1)}: {total.right:,} of "
-        f"{plural(total.images, 'image')} right (95 % interval {interval(total.interval)}).\n\n"
+        f"{plural(total.images, 'image')} right (95 % interval {interval(total.interval)}).\n"
+        f"{_describe_names(result)}\n"
         f"{table(header, rows, right='images right accuracy')}\n\n{_describe_confusions(result)}"
         f"{_describe_mistakes(result)}"
     )
+
+
+def _describe_names(result: Evaluation) -> str:
+    """Say how many images got a name, and how many images of other things did."""
+    text = ""
+    if (counts := result.decisions) is not None:
+        text += f"{describe_decisions(counts)}.\n"
+    if (counts := result.foreign) is not None:
+        rejected = counts.none / counts.images
+        text += (
+            f"Of {plural(counts.images, 'foreign image')}, {counts.none:,} "
+            f"{'was' if counts.none == 1 else 'were'} rejected as none of these "
+            f"({percent(rejected)}), {counts.unsure:,} {'is' if counts.unsure == 1 else 'are'} "
+            f"unsure, {counts.named:,} {'was' if counts.named == 1 else 'were'} named.\n"
+        )
+    return text
 
 
 def _describe_mistakes(result: Evaluation) -> str:
@@ -224,6 +259,8 @@ def _as_json(result: Evaluation) -> dict[str, Any]:
             {"file": m.id, "label": m.label, "predicted": m.predicted, "probability": m.probability}
             for m in result.mistakes
         ],
+        "decisions": None if result.decisions is None else asdict(result.decisions),
+        "foreign": None if result.foreign is None else asdict(result.foreign),
         "skipped": [asdict(each) for each in result.skipped],
         "shots": list(result.shots),
     }

@@ -213,7 +213,7 @@ def add_model_backbone(parser: Parser) -> None:
     _add_weights(parser)
 
 
-def add_decision(parser: Parser) -> None:
+def add_decision(parser: Parser, *, sets: bool = True) -> None:
     """Add the options that say when a prediction is "unsure" or "none of these"."""
     group = parser.add_argument_group("decisions")
     group.add_argument(
@@ -230,12 +230,14 @@ def add_decision(parser: Parser) -> None:
         help="share of wrong classes among those that are given; the other images are "
         '"unsure" (default: 10%%)',
     )
-    group.add_argument(
-        "--coverage",
-        type=share,
-        metavar="SHARE",
-        help="also give each image a set of classes; this share of the sets holds the right one",
-    )
+    if sets:
+        group.add_argument(
+            "--coverage",
+            type=share,
+            metavar="SHARE",
+            help="also give each image a set of classes; this share of the sets holds the right "
+            "one",
+        )
     group.add_argument(
         "--prior",
         type=prior,
@@ -263,20 +265,19 @@ def prior(text: str) -> str | dict[str, float]:
 
 
 def decision(
-    args: argparse.Namespace, model: FewShotClassifier | ExportedClassifier
+    args: argparse.Namespace, model: FewShotClassifier | ExportedClassifier, *, warn: bool = True
 ) -> dict[str, Any]:
     """Return the arguments of `FewShotClassifier.classify` that these options set."""
     names = ("reject", "max_errors", "coverage")
-    given = {name: value for name in names if (value := getattr(args, name)) is not None}
-    chosen = getattr(args, "prior", None)
+    given = {name: v for name in names if (v := getattr(args, name, None)) is not None}
     if (reason := model.no_decision) is not None:
         if given:
             option = next(iter(given)).replace("_", "-")
             raise InputError(f"--{option} cannot be used: {reason}")
-        if not args.quiet:
+        if warn and not args.quiet:
             print(f"Every image gets a class: {reason}", file=sys.stderr)
-    if chosen is not None:
-        given["prior"] = chosen
+    if args.prior is not None:
+        given["class_prior"] = args.prior
     model.thresholds(**given)  # an error now, not after the images have been read
     return given
 

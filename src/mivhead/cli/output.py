@@ -18,8 +18,11 @@ from mivhead.errors import InputError, NotAvailableError
 
 if TYPE_CHECKING:
     from mivhead.images.imageset import Skipped
+    from mivhead.model.base import ImageClassifier
+    from mivhead.model.prediction import DecisionCounts, Prediction
 
 MAX_CELL = 48  # characters of a name in a table
+MAX_ERRORS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5)  # settings whose effect is worth knowing
 
 
 def width(text: str) -> int:
@@ -121,6 +124,55 @@ def plural(count: int, noun: str) -> str:
     if count == 1:
         return f"1 {noun}"
     return f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def describe_decisions(counts: DecisionCounts, noun: str = "image") -> str:
+    """Say how many images got a name.
+
+    >>> from mivhead.model.prediction import DecisionCounts
+    >>> describe_decisions(DecisionCounts(12, 9, 2, 1))
+    '9 of 12 images were named, 2 are unsure, 1 is none of these'
+    """
+    all_of = counts.images > 1 and counts.named == counts.images
+    named = f"{'all' if all_of else f'{counts.named:,} of'} {plural(counts.images, noun)} "
+    named += "was named" if counts.named == 1 else "were named"
+    if counts.wrong is not None and counts.named:
+        named += f" ({counts.wrong:,} wrongly, {percent(counts.wrong / counts.named)})"
+    parts = [named]
+    for count, decision in ((counts.unsure, "unsure"), (counts.none, "none of these")):
+        parts += [f"{count:,} {'is' if count == 1 else 'are'} {decision}"] * bool(count)
+    text = ", ".join(parts)
+    return text[:1].upper() + text[1:]
+
+
+def other_max_errors(
+    model: ImageClassifier, found: Sequence[Prediction], chosen: float | None
+) -> dict[str, int]:
+    """Return how many images other values of --max-errors would name, if not as many as now.
+
+    Parameters
+    ----------
+    model : ImageClassifier
+        The model.
+    found : sequence of Prediction
+        Its predictions.
+    chosen : float or None
+        The value that they were made with; None: the default.
+    """
+    from mivhead.model.decision import MAX_ERRORS as USUAL
+    from mivhead.model.decision import NONE, UNSURE
+
+    if model.calibration is None:
+        return {}
+    known = [each for each in found if each.decision != NONE]
+    now = sum(each.decision != UNSURE for each in known)
+    counts: dict[str, int] = {}
+    for share in MAX_ERRORS:
+        least = model.thresholds(max_errors=share).probability
+        count = sum(each.probability >= least for each in known)
+        if share != (USUAL if chosen is None else chosen) and count not in (now, *counts.values()):
+            counts[f"{100 * share:g}%"] = count
+    return counts
 
 
 def print_json(document: Mapping[str, Any]) -> None:

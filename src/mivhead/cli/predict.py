@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
@@ -24,6 +24,8 @@ from mivhead.cli.output import (
     as_json,
     check_folder,
     check_output,
+    describe_decisions,
+    other_max_errors,
     plural,
     report_skipped,
     shorten,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from mivhead.images.imageset import ImageSet, Skipped
     from mivhead.model.exported import ExportedClassifier
     from mivhead.model.fewshot import FewShotClassifier
-    from mivhead.model.prediction import Prediction
+    from mivhead.model.prediction import DecisionCounts, Prediction
 
 MAX_NAME = 24  # characters of a runner-up's name
 MAX_CLASSES = 30  # counted one by one
@@ -67,7 +69,8 @@ def add_parser(subparsers: Any) -> None:
         "predict",
         "classify new images",
         "Classify new images with a model from `miv fit`, and print a table of files, classes and "
-        "probabilities.",
+        "probabilities; then how many images got a name, and how many would with another "
+        "--max-errors.",
         EXAMPLES,
     )
     parser.add_argument("model", metavar="MODEL", help="model file")
@@ -148,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
             raise InputError("--html shows images, so it cannot be used with features.")
         predictions = _predict_features(model, args)
         if not args.write or args.form != "table" or args.output:
-            _show(predictions, [], args)
+            _show(model, predictions, [], args)
         return 0
     if args.write or args.where:
         raise InputError("--write and --where are for database tables.")
@@ -167,7 +170,7 @@ def run(args: argparse.Namespace) -> int:
         boxes.write(args.output, found)
         _tell(args, f"Wrote {plural(len(predictions), 'decision')} to {args.output}.")
     else:
-        _show(predictions, model.skipped_, args)
+        _show(model, predictions, model.skipped_, args)
     if args.sort_into:
         from mivhead.cli.sorting import sort_images
         from mivhead.model.decision import NONE, UNSURE
@@ -289,14 +292,25 @@ def _check_sort_folder(folder: Path) -> None:
 
 
 def _show(
-    predictions: list[Prediction], skipped: Sequence[Skipped], args: argparse.Namespace
+    model: FewShotClassifier | ExportedClassifier,
+    predictions: list[Prediction],
+    skipped: Sequence[Skipped],
+    args: argparse.Namespace,
 ) -> None:
-    """Print the predictions, or write them to a file."""
+    """Print the predictions, or write them to a file; then say how many images got a name."""
+    from mivhead.model.prediction import DecisionCounts
+
+    counts = DecisionCounts.count(predictions)
+    others = other_max_errors(model, predictions, args.max_errors)
     errors = "backslashreplace"  # of JSON: makes a valid escape of what UTF-8 cannot encode
     if args.form == "json":
         document = {
             "model": args.model,
             "predictions": [_as_json(each, args.top) for each in predictions],
+            "decisions": {
+                **{name: getattr(counts, name) for name in ("named", "unsure", "none")},
+                "named_by_max_errors": others,
+            },
             "skipped": [asdict(each) for each in skipped],
         }
         text = as_json(document, ascii_only=False if args.output else None) + "\n"
@@ -311,10 +325,28 @@ def _show(
 
         write_text(args.output, text, errors)
         _tell(args, f"Wrote {plural(len(predictions), 'prediction')} to {args.output}.")
-        return
-    if args.excel and hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(encoding="utf-8", newline="")
-    print(text, end="")
+    else:
+        if args.excel and hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(encoding="utf-8", newline="")
+        print(text, end="", flush=True)
+    if model.no_decision is None and args.form != "json":
+        _tell(args, _closing_line(counts, others))
+
+
+def _closing_line(counts: DecisionCounts, others: Mapping[str, int]) -> str:
+    """Say how many images got a name, and which `--max-errors` would name how many.
+
+    >>> from mivhead.model.prediction import DecisionCounts
+    >>> print(_closing_line(DecisionCounts(12, 9, 2, 1), {"5%": 7, "20%": 11}))
+    9 of 12 images were named, 2 are unsure, 1 is none of these.
+    With --max-errors 5% it would be 7 names, with 20% 11.
+    """
+    text = f"{describe_decisions(counts)}."
+    if others:
+        first, *rest = others.items()
+        text += f"\nWith --max-errors {first[0]} it would be {plural(first[1], 'name')}"
+        text += "".join(f", with {share} {count:,}" for share, count in rest) + "."
+    return text
 
 
 def _as_json(prediction: Prediction, top: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from mivhead.errors import ImageError, InputError
 from mivhead.images.imageset import ImageSet, Skipped, check_images
 from mivhead.images.sources import open_labelled
 from mivhead.model.decision import NONE, Thresholds
+from mivhead.model.prediction import DecisionCounts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -175,6 +176,9 @@ class Evaluation:
         Images that the model was trained on, and that were therefore left out.
     tradeoff : Tradeoff or None, default=None
         How many images get a name, and how many of the names are wrong, for all thresholds.
+    decisions, foreign : DecisionCounts or None, default=None
+        How many images got a name at the thresholds that were used, and how many images of other
+        things; None if there were none.
 
     Examples
     --------
@@ -189,6 +193,8 @@ class Evaluation:
     images: ImageSet | None = None
     shots: tuple[str, ...] = ()
     tradeoff: Tradeoff | None = None
+    decisions: DecisionCounts | None = None
+    foreign: DecisionCounts | None = None
 
     def __repr__(self) -> str:
         """Summarise the accuracy in one line."""
@@ -340,6 +346,7 @@ def evaluate(
     skip_bad: bool = False,
     include_shots: bool = False,
     foreign: Any = None,
+    **decision: Any,
 ) -> Evaluation:
     """Measure a model on labelled images that it was not trained on.
 
@@ -359,6 +366,8 @@ def evaluate(
         images.
     foreign : images, features or None, default=None
         Images of other things, without labels, to measure how many of them the model rejects.
+    **decision : dict
+        `reject`, `max_errors` and `class_prior`, as for `classify`.
 
     Returns
     -------
@@ -386,7 +395,7 @@ def evaluate(
         _check_left(chosen, left_out)
         table = source if not seen else _take(source, chosen)
         labels, skipped, images = table.labels or (), [], None
-        predictions = model.classify(table)
+        predictions = model.classify(table, **decision)
     else:
         images = source if isinstance(source, ImageSet) else open_labelled(source, min_classes=1)
         name = "The image set" if isinstance(source, ImageSet) else str(source)
@@ -397,29 +406,30 @@ def evaluate(
         left_out = tuple(images.ids[row] for row in sorted(seen))
         images = images.take(row for row in range(len(images)) if row not in seen)
         _check_left(images.sources, left_out, skipped)
-        labels, predictions = images.labels or (), model.classify(images)
-    compared = compare_predictions(
-        labels, predictions, model.classes_.tolist(), skipped, other=model.thresholds().other
-    )
-    tradeoff = _tradeoff(model, labels, predictions, foreign, skip_bad)
-    return replace(compared, images=images, shots=left_out, tradeoff=tradeoff)
-
-
-def _tradeoff(
-    model: FewShotClassifier | ExportedClassifier,
-    labels: Sequence[Any],
-    predictions: Sequence[Prediction],
-    foreign: Any,
-    skip_bad: bool,
-) -> Tradeoff:
-    """Collect scores; images of the class that stands for everything else are foreign."""
-    thresholds = model.thresholds()
-    other = None if thresholds.other is None else str(model.classes_.tolist()[thresholds.other])
+        labels, predictions = images.labels or (), model.classify(images, **decision)
+    thresholds, names = model.thresholds(**decision), model.classes_.tolist()
+    compared = compare_predictions(labels, predictions, names, skipped, other=thresholds.other)
+    # Images of the class that stands for everything else are foreign.
+    other = None if thresholds.other is None else str(names[thresholds.other])
     pairs = list(zip(map(str, labels), predictions, strict=True))
     known = [(label, each) for label, each in pairs if label != other]
     strange = [each for label, each in pairs if label == other]
     if foreign is not None:
-        strange += model.classify(foreign, skip_bad=skip_bad)
+        strange += model.classify(foreign, skip_bad=skip_bad, **decision)
+    own = [each for _, each in known]
+    return replace(
+        compared,
+        images=images,
+        shots=left_out,
+        tradeoff=_tradeoff(known, strange, thresholds),
+        decisions=DecisionCounts.count(own, [label for label, _ in known]) if own else None,
+        foreign=DecisionCounts.count(strange) if strange else None,
+    )
+
+
+def _tradeoff(
+    known: Sequence[tuple[str, Prediction]], strange: Sequence[Prediction], thresholds: Thresholds
+) -> Tradeoff:
     scores = [each.unknown for _, each in known]
     return Tradeoff(
         np.asarray([each.probability for _, each in known]),

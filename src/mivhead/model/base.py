@@ -92,7 +92,7 @@ class ImageClassifier(ABC):
         reject: float | None = REJECT,
         max_errors: float | None = MAX_ERRORS,
         coverage: float | None = None,
-        prior: Prior | None = None,
+        class_prior: Prior | None = None,
     ) -> Predictions:
         """Predict names and probabilities, and decide whether a name can be given.
 
@@ -110,7 +110,7 @@ class ImageClassifier(ABC):
             is never unsure.
         coverage : float or None, default=None
             Share of prediction sets that hold the true class, such as 0.9; None makes no sets.
-        prior : {"uniform", "shots"}, mapping of class to frequency, or None, default=None
+        class_prior : {"uniform", "shots"}, mapping of class to frequency, or None, default=None
             How frequent the classes are among the images: all alike (None or `"uniform"`), in
             proportion to their shots, or as given.
 
@@ -120,7 +120,7 @@ class ImageClassifier(ABC):
             A list with one `Prediction` per image, in their order. A notebook shows it as a table
             with thumbnails; `to_frame()` makes it a pandas `DataFrame`.
         """
-        thresholds = self.thresholds(reject, max_errors, coverage, prior)
+        thresholds = self.thresholds(reject, max_errors, coverage, class_prior)
         if (found := self._score_features(images)) is not None:
             ids, scores = found
             return Predictions(predictions(ids, self.classes_, *scores, thresholds))
@@ -157,7 +157,7 @@ class ImageClassifier(ABC):
         reject: float | None = REJECT,
         max_errors: float | None = MAX_ERRORS,
         coverage: float | None = None,
-        prior: Prior | None = None,
+        class_prior: Prior | None = None,
     ) -> Thresholds:
         """Return the thresholds of decisions, with the parameters of `classify`.
 
@@ -171,7 +171,7 @@ class ImageClassifier(ABC):
             Share of wrong names among the names that are given.
         coverage : float or None, default=None
             Share of prediction sets that hold the true class.
-        prior : {"uniform", "shots"}, mapping of class to frequency, or None, default=None
+        class_prior : {"uniform", "shots"}, mapping of class to frequency, or None, default=None
             How frequent the classes are.
 
         Returns
@@ -183,11 +183,11 @@ class ImageClassifier(ABC):
             found = calibration.thresholds(reject, max_errors, coverage)
         elif coverage is not None:
             raise InputError(f"There are no prediction sets: {self.no_decision}")
-        if prior is None or prior == UNIFORM:
+        if class_prior is None or class_prior == UNIFORM:
             return found
         counts, names = self.shot_counts, self.classes_.tolist()
         shots = None if counts is None else [counts[name] for name in names]
-        return replace(found, prior=tuple(np.exp(log_prior(prior, names, shots)).tolist()))
+        return replace(found, prior=tuple(np.exp(log_prior(class_prior, names, shots)).tolist()))
 
     @overload
     def predict(self, images: Any, *, coverage: None = None) -> NDArray[Any]: ...

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mivhead._util.optional import need
 from mivhead._util.text import one_line
-from mivhead.model.decision import NONE, Thresholds
+from mivhead.model.decision import NONE, UNSURE, Thresholds
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -210,6 +210,45 @@ def _thumbnail(load: Callable[[int], Image], row: int) -> str:
     picture.save(buffer, "JPEG", quality=85)
     data = b64encode(buffer.getvalue()).decode()
     return f'<img src="data:image/jpeg;base64,{data}" style="max-height:{THUMBNAIL // 2}px">'
+
+
+@dataclass(frozen=True)
+class DecisionCounts:
+    """How many of some images got a name.
+
+    Parameters
+    ----------
+    images, named, unsure, none : int
+        Number of images, and how many of them were named, "unsure" and "none of these".
+    wrong : int or None, default=None
+        How many of the names are not the label of the image; None if there are no labels.
+    """
+
+    images: int
+    named: int
+    unsure: int
+    none: int
+    wrong: int | None = None
+
+    @classmethod
+    def count(
+        cls, found: Sequence[Prediction], labels: Sequence[Any] | None = None
+    ) -> DecisionCounts:
+        """Count the decisions of predictions; with labels, the wrong names too.
+
+        >>> sure = Prediction("a.jpg", "dog", 0.75, {"dog": 0.75, "cat": 0.25})
+        >>> DecisionCounts.count([sure, sure], ["dog", "cat"])
+        DecisionCounts(images=2, named=2, unsure=0, none=0, wrong=1)
+        """
+        unsure = sum(each.decision == UNSURE for each in found)
+        none = sum(each.decision == NONE for each in found)
+        wrong = None
+        if labels is not None:
+            wrong = sum(
+                each.decision not in (UNSURE, NONE) and str(each.decision) != str(label)
+                for each, label in zip(found, labels, strict=True)
+            )
+        return cls(len(found), len(found) - unsure - none, unsure, none, wrong)
 
 
 def predictions(
