@@ -379,8 +379,7 @@ class FeatureClassifier(Estimator):
             probabilities = softmax(logits)
             if self.decision_ is None:
                 return probabilities, None
-            vectors = _vectors(features)
-        return probabilities, self.decision_.unknown(logits, vectors)
+            return probabilities, self.decision_.unknown(logits, _vectors(features))
 
     def decide(
         self, X: Any, *, reject: float | None = REJECT, max_errors: float | None = MAX_ERRORS

@@ -38,16 +38,15 @@ def progress_bar(
     ...     for _ in range(3):
     ...         _ = advance(1)
     """
-    from tqdm import tqdm
-
-    hidden = True if show is False else None  # None: tqdm checks whether stderr is a terminal
-    if hidden is None and in_notebook():
-        hidden = False
-        if find_spec("ipywidgets") is not None:
-            from tqdm.notebook import tqdm
-    with tqdm(
-        total=total, desc=description, unit=unit, delay=DELAY, disable=hidden, leave=False
-    ) as bar:
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    if show is False or not (terminal or in_notebook()):
+        yield lambda _: None
+        return
+    if in_notebook() and find_spec("ipywidgets") is not None:
+        from tqdm.notebook import tqdm
+    else:
+        from tqdm import tqdm
+    with tqdm(total=total, desc=description, unit=unit, delay=DELAY, leave=False) as bar:
         yield bar.update
 
 

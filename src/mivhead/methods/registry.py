@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module, invalidate_caches
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -370,6 +369,8 @@ def register_method(name: str) -> Callable[[T], T]:
 @cache
 def _rows() -> Mapping[str, str | Method]:
     """Name every method: mivhead's own, then those of installed packages."""
+    from importlib.metadata import entry_points
+
     installed = {each.name: each.value for each in entry_points(group=GROUP)}
     own = {**installed, **_REGISTERED}
     return _ROWS | {name: home for name, home in own.items() if name not in _ROWS}

@@ -57,6 +57,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mivhead._util.schema import from_json, to_json
+from mivhead._util.threads import shared_cores
 from mivhead.errors import InputError
 
 UNSURE = "unsure"
@@ -343,6 +344,10 @@ class DecisionRule:
     @cached_property
     def held_out(self) -> Floats:
         """Scores of the shots `rows`, each without itself; measured elsewhere if there are none."""
+        with shared_cores():
+            return self._held_out()
+
+    def _held_out(self) -> Floats:
         similarity = self.shots.astype(np.float64) @ self.shots.T.astype(np.float64)
         np.fill_diagonal(similarity, -1.0)
         near = similarity.max(axis=1)

@@ -79,7 +79,7 @@ def read_classes(values: list[Any]) -> NDArray[Any]:
         type(value) is str or abs(value) < 2**63 for value in values if type(value) in (str, int)
     ):
         raise InputError("its classes are integers of more than 64 bits.")
-    classes = np.asarray(plain_classes(np.asarray(values, dtype=object)))
-    if not np.array_equal(np.unique(classes), classes):
+    plain = plain_classes(np.asarray(values, dtype=object))
+    if sorted(set(plain)) != plain:
         raise InputError("its classes are not distinct and sorted.")
-    return classes
+    return np.asarray(plain)
