@@ -35,6 +35,13 @@ class Session:
     folder : str, default=os.devnull
         Where weights are that the file leaves to others; by default nowhere.
 
+    Attributes
+    ----------
+    inputs, outputs : list of str
+        Names of its tensors.
+    metadata : dict of str to str
+        What else the file says.
+
     Examples
     --------
     >>> import numpy as np
@@ -58,7 +65,10 @@ class Session:
         self._content, self._name, self._threads = content, name, threads
         self._providers, self._folder = providers, folder
         self._lock = Lock()
-        self._session: Any = self._start()
+        session = self._session = self._start()
+        self.inputs: list[str] = [each.name for each in session.get_inputs()]
+        self.outputs: list[str] = [each.name for each in session.get_outputs()]
+        self.metadata: dict[str, str] = session.get_modelmeta().custom_metadata_map
         _sessions.add(self)
 
     def run(self, names: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -68,16 +78,18 @@ class Session:
                 self._session = self._session or self._start()
         try:
             arrays: list[NDArray[Any]] = run_session(self._session, list(names), feed)
-        except _errors() as error:
+        # Exceptions of onnxruntime have no common base class.
+        except Exception as error:
             raise InputError(f"onnxruntime cannot run {self._name}: {_reason(error)}.") from error
         return arrays
 
     def _start(self) -> Any:
         available = need("onnxruntime", EXTRA).get_available_providers()
         providers = [each for each in self._providers if each in available]
+        content = self._content()
         try:
-            return make_session(self._content(), self._threads, providers, self._folder)
-        except _errors() as error:
+            return make_session(content, self._threads, providers, self._folder)
+        except Exception as error:
             raise InputError(f"onnxruntime cannot load {self._name}: {_reason(error)}.") from error
 
     def _restart(self) -> None:
@@ -106,13 +118,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def _errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions of onnxruntime, which have no common base class."""
-    states = need("onnxruntime.capi.onnxruntime_pybind11_state", EXTRA)
-    names = ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NotImplemented")
-    return tuple(getattr(states, name) for name in (*names, "RuntimeException"))
 
 
 def _reason(error: Exception) -> str:

@@ -117,7 +117,6 @@ class Learner:
         self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
         self._fitted: tuple[tuple[str, str], ...] | None = None  # path and class of each shot
         self._used: tuple[str, ...] = ()  # ids of the new photos that were learned from as well
-        self._live: FewShotClassifier | None = None  # a twin of the model, for the camera
         self._stamp: tuple[int, int] | None = None  # of the model file that was written last
         self._made: dict[str, FewShotClassifier] = {}  # what was exported last, by its kind
 
@@ -332,11 +331,7 @@ class Learner:
         model = self.known.model
         if model is None:
             raise InputError("There is no model yet.")
-        if self._live is None or self._live.classifier_ is not model.classifier_:
-            self._live = _twin(model)
-            self._live.cache = False  # frames do not come again
-        found: Prediction = self._live.classify([load_image(picture, name="frame")])[0]
-        return found
+        return model.classify_pictures([load_image(picture, name="frame")])[0]
 
     def heat(self, photo: Photo) -> bytes:
         """Return a JPEG of the photo, tinted where the model looked."""

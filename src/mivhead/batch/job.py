@@ -9,9 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from mivhead._util.optional import need
@@ -29,7 +28,7 @@ from mivhead.batch.sources import (
     list_boxes,
     list_shards,
 )
-from mivhead.batch.work import ERROR, Extracting, Failed, Predicting, hash_file
+from mivhead.batch.work import ERROR, Extracting, Failed, Predicting
 from mivhead.errors import ImageError, InputError, NotAvailableError
 from mivhead.images.boxes import CONFIDENCE, MARGIN
 
@@ -74,7 +73,7 @@ class JobResult:
 
 
 def predict(
-    model: str | os.PathLike[str],
+    model: str | os.PathLike[str] | Predicting,
     sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     *,
@@ -106,7 +105,7 @@ def predict(
     Parameters
     ----------
     model : path
-        A model file, or an exported model, which needs no PyTorch.
+        A model file, or an exported model; or a `Predicting` that has opened one.
     sources : path, address, or sequence of these
         Folders, zips, images, patterns, lists of paths (`.csv`, `.tsv`, `.txt`), tars as WebDataset
         writes them, Parquet files of images or of embeddings, other files or tables of features;
@@ -154,12 +153,11 @@ def predict(
     >>> import mivhead  # doctest: +SKIP
     >>> mivhead.batch.predict("birds.onnx", "s3://photos", "names.parquet")  # doctest: +SKIP
     """
-    path = Path(model).absolute()
-    work = Predicting(
-        str(path), hash_file(path), backbone, weights, device, threads, tuple(decision.items())
-    )
+    if not isinstance(model, Predicting):
+        how = {"backbone": backbone, "weights": weights, "device": device, "threads": threads}
+        model = Predicting.open(model, **how)
     return _run(
-        work,
+        replace(model, decision=tuple(decision.items())),
         sources,
         out,
         column=column,
@@ -429,7 +427,8 @@ class ShardCall:
     part_rows: int
 
     def __call__(self) -> Mark:
-        """Compute in one thread."""
+        """Compute in one thread of another process."""
+        self.work.check_same()
         return self.run(1, lambda _: None)
 
     def run(self, threads: int, advance: Callable[[int], object]) -> Mark:

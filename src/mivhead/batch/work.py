@@ -8,8 +8,9 @@ of them at a time, and `table` makes the rows that are written.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,9 @@ from mivhead._util.files import is_exported
 from mivhead._util.optional import need
 from mivhead.batch.places import EXTRA
 from mivhead.errors import InputError
+from mivhead.extraction.pipeline import extract_pictures
 from mivhead.images.decoding import load_image
-from mivhead.images.imageset import from_images
-from mivhead.model.prediction import Prediction, predictions
+from mivhead.model.prediction import Prediction
 
 if TYPE_CHECKING:
     from mivhead.backbones.base import Backbone
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 # is three times as fast at 12 megapixels and moves probabilities by less than 0.01
 # (`benchmarks/batch.py decode`). Extracted features are exact: others may have the same identity.
 SCALED = 2
-MODEL_BATCH = 8  # images per run of an exported model
 FILE, ID, ERROR = "file", "id", "error"  # columns
 
 
@@ -66,10 +66,10 @@ class Predicting:
 
     model: str
     sha256: str
-    backbone: str | None
-    weights: str | None
-    device: str | None
-    threads: int | None
+    backbone: str | None = None
+    weights: str | None = None
+    device: str | None = None
+    threads: int | None = None
     decision: tuple[tuple[str, Any], ...] = field(default=(), hash=False)  # may hold a dict
 
     task = "predict"
@@ -92,10 +92,21 @@ class Predicting:
             "backbone": self.backbone,
         }
 
+    @classmethod
+    def open(cls, model: str | os.PathLike[str], **how: Any) -> Predicting:
+        """Describe the predictions of a model file; `how` are the other fields."""
+        path = Path(model).absolute()
+        return cls(str(path), hash_file(path), **how)
+
     @property
     def loaded(self) -> FewShotClassifier | ExportedClassifier:
         """The model, loaded once per process."""
-        return _load_model(self)
+        return _load_model(replace(self, decision=()))
+
+    def check_same(self) -> None:
+        """Raise an error, in another process, if the file is not the one that was opened."""
+        if _hash_once(self.model) != self.sha256:
+            raise InputError(f"{self.model} is not the model file that the job was started with.")
 
     def check(self, *, features: bool, backbone: dict[str, Any] | None = None) -> None:
         """Raise an error if the model does not take what the source holds."""
@@ -137,23 +148,11 @@ class Predicting:
 
     def compute(self, contents: Sequence[Any]) -> list[Prediction]:
         """Predict pictures or features."""
-        from mivhead.model.exported import ExportedClassifier
-
         model = self.loaded
         decision: dict[str, Any] = dict(self.decision)
         if isinstance(contents[0], dict):
             return list(model.classify(_stack(contents), **decision))
-        thresholds = model.thresholds(**decision)
-        if not isinstance(model, ExportedClassifier):
-            parts = model.classify_parts(from_images(contents), thresholds)
-            return [each for part in parts for each in part]
-        found = []
-        for start in range(0, len(contents), MODEL_BATCH):
-            part = contents[start : start + MODEL_BATCH]
-            probabilities, unknown = model.score(part)
-            names = [""] * len(part)
-            found += predictions(names, model.classes_, probabilities, unknown, thresholds)
-        return found
+        return model.classify_pictures(contents, thresholds=model.thresholds(**decision))
 
     def schema(self) -> Any:
         """Return the columns of a part."""
@@ -236,6 +235,9 @@ class Extracting:
         """The backbone, loaded once per process."""
         return _load_backbone(self)
 
+    def check_same(self) -> None:
+        """Nothing: the backbone's identity is part of the job."""
+
     def check(self, *, features: bool, backbone: dict[str, Any] | None = None) -> None:  # noqa: ARG002
         """Raise an error if the source holds features already."""
         if features:
@@ -247,7 +249,7 @@ class Extracting:
 
     def compute(self, contents: Sequence[Any]) -> list[dict[str, Any]]:
         """Pass pictures through the backbone."""
-        arrays = self.loaded.extract(contents).tensors
+        arrays = extract_pictures(self.loaded, contents).tensors
         return [{name: array[i] for name, array in arrays.items()} for i in range(len(contents))]
 
     def schema(self) -> Any:
@@ -302,18 +304,14 @@ def _stack(rows: Sequence[dict[str, Any]]) -> FeatureTable:
 
 @lru_cache(maxsize=1)
 def _load_model(work: Predicting) -> FewShotClassifier | ExportedClassifier:
-    path = Path(work.model)
-    if hash_file(path) != work.sha256:
-        raise InputError(f"{path} is not the model file that the job was started with.")
-    if is_exported(path):
+    if is_exported(work.model):
         from mivhead.model.exported import ExportedClassifier
 
-        return ExportedClassifier(path, threads=work.threads, verbose=False)
+        return ExportedClassifier(work.model, threads=work.threads, verbose=False)
     from mivhead.model.file import load
 
-    model = load(path, backbone=work.backbone, weights=work.weights, device=work.device)
+    model = load(work.model, backbone=work.backbone, weights=work.weights, device=work.device)
     model.verbose = False
-    model.cache = False  # millions of features would fill the disk
     return model
 
 
@@ -341,6 +339,11 @@ def _features_schema(work: Extracting) -> Any:
     columns = [(name, pa.list_(value, int(np.prod(s)))) for name, s in info.shapes.items()]
     fields = [(ID, pa.string()), *columns, (ERROR, pa.string())]
     return pa.schema(fields, metadata={METADATA: info.to_string()})
+
+
+@lru_cache(maxsize=1)
+def _hash_once(path: str) -> str:
+    return hash_file(Path(path))
 
 
 def hash_file(path: Path) -> str:

@@ -78,16 +78,19 @@ def run_predict(args: argparse.Namespace) -> int:
     if args.top != 1:
         raise InputError("--top is not needed with --out, which writes all probabilities.")
     from mivhead import batch
-    from mivhead.cli.loading import load_any_model
+    from mivhead.batch.work import Predicting
+    from mivhead.cli.loading import check_exported_options
 
+    if not check_exported_options(args.model, args):
+        options.prepare(args)
+    names = ("backbone", "weights", "device", "threads")
+    work = Predicting.open(args.model, **{name: getattr(args, name) for name in names})
     # Errors of the model and of its options come before anything is written.
-    decision = options.decision(args, load_any_model(args.model, args))
+    decision = options.decision(args, work.loaded)
     result = batch.predict(
-        args.model,
+        work,
         args.images,
         args.out,
-        backbone=args.backbone,
-        weights=args.weights,
         raw=args.raw,
         excel=args.excel,
         boxes=args.boxes,

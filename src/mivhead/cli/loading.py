@@ -77,18 +77,25 @@ def load_model(path: str, args: argparse.Namespace) -> FewShotClassifier:
 
 
 def load_any_model(path: str, args: argparse.Namespace) -> FewShotClassifier | ExportedClassifier:
-    """Read a model file, or an exported model, which needs no PyTorch."""
-    if not is_exported(path):
+    """Read a model file, or an exported model."""
+    if not check_exported_options(path, args):
         options.prepare(args)
         return load_model(path, args)
+    from mivhead.model.exported import ExportedClassifier
+
+    return ExportedClassifier(path, threads=args.threads, verbose=not args.quiet)
+
+
+def check_exported_options(path: str, args: argparse.Namespace) -> bool:
+    """Return whether a model is exported; raise an error for options that it cannot follow."""
+    if not is_exported(path):
+        return False
     for name in ("backbone", "weights"):
         if getattr(args, name) is not None:
             raise InputError(f"{path} contains its backbone: omit --{name}.")
     if args.device not in (None, "cpu"):
         raise InputError(f"{path} is an exported model, which runs on the CPU: omit --device.")
-    from mivhead.model.exported import ExportedClassifier
-
-    return ExportedClassifier(path, threads=args.threads, verbose=not args.quiet)
+    return True
 
 
 def check_takes_images(model: FewShotClassifier | ExportedClassifier, path: str) -> None:

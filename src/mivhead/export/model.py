@@ -30,7 +30,6 @@ from mivhead.export.graph import EXTRA, OPSET, Graph, Value
 from mivhead.export.methods import logits, scaled, unit, unknown
 from mivhead.export.storage import Storage, store
 from mivhead.features import Features
-from mivhead.images.imageset import from_images
 from mivhead.methods import base
 from mivhead.methods.registry import Classifier, method_name
 from mivhead.model.decision import DecisionRule
@@ -43,7 +42,8 @@ from mivhead.model.exported import (
     PROBABILITIES,
     UNKNOWN,
     Input,
-    ModelSession,
+    open_session,
+    run,
     with_checksum,
 )
 from mivhead.model.fewshot import FewShotClassifier
@@ -421,7 +421,7 @@ def _resize(proto: Any, preprocessing: Preprocessing) -> None:
 
 def _compare(model: FewShotClassifier | Classifier, content: bytes, kind: Input) -> float:
     """Return the largest difference of a probability or score between a model and its export."""
-    session = ModelSession(content, "the exported model")
+    session = open_session(content, name := "the exported model")
     rng = np.random.default_rng(0)
     classifier: Any = model.classifier_ if isinstance(model, FewShotClassifier) else model
     feed: dict[str, NDArray[Any]]
@@ -433,12 +433,12 @@ def _compare(model: FewShotClassifier | Classifier, content: bytes, kind: Input)
         assert isinstance(model, FewShotClassifier)
         preprocessing = model.load_backbone().preset.preprocessing
         images = _some_images(rng, preprocessing.size)
-        (given,) = model.read_parts(from_images(images))
+        given = model.read_pictures(images)
         array = np.stack(images)  # (n, R, R, 3)
         if kind == "images":
             array = np.ascontiguousarray(normalise(images, preprocessing).transpose(0, 3, 1, 2))
         feed = {session.inputs[0]: array}
-    found = session.run(feed, len(classifier.classes_))
+    found = run(session, feed, name, len(classifier.classes_))
     if getattr(classifier, "decision_", None) is None:
         expected, unknown = classifier.predict_proba(given), None
     else:

@@ -1,7 +1,7 @@
 """From images to features, each computed once: the pipeline and the feature cache.
 
-`extract_table` and `iter_features` are the only path from images to features; every command, the
-Python API and the benchmark use them.
+The functions of `pipeline` are the only path from images to features: `extract_table` and
+`iter_features` for images that are listed, `extract_pictures` for a batch that is decoded already.
 """
 
 from typing import TYPE_CHECKING

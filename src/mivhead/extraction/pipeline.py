@@ -24,6 +24,7 @@ from PIL import Image
 from mivhead._util.progress import progress_bar
 from mivhead._util.threads import shared_cores
 from mivhead.backbones.base import Backbone
+from mivhead.backbones.preprocessing import DecodedImage
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.extraction.cache import PICTURE, CacheKeys, FeatureCache, Parts, content_hash
 from mivhead.features import Features, FeatureTable
@@ -36,6 +37,24 @@ AHEAD = 2 * BATCH  # images that are decoded and augmented while the backbone co
 PART = 4 * BATCH  # images whose features `iter_features` holds in memory
 
 T = TypeVar("T")
+
+
+def extract_pictures(backbone: Backbone, pictures: Sequence[DecodedImage]) -> Features:
+    """Pass one batch of decoded images through the backbone, without a cache.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        The frozen backbone.
+    pictures : sequence of PIL images or uint8 arrays
+        At least one.
+
+    Returns
+    -------
+    Features
+    """
+    with shared_cores():
+        return backbone.extract(pictures)
 
 
 def extract_table(
@@ -275,8 +294,7 @@ class _Flow:
 
         def compute() -> None:
             """Pass the batch through the backbone."""
-            with shared_cores():
-                tensors = self._backbone.extract([item.picture for item in batch]).tensors
+            tensors = extract_pictures(self._backbone, [item.picture for item in batch]).tensors
             computed: dict[str, Parts] = {}
             for i, item in enumerate(batch):
                 parts = {name: tensor[i] for name, tensor in tensors.items()}

@@ -1,13 +1,14 @@
-"""What every model makes of its scores: names, decisions and sets of classes.
+"""The one door for pictures: every model lists, scores and decides in the same way.
 
-`FewShotClassifier` scores images with PyTorch, `ExportedClassifier` with onnxruntime; the rest is
-the same for both. Nothing here imports PyTorch or scikit-learn.
+`FewShotClassifier` and `ExportedClassifier` differ in how they read and score pictures. Names,
+decisions and sets of classes follow from the scores here. Whoever has decoded pictures (the
+service, the app's camera, jobs) enters at `read_pictures` or `classify_pictures`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias, overload
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from mivhead.backbones.preprocessing import DecodedImage
 from mivhead.ensemble.balance import UNIFORM, Prior, log_prior
 from mivhead.errors import InputError
 from mivhead.images.imageset import ImageSet, Skipped, check_images
@@ -62,27 +64,115 @@ class ImageClassifier(ABC):
         """Number of shots per class; None if it is not known."""
 
     @abstractmethod
+    def read_pictures(self, pictures: Sequence[DecodedImage]) -> Any:
+        """Turn a batch of decoded images into what `score_read` takes.
+
+        Parameters
+        ----------
+        pictures : sequence of PIL images or uint8 arrays
+            Of any size; those of the backbone's size are not resized.
+
+        Returns
+        -------
+        Features, pixels, or the input of a graph
+        """
+
+    @abstractmethod
+    def read_parts(self, images: ImageSet) -> Iterator[Any]:
+        """Read any number of images in bounded memory, one part after another.
+
+        Parameters
+        ----------
+        images : ImageSet
+            The images; labels are ignored.
+
+        Yields
+        ------
+        Features, pixels, or the input of a graph
+            Those of the next images, in their order, as `score_read` takes them.
+        """
+
+    @abstractmethod
+    def score_read(self, read: Any) -> Scores:
+        """Score a batch that was read.
+
+        Parameters
+        ----------
+        read : Features, pixels, or the input of a graph
+            What `read_pictures` returns and `read_parts` yields.
+
+        Returns
+        -------
+        Scores
+        """
+
+    @abstractmethod
+    def _given_features(self, given: Any) -> Any | None:
+        """Return features as `score_read` takes them, or None if images were given."""
+
     def predict_proba(self, images: Any) -> Floats:
         """Predict probabilities.
 
         Parameters
         ----------
         images : images or features
-            Images, a folder, a zip or a single image; or features.
+            Images, a folder, a zip or a single image; or features: a `FeatureTable`, `Features`,
+            or a two-dimensional array of floats.
 
         Returns
         -------
         ndarray of shape (n_images, n_classes)
             In the order of `classes_`.
         """
+        if (features := self._given_features(images)) is not None:
+            return self.score_read(features).probabilities
+        parts = map(self.score_read, self.read_parts(as_image_set(images)))
+        return np.concatenate([part.probabilities for part in parts])
 
-    @abstractmethod
-    def _score_features(self, given: Any) -> tuple[list[str], Scores] | None:
-        """Return ids and scores of features, or None if images were given."""
+    def classify_pictures(
+        self,
+        pictures: Sequence[DecodedImage],
+        ids: Sequence[str] | None = None,
+        thresholds: Thresholds | None = None,
+    ) -> list[Prediction]:
+        """Predict a batch of decoded images, without the feature cache.
 
-    @abstractmethod
-    def _score_parts(self, images: ImageSet) -> Iterator[Scores]:
-        """Yield the scores of some images after another."""
+        Parameters
+        ----------
+        pictures : sequence of PIL images or uint8 arrays
+            A few: all of them are in memory at once.
+        ids : sequence of str or None, default=None
+            Their names in the predictions; None: empty ones.
+        thresholds : Thresholds or None, default=None
+            When not to give a name; None: as `thresholds()` returns them.
+
+        Returns
+        -------
+        list of Prediction
+            One per picture, in their order.
+        """
+        scores = self.score_read(self.read_pictures(pictures))
+        return self.decide(ids or [""] * len(pictures), scores, thresholds)
+
+    def decide(
+        self, ids: Sequence[str], scores: Scores, thresholds: Thresholds | None = None
+    ) -> list[Prediction]:
+        """Turn scores into predictions.
+
+        Parameters
+        ----------
+        ids : sequence of str
+            Names of the images.
+        scores : Scores
+            Their scores.
+        thresholds : Thresholds or None, default=None
+            When not to give a name; None: as `thresholds()` returns them.
+
+        Returns
+        -------
+        list of Prediction
+        """
+        return predictions(ids, self.classes_, *scores, thresholds or self.thresholds())
 
     def classify(
         self,
@@ -121,9 +211,10 @@ class ImageClassifier(ABC):
             with thumbnails; `to_frame()` makes it a pandas `DataFrame`.
         """
         thresholds = self.thresholds(reject, max_errors, coverage, class_prior)
-        if (found := self._score_features(images)) is not None:
-            ids, scores = found
-            return Predictions(predictions(ids, self.classes_, *scores, thresholds))
+        if (features := self._given_features(images)) is not None:
+            scores = self.score_read(features)
+            ids = getattr(images, "ids", None) or [*map(str, range(len(scores.probabilities)))]
+            return Predictions(self.decide(ids, scores, thresholds))
         readable = self.readable(as_image_set(images), skip_bad=skip_bad)
         parts = self.classify_parts(readable, thresholds)
         return Predictions((each for part in parts for each in part), readable.load)
@@ -148,9 +239,8 @@ class ImageClassifier(ABC):
         thresholds = thresholds or self.thresholds()
         image_set = as_image_set(images)
         ids = iter(image_set.ids)
-        for scores in self._score_parts(image_set):
-            own = list(islice(ids, len(scores.probabilities)))
-            yield predictions(own, self.classes_, *scores, thresholds)
+        for scores in map(self.score_read, self.read_parts(image_set)):
+            yield self.decide(list(islice(ids, len(scores.probabilities))), scores, thresholds)
 
     def thresholds(
         self,

@@ -15,18 +15,17 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from mivhead._util.onnx_check import check_graph, make_session, run_session
+from mivhead._util.onnx_check import check_graph
 from mivhead._util.progress import progress_bar
+from mivhead._util.runtime import Session
 from mivhead._util.schema import from_json, parse_json
 from mivhead._util.threads import thread_count
 from mivhead.backbones.base import Identity
-from mivhead.backbones.preprocessing import normalise
+from mivhead.backbones.preprocessing import DecodedImage, normalise
 from mivhead.errors import InputError, ModelFileError
 from mivhead.images.imageset import ImageSet, Skipped
-from mivhead.images.sources import as_image_set
-from mivhead.model.base import Floats, ImageClassifier, Scores
+from mivhead.model.base import ImageClassifier, Scores
 from mivhead.model.decision import Calibration
 from mivhead.model.info import ModelInfo, read_classes
 
@@ -42,6 +41,7 @@ MAX_BYTES = 2 * 2**30  # the limit of one ONNX file
 TOLERANCE = 0.01  # of the sum of probabilities
 
 Input: TypeAlias = Literal["images", "pixels", "features"]
+Feed: TypeAlias = dict[str, NDArray[Any]]  # the inputs of one run
 
 
 class ExportedClassifier(ImageClassifier):
@@ -98,11 +98,11 @@ class ExportedClassifier(ImageClassifier):
         self.skipped_: list[Skipped] = []
 
     @cached_property
-    def session(self) -> ModelSession:
+    def session(self) -> Session:
         """The model in onnxruntime; loaded on first use."""
         content = _read(self.path)
         self._checked = _has_checksum(content, self.path)
-        return ModelSession(content, str(self.path), self.threads)
+        return open_session(content, str(self.path), self.threads)
 
     @property
     def export_facts(self) -> dict[str, str]:
@@ -134,66 +134,74 @@ class ExportedClassifier(ImageClassifier):
             return None
         return "the model that was exported has no out-of-fold scores of its shots."
 
-    def predict_proba(self, images: Any) -> Floats:
-        """Predict probabilities.
+    def read_parts(self, images: ImageSet) -> Iterator[list[Feed]]:
+        """Decode any number of images in bounded memory, one part after another.
 
         Parameters
         ----------
-        images : images or features
-            Images, a folder, a zip or a single image. For a model that was exported without its
-            backbone: `Features`, a `FeatureTable`, a mapping of names such as `block0.map` to
-            arrays, or a two-dimensional array.
+        images : ImageSet
+            The images; labels are ignored.
+
+        Yields
+        ------
+        list of dict
+            The inputs of the graph for the next images, in their order.
+        """
+        if not len(images):
+            raise InputError("There are no images: give at least one.")
+        with progress_bar("predicting", len(images), show=self.verbose) as advance:
+            for start in range(0, len(images), BATCH):
+                rows = range(start, min(start + BATCH, len(images)))
+                yield self.read_pictures([images.load(row) for row in rows])
+                advance(len(rows))
+
+    def read_pictures(self, pictures: Sequence[DecodedImage]) -> list[Feed]:
+        """Turn a batch of decoded images into inputs of the graph, one per run.
+
+        Parameters
+        ----------
+        pictures : sequence of PIL images or uint8 arrays
+            Of any size; those of the backbone's size are not resized.
 
         Returns
         -------
-        ndarray of shape (n_images, n_classes)
-            In the order of `classes_`.
+        list of dict
         """
-        if not self.needs_images:
-            return self._run(self._features(images)).probabilities
-        parts = self._score_parts(as_image_set(images))
-        return np.concatenate([part.probabilities for part in parts])
-
-    def _score_features(self, given: Any) -> tuple[list[str], Scores] | None:
-        if self.needs_images:
-            return None
-        scores = self._run(self._features(given))
-        ids = getattr(given, "ids", None) or map(str, range(len(scores.probabilities)))
-        return list(ids), scores
-
-    def _score_parts(self, images: ImageSet) -> Iterator[Scores]:
         if not self.needs_images:
             raise InputError(
                 f"{self.path} was exported without its backbone: give it features, or export the "
                 "model again without --features."
             )
-        if not len(images):
-            raise InputError("There are no images: give at least one.")
-        with progress_bar("predicting", len(images), show=self.verbose) as advance:
-            for start in range(0, len(images), BATCH):
-                part = [images.load(row) for row in range(start, min(start + BATCH, len(images)))]
-                yield self.score(part)
-                advance(len(part))
-
-    def score(self, pictures: Sequence[Image.Image]) -> Scores:
-        """Return probabilities and unknown scores of one batch of decoded images."""
         assert self.identity_ is not None
         (name,) = self.session.inputs
-        if self._header.input == "images":
-            x = normalise(pictures, self.identity_.preprocessing)  # (n, R, R, 3)
-            return self._run({name: np.ascontiguousarray(x.transpose(0, 3, 1, 2))})
-        # One by one, because they may have different sizes.
-        found = [self._run({name: np.asarray(picture)[None]}) for picture in pictures]
+        if self._header.input == "pixels":  # one by one, because they may have different sizes
+            return [{name: np.asarray(picture)[None]} for picture in pictures]
+        x = normalise(pictures, self.identity_.preprocessing, channels_first=True)
+        return [{name: x[start : start + BATCH]} for start in range(0, len(x), BATCH)]
+
+    def score_read(self, read: list[Feed]) -> Scores:
+        """Run the graph.
+
+        Parameters
+        ----------
+        read : list of dict
+            What `read_pictures` returns and `read_parts` yields.
+
+        Returns
+        -------
+        Scores
+        """
+        found = [run(self.session, feed, str(self.path), len(self.classes_)) for feed in read]
         unknown = [each.unknown for each in found if each.unknown is not None]
         return Scores(
             np.concatenate([each.probabilities for each in found]),
             np.concatenate(unknown) if unknown else None,
         )
 
-    def _run(self, feed: Mapping[str, NDArray[Any]]) -> Scores:
-        return self.session.run(feed, len(self.classes_))
+    def _given_features(self, given: Any) -> list[Feed] | None:
+        return None if self.needs_images else [self._features(given)]
 
-    def _features(self, given: Any) -> dict[str, NDArray[np.float32]]:
+    def _features(self, given: Any) -> Feed:
         """Read features of any kind as the inputs of the graph."""
         features = getattr(given, "features", given)  # of a FeatureTable
         tensors = getattr(features, "tensors", features)
@@ -314,67 +322,36 @@ def _read(path: Path) -> bytes:
         raise ModelFileError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-class ModelSession:
-    """A graph in onnxruntime.
+def open_session(content: bytes, name: str, threads: int | None = None) -> Session:
+    """Start an exported model in onnxruntime, after a look at what it contains."""
+    try:
+        check_graph(content, name, exported=True)
+        # onnxruntime keeps the content as well: no second copy is held.
+        return Session(lambda: content, name, threads=threads or thread_count())
+    except InputError as error:
+        raise ModelFileError(str(error)) from error
 
-    Parameters
-    ----------
-    content : bytes
-        The ONNX file.
-    name : str
-        Its name in errors.
-    threads : int or None, default=None
-        Number of CPU threads; None: `OMP_NUM_THREADS`, or all cores.
-    """
 
-    def __init__(self, content: bytes, name: str, threads: int | None = None) -> None:
-        self._name = name
-        try:
-            check_graph(content, name, exported=True)
-            self._session = make_session(content, threads or thread_count())
-            self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
-            self.inputs: list[str] = [each.name for each in self._session.get_inputs()]
-            outputs = [each.name for each in self._session.get_outputs()]
-        except InputError as error:
-            raise ModelFileError(str(error)) from error
-        # Exceptions of onnxruntime have no common base class.
-        except Exception as error:
+def run(session: Session, feed: Mapping[str, NDArray[Any]], name: str, classes: int) -> Scores:
+    """Return the scores of a batch; they are checked, as a file may compute anything."""
+    if PROBABILITIES not in session.outputs:
+        raise ModelFileError(f"{name} has no output {PROBABILITIES!r}: it is corrupted.")
+    rows = len(next(iter(feed.values())))
+    shapes = {PROBABILITIES: (rows, classes), UNKNOWN: (rows,)}
+    wanted = [output for output in shapes if output in session.outputs]
+    found: dict[str, Any] = dict(zip(wanted, session.run(wanted, feed), strict=True))
+    for output, array in found.items():
+        if getattr(array, "shape", None) != shapes[output] or array.dtype.kind != "f":
             raise ModelFileError(
-                f"{name} is not an ONNX file, or is corrupted ({_reason(error)})."
-            ) from error
-        self._outputs = [name for name in (PROBABILITIES, UNKNOWN) if name in outputs]
-
-    def run(self, feed: Mapping[str, NDArray[Any]], classes: int) -> Scores:
-        """Return the scores of a batch."""
-        if PROBABILITIES not in self._outputs:
-            raise ModelFileError(f"{self._name} has no output {PROBABILITIES!r}: it is corrupted.")
-        try:
-            found = run_session(self._session, self._outputs, feed)
-        except Exception as error:
-            raise InputError(f"onnxruntime cannot run {self._name}: {_reason(error)}.") from error
-        rows = len(next(iter(feed.values())))
-        self._check(found, [(rows, classes), (rows,)])
-        probabilities, *rest = found
-        if (probabilities < 0).any() or (abs(probabilities.sum(1) - 1) > TOLERANCE).any():
-            raise ModelFileError(
-                f"{self._name} is corrupted: what it computes are not probabilities."
+                f"{name} is corrupted: the shape of its output {output!r} is not {shapes[output]}, "
+                "one row per image and one column per class."
             )
-        return Scores(probabilities, rest[0] if rest else None)
-
-    def _check(self, found: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Check that the outputs are finite and have these shapes: a file may compute anything."""
-        for output, array, shape in zip(self._outputs, found, shapes, strict=False):
-            if getattr(array, "shape", None) != shape or array.dtype.kind != "f":
-                raise ModelFileError(
-                    f"{self._name} is corrupted: its output {output!r} has not the shape {shape}, "
-                    "one row per image and one column per class."
-                )
-            if not np.isfinite(array).all():
-                raise InputError(
-                    f"The {output} of {self._name} are not finite: the features are far larger "
-                    "than those that it was fitted on, or the file is corrupted."
-                )
-
-
-def _reason(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(".")
+        if not np.isfinite(array).all():
+            raise InputError(
+                f"The {output} of {name} are not finite: the features are far larger than those "
+                "that it was fitted on, or the file is corrupted."
+            )
+    probabilities = found[PROBABILITIES]
+    if (probabilities < 0).any() or (abs(probabilities.sum(1) - 1) > TOLERANCE).any():
+        raise ModelFileError(f"{name} is corrupted: what it computes are not probabilities.")
+    return Scores(probabilities, found.get(UNKNOWN))

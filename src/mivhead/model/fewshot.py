@@ -32,6 +32,7 @@ from mivhead.backbones.base import (
     expected_preset,
     named_by_file,
 )
+from mivhead.backbones.preprocessing import DecodedImage
 from mivhead.backbones.preset import Preset
 from mivhead.classifier import MIVClassifier
 from mivhead.ensemble.unlabelled import LIMIT, UnlabelledUse
@@ -50,7 +51,7 @@ from mivhead.images.imageset import (
 from mivhead.images.sources import as_image_set, open_labelled
 from mivhead.methods.miv import views_rule
 from mivhead.methods.registry import Classifier, get_method, make_method
-from mivhead.model.base import Floats, ImageClassifier, Scores
+from mivhead.model.base import ImageClassifier, Scores
 from mivhead.model.decision import Calibration, DecisionRule
 from mivhead.model.prediction import Prediction, Predictions
 from mivhead.model.readers import FeatureReader, Reader, reader_for
@@ -352,27 +353,6 @@ class FewShotClassifier(ImageClassifier, Estimator):
         if self.shots_ is not None:
             return len(self.shots_.view_of)
         return getattr(self.classifier_, "views_", 0)
-
-    def predict_proba(self, images: Any) -> Floats:
-        """Predict probabilities.
-
-        Parameters
-        ----------
-        images : images or features
-            Images, a folder, a zip or a single image; or a `FeatureTable`, `Features`, or a
-            two-dimensional array of floats.
-
-        Returns
-        -------
-        ndarray of shape (n_images, n_classes)
-            In the order of `classes_`.
-        """
-        check_fitted(self, "classifier_")
-        if (features := self._given_features(images)) is not None:
-            found: Floats = self.classifier_.predict_proba(features)
-            return found
-        parts = self.read_parts(as_image_set(images))
-        return np.concatenate([self.classifier_.predict_proba(part) for part in parts])
 
     def add(
         self,
@@ -756,11 +736,39 @@ class FewShotClassifier(ImageClassifier, Estimator):
             Features of the next images, in their order; for a method that tunes the backbone,
             their pixels.
         """
-        self._check_takes_images()
-        reader = self._reader(self.classifier_)
-        reader.attach(self.classifier_)
         unlabelled = replace(images, labels=None)  # labelled ones would get augmented views
-        yield from reader.parts(unlabelled)
+        yield from self._own_reader().parts(unlabelled)
+
+    def read_pictures(self, pictures: Sequence[DecodedImage]) -> Any:
+        """Pass a batch of decoded images through the backbone, without the feature cache.
+
+        Parameters
+        ----------
+        pictures : sequence of PIL images or uint8 arrays
+            Of any size; those of the backbone's size are not resized.
+
+        Returns
+        -------
+        Features, or array of shape (n, R, R, 3)
+            Their features; for a method that tunes the backbone, their pixels.
+        """
+        return self._own_reader().pictures(pictures)
+
+    def score_read(self, read: Any) -> Scores:
+        """Score a batch that was read.
+
+        Parameters
+        ----------
+        read : Features, or array of shape (n, R, R, 3)
+            What `read_pictures` returns and `read_parts` yields.
+
+        Returns
+        -------
+        Scores
+        """
+        if getattr(self.classifier_, "decision_", None) is None:
+            return Scores(self.classifier_.predict_proba(read), None)
+        return Scores(*self.classifier_.score_unknown(read))
 
     def _fit_images(
         self,
@@ -941,6 +949,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
 
     def _given_features(self, X: Any) -> Any | None:
         """Return the features in X, or None if it holds images."""
+        check_fitted(self, "classifier_")
         if not _is_features(X):
             return None
         if self.needs_images:
@@ -958,24 +967,19 @@ class FewShotClassifier(ImageClassifier, Estimator):
             return X if features is not None else None
         return FeatureTable(Features(features), tuple(map(str, range(len(features)))))
 
-    def _score(self, X: Any) -> Scores:
-        if getattr(self.classifier_, "decision_", None) is None:
-            return Scores(self.classifier_.predict_proba(X), None)
-        return Scores(*self.classifier_.score_unknown(X))
-
-    def _score_features(self, given: Any) -> tuple[list[str], Scores] | None:
-        table = self._given_table(given)
-        return None if table is None else (list(table.ids), self._score(table.features))
-
-    def _score_parts(self, images: ImageSet) -> Iterator[Scores]:
-        return map(self._score, self.read_parts(images))
-
     def _check_takes_images(self) -> None:
         if self.identity_ is None and self.backbone is None:
             raise InputError(
                 "The model was trained on features of unknown origin: give it features, or the "
                 "backbone they came from with `mivhead.load(path, backbone=...)`."
             )
+
+    def _own_reader(self) -> Reader:
+        """Return what reads images for the fitted method."""
+        self._check_takes_images()
+        reader = self._reader(self.classifier_)
+        reader.attach(self.classifier_)
+        return reader
 
     def _reader(self, classifier: Classifier) -> Reader:
         return reader_for(

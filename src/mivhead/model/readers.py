@@ -15,12 +15,13 @@ import numpy as np
 from mivhead._util.progress import progress_bar
 from mivhead._util.schema import to_json
 from mivhead.backbones.base import Backbone, module_of
-from mivhead.backbones.preprocessing import preprocess, to_pixels
+from mivhead.backbones.preprocessing import DecodedImage, preprocess, to_pixels
 from mivhead.errors import InputError
 from mivhead.extraction.cache import FeatureCache
 from mivhead.extraction.pipeline import (
     PART,
     LoadedImage,
+    extract_pictures,
     extract_table,
     extract_views,
     iter_features,
@@ -50,6 +51,9 @@ class Reader(Protocol):
 
     def parts(self, images: ImageSet) -> Iterator[Any]:
         """Yield one part of the images after another."""
+
+    def pictures(self, pictures: Sequence[DecodedImage]) -> Any:
+        """Read one batch of images that are decoded already."""
 
 
 def reader_for(
@@ -88,6 +92,10 @@ class FeatureReader:
     def parts(self, images: ImageSet) -> Iterator[Features]:
         """Read images, some at a time."""
         return iter_features(self._backbone, images, **self._how)
+
+    def pictures(self, pictures: Sequence[DecodedImage]) -> Features:
+        """Pass one batch through the backbone, without the cache."""
+        return extract_pictures(self._backbone, pictures)
 
     def table(self, images: ImageSet, rule: ViewRule | None) -> FeatureTable:
         """Read images and, by a rule, views of labelled ones."""
@@ -132,6 +140,10 @@ class PixelReader:
         for start in range(0, max(1, len(images)), PART):
             part = images.take(range(start, min(start + PART, len(images))))
             yield load_pixels(part, self._size, verbose=self._verbose)[0]
+
+    def pictures(self, pictures: Sequence[DecodedImage]) -> Pixels:
+        """Resize one batch."""
+        return np.stack([to_pixels(each, i, self._size) for i, each in enumerate(pictures)])
 
 
 def network_of(backbone: Backbone, method: str) -> Network:

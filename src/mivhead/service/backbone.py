@@ -25,6 +25,7 @@ from mivhead.backbones.wire import (
     encode_features,
 )
 from mivhead.errors import InputError
+from mivhead.extraction.pipeline import extract_pictures
 from mivhead.features import Features
 from mivhead.service.engine import Engine, Unreadable
 from mivhead.service.observation import note
@@ -45,7 +46,7 @@ def backbone_routes(engine: Engine, backbone: Backbone) -> list[BaseRoute]:
 
     def extract(pictures: list[Any]) -> list[Features]:
         """Pass a batch through the backbone: one `Features` of one image each."""
-        found = backbone.extract(pictures)
+        found = extract_pictures(backbone, pictures)
         return [found[i : i + 1] for i in range(len(pictures))]
 
     async def features(request: Request) -> Response:
@@ -61,7 +62,7 @@ def backbone_routes(engine: Engine, backbone: Backbone) -> list[BaseRoute]:
             for each in pictures:
                 if isinstance(each, Unreadable):
                     raise InputError(each.reason)
-            found = await engine.batcher.run(extract, pictures)
+            found = await engine.batcher.run((extract,), pictures)
         encoded = await to_thread.run_sync(encode_features, Features.concat(found), kind)
         return Response(encoded, media_type=kind, headers={IDENTITY_HEADER: identity.key})
 

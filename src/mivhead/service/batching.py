@@ -1,7 +1,10 @@
-"""Requests of many clients, put together into batches for one thread that computes.
+"""Requests of many clients, put together into batches.
 
 While a batch is being computed, the images of other requests queue up and form the next one: no
 request waits for others to come, and batches grow with the load. The queue is bounded.
+
+A computation has one or two steps, such as the backbone and the head. While a batch is in its
+second step, the next one is in its first.
 """
 
 from __future__ import annotations
@@ -12,24 +15,28 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from mivhead.service.protection import busy
 
 BATCH = 32  # images per call
 
+# The first step takes the items, the next one what the step before returned; the last one returns
+# a result per item.
+Steps: TypeAlias = tuple[Callable[[Any], Any], ...]
+
 
 @dataclass
 class _Job:
-    compute: Callable[[list[Any]], Sequence[Any]]
+    steps: Steps
     items: list[Any]
     result: Future[list[Any]] = field(default_factory=Future)
 
 
 class Batcher:
-    """Computes the items of many requests in batches, one batch at a time, in its own thread.
+    """Computes the items of many requests in batches, one batch per step at a time.
 
     Parameters
     ----------
@@ -54,8 +61,12 @@ class Batcher:
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
-        self._thread.start()
+        self._first, self._second = threading.Lock(), threading.Lock()  # turns in the two steps
+        self._threads = [
+            threading.Thread(target=self._work, name="batches", daemon=True) for _ in range(2)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @contextmanager
     def admit(self, count: int) -> Iterator[None]:
@@ -73,29 +84,32 @@ class Batcher:
         finally:
             self.admitted -= count
 
-    async def run(
-        self, compute: Callable[[list[Any]], Sequence[Any]], items: Sequence[Any]
-    ) -> list[Any]:
-        """Return one result per item; items of the same `compute` share calls."""
-        job = _Job(compute, list(items))
+    async def run(self, steps: Steps, items: Sequence[Any]) -> list[Any]:
+        """Return one result per item; items of the same steps share calls."""
+        job = _Job(steps, list(items))
         with self._changed:
             self._jobs.append(job)
             self._changed.notify()
         return await asyncio.wrap_future(job.result)  # cancelling it drops the job
 
     def close(self) -> None:
-        """Finish the batch in progress, and cancel what waits."""
+        """Finish the batches in progress, and cancel what waits."""
         with self._changed:
             self._closed = True
             for job in self._jobs:
                 job.result.cancel()
-            self._changed.notify()
-        self._thread.join()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
 
     def _work(self) -> None:
-        while (jobs := self._next()) is not None:
-            if jobs:
-                self._compute(jobs)
+        while True:
+            with ExitStack() as turn:
+                turn.enter_context(self._first)  # only then jobs are taken: others queue up
+                if (jobs := self._next()) is None:
+                    return
+                if jobs:
+                    self._compute(jobs, turn)
 
     def _next(self) -> list[_Job] | None:
         """Wait for the oldest job, and return it with others that fit into the same batch."""
@@ -107,7 +121,7 @@ class Batcher:
             rest: deque[_Job] = deque()
             room = self._batch
             for job in self._jobs:
-                same = not jobs or (job.compute == jobs[0].compute and len(job.items) <= room)
+                same = not jobs or (job.steps == jobs[0].steps and len(job.items) <= room)
                 if not same:
                     rest.append(job)
                 elif job.result.set_running_or_notify_cancel():
@@ -116,23 +130,29 @@ class Batcher:
             self._jobs = rest
             return jobs
 
-    def _compute(self, jobs: list[_Job]) -> None:
-        items = [item for job in jobs for item in job.items]
-        start = time.perf_counter()
+    def _compute(self, jobs: list[_Job], turn: ExitStack) -> None:
+        found: Any = [item for job in jobs for item in job.items]
+        count, seconds = len(found), 0.0
         try:
-            results = list(jobs[0].compute(items))
+            for number, step in enumerate(jobs[0].steps):
+                if number == 1:
+                    turn.close()
+                    turn.enter_context(self._second)
+                start = time.perf_counter()
+                found = step(found)
+                seconds += time.perf_counter() - start
+            results = list(found)
         # Any exception belongs to the request that caused it, and never ends the thread.
         except Exception as error:
             if len(jobs) == 1:
                 jobs[0].result.set_exception(error)
             else:  # the others must not suffer from one bad request
                 for job in jobs:
-                    self._compute([job])
+                    self._compute([job], turn)
             return
-        seconds = time.perf_counter() - start
-        self._pace += 0.2 * (seconds / len(items) - self._pace)
+        self._pace += 0.2 * (seconds / count - self._pace)
         if self._on_batch is not None:
-            self._on_batch(len(items), seconds)
+            self._on_batch(count, seconds)
         for job in jobs:
             job.result.set_result(results[: len(job.items)])
             results = results[len(job.items) :]

@@ -16,7 +16,7 @@ from PIL import Image
 
 from mivhead.errors import ImageError, InputError
 from mivhead.images.decoding import count_pixels, load_image
-from mivhead.service.batching import Batcher, Budget
+from mivhead.service.batching import Batcher, Budget, Steps
 from mivhead.service.models import Models, ServedModel
 from mivhead.service.observation import Metrics
 from mivhead.service.protection import Limits
@@ -66,7 +66,8 @@ class Engine:
         self, served: ServedModel, images: Sequence[Upload | Image.Image]
     ) -> list[Prediction | Unreadable]:
         """Predict images of one request; an unreadable one does not affect the others."""
-        results: list[Prediction | Unreadable] = await self._run(served, served.classify, images)
+        steps = served.read, served.classify
+        results: list[Prediction | Unreadable] = await self._run(served, steps, images)
         self._count(served, results)
         return results
 
@@ -74,15 +75,15 @@ class Engine:
         self, served: ServedModel, images: Sequence[Upload]
     ) -> list[dict[str, Any] | Unreadable]:
         """Explain the predictions for images of one request."""
-        return await self._run(served, served.explain, images)
+        return await self._run(served, (served.explain,), images)
 
     async def _run(
         self,
         served: ServedModel,
-        compute: Callable[[list[Any]], Sequence[Any]],
+        steps: Steps,
         images: Sequence[Upload | Image.Image],
     ) -> list[Any]:
-        """Decode images and pass those that can be read to a method of the model."""
+        """Decode images and pass those that can be read through the steps of a computation."""
         if served.size is None:
             raise InputError(
                 f"The model {served.name} was trained on features of unknown origin, not on "
@@ -91,7 +92,7 @@ class Engine:
         with self.batcher.admit(len(images)):
             decoded = await self.decode(images, served.size)
             pictures = [each for each in decoded if isinstance(each, Image.Image)]
-            found = iter(await self.batcher.run(compute, pictures) if pictures else [])
+            found = iter(await self.batcher.run(steps, pictures) if pictures else [])
         return [next(found) if isinstance(each, Image.Image) else each for each in decoded]
 
     async def predict_features(self, served: ServedModel, features: Any) -> list[Prediction]:
@@ -101,8 +102,8 @@ class Engine:
             def compute(items: list[Any]) -> list[Any]:
                 return [served.classify_features(*items)]
 
-            (found,) = await self.batcher.run(compute, [features])
-        results: list[Prediction] = found
+            results: list[Prediction]
+            (results,) = await self.batcher.run((compute,), [features])
         self._count(served, results)
         return results
 

@@ -126,13 +126,18 @@ class ServedModel:
         calibration = self.model.calibration
         return () if calibration is None else calibration.scores
 
-    def classify(self, pictures: Sequence[Image.Image]) -> list[Prediction]:
-        """Predict a batch of decoded images."""
-        found: list[Prediction] = self.model.classify(list(pictures))
+    def read(self, pictures: Sequence[Image.Image]) -> Any:
+        """Read a batch of decoded images: the first half of a prediction."""
+        return self.model.read_pictures(pictures)
+
+    def classify(self, read: Any) -> list[Prediction]:
+        """Predict a batch that was read: the second half."""
+        scores = self.model.score_read(read)
+        found: list[Prediction] = self.model.decide([""] * len(scores.probabilities), scores)
         return found
 
     def explain(self, pictures: Sequence[Image.Image]) -> list[dict[str, Any]]:
-        """Say why a batch of decoded images get their names."""
+        """Explain the predictions for a batch of decoded images."""
         if isinstance(self.model, ExportedClassifier):
             raise InputError(f"{self.name} is an exported model, which cannot explain itself.")
         return [each.as_json() for each in self.model.explain(list(pictures))]
@@ -284,7 +289,7 @@ class Models:
         }
         served = ServedModel(name, path, model, facts, version, stamp)
         if served.size is not None:  # a missing package or backbone is an error now
-            served.classify([Image.new("RGB", (8, 8), "grey")])
+            served.classify(served.read([Image.new("RGB", (8, 8), "grey")]))
         return served
 
 
