@@ -1,11 +1,8 @@
-"""A client of `miv serve`: predicts on another machine, without PyTorch on this one."""
+"""A client of `miv serve`: predicts on another machine, without a model on this one."""
 
 from __future__ import annotations
 
 import os
-import random
-import time
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -16,7 +13,7 @@ from typing import Any, Self
 
 from PIL import Image
 
-from mivhead._util.optional import need
+from mivhead._util.http import HttpClient
 from mivhead._util.schema import parse_json
 from mivhead.errors import ImageError, InputError, NotAvailableError
 from mivhead.images.decoding import ImageLike, load_image, read_capped, read_file
@@ -29,7 +26,6 @@ __all__ = ["Client"]
 IMAGES = 16  # per request
 REQUEST_BYTES = 16 * 2**20  # of images; a larger image is sent alone
 ANSWER_BYTES = 64 * 2**20
-LONGEST_WAIT = 60.0  # seconds that a server may ask for
 
 
 class Client:
@@ -43,7 +39,7 @@ class Client:
         The key that the service requires; by default the value of the environment variable
         `MIV_KEY`, if it is set.
     timeout : float, default=60.0
-        Seconds to wait for a response, and then for the rest of it.
+        Seconds that one exchange may take, from connecting to the last byte of the answer.
     attempts : int, default=5
         Maximum number of attempts per request: a busy server and lost connections are retried.
     concurrency : int, default=4
@@ -75,19 +71,13 @@ class Client:
                 "attempts and concurrency must be at least 1 and timeout positive, got "
                 f"{attempts}, {concurrency} and {timeout}."
             )
-        self._httpx = need("httpx", "serve")
         self.url = url.rstrip("/")
-        self._attempts, self._concurrency, self._timeout = attempts, concurrency, timeout
-        key = key or os.environ.get(KEY, "").strip()
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._concurrency = concurrency
+        self._key = key or os.environ.get(KEY, "").strip()
         try:
-            self._http = self._httpx.Client(
-                base_url=self.url, headers=headers, timeout=timeout, follow_redirects=False
-            )
-        except (ValueError, TypeError, self._httpx.InvalidURL) as error:
+            self._client = HttpClient(self.url, extra="serve", timeout=timeout, attempts=attempts)
+        except ValueError as error:
             raise InputError(f"{url!r} is not the address of a service.") from error
-        weakref.finalize(self, self._http.close)  # for those who never call `close`
-        self._random = random.Random(0)
         self.skipped: list[Skipped] = []
 
     def __enter__(self) -> Self:
@@ -103,7 +93,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        self._client.http.close()
 
     def __repr__(self) -> str:
         return f"Client({self.url!r})"
@@ -190,42 +180,15 @@ class Client:
 
     def _send(self, method: str, path: str, *, bad_images: bool = False, **what: Any) -> Any:
         """Send a request and return the JSON of the answer."""
-        for attempt in range(1, self._attempts + 1):
-            wait = 0.5 * 2 ** (attempt - 1)
-            try:
-                response, document = self._exchange(method, path, **what)
-            except (self._httpx.InvalidURL, self._httpx.UnsupportedProtocol) as error:
-                raise InputError(f"{self.url} is not the address of a service.") from error
-            except self._httpx.RequestError as error:
-                reason = f"connection lost: {error or type(error).__name__}"
-            else:
-                if response.status_code not in (408, 429, 502, 503, 504):
-                    return self._read(response.status_code, document, bad_images)
-                reason = f"HTTP {response.status_code}: {_message(document)}"
-                asked = response.headers.get("Retry-After", "")
-                wait = max(wait, float(asked) if asked.isdecimal() else 0.0)
-            if attempt < self._attempts:
-                time.sleep(min(wait, LONGEST_WAIT) * self._random.uniform(0.5, 1.5))
-        raise NotAvailableError(
-            f"{self.url} was asked {self._attempts} times without success ({reason}): check that "
-            "the service is running and reachable, and try again."
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else None
+        answer = self._client.send(
+            method, self.url + path, max_bytes=ANSWER_BYTES, headers=headers, **what
         )
-
-    def _exchange(self, method: str, path: str, **what: Any) -> tuple[Any, Any]:
-        """Return a response and its JSON document, or None if it has none."""
-        body = bytearray()
-        with self._http.stream(method, path, **what) as response:
-            end = time.monotonic() + self._timeout
-            for chunk in response.iter_bytes():
-                body += chunk
-                if len(body) > ANSWER_BYTES:
-                    raise InputError(f"{self.url} sent more than {ANSWER_BYTES:,} bytes.")
-                if time.monotonic() > end:
-                    raise self._httpx.ReadTimeout("the response took too long")
         try:
-            return response, parse_json(bytes(body))
+            document = parse_json(answer.body)
         except ValueError:
-            return response, None
+            document = None
+        return self._read(answer.status, document, bad_images)
 
     def _read(self, status: int, document: Any, bad_images: bool) -> Any:
         if status == 401:

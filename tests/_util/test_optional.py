@@ -13,7 +13,7 @@ from mivhead._util.optional import need
 from mivhead.errors import NotAvailableError
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = {"timm": "timm", "torchvision": "timm", "matplotlib": "plot", "tenacity": "http"}
+EXTRAS = {"timm": "timm", "torchvision": "timm", "matplotlib": "plot", "httpx": "http"}
 # Runs commands, one after the other, where the packages above cannot be imported.
 RUN = f"""
 import json, sys

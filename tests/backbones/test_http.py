@@ -33,7 +33,7 @@ from tests.helpers.services import (
     toy_server,
 )
 
-pytestmark = needs("tenacity", "http")
+pytestmark = needs("httpx", "http")
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from tests.helpers.conformance import check, photos
 from tests.helpers.extras import needs
 from tests.helpers.services import FaultyServer, Reply, Request, as_json, running, says, status
 
-pytestmark = needs("tenacity", "http")
+pytestmark = needs("httpx", "http")
 
 
 def embed(text: str) -> list[float]:
@@ -97,7 +97,7 @@ def test_requests_follow_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOY_KEY", "abc")
 
     def reply(request: Request) -> Reply:
-        assert request.headers["X-Api-Key"] == "abc"
+        assert request.headers["x-api-key"] == "abc"
         document = json.loads(request.body)
         assert document["name"] == "toy"
         assert document["kinds"] == ["float"]

@@ -41,7 +41,7 @@ from tests.helpers.services import (
     writes,
 )
 
-pytestmark = needs("tenacity", "http")
+pytestmark = needs("httpx", "http")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def faulty(url: str) -> Iterator[Callable[..., tuple[FaultyServer, RemoteBackbon
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What the client would have slept."""
     seen: list[float] = []
-    monkeypatch.setattr("mivhead.backbones.transport.time.sleep", seen.append)
+    monkeypatch.setattr("mivhead._util.http.time.sleep", seen.append)
     return seen
 
 
@@ -213,13 +213,13 @@ def test_lasting_faults_end_clearly(
     faulty: Callable[..., tuple[FaultyServer, RemoteBackbone]], fault: object, reason: str
 ) -> None:
     server, remote = faulty(*[fault] * 9, attempts=3, timeout=0.2)
-    with pytest.raises(NotAvailableError, match=f"asked 3 times without success.*{reason}"):
+    with pytest.raises(NotAvailableError, match=f"failed 3 times in a row.*{reason}"):
         remote.extract(photos(2))
     assert len(server.posts) == 3
 
 
 def test_nobody_there() -> None:
-    with pytest.raises(NotAvailableError, match=r"asked 2 times.*connection lost"):
+    with pytest.raises(NotAvailableError, match=r"failed 2 times.*connection lost"):
         connect("http://127.0.0.1:9", attempts=2, backoff=0)
 
 

@@ -28,7 +28,7 @@ from tests.helpers.services import (
     toy_server,
 )
 
-pytestmark = needs("tenacity", "http")
+pytestmark = needs("httpx", "http")
 
 KEY = "s3cr3t-k3y"
 

@@ -121,7 +121,7 @@ def servers(_folder: Path) -> Iterator[Trial]:
         server.pause = 0.01 if rng.random() < 0.002 else 0.0
         began = time.monotonic()
         try:
-            found = client.send("/v1/features", {"images": []})
+            found = client.ask("/v1/features", {"images": []})
             if found.content_type == "application/json":
                 read_vectors(parse_json(found.body))
             else:

@@ -73,7 +73,7 @@ def test_every_case_has_one_trial_at_least() -> None:
 @pytest.mark.slow
 def test_two_minutes_of_faults(tmp_path: Path) -> None:
     pytest.importorskip("starlette")
-    pytest.importorskip("tenacity")
+    pytest.importorskip("httpx")
     command = [sys.executable, "-m", "tests.chaos", "--minutes", "2", "--json", "chaos.json"]
     root = Path(__file__).parents[2]
     command[-1] = str(tmp_path / "chaos.json")

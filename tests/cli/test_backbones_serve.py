@@ -14,7 +14,7 @@ from tests.helpers.services import toy, toy_server
 pytest.importorskip("starlette")
 from mivhead.service.server import Server
 
-pytestmark = needs("tenacity", "http")
+pytestmark = needs("httpx", "http")
 
 
 @pytest.fixture

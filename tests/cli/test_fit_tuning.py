@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.extras import needs
 from tests.helpers.services import toy_server
 
-pytestmark = [needs("timm"), needs("tenacity", "http")]
+pytestmark = [needs("timm"), needs("httpx", "http")]
 
 SMALL = ("--backbone", "timm:test_resnet", "--weights", "random")
 

@@ -77,7 +77,7 @@ def test_serves_until_it_is_stopped_and_finishes_what_it_began(model: Path, how:
 
 
 def test_the_backbone_too(model: Path) -> None:
-    pytest.importorskip("tenacity")
+    pytest.importorskip("httpx")
     from mivhead.backbones import load_backbone
 
     with process(str(model), "--share-backbone", "--quiet") as (started, url):

@@ -34,7 +34,7 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 NEEDS = {  # pages that use optional packages
-    "backbones-http": ["tenacity", "starlette"],
+    "backbones-http": ["httpx", "starlette"],
     "backbones-onnx": ["onnxscript", "timm"],
     "backbones-timm": ["timm"],
     "backbones-transformers": ["transformers"],

@@ -123,7 +123,7 @@ def test_an_onnx_file_cannot_be_tuned(method: str, tmp_path: Path) -> None:
     assert str(caught.value) == WHY.format(method, "model.onnx")
 
 
-@needs("tenacity", "http")
+@needs("httpx", "http")
 @pytest.mark.parametrize("method", TUNERS)
 def test_a_service_cannot_be_tuned_and_is_sent_no_image(method: str) -> None:
     with toy_server() as address, running(watched := FaultyServer(relay(address))) as url:

@@ -31,7 +31,7 @@ pytest.importorskip("starlette")
 from mivhead.service.backbone import BackboneServer
 from mivhead.service.protection import Limits
 
-pytestmark = needs("tenacity", "http")
+pytestmark = needs("httpx", "http")
 
 JSON = {"Content-Type": "application/json"}
 

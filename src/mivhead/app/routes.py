@@ -36,12 +36,12 @@ from starlette.responses import (
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mivhead._util.http import is_loopback
 from mivhead.app import outputs
 from mivhead.app.example import add_example, has_example
 from mivhead.app.journal import HIDDEN, FolderChange
 from mivhead.app.learner import Learner
 from mivhead.app.project import MODEL, Photo, Project, Settings, check_class_name
-from mivhead.backbones.transport import is_loopback
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.extraction.cache import open_cache
 from mivhead.service.protection import (

@@ -254,7 +254,7 @@ class MivServer:
         self._client = client
         self.shown = client.shown
         try:
-            document = parse_json(client.send(BACKBONE_PATH).body)
+            document = parse_json(client.ask(BACKBONE_PATH).body)
             about = from_json(ServerInfo, document, "the server's answer")
         except InputError as error:
             raise InputError(
@@ -282,7 +282,7 @@ class MivServer:
 
     def ask(self, images: list[str], dtype: np.dtype[Any]) -> Features:
         """Return the features of one request's images, each the base64 of a PNG."""
-        response = self._client.send(FEATURES_PATH, {"images": images}, accept=SAFETENSORS)
+        response = self._client.ask(FEATURES_PATH, {"images": images}, accept=SAFETENSORS)
         if response.headers.get(IDENTITY_HEADER, self.identity.key) != self.identity.key:
             raise InputError(
                 f"{self.shown} no longer serves {self.identity.name}: load the backbone again, and "
@@ -344,13 +344,13 @@ class EmbeddingService:
         self.shown = client.shown
         self.preset = preset
         name = client.shown if model is None else f"{client.shown}#model={model}"
-        known = json.dumps([client.url, self._request], sort_keys=True)
+        known = json.dumps([client.address, self._request], sort_keys=True)
         digest = hashlib.sha256(known.encode()).hexdigest()
         self.identity = Identity(name, digest, preset.preprocessing, preset.taps)
 
     def ask(self, images: list[str], dtype: np.dtype[Any]) -> Features:
         """Return the features of one request's images, each the base64 of a PNG."""
-        response = self._client.send("", fill(self._request, images))
+        response = self._client.ask("", fill(self._request, images))
         with naming(self.shown):
             vectors = np.array(read_vectors(parse_json(response.body)), np.float64)
             with np.errstate(over="ignore"):  # `Features` refuse infinity

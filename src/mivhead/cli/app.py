@@ -72,10 +72,10 @@ def run(args: argparse.Namespace) -> int:
     for module in ("starlette", "uvicorn", "segno"):
         need(module, "serve")
     announce("Starting ...", args)
+    from mivhead._util.http import is_loopback
     from mivhead.app.learner import Learner
     from mivhead.app.project import opened
     from mivhead.app.routes import Token, address_for_others, make_server
-    from mivhead.backbones.transport import is_loopback
 
     options.prepare(args)
     model = options.classifier_from(args)

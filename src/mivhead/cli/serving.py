@@ -86,7 +86,7 @@ def check_options(args: argparse.Namespace) -> ApiKeys | None:
 
     for module in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
         need(module, "serve")
-    from mivhead.backbones.transport import is_loopback
+    from mivhead._util.http import is_loopback
     from mivhead.service.protection import ApiKeys
 
     if args.key:
@@ -115,7 +115,7 @@ def serve(args: argparse.Namespace, title: str, facts: dict[str, Any], **what: A
     **what
         Further arguments of `create_app`.
     """
-    from mivhead.backbones.transport import is_loopback
+    from mivhead._util.http import is_loopback
     from mivhead.service.application import create_app
     from mivhead.service.observation import log_to_stderr
     from mivhead.service.protection import LOOPBACK_HOSTS, Limits

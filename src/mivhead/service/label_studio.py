@@ -21,8 +21,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from mivhead._util.optional import need
-from mivhead.errors import ImageError, InputError, NotAvailableError
+from mivhead._util.http import HttpClient
+from mivhead.errors import ImageError, InputError, MivError, NotAvailableError
 from mivhead.service.engine import Engine, Unreadable
 from mivhead.service.models import ServedModel
 from mivhead.service.observation import note
@@ -70,11 +70,26 @@ class LabelStudio:
             )
         return full
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """What gives access to the images."""
+    def fetch(self, address: str, max_bytes: int) -> bytes:
+        """Return an image of this server."""
+        url = self.resolve(address)
         token = os.environ.get(self.key or "", "").strip()
-        return {"Authorization": f"Token {token}"} if token else {}
+        headers = {"Authorization": f"Token {token}"} if token else {}
+        client = HttpClient(self.url, extra="serve", timeout=FETCH_SECONDS, attempts=1)
+        try:
+            answer = client.send("GET", url, max_bytes=max_bytes, headers=headers)
+        except MivError as error:
+            reason = str(error).replace(token, "***") if token else str(error)
+            shown = urlsplit(url).path
+            raise ImageError(
+                f"{shown:.200} cannot be fetched from Label Studio: {reason}"
+            ) from error
+        finally:
+            client.http.close()
+        if answer.status != 200:
+            shown = urlsplit(url).path
+            raise ImageError(f"Label Studio answered {answer.status} for {shown:.200}.")
+        return answer.body
 
 
 def label_studio_routes(engine: Engine, source: LabelStudio | None) -> list[BaseRoute]:
@@ -202,44 +217,17 @@ async def fetch_all(
     addresses: list[str], source: LabelStudio | None, max_bytes: int
 ) -> list[Upload]:
     """Fetch images from `data:` URLs and from Label Studio, within a number of bytes."""
-    httpx = need("httpx", "serve")
     uploads: list[Upload] = []
-    left = max_bytes
-    # A kept connection may be closed by the server at the moment of the next request.
-    limits = httpx.Limits(max_keepalive_connections=0)
-    async with httpx.AsyncClient(
-        timeout=FETCH_SECONDS, follow_redirects=False, limits=limits
-    ) as http:
-        for i, address in enumerate(addresses):
-            if address.startswith("data:"):
-                uploads.append(Upload(f"image {i}", decode_base64(address, i)))
-                continue
-            if source is None:
-                raise InputError(
-                    "Images on Label Studio cannot be fetched: start the service with "
-                    "--label-studio URL."
-                )
-            data = await _fetch(http, source.resolve(address), source.headers, left)
-            left -= len(data)
-            uploads.append(Upload(address.rpartition("/")[2][:MAX_NAME], data))
+    for i, address in enumerate(addresses):
+        if address.startswith("data:"):
+            uploads.append(Upload(f"image {i}", decode_base64(address, i)))
+            continue
+        if source is None:
+            raise InputError(
+                "Images on Label Studio cannot be fetched: start the service with "
+                "--label-studio URL."
+            )
+        data = await to_thread.run_sync(source.fetch, address, max_bytes, abandon_on_cancel=True)
+        max_bytes -= len(data)
+        uploads.append(Upload(address.rpartition("/")[2][:MAX_NAME], data))
     return uploads
-
-
-async def _fetch(http: Any, url: str, headers: dict[str, str], limit: int) -> bytes:
-    import httpx
-
-    shown = urlsplit(url).path
-    data = bytearray()
-    try:
-        async with http.stream("GET", url, headers=headers) as response:
-            if response.status_code != 200:
-                raise ImageError(f"Label Studio answered {response.status_code} for {shown:.200}.")
-            async for chunk in response.aiter_bytes():
-                data += chunk
-                if len(data) > limit:
-                    raise ImageError(f"The images have more than {limit:,} bytes.")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ImageError(
-            f"{shown:.200} cannot be fetched from Label Studio: {type(error).__name__}."
-        ) from error
-    return bytes(data)
