@@ -22,10 +22,10 @@ import torch
 
 from _bench import SETS, names
 from mivhead import FewShotClassifier
-from mivhead.benchmark.open_set import auroc
+from mivhead.diagnostics.evaluation import Tradeoff
 from mivhead.features import FeatureTable
 from mivhead.images.sources import open_labelled
-from mivhead.model.decision import NONE
+from mivhead.model.decision import NONE, Thresholds
 
 WAYS, SHOTS, OTHERS, OTHER_IMAGES, QUERIES = 5, 5, 3, 10, 10
 KEYS = ("auroc", "known_rejected", "unknown_rejected", "accuracy", "other_as_name")
@@ -67,7 +67,9 @@ def measure(folder: Path, number: int) -> dict[str, Any] | None:
         truth = labels[rows][ends[1] : ends[2]]
         score = [np.array([p.unknown for p in each], float) for each in (own, strange)]
         result[how] = {
-            "auroc": auroc(*score),
+            "auroc": separate(
+                "unknown", (*score, score[1]), np.ones(len(score[0]), bool)
+            ).auroc_same,
             "known_rejected": np.mean([p.decision == NONE for p in own]),
             "unknown_rejected": np.mean([p.decision == NONE for p in strange]),
             "accuracy": np.mean([p.label == t for p, t in zip(own, truth, strict=True)]),

@@ -246,7 +246,7 @@ def test_protocols_are_read_from_their_names(text):
         ("5-way 0-shot", "at least 1 shot, got 0"),
         ("5-way 1-shot, max_support 9", "has the option 'max_support 9'"),
         ("varying, unlabelled 60", "has the option 'unlabelled 60'"),
-        ("varying, max_support", "each once and with a number"),
+        ("varying, max_support", "each once, and with a number"),
         ("varying, max_ways 9, max_ways 9", "each once"),
         ("varying, max_ways 4", "max_ways is 4; expected at least 5"),
         ("varying, max_support 49", "less than one image for each of 50 classes"),

@@ -6,8 +6,8 @@ need (`inputs`), fits and measures each method (`measuring`) in some executor (`
 stores each *result* in the run folder (`results`). `gflops` counts operations, `clock` measures
 time, `memory` says how many tasks fit, `estimate` what a run would take, `weights` which checkpoint
 belongs to which backbone, and `live` shows the progress. `report` and `compare` read results;
-`published` holds the figures of the paper, and `episode` draws its t-SNE figure. `open_set`
-measures how well methods tell their classes from everything else.
+`published` holds the figures of the paper, and `episode` draws its t-SNE figure. `open_set` judges
+how well a method tells unknown images from its classes, in tasks that have some.
 """
 
 from typing import TYPE_CHECKING

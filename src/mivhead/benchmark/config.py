@@ -277,6 +277,11 @@ class RunConfig:
                 if not re.fullmatch(r".+@.+", column):
                     raise InputError(f"The column {column!r} must be written as METHOD@BACKBONE.")
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a protocol has queries of unknown classes."""
+        return any(SamplingProtocol.parse(protocol).open for protocol in self.protocols)
+
     def methods_on(self, backbone: str) -> tuple[MethodConfig, ...]:
         """Return the methods that run on a backbone.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from mivhead.backbones.preprocessing import DecodedImage, to_picture
 from mivhead.backbones.preset import ViewsRule
 from mivhead.benchmark.clock import Clock, Seconds
 from mivhead.benchmark.config import BackboneConfig
+from mivhead.benchmark.samplers import foreign_id
 from mivhead.benchmark.tasks import Task
 from mivhead.datasets.sets import open_set
 from mivhead.errors import InputError, NotAvailableError
@@ -67,6 +68,8 @@ class Inputs:
     paper_sizes : bool, default=False
         Whether images are resized first as the paper's authors did (see
         `mivhead.datasets.open_set`).
+    others : tuple of str, default=()
+        Names of the other sets of the run, if a protocol is open: their images are there too.
     """
 
     backbone: BackboneConfig | Backbone | None
@@ -77,6 +80,7 @@ class Inputs:
     seed: int
     device: str | None = None
     paper_sizes: bool = False
+    others: tuple[str, ...] = ()
 
     @property
     def cache(self) -> FeatureCache:
@@ -95,8 +99,12 @@ class Inputs:
         return self.backbone
 
     def open_images(self) -> ImageSet:
-        """Open the data set, or return the one that this process opened last."""
-        return _open(self.set, self.data, self.paper_sizes)
+        """Open all images that tasks may have, or return those that this process opened last."""
+        return _open(self.set, self.data, self.paper_sizes, self.others)
+
+    def open_set(self, name: str) -> ImageSet:
+        """Open one set of the run."""
+        return _open_one(name, self.data, self.paper_sizes)
 
 
 @lru_cache(maxsize=1)
@@ -108,7 +116,18 @@ def load_once(config: BackboneConfig, device: str | None) -> Backbone:
 
 
 @lru_cache(maxsize=1)
-def _open(name: str, data: Path, paper_sizes: bool) -> ImageSet:
+def _open(name: str, data: Path, paper_sizes: bool, others: Sequence[str]) -> ImageSet:
+    images = _open_one(name, data, paper_sizes)
+    more = (
+        replace(source, id=foreign_id(other, source.id))
+        for other in others
+        for source in _open_one(other, data, paper_sizes).sources
+    )
+    return ImageSet((*images.sources, *more)) if others else images
+
+
+@lru_cache(maxsize=32)  # an open protocol goes through all sets again and again
+def _open_one(name: str, data: Path, paper_sizes: bool) -> ImageSet:
     return open_set(name, data, paper_sizes=paper_sizes)
 
 
@@ -199,23 +218,19 @@ class FeatureKeys:
     def of_task(self, task: Task, views: Sequence[int]) -> TaskKeys:
         """Return the keys of a task whose support images have this many views."""
         return TaskKeys(
-            tuple(self.key(id_) for id_ in task.support),
+            tuple(self.key(id_) for id_ in task.images),
             tuple(
                 tuple(self.key(id_, view) for view in range(count))
                 for id_, count in zip(task.support, views, strict=True)
             ),
-            tuple(self.key(id_) for id_ in task.queries),
-            tuple(self.key(id_) for id_ in task.unlabelled),
         )
 
 
 class TaskKeys(NamedTuple):
-    """Cache keys of a task: support images, the views of each, queries and unlabelled images."""
+    """Cache keys of a task's images, and of the views of each support image."""
 
-    support: tuple[str, ...]
+    images: tuple[str, ...]
     views: tuple[tuple[str, ...], ...]
-    queries: tuple[str, ...]
-    unlabelled: tuple[str, ...] = ()
 
 
 class TaskFeatures:
@@ -230,42 +245,23 @@ class TaskFeatures:
         Given the number of views of each support image instead, pass the images through the
         backbone and keep nothing of it, as the paper's authors do.
         """
-        if not isinstance(keys, TaskKeys):
-            self._starts = np.cumsum([0, *keys])
-            self._compute(inputs, task, keys)
-            return
-        counts = [len(own) for own in keys.views]
-        try:
-            self._read(inputs.cache, keys)
-        except NotAvailableError:
-            needed = dict.fromkeys(task.images, 0) | dict(zip(task.support, counts, strict=True))
-            Extraction(inputs, tuple(needed.items()))()
-            self._read(inputs.cache, keys)
+        if isinstance(keys, TaskKeys):
+            counts: Sequence[int] = [len(own) for own in keys.views]
+            try:
+                features, self.views = _read(inputs.cache, keys)
+            except NotAvailableError:
+                needed = dict.fromkeys(task.images, 0)
+                needed |= dict(zip(task.support, counts, strict=True))
+                Extraction(inputs, tuple(needed.items()))()
+                features, self.views = _read(inputs.cache, keys)
+        else:
+            counts = keys
+            features, self.views = _compute(inputs, task, counts)
         self._starts = np.cumsum([0, *counts])  # of the views of each support image
-
-    def _compute(self, inputs: Inputs, task: Task, counts: Sequence[int]) -> None:
-        images, ids = inputs.open_images(), task.images
-        rows = {id_: row for row, id_ in enumerate(images.ids)}
-        others = len(ids) - len(task.support)
-        plan = number_views([*counts, *[0] * others], inputs.seed)
-        chosen = images.take(rows[id_] for id_ in ids)
-        table = extract_table(inputs.open_backbone(), chosen, plan, verbose=False)
-        ends = np.cumsum([len(task.support), len(task.queries), len(task.unlabelled)])
-        self.support = table.features[: ends[0]]
-        self.queries = table.features[ends[0] : ends[1]]
-        self.unlabelled = table.features[ends[1] :] if task.unlabelled else None
-        self.views = table.views
-
-    def _read(self, cache: FeatureCache, keys: TaskKeys) -> None:
-        views = [key for own in keys.views for key in own]
-        parts = (keys.support, keys.queries, keys.unlabelled, views)
-        features = read_features(cache, [key for part in parts for key in part])
-        ends = np.cumsum([len(part) for part in parts])
-        self.support, self.queries, unlabelled, augmented = (
-            features[end - len(part) : end] for part, end in zip(parts, ends, strict=True)
+        ends = np.cumsum([len(part) for part in task.parts])
+        self.support, self.queries, self.unlabelled, self.unknown, self.foreign = (
+            features[end - len(part) : end] for part, end in zip(task.parts, ends, strict=True)
         )
-        self.unlabelled = unlabelled if keys.unlabelled else None
-        self.views = augmented if views else None
 
     def take_views(self, counts: Sequence[int]) -> dict[str, Any]:
         """Return the first views of each support image as the arguments `views` and `view_of`."""
@@ -276,6 +272,22 @@ class TaskFeatures:
         rows = [s + i for s, count in zip(starts, counts, strict=True) for i in range(count)]
         all_of_them = len(rows) == len(self.views)
         return {"views": self.views if all_of_them else self.views[rows], "view_of": view_of}
+
+
+def _compute(inputs: Inputs, task: Task, counts: Sequence[int]) -> tuple[Features, Features | None]:
+    images, ids = inputs.open_images(), task.images
+    rows = {id_: row for row, id_ in enumerate(images.ids)}
+    plan = number_views([*counts, *[0] * (len(ids) - len(counts))], inputs.seed)
+    chosen = images.take(rows[id_] for id_ in ids)
+    table = extract_table(inputs.open_backbone(), chosen, plan, verbose=False)
+    return table.features, table.views
+
+
+def _read(cache: FeatureCache, keys: TaskKeys) -> tuple[Features, Features | None]:
+    views = [key for own in keys.views for key in own]
+    features = read_features(cache, [*keys.images, *views])
+    count = len(keys.images)
+    return features[:count], features[count:] if views else None
 
 
 @dataclass(frozen=True)

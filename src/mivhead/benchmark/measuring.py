@@ -18,12 +18,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mivhead.backbones.background import background_vectors
+from mivhead.backbones.base import Identity
 from mivhead.backbones.preset import Preset
 from mivhead.benchmark.clock import Clock, Seconds
 from mivhead.benchmark.config import MethodConfig
 from mivhead.benchmark.gflops import count
 from mivhead.benchmark.inputs import Inputs, TaskFeatures, TaskKeys, ViewLimit, plain_features
 from mivhead.benchmark.memory import PIXELS, PROCESS, TUNING
+from mivhead.benchmark.open_set import judge
 from mivhead.benchmark.results import Result
 from mivhead.benchmark.tasks import Task
 from mivhead.errors import MivError
@@ -55,8 +58,8 @@ class TaskRun:
     ----------
     inputs : Inputs
         Images, backbone and cache.
-    preset : Preset
-        Settings of the backbone.
+    preset, identity : Preset, Identity
+        Settings of the backbone, and which one it is.
     task : Task
         The task.
     seed : int
@@ -76,6 +79,7 @@ class TaskRun:
 
     inputs: Inputs
     preset: Preset
+    identity: Identity
     task: Task
     seed: int
     keys: TaskKeys | tuple[int, ...] | None
@@ -151,11 +155,11 @@ class TaskRun:
         )
         extra = features.take_views(views)
         if get_method(method.kind).uses_unlabelled:
-            extra["unlabelled"] = features.unlabelled
+            extra["unlabelled"] = features.unlabelled if self.task.unlabelled else None
         return _Prepared(
             lambda changes: make(**method.params | changes),
             features.support,
-            features.queries,
+            (features.queries, features.unknown, features.foreign),
             extra,
             lambda: features.queries[:1],
         )
@@ -165,9 +169,9 @@ class TaskRun:
         images, backbone = self.inputs.open_images(), self.inputs.open_backbone()
         rows = {id_: row for row, id_ in enumerate(images.ids)}
         size = self.preset.preprocessing.size
-        shots, queries = (
+        shots, *queries = (
             images.take([rows[id_] for id_ in ids])
-            for ids in (self.task.support, self.task.queries)
+            for ids in (self.task.support, self.task.queries, self.task.unknown, self.task.foreign)
         )
         plan = number_views(views, self.inputs.seed)
         support, augmented = load_pixels(shots, size, plan, verbose=False)
@@ -185,7 +189,7 @@ class TaskRun:
         return _Prepared(
             make,
             support,
-            load_pixels(queries, size, verbose=False)[0],
+            tuple(load_pixels(each, size, verbose=False)[0] for each in queries if len(each)),
             {"views": augmented, "view_of": plan.view_of} if len(augmented) else {},
             lambda: plain_features(backbone),
         )
@@ -204,8 +208,12 @@ class TaskRun:
         classifier.fit(prepared.support, labels, **prepared.views)
         adapted, peak = clock.lap(), memory.bytes()
         clock.lap()
-        probabilities = classifier.predict_proba(prepared.queries)
+        probabilities = classifier.predict_proba(prepared.queries[0])
         inferred = clock.lap()
+        opened = None
+        if self.task.unknown:
+            vectors = background_vectors(self.identity)
+            opened = judge(classifier, prepared.queries, self.task.query_labels, vectors)
         accuracy, calibration = score(probabilities, np.asarray(self.task.query_labels))
         steps = getattr(classifier, "n_iter_", None)
         cost = count(
@@ -230,6 +238,7 @@ class TaskRun:
             gflops=cost.gflops,
             gflops_paper=cost.gflops_paper,
             gflops_authors=cost.gflops_authors,
+            open=opened,
         )
 
 
@@ -239,7 +248,7 @@ class _Prepared:
 
     make: Callable[[dict[str, Any]], Any]  # an unfitted classifier, from changed hyperparameters
     support: Any  # features, or pixels
-    queries: Any
+    queries: tuple[Any, ...]  # and, in an open task, those of unknown classes and of other sets
     views: dict[str, Any]  # `views`, `view_of` and `unlabelled`, or nothing
     sample: Callable[[], Features]  # features of any image, for their shapes
 
@@ -248,7 +257,7 @@ class _Prepared:
         rows = few_rows(np.asarray(labels))
         support = self.support
         classifier = self.make(changes).fit(support[rows], [labels[row] for row in rows])
-        classifier.predict_proba(self.queries[:2])
+        classifier.predict_proba(self.queries[0][:2])
 
 
 def few_rows(labels: NDArray[np.int64]) -> list[int]:

@@ -30,6 +30,7 @@ from mivhead._util.schema import from_json, parse_json, to_json
 from mivhead._version import __version__
 from mivhead.benchmark.clock import Seconds
 from mivhead.benchmark.config import RunConfig, extend, read_config
+from mivhead.benchmark.open_set import OPEN_SET, OpenResult, convert
 from mivhead.errors import InputError, NotAvailableError
 
 RESULTS = "results.jsonl"
@@ -87,6 +88,8 @@ class Result:
     gflops_authors : float or None, default=None
         `gflops_paper` for the implementation of the paper's authors, as the paper prints it; None
         in results of earlier versions too.
+    open : OpenResult or None, default=None
+        How well the method told unknown queries from known ones, in an open task.
     """
 
     backbone: str
@@ -112,6 +115,7 @@ class Result:
     infer_wall: float | None = None
     backbone_wall: float | None = None
     gflops_authors: float | None = None
+    open: OpenResult | None = None
 
     @property
     def key(self) -> ResultKey:
@@ -144,6 +148,8 @@ def read_results(run: str | Path) -> list[Result]:
     list of Result
     """
     path = Path(run) / RESULTS
+    if not path.is_file() and (Path(run) / OPEN_SET).is_file():
+        path = Path(run) / OPEN_SET
     if not path.is_file():
         raise InputError(f"{run} does not contain results of `miv bench run`.")
     return _latest(_parse(path, path.read_bytes())[0])
@@ -245,8 +251,8 @@ class RunFolder:
     folder : str or Path
         Created if it does not exist; a folder that holds anything but a run is refused.
     config : RunConfig
-        What to run. What earlier commands ran in the same folder is kept, but both must agree
-        (`mivhead.benchmark.config.extend`).
+        What to run. What earlier commands ran in the same folder is added when it is opened, and
+        both must agree (`mivhead.benchmark.config.extend`).
     device : str, optional
         Where it runs, for the record.
 
@@ -314,7 +320,7 @@ class RunFolder:
         config = self.config
         if (self.folder / CONFIG).exists():
             old, self.version = _read_config(self.folder / CONFIG)
-            config = extend(old, config)
+            self.config = config = extend(old, config)
         path = self.folder / RESULTS
         # Unbuffered: data that a full disk rejected must not be written later.
         self._file = stack.enter_context(path.open("ab", buffering=0))
@@ -393,17 +399,23 @@ def check_run_folder(folder: Path) -> None:
 def _parse(path: Path, content: bytes) -> tuple[list[Result], int]:
     """Read all complete lines; also return how many bytes they take."""
     good = content.rfind(b"\n") + 1
-    results = []
+    documents = []
     for number, line in enumerate(content[:good].splitlines(), start=1):
         try:
-            results.append(from_json(Result, parse_json(line), f"{path}, line {number},"))
+            documents.append(parse_json(line))
         except ValueError as error:
-            if isinstance(error, InputError):
-                raise
             raise InputError(
                 f"{path} is corrupted in line {number}: remove that line, and its task runs again."
             ) from error
-    return results, good
+    if path.name == OPEN_SET:
+        try:
+            documents = convert(documents)
+        except (LookupError, TypeError) as error:
+            raise InputError(f"{path} does not contain results of version 0.2.0.") from error
+    return [
+        from_json(Result, document, f"{path}, line {number},")
+        for number, document in enumerate(documents, start=1)
+    ], good
 
 
 def _latest(results: Iterable[Result]) -> list[Result]:

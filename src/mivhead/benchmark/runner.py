@@ -144,6 +144,10 @@ def run(
     """
     if not config.sets:
         raise InputError("The configuration names no data sets.")
+    if config.is_open and len(config.sets) < 2:
+        raise InputError(
+            "An open protocol needs at least two data sets: images of the others are foreign ones."
+        )
     executor = executor or InlineExecutor()
     view = view or LiveView(quiet=True)
     own = backbones or {}
@@ -246,6 +250,7 @@ def _run(
                 config.seed,
                 place.device,
                 config.paper_sizes,
+                tuple(s for s in run_folder.config.sets if s != name) if config.is_open else (),
             )
             title = f"[{number}/{len(parts)}] {entry.name}, {name}"
             _SetRun(config, place, executor, run_folder, view, entry, inputs, title).run()
@@ -275,7 +280,7 @@ class _SetRun:
 
     def run(self) -> None:
         images = self.inputs.open_images()
-        task_sets = [found for p in self.config.protocols if (found := self._task_set(p, images))]
+        task_sets = [found for p in self.config.protocols if (found := self._task_set(p))]
         missing = [
             (tasks, number, methods)
             for tasks in task_sets
@@ -320,10 +325,12 @@ class _SetRun:
     def _methods(self) -> tuple[MethodConfig, ...]:
         return self.config.methods_on(self.entry.name)
 
-    def _task_set(self, protocol: str, images: ImageSet) -> TaskSet | None:
-        config, name = self.config, self.inputs.set
+    def _task_set(self, protocol: str) -> TaskSet | None:
+        config, inputs, name = self.config, self.inputs, self.inputs.set
         path = self.place.folder / TASKS / protocol / f"{name}.json"
-        tasks = find_tasks(path, images, name, protocol, config.seed, config.tasks)
+        tasks = find_tasks(
+            path, inputs.open_set, name, protocol, config.seed, config.tasks, inputs.others
+        )
         if isinstance(tasks, LeftOut):
             self.view.note(f"{name} is left out of {protocol!r}: {tasks.reason}")
             return None
@@ -443,6 +450,7 @@ class _SetRun:
             yield TaskRun(
                 inputs=inputs,
                 preset=self._backbone.preset,
+                identity=self._backbone.identity,
                 task=task,
                 seed=_task_seed(self.config.seed, number),
                 keys=own_keys,

@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -37,12 +37,13 @@ Counts: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 _FIXED = re.compile(r"(\d+)-way (\d+)-shot")
 _VARYING_OPTIONS = ("max_ways", "max_support", "max_queries")
-_FIXED_OPTIONS = ("max_queries", "unlabelled")
+_FIXED_OPTIONS = ("max_queries", "unlabelled", "open")
+
+FOREIGN_CLASSES = 2  # that a task with unlabelled or unknown images leaves out, at least
 
 # Of tasks with unlabelled images.
 FOREIGN = 0.3  # share of images of other classes
 CONCENTRATION = 2.0  # of the Dirichlet distribution of class frequencies: they are unbalanced
-FOREIGN_CLASSES = 2  # of a set that no task uses, at least
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,9 @@ class Protocol:
         For a fixed protocol: number of unlabelled images per task, of which 30 % show other classes
         of the set; the rest is distributed over the classes at random, unevenly. At least two
         classes of a set are then not in a task.
+    open : bool, default=False
+        For a fixed protocol: whether a task also has queries of unknown classes, as many of at
+        least two other classes of the set, and as many of the other sets of the run.
 
     Examples
     --------
@@ -71,6 +75,8 @@ class Protocol:
     1
     >>> Protocol.parse("5-way 1-shot, unlabelled 60").unlabelled
     60
+    >>> Protocol.parse("10-way 5-shot, open").open
+    True
     >>> Protocol(max_support=100).name
     'varying, max_support 100'
     """
@@ -82,6 +88,7 @@ class Protocol:
     max_support: int = 500
     max_queries: int = 10
     unlabelled: int = 0
+    open: bool = False
 
     def __post_init__(self) -> None:
         fixed = self.kind == "fixed"
@@ -102,6 +109,8 @@ class Protocol:
             )
         if self.max_queries < 1:
             raise InputError(f"max_queries is {self.max_queries}; expected at least 1.")
+        if self.open and self.unlabelled:
+            raise InputError("A protocol is either open or has unlabelled images, not both.")
 
     @property
     def name(self) -> str:
@@ -110,11 +119,13 @@ class Protocol:
         base = "varying" if self.kind == "varying" else f"{self.ways}-way {self.shots}-shot"
         options = _VARYING_OPTIONS if self.kind == "varying" else _FIXED_OPTIONS
         changed = [each for each in options if getattr(self, each) != getattr(usual, each)]
-        return ", ".join([base, *(f"{each} {getattr(self, each)}" for each in changed)])
+        return ", ".join(
+            [base, *(o if o == "open" else f"{o} {getattr(self, o)}" for o in changed)]
+        )
 
     @classmethod
     def parse(cls, text: str) -> Protocol:
-        """Read a string such as `varying`, `5-way 1-shot` or `varying, max_support 100`.
+        """Read a string such as `varying`, `5-way 1-shot, open` or `varying, max_support 100`.
 
         Parameters
         ----------
@@ -133,15 +144,16 @@ class Protocol:
                 "as '5-way 1-shot'."
             )
         allowed = _FIXED_OPTIONS if match else _VARYING_OPTIONS
-        chosen: dict[str, int] = {}
+        chosen: dict[str, Any] = {}
         for option in options:
-            found = re.fullmatch(r"(\w+) (\d+)", option)
-            if found is None or found[1] not in allowed or found[1] in chosen:
+            found = re.fullmatch(r"(open)|(?!open)(\w+) (\d+)", option)
+            name = "" if found is None else found[1] or found[2]
+            if found is None or name not in allowed or name in chosen:
                 raise InputError(
                     f"The protocol {text!r} has the option {option!r}; {base!r} may be followed "
-                    f"by {', '.join(allowed)}, each once and with a number."
+                    f"by {', '.join(allowed)}, each once, and with a number unless it is 'open'."
                 )
-            chosen[found[1]] = int(found[2])
+            chosen[name] = True if name == "open" else int(found[3])
         if match is None:
             return cls("varying", None, None, **chosen)
         return cls("fixed", int(match[1]), int(match[2]), **chosen)
@@ -150,7 +162,12 @@ class Protocol:
     def least_ways(self) -> int:
         """Minimum number of classes of a set."""
         fewest = min(MIN_WAYS, self.ways or MIN_WAYS)
-        return fewest + FOREIGN_CLASSES if self.unlabelled else fewest
+        return fewest + self._left_out
+
+    @property
+    def _left_out(self) -> int:
+        """Number of classes that a task leaves out, at least."""
+        return FOREIGN_CLASSES if self.unlabelled or self.open else 0
 
     @property
     def least_images(self) -> int:
@@ -172,7 +189,7 @@ class Protocol:
         int
         """
         if self.ways is not None:
-            return min(self.ways, classes - (FOREIGN_CLASSES if self.unlabelled else 0))
+            return min(self.ways, classes - self._left_out)
         return int(rng.integers(MIN_WAYS, min(self.max_ways, classes) + 1))
 
     def queries_per_class(self, sizes: Counts) -> int:
@@ -245,6 +262,7 @@ def sample_tasks(
     count: int = TASKS,
     *,
     groups: Mapping[str, str] | None = None,
+    others: Mapping[str, ImageSet] | None = None,
 ) -> TaskSet | LeftOut:
     """Sample the first `count` tasks of a set.
 
@@ -264,6 +282,8 @@ def sample_tasks(
         Group of each class, such as its alphabet; the classes of a task then come from one group.
         By default as declared for the set of this name: alphabets for Omniglot, and a single group
         for all others.
+    others : mapping of str to ImageSet, optional
+        The other sets of the run, for an open protocol.
 
     Returns
     -------
@@ -297,8 +317,9 @@ def sample_tasks(
         for group, pool in pools.items()
         if len(pool) < protocol.least_ways
     )
+    foreign = {other: each.ids for other, each in (others or {}).items()}
     tasks = tuple(
-        _sample(_generator(seed, name, protocol, number), large, members, protocol)
+        _sample(_generator(seed, name, protocol, number), large, members, protocol, foreign)
         for number in range(count)
     )
     return TaskSet(name, protocol.name, seed, tasks, small)
@@ -309,6 +330,7 @@ def _sample(
     pools: list[list[str]],
     members: Mapping[str, list[str]],
     protocol: Protocol,
+    others: Mapping[str, Sequence[str]],
 ) -> Task:
     pool = pools[rng.integers(len(pools))]
     ways = protocol.sample_ways(rng, len(pool))
@@ -324,6 +346,17 @@ def _sample(
         query_ids += shuffled[:queries]
         support_ids += shuffled[queries : queries + own_shots]
         left.append(shuffled[queries + own_shots :])
+    unknown: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    if protocol.open:
+        of_others = [id_ for each in pool if each not in classes for id_ in members[each]]
+        unknown = _choose(rng, of_others, len(query_ids))
+        each_set = -(-len(query_ids) // max(1, len(others)))
+        foreign = tuple(
+            foreign_id(other, id_)
+            for other in sorted(others)
+            for id_ in _choose(rng, others[other], each_set)
+        )
     return Task(
         tuple(classes),
         tuple(support_ids),
@@ -331,7 +364,22 @@ def _sample(
         tuple(query_ids),
         tuple(np.repeat(np.arange(ways), queries).tolist()),
         _sample_unlabelled(rng, left, members, classes, protocol.unlabelled),
+        unknown,
+        foreign,
     )
+
+
+def _choose(rng: np.random.Generator, ids: Sequence[str], count: int) -> tuple[str, ...]:
+    return tuple(ids[place] for place in rng.permutation(len(ids))[:count])
+
+
+def foreign_id(name: str, id_: str) -> str:
+    """Return the id of an image of another set in a task.
+
+    >>> foreign_id("birds", "robin/1.jpg")
+    'birds:robin/1.jpg'
+    """
+    return f"{name}:{id_}"
 
 
 def _sample_unlabelled(
@@ -346,7 +394,7 @@ def _sample_unlabelled(
         return ()
     foreign = [id_ for each, ids in members.items() if each not in classes for id_ in ids]
     number = min(round(FOREIGN * count), len(foreign))
-    chosen = [foreign[place] for place in rng.permutation(len(foreign))[:number]]
+    chosen = list(_choose(rng, foreign, number))
     shares = rng.dirichlet([CONCENTRATION] * len(classes))  # (class)
     for _ in range(count - number):
         open_ = np.array([bool(own) for own in left]) * shares  # classes that have images left
@@ -384,11 +432,19 @@ def _too_few_classes(name: str, pools: Mapping[str, list[str]], protocol: Protoc
 
 
 def find_tasks(
-    path: Path, images: ImageSet, name: str, protocol: str, seed: int, count: int
+    path: Path,
+    open_images: Callable[[str], ImageSet],
+    name: str,
+    protocol: str,
+    seed: int,
+    count: int,
+    others: Sequence[str] = (),
 ) -> TaskSet | LeftOut:
     """Read the tasks of a run from its folder; sample and save them if there are none yet."""
     if not path.exists():
-        sampled = sample_tasks(images, name, Protocol.parse(protocol), seed, count)
+        rules = Protocol.parse(protocol)
+        more = {other: open_images(other) for other in others if rules.open}
+        sampled = sample_tasks(open_images(name), name, rules, seed, count, others=more)
         if isinstance(sampled, TaskSet):
             sampled.save(path)
         return sampled

@@ -14,6 +14,7 @@ from mivhead._util.schema import from_json, parse_json, to_json
 from mivhead.errors import InputError
 
 FORMAT = 1
+EXTRA = ("unlabelled", "unknown", "foreign")  # parts that most tasks do not have
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Task:
         The class of each image, as an index into `classes`.
     unlabelled : tuple of str, default=()
         Ids of images without labels, of which some show none of the classes.
+    unknown, foreign : tuple of str, default=()
+        In an open task: ids of queries of other classes of the set, and of other sets, the latter
+        as `SET:ID`.
     """
 
     classes: tuple[str, ...]
@@ -40,14 +44,21 @@ class Task:
     queries: tuple[str, ...]
     query_labels: tuple[int, ...]
     unlabelled: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> tuple[tuple[str, ...], ...]:
+        """The ids of all images by their part: support, queries, unlabelled, unknown, foreign."""
+        return self.support, self.queries, self.unlabelled, self.unknown, self.foreign
 
     @property
     def images(self) -> tuple[str, ...]:
         """The ids of all images."""
-        return (*self.support, *self.queries, *self.unlabelled)
+        return sum(self.parts, ())
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as plain values; unlabelled images only if there are any.
+        """Return everything as plain values, without parts that are empty.
 
         Returns
         -------
@@ -55,7 +66,7 @@ class Task:
             Plain values for a JSON document.
         """
         # Not `asdict`, whose deep copies take longer than everything else.
-        return {k: v for k, v in vars(self).items() if k != "unlabelled" or v}
+        return {k: v for k, v in vars(self).items() if k not in EXTRA or v}
 
 
 @dataclass(frozen=True)
@@ -129,7 +140,7 @@ class TaskSet:
                 task.classes,
                 _by_class(task.support, task.support_labels, len(task.classes), place),
                 _by_class(task.queries, task.query_labels, len(task.classes), place),
-                tuple(place[each] for each in task.unlabelled),
+                **{part: tuple(place[each] for each in getattr(task, part)) for part in EXTRA},
             )
             for task in self.tasks
         )
@@ -188,6 +199,8 @@ class _StoredTask:
     support: tuple[tuple[int, ...], ...]
     queries: tuple[tuple[int, ...], ...]
     unlabelled: tuple[int, ...] = ()
+    unknown: tuple[int, ...] = ()
+    foreign: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -217,15 +230,15 @@ def _by_class(
 
 def _to_task(stored: _StoredTask, images: tuple[str, ...], path: str | Path) -> Task:
     places = [place for part in (stored.support, stored.queries) for row in part for place in row]
-    places += stored.unlabelled
+    places += [place for part in EXTRA for place in getattr(stored, part)]
     if not all(0 <= place < len(images) for place in places):
         raise InputError(f"The task file {path} refers to an image that it does not list.")
     if {len(stored.support), len(stored.queries)} != {len(stored.classes)}:
         raise InputError(f"The task file {path} has a task whose classes and images do not match.")
     support, support_labels = _flatten(stored.support, images)
     queries, query_labels = _flatten(stored.queries, images)
-    unlabelled = tuple(images[place] for place in stored.unlabelled)
-    return Task(stored.classes, support, support_labels, queries, query_labels, unlabelled)
+    extra = {part: tuple(images[place] for place in getattr(stored, part)) for part in EXTRA}
+    return Task(stored.classes, support, support_labels, queries, query_labels, **extra)
 
 
 def _flatten(

@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
         "Compare methods on the same few-shot tasks, with costs and intervals.",
         "miv bench run small -o try",
     )
-    for add in (_add_list, _add_run, _add_open_set, _add_report, _add_compare):
+    for add in (_add_list, _add_run, _add_report, _add_compare):
         add(actions)
 
 
@@ -118,6 +118,7 @@ miv bench run small -o try                          # on images that pip package
 miv bench run --data sets/ --methods miv,ncc --tasks 50 -o run
 miv bench run my.toml --data sets/ -o run           # run it again to resume
 miv bench run --data sets/ --protocol "5-way 1-shot" --views 15 -o one-shot
+miv bench run --data sets/ --protocol "10-way 5-shot, open" --tasks 20 -o open   # unknown images
 miv bench run main --data sets/ --dry-run           # what it would take, and what is missing
 miv bench run main --data /shared/sets --executor ray --address auto \\
   --cache /shared/features --cache-gb 200 -o /shared/run
@@ -178,7 +179,12 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
         help="also run code, and send images to services, that only CONFIG names; without this, "
         "name such methods and backbones with --methods and --backbone",
     )
-    add_list("--protocol", "'varying', or ways and shots such as '5-way 1-shot'", _protocols)
+    add_list(
+        "--protocol",
+        "'varying', or ways and shots such as '5-way 1-shot'; '10-way 5-shot, open' also has "
+        "queries of unknown classes and of other sets",
+        _protocols,
+    )
     group.add_argument(
         "--tasks",
         type=options.positive,
@@ -534,128 +540,6 @@ def _summary(config: RunConfig, results: list[Result]) -> list[tuple[Any, ...]]:
     return rows
 
 
-# miv bench open-set
-
-
-OPEN_SET_EXAMPLES = """
-miv bench open-set --data sets/ --tasks 20 -o open
-miv bench open-set --data sets/ --sets birds,signs,leaves --methods miv,ncc -o open
-miv bench open-set --data sets/ --protocol "5-way 1-shot" -o open   # run it again to resume
-miv bench report open                                               # tables in Markdown
-"""
-
-
-def _add_open_set(actions: Any) -> None:
-    """Add the action."""
-    parser = options.new_command(
-        actions,
-        "open-set",
-        "can methods tell unknown images from their classes?",
-        "Run the open-set protocol: tasks with queries of known classes, of unknown classes of the "
-        "same set, and of other sets. The table shows, as means over the sets, AUROC and the share "
-        "of unknown images that are accepted with 95 %% of the known ones, for each method and "
-        "score; for miv also its decisions and 90 %% prediction sets.".replace("%%", "%"),
-        OPEN_SET_EXAMPLES,
-    )
-    parser.add_argument("-o", "--output", required=True, metavar="RUN", help="folder for results")
-    parser.add_argument(
-        "--data", metavar="DIR", help=f"folder of data sets (default: the variable {DATA})"
-    )
-    parser.add_argument(
-        "--sets", type=options.names, metavar="A,B", help="data sets (default: all; at least 2)"
-    )
-    parser.add_argument(
-        "--methods",
-        type=options.names,
-        metavar="A,B",
-        help="methods on features (default: miv,miv-paper,ncc,logistic,ridge,knn)",
-    )
-    parser.add_argument(
-        "--protocol",
-        type=_protocols,
-        default="10-way 5-shot,5-way 1-shot",
-        metavar="A,B",
-        help="ways and shots (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--tasks", type=options.positive, default=20, metavar="N", help="tasks per data set"
-    )
-    parser.add_argument(
-        "--views",
-        type=options.not_negative,
-        default=4,
-        metavar="V",
-        help="maximum number of augmented views per image",
-    )
-    parser.add_argument(
-        "--seed", type=options.not_negative, default=0, metavar="N", help="random seed"
-    )
-    parser.add_argument(
-        "--workers",
-        type=options.not_negative,
-        default=0,
-        metavar="N",
-        help="processes of one thread each; 0: in this process",
-    )
-    options.add_json(parser)
-    parser.set_defaults(run=run_open_set)
-
-
-def run_open_set(args: argparse.Namespace) -> int:
-    """Run the action."""
-    options.prepare(args)
-    from mivhead.benchmark import open_set
-    from mivhead.benchmark.samplers import Protocol
-    from mivhead.datasets.sets import find_sets
-    from mivhead.executors import make_executor
-
-    data = args.data or os.environ.get(DATA)
-    if data is None:
-        raise InputError(
-            f"Give the folder of your data sets with --data or in the variable {DATA}."
-        )
-    chosen = [Protocol.parse(each) for each in args.protocol]
-    fixed = [(each.ways, each.shots) for each in chosen if each.ways and each.shots]
-    if len(fixed) < len(chosen):
-        raise InputError("The open-set protocol needs ways and shots, such as '5-way 1-shot'.")
-    executor = make_executor("local", args.workers) if args.workers else None
-    try:
-        results = open_set.run_open_set(
-            args.sets or find_sets(data),
-            data,
-            args.output,
-            protocols=fixed,
-            methods=args.methods or open_set.METHODS,
-            tasks=args.tasks,
-            views=args.views,
-            seed=args.seed,
-            executor=executor,
-            verbose=not args.quiet,
-        )
-    finally:
-        if executor is not None:
-            executor.close()
-    rows = open_set.summarise(results)
-    if args.json:
-        print_json({"run": args.output, "results": [vars(row) for row in rows]})
-        return 0
-    names = [
-        *("auroc_same", "auroc_other", "fpr_same", "fpr_other", "accuracy", "accuracy_80"),
-        *("calibration_error", "coverage", "size"),
-    ]
-    cells = [
-        (row.protocol, row.method, row.score, row.tasks, *(_number(row.means[n]) for n in names))
-        for row in rows
-    ]
-    header = ["protocol", "method", "score", "tasks", *names]
-    print(table(header, cells, right=" ".join(("tasks", *names))))
-    return 0
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
-
-
 # miv bench report
 
 
@@ -696,11 +580,9 @@ def run_report(args: argparse.Namespace) -> int:
     """Run the action."""
     from mivhead._util.inside import Inside
     from mivhead.benchmark.config import RunConfig
-    from mivhead.benchmark.open_set import RESULTS as OPEN_SET
     from mivhead.benchmark.report import write_report
     from mivhead.benchmark.results import (
         CONFIG,
-        RESULTS,
         describe_process,
         read_origin,
         read_results,
@@ -710,8 +592,6 @@ def run_report(args: argparse.Namespace) -> int:
     folder = Path(args.folder)
     if folder.is_dir() and not args.output:  # the report goes into it, and not through a link
         Inside(folder.resolve()).check_plain()
-    if (folder / OPEN_SET).exists() and not (folder / RESULTS).exists():
-        return _report_open_set(args, folder)
     origin = {**read_origin(folder), "report": describe_process()["time"]}
     title = args.title or f"Benchmark: {folder.resolve().name}"
     results = read_results(folder)
@@ -734,21 +614,6 @@ def run_report(args: argparse.Namespace) -> int:
         shown = ", ".join(str(path) for path in paths if path not in figures)
         more = f", and the charts as PDF and PNG in {figures[0].parent}" if figures else ""
         print(f"Wrote {shown}{more}")
-    return 0
-
-
-def _report_open_set(args: argparse.Namespace, folder: Path) -> int:
-    """Write the report of `miv bench open-set`."""
-    from mivhead._util.files import write_text
-    from mivhead.benchmark.open_set import RESULTS, describe_open_set, read_open_set
-
-    target = Path(args.output or folder / "report") / "report.md"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_text(target, describe_open_set(read_open_set(folder / RESULTS)))
-    if args.json:
-        print_json({"files": [str(target)]})
-    elif not args.quiet:
-        print(f"Wrote {target}")
     return 0
 
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 from mivhead._util.files import replacing, write_text
 from mivhead.benchmark.compare import Comparison, Interval, compare, compare_columns
 from mivhead.benchmark.config import ComparisonConfig
+from mivhead.benchmark.open_set import OpenResult
 from mivhead.benchmark.published import published
 from mivhead.benchmark.report import accuracy, charts, costs
 from mivhead.benchmark.report.formats import (
@@ -130,6 +131,10 @@ def make_sections(
             tuple(charts.series_chart(*each) for each in series),
         ),
         ReportSection(
+            "Unknown images",
+            (*_each(accuracy.separation_table, found), *_each(accuracy.decision_table, found)),
+        ),
+        ReportSection(
             "Cost",
             tuple(make(c) for c in found for make in (costs.latency_table, costs.gflops_table)),
             _each(charts.cost_bars, found),
@@ -175,10 +180,27 @@ def _across_backbones(
 
 def results_csv(results: Sequence[Result], *, raw: bool = False) -> str:
     """Write one line per result, without the calibration bins; see `mivhead.spreadsheets`."""
-    names = [field.name for field in fields(Result)]
-    skipped = names.index("calibration")
-    header, *rows = ([*r[:skipped], *r[skipped + 1 :]] for r in (names, *map(astuple, results)))
-    return to_csv(header, rows, raw=raw)
+    names = [f.name for f in fields(Result) if f.name not in ("calibration", "open")]
+    opened = [_flatten(result.open) for result in results]
+    more = list(dict.fromkeys(name for each in opened for name in each))
+    rows = [
+        [*(getattr(r, name) for name in names), *(each.get(name) for name in more)]
+        for r, each in zip(results, opened, strict=True)
+    ]
+    return to_csv([*names, *more], rows, raw=raw)
+
+
+def _flatten(found: OpenResult | None) -> dict[str, object]:
+    """Return the measures of an open task by the names of their columns."""
+    if found is None:
+        return {}
+    scores = {
+        f"{name}_{each.score}": value
+        for each in found.scores
+        for name, value in vars(each).items()
+        if name != "score"
+    }
+    return scores | {name: value for name, value in vars(found).items() if name != "scores"}
 
 
 SUMMARY = (

@@ -19,6 +19,7 @@ from mivhead.benchmark.compare import (
     calibration_error,
     holm,
 )
+from mivhead.benchmark.open_set import OpenResult, Separation
 from mivhead.benchmark.published import literature, published, published_average
 from mivhead.benchmark.report.formats import Entry, Table, entries, number, p_value, plain_table
 from mivhead.datasets.catalogue import find_declared
@@ -201,6 +202,83 @@ def calibration_table(comparison: Comparison) -> Table:
         ("data set", *comparison.methods),
         [(set_title(s), *(error(s, m) for m in comparison.methods)) for s in comparison.sets],
         "The distance between confidence and accuracy over all queries of a set: 0 is perfect.",
+    )
+
+
+DECISIONS = {
+    "known_rejected": "known rejected",
+    "same_rejected": "same set rejected",
+    "other_rejected": "other sets rejected",
+    "named": "named",
+    "named_wrong": "of these wrong",
+    "coverage": "coverage of sets",
+    "size": "classes per set",
+}
+SEPARATION = {  # measures of a score, and how the table calls them
+    "auroc_same": "AUROC same set",
+    "auroc_other": "AUROC other sets",
+    "fpr_same": "FPR same set",
+    "fpr_other": "FPR other sets",
+    "accuracy_80": "accuracy at 80 %",
+}
+
+
+def separation_table(comparison: Comparison) -> Table | None:
+    """Tabulate how well each score of each method separates unknown queries, in open tasks."""
+    rows = []
+    for method in comparison.methods:
+        found: dict[str, dict[str, list[Separation]]] = {}  # by score and set
+        for name in comparison.complete:
+            for result in comparison.cell(name, method).results:
+                for each in result.open.scores if result.open else ():
+                    found.setdefault(each.score, {}).setdefault(name, []).append(each)
+        for score, by_set in found.items():
+            means = [
+                np.mean([np.mean([getattr(s, field) for s in own]) for own in by_set.values()])
+                for field in SEPARATION
+            ]
+            rows.append((method, score, *(f"{mean:.3f}" for mean in means)))
+    if not rows:
+        return None
+    return plain_table(
+        f"Unknown images, {comparison.backbone}, {comparison.protocol}",
+        ("method", "score", *SEPARATION.values()),
+        rows,
+        f"Means over tasks, then over {len(comparison.complete)} sets. AUROC: known queries "
+        "against queries of other classes of the same set, and of other sets. FPR: share of these "
+        "that is accepted if 95 % of the known ones are. Accuracy at 80 %: of the known queries "
+        "with the smallest scores.",
+    )
+
+
+def decision_table(comparison: Comparison) -> Table | None:
+    """Tabulate the decisions of one method with its default thresholds, in open tasks."""
+    method = reference(comparison)
+
+    def row(title: str, found: Sequence[Sequence[OpenResult]]) -> tuple[str, ...]:
+        def mean(field: str) -> str:
+            known = [[v for r in own if (v := getattr(r, field)) is not None] for own in found]
+            means = [np.mean(values) for values in known if values]
+            return f"{np.mean(means):.3f}" if means else "-"
+
+        return (title, *map(mean, DECISIONS))
+
+    by_set = {
+        name: [r.open for r in comparison.cell(name, method).results if r.open]
+        for name in comparison.complete
+    }
+    own = {name: found for name, found in by_set.items() if found}
+    if not any(each.named is not None for found in own.values() for each in found):
+        return None
+    return plain_table(
+        f"Decisions of {method}, {comparison.backbone}, {comparison.protocol}",
+        ("data set", *DECISIONS.values()),
+        [
+            *(row(set_title(name), [found]) for name, found in own.items()),
+            row("Average", list(own.values())),
+        ],
+        'Rejected: "none of these", with the default thresholds. Sets: 90 % prediction sets; "-" '
+        "where the number of shots allows none.",
     )
 
 
