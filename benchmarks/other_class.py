@@ -67,9 +67,7 @@ def measure(folder: Path, number: int) -> dict[str, Any] | None:
         truth = labels[rows][ends[1] : ends[2]]
         score = [np.array([p.unknown for p in each], float) for each in (own, strange)]
         result[how] = {
-            "auroc": separate(
-                "unknown", (*score, score[1]), np.ones(len(score[0]), bool)
-            ).auroc_same,
+            "auroc": Tradeoff(score[0], score[0] > 0, *score, Thresholds()).auroc,
             "known_rejected": np.mean([p.decision == NONE for p in own]),
             "unknown_rejected": np.mean([p.decision == NONE for p in strange]),
             "accuracy": np.mean([p.label == t for p, t in zip(own, truth, strict=True)]),
