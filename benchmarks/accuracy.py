@@ -6,7 +6,7 @@ Runs 10-way (or all classes, if fewer) 5-shot tasks from all 16 sets with `mivhe
 writes RUN/report. The MIV-head has the library's preset for EfficientNet-Lite0 and recipe "paper";
 logistic regression and nearest centroid (cosine to the class mean) get the global average of the
 deepest map, 1280-d. Takes about half an hour on two free cores, nearly all of it the MIV-head with
-views. The results are discussed in docs/results/accuracy.md.
+views. The results are discussed in docs/research-log.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 Replaces the rows of the same backbone, protocol, set and method; other rows stay. Rows of a run
 have the version of the library and the hash of the tasks: only rows of equal tasks may be compared
 in pairs. In older files, `vit` is the ViT-S/14 and `resnet50` the Keras network of
-docs/results/backbones.md.
+docs/research-log.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 FILE = Path(__file__).parent.parent / "results" / "backbones.csv"
-PAGE = FILE.parent.parent / "docs" / "results" / "backbones.md"
+PAGE = FILE.parent.parent / "docs" / "research-log.md"
 START, END = "<!-- results/backbones.csv -->", "<!-- end of the table -->"
 COLUMNS = (
     *("backbone", "protocol", "set", "method", "tasks", "accuracy", "half_width", "seconds"),
@@ -62,7 +62,7 @@ def of_jsonl(path: Path, library: str) -> Iterator[dict[str, Any]]:
             "seconds": f"{np.median([spent for _, spent in results.values()]):.3f}",
             "library": library,
             "tasks_hash": "",
-            "source": f"docs/results/{path.name}",
+            "source": f"{path.name}",
         }
 
 

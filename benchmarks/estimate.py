@@ -7,7 +7,7 @@ the shots alone: 5-fold cross-validation of everything, which fits five more ens
 one of `miv fit`, which trains five more heads; and the out-of-fold predictions that stacking made
 anyway, with weights that were fitted on them, and with weights that were fitted without the image.
 Then two shots get a wrong label, and the estimates say which shots look mislabelled. Resumes when
-it is started again. Figures: docs/results/speed.md.
+it is started again. Figures: docs/research-log.md.
 """
 
 from __future__ import annotations

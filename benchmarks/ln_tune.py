@@ -6,7 +6,7 @@ No pretrained ViT comes with pip, so one with 0.8 million parameters first learn
 three tuning sets (48 px, about a minute on one core). 5-way 5-shot tasks of three other tuning sets
 then decide: RUN/report has the accuracies, and `miv bench compare "RUN:rate 0.001" RUN:untouched`
 the paired difference from the network without any steps. The results are discussed in
-docs/results/ln-tune.md.
+docs/research-log.md.
 """
 
 from __future__ import annotations

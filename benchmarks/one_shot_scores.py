@@ -7,7 +7,7 @@ scores that were measured on other tasks (`PRIOR_SCORES`, with energy; `PRIOR_DI
 relative to how similar the shots are to the background, and to each other with a weight
 (`SLOPE_SCORES`, `SLOPE_DISTANCES`). This prints which share of the known images of each set the
 present constants reject, and new constants: the weight is the one for which the sets, each left out
-in turn, differ least in the share that is rejected. Figures: docs/results/open-set.md.
+in turn, differ least in the share that is rejected. Figures: docs/research-log.md.
 """
 
 from __future__ import annotations

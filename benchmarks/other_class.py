@@ -1,7 +1,7 @@
 """What a folder of other things, the class `other`, adds to the rejection of unknown images.
 
-    python benchmarks/other_class.py --data DIR -o docs/results/other-class.jsonl
-    python benchmarks/other_class.py -o docs/results/other-class.jsonl --report
+    python benchmarks/other_class.py --data DIR -o other-class.jsonl
+    python benchmarks/other_class.py -o other-class.jsonl --report
 
 Tasks of five classes with five shots each. Three more classes of the set give the ten images of the
 class `other`; images of the remaining classes, which the model has never seen, must be rejected.

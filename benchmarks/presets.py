@@ -9,7 +9,7 @@ Every variant is the backbone with another preset; the MIV-head is trained with 
 10-way 5-shot tasks. Writes RUN/report and prints each variant's difference from the first one. The
 choice is made on the eight tuning sets; `--sets confirmation` confirms it. With EfficientNet-Lite0
 a fit takes 0.5 to 6 seconds on one core, with `--views 3` 2 to 12. The results are discussed in
-docs/results/presets.md and docs/results/preset-variants.md.
+docs/research-log.md#taps-and-presets.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ r"""TSA, which tunes the backbone, against heads, which do not: a real ResNet-50
 Two sets with ten tasks each, all methods on the same tasks; writes RUN/report and resumes when it
 is started again. TSA takes several minutes per task on one core, so that everything takes about two
 hours; the heads alone (`--methods miv,ncc`) take a few minutes. The tables are in
-docs/results/rivals.md.
+docs/research-log.md.
 
 The methods of the paper's ablations can be run instead (half an hour on one core;
-docs/results/ablations.md):
+docs/research-log.md):
 
     python benchmarks/resnet50.py --data DIR --weights FILE --tables \
         blocks,candidates,gap,cap,interactions,cap-parts,augmentation --views 1 --tasks 8 \

@@ -1,6 +1,6 @@
 """How time and memory of a head grow with shots, ways, queries, channels and patches.
 
-    python benchmarks/scaling.py -o docs/results/scaling.png
+    python benchmarks/scaling.py -o scaling.png
 
 One block with random features; one quantity grows, the others stay. Prints, for the upper half of
 each range, the exponent b of seconds ~ quantity^b, and draws the curves. Training steps are timed

@@ -1,6 +1,6 @@
 """Learning curves: labels chosen by `miv suggest`, at random, and by the smallest margin.
 
-    python benchmarks/suggest.py --data DIR --repetitions 10 -o docs/results/suggest.json
+    python benchmarks/suggest.py --data DIR --repetitions 10 -o suggest.json
 
 From no label at all, five rounds of ten labels on tasks of ten classes; the accuracy on other
 images of all ten classes after each round. An image whose class has no label yet counts as an

@@ -4,7 +4,7 @@
     python benchmarks/taps.py -o FILE.jsonl --report
 
 Extracts all blocks of a ViT-S/14 (224 pixels) and of ResNet-50 once, and fits the default recipe to
-subsets of them on the same tasks. Resumes when it is started again. Figures: docs/results/taps.md.
+subsets of them on the same tasks. Resumes when it is started again. Figures: docs/research-log.md.
 """
 
 from __future__ import annotations

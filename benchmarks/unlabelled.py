@@ -1,7 +1,7 @@
 """What unlabelled images add to `miv`: accuracy with and without them, on the same tasks.
 
-    python benchmarks/unlabelled.py --data DIR -o docs/results/unlabelled.jsonl --sets confirmation
-    python benchmarks/unlabelled.py -o docs/results/unlabelled.jsonl --report
+    python benchmarks/unlabelled.py --data DIR -o unlabelled.jsonl --sets confirmation
+    python benchmarks/unlabelled.py -o unlabelled.jsonl --report
 
 `miv bench run --methods miv,miv+unlabelled` measures the same and trains every head twice; here
 each head is trained once, and only the experts are fitted without and with the unlabelled images.

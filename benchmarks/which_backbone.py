@@ -9,7 +9,7 @@
 Fits each method to the features of each backbone, or of several joined by `+`. `resnet50` and `vit`
 (a ViT-S/14 at 224 pixels) have the weights of a file. The number of views of each shot is at most
 that of the default recipe: four with one shot, none with five. Resumes when it is started again, so
-backbones can be run one after another into one file. Figures: docs/results/backbones.md.
+backbones can be run one after another into one file. Figures: docs/research-log.md.
 """
 
 from __future__ import annotations

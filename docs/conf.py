@@ -31,9 +31,7 @@ suppress_warnings = ["config.cache"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
-nb_execution_mode = "auto"  # notebooks are stored without output and run when the site is built
-nb_execution_timeout = 300
-nb_execution_raise_on_error = True
+nb_execution_mode = "off"  # notebooks are stored with their output; a slow test runs them
 
 autosummary_generate = True
 toc_object_entries_show_parents = "hide"  # the sidebar is narrow
@@ -46,6 +44,7 @@ templates_path = ["_templates"]
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["tables.js"]
+html_search_scorer = str(Path(__file__).parent / "_static" / "scorer.js")
 html_math_renderer = "mathml"
 html_show_sourcelink = False
 html_theme_options = {

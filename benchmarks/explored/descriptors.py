@@ -4,7 +4,7 @@
 
 Fits a ridge regression on each variant of the second-order descriptor and of the mean, and the
 ensemble of all experts (without the head) with the variant in its place. Figures:
-docs/results/few-shots.md.
+docs/research-log.md.
 """
 
 from __future__ import annotations

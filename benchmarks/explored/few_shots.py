@@ -6,7 +6,7 @@
 
 `dump` stores, for each 5-way task, what each member of the ensemble and each candidate for a new
 member predicts of the queries, for several numbers of augmented views; `report` compares weighted
-sums of them in seconds. Resumes when it is started again. Figures: docs/results/few-shots.md.
+sums of them in seconds. Resumes when it is started again. Figures: docs/research-log.md.
 
 Candidates, all without another pass through the backbone:
 

@@ -4,7 +4,7 @@
 
 The ridge experts with the weights of one-shot tasks, trained on the shots or also on their copies,
 predict each query from the image alone or from the sum over its copies. A copy costs another pass
-through the backbone. Figures: docs/results/few-shots.md.
+through the backbone. Figures: docs/research-log.md.
 """
 
 from __future__ import annotations

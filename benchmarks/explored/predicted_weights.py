@@ -9,7 +9,7 @@ times exp(B . statistics), each statistic standardised over all tasks. B and the
 cross-entropy of the queries of all sets but one, and are evaluated on that one. For comparison, the
 last line chooses the best of 300 random weights on half of the tasks of a set and reports the gain
 on the other half, which is what knowing the domain would be worth. Figures:
-docs/results/few-shots.md.
+docs/research-log.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 `dump` stores what the members of the ensemble predict of the queries and, out of fold, of the
 shots; `report` fits the weights with several strengths in seconds. Resumes when it is started
-again. Figures: docs/results/few-shots.md.
+again. Figures: docs/research-log.md.
 """
 
 from __future__ import annotations

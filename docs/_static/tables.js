@@ -1,5 +1,4 @@
-// Tables of results: a click on a heading sorts, a field above a long table filters its rows.
-// About sixty lines instead of a table library, which would bring jQuery or a build step.
+// Tables of the research log: a click on a heading sorts.
 "use strict";
 
 function number(text) {
@@ -36,26 +35,8 @@ function sortable(table) {
   });
 }
 
-function filterable(table) {
-  const field = document.createElement("input");
-  field.type = "search";
-  field.placeholder = "Filter rows";
-  field.setAttribute("aria-label", "Filter the rows of the table");
-  field.className = "filter";
-  field.addEventListener("input", () => {
-    const wanted = field.value.trim().toLowerCase();
-    for (const row of table.tBodies[0].rows) {
-      row.hidden = !row.textContent.toLowerCase().includes(wanted);
-    }
-  });
-  (table.closest(".pst-scrollable-table-container") ?? table).before(field);
-}
-
 document.addEventListener("DOMContentLoaded", () => {
-  if (!document.location.pathname.includes("/results/")) return;
-  for (const table of document.querySelectorAll("article table")) {
-    if (!table.tHead || !table.tBodies.length || table.tBodies[0].rows.length < 4) continue;
-    sortable(table);
-    if (table.tBodies[0].rows.length > 9) filterable(table);
+  for (const table of document.querySelectorAll("#research-log table")) {
+    if (table.tHead && table.tBodies.length && table.tBodies[0].rows.length > 3) sortable(table);
   }
 });

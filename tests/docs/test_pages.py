@@ -1,9 +1,9 @@
 """Pages are programs: their Python and bash blocks run, in order.
 
-A how-to page starts in an empty folder, any other page in one with images in `shots/`, `labelled/`
-and `new/`. Blocks marked `sh` are not run: they install packages, or need what only a user has. The
-comment `<!-- needs: PACKAGE -->` before a block leaves it out where the package is not installed. A
-block with `file="NAME"` is written to that file instead of being run.
+A page starts in an empty folder, or in one with the photos of tests/helpers/photos.py. Blocks
+marked `sh` are not run: they install packages, or need what only a user has. The comment
+`<!-- needs: PACKAGE -->` before a block leaves it out where the package is not installed. A block
+with `file="NAME"` is written to that file instead of being run.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ import pytest
 
 from mivhead.cli.main import main
 from mivhead.methods import registry
-from tests.helpers.patterns import write_images
+from tests.helpers.photos import write_photos
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(
     path
     for path in DOCS.rglob("*.md")
-    if path.relative_to(DOCS).parts[0] not in ("_build", "results", "changelog.md")
+    if path.relative_to(DOCS).parts[0] not in ("_build", "changelog.md")
 )
 BLOCK = re.compile(
     r"^(?:<!-- needs: (\w+) -->\n)?```(python|bash)(?: file=\"([^\"]+)\")?\n(.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+PHOTOS = ("tutorial", "photos", "python", "unsure")  # pages for people who have some
 NEEDS = {  # pages that use optional packages
     "backbones-http": ["httpx", "starlette"],
     "backbones-onnx": ["onnxscript", "timm"],
@@ -69,10 +70,8 @@ def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    if page.parent.name != "howto":
-        write_images(tmp_path / "shots")
-        write_images(tmp_path / "labelled", numbers=(3, 4))
-        write_images(tmp_path / "new", numbers=(5, 6))
+    if page.stem in PHOTOS:
+        write_photos(tmp_path)
     text = page.read_text()
     names: dict[str, object] = {"__name__": "__main__"}
     for match in BLOCK.finditer(text):

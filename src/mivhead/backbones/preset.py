@@ -124,7 +124,7 @@ def spread_taps(names: Sequence[str]) -> tuple[str, ...]:
     """Choose four blocks of the deeper half of a ViT: at 1/2, 2/3 and 5/6 of it, and the last.
 
     Which layer suits a task is not known beforehand, so the head is given several, and stacking
-    weighs them. Measured: docs/results/taps.md.
+    weighs them. Measured: docs/research-log.md.
 
     >>> spread_taps([f"blocks.{i}" for i in range(12)])
     ('blocks.5', 'blocks.7', 'blocks.9', 'blocks.11')

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
 
-# Measured: docs/results/presets.md. Pooled candidates in addition to the native maps did not help.
+# Measured: docs/research-log.md. Pooled candidates in addition to the native maps did not help.
 _EFFICIENTNET_LITE0 = Preset(
     # Outputs of the last three stages, 112x14x14, 192x7x7 and 320x7x7, and the activated map after
     # the last convolution, 1280x7x7, whose average is also the feature of the plain experts.

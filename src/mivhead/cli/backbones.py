@@ -13,7 +13,7 @@ from mivhead.errors import InputError, check_one_of
 if TYPE_CHECKING:
     from mivhead.backbones.onnx_model import Candidate
 
-# Measured: docs/results/backbones.md.
+# Measured: docs/research-log.md.
 RECOMMENDATION = """\
 Which one? efficientnet_lite0, the default, is the fastest, and its weights are installed. To be
 more accurate at the cost of time, use two together:

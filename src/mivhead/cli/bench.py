@@ -545,7 +545,7 @@ def _summary(config: RunConfig, results: list[Result]) -> list[tuple[Any, ...]]:
 
 REPORT_EXAMPLES = """
 miv bench report run                  # writes run/report/report.html and other files
-miv bench report run -o docs/results --title "Heads on Lite0"
+miv bench report run -o report --title "Heads on Lite0"
 """
 
 

@@ -14,7 +14,7 @@ classes differ.
 
 Predictions must come from rounds that leave out one shot of every class
 (`mivhead.ensemble.balance.rounds`); leaving out a single shot puts its class at a disadvantage.
-Both constants were chosen on the tuning sets (docs/results).
+Both constants were chosen on the tuning sets (docs/research-log.md).
 """
 
 from __future__ import annotations

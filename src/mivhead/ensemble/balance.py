@@ -32,7 +32,7 @@ Without that limit, a class of 60 shots among classes of one to three would hard
 
 **Class priors** come last, as plain Bayes: the logarithm of the expected frequency (`log_prior`).
 
-The form and both constants were chosen on the tuning sets (docs/results).
+The form and both constants were chosen on the tuning sets (docs/research-log.md).
 
 References
 ----------

@@ -117,7 +117,7 @@ def fit_weights(
     that no member has seen, its probabilities are calibrated too.
 
     The fewer images, the stronger the penalty, beyond its share in the sum: with two shots per
-    class, members are judged by what one shot taught them (docs/results/few-shots.md).
+    class, members are judged by what one shot taught them (docs/research-log.md).
 
     The loss is convex and there are about a dozen weights, so that a few steps of Newton's method
     find the minimum.
@@ -249,7 +249,7 @@ def one_shot_scale(features: Features, labels: NDArray[np.int64]) -> float:
     With one shot per class there is nothing to fit it on. The more alike the shots of different
     classes are, the less their differences say about new images: the factor falls with the mean
     similarity of a shot to the nearest other one. Both constants minimise the cross-entropy on
-    one-shot tasks of the tuning sets (docs/results/open-set.md).
+    one-shot tasks of the tuning sets (docs/research-log.md).
 
     >>> apart = Features(np.array([[1.0, 0, 0, 0], [0, 1.0, 0, 0]]))
     >>> alike = Features(np.array([[1.0, 0.9, 0, 0], [0.9, 1.0, 0, 0]]))

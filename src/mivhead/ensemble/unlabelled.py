@@ -21,7 +21,7 @@ own, and its file does not contain the unlabelled images.
 shots. If it makes the predictions of these shots worse, by more than a standard error of the mean
 log-loss, the unlabelled images are not used. With one shot per class there is nothing to test on.
 
-Constants and the shape of the formula were chosen on the tuning sets (docs/results/unlabelled.md).
+Constants and the shape of the formula were chosen on the tuning sets (docs/research-log.md).
 
 References
 ----------

@@ -2,7 +2,7 @@
 
 Only the storage changes. Weights become float32 again when the file is loaded, because
 onnxruntime folds the conversions of constants, so that the graph computes as before, as fast as
-before. docs/results/export.md says what the rounding costs.
+before. docs/research-log.md says what the rounding costs.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Recipe:
         Augmented views per image of a class with S <= T shots: `"ceil"` is ceil(T / S) (the
         authors' code), `"floor"` is max(1, floor(T / S)) (the paper's text). `"few"` is
         min(4, ceil(T / S)) up to four shots, and none for larger classes: more views take time
-        and do not help (docs/results/few-shots.md).
+        and do not help (docs/research-log.md).
     use_views : bool, default=True
         Whether the head is trained on augmented views, if there are any.
     last_blocks : int or None, default=None

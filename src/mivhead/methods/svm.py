@@ -39,7 +39,7 @@ class SupportVectors(PooledClassifier):
     standardise : bool, default=True
         Scale every channel by its own standard deviation, as AutoGluon does. Channels that are
         almost constant in the few support images then dominate a query in which they are not
-        (docs/results/rivals.md). With False, all channels share one scale, which is scikit-learn's
+        (docs/research-log.md). With False, all channels share one scale, which is scikit-learn's
         default for SVC.
     use_views : bool, default=False
         Count augmented views as further images.

@@ -18,7 +18,7 @@ class LNTune(TuningClassifier):
     """Scales and shifts of all LayerNorms of a vision transformer, with the NCC head.
 
     The paper gives no settings; steps and rate were chosen on validation tasks with a small ViT,
-    where differences were hardly larger than chance (docs/results/ln-tune.md).
+    where differences were hardly larger than chance (docs/research-log.md).
 
     Parameters
     ----------

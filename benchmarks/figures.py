@@ -1,0 +1,248 @@
+"""The tables and the chart of the documentation, from results/accuracy.csv.
+
+    python benchmarks/figures.py                    # renews docs/how-good.md, docs/research-log.md
+    python benchmarks/figures.py --jsonl FILE       # adds a file of benchmarks/which_backbone.py
+
+results/accuracy.csv has a row per backbone, protocol, set, task and method, so that differences can
+be paired. A table stands between `<!-- figures: NAME -->` and `<!-- end of figures -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from _bench import SETS
+from mivhead.benchmark.compare import Paired, paired_test
+
+ROOT = Path(__file__).parent.parent
+FILE = ROOT / "results" / "accuracy.csv"
+PAGES = ROOT / "docs" / "how-good.md", ROOT / "docs" / "research-log.md"
+CHART = ROOT / "docs" / "pictures" / "by-set.svg"
+COLUMNS = ("backbone", "protocol", "set", "task", "method", "accuracy", "library")
+START, END = "<!-- figures: {} -->", "<!-- end of figures -->"
+
+BACKBONE = "efficientnet_lite0"
+PROTOCOLS = {  # as users would say it
+    "10-way 5-shot": "10 classes, 5 photos each",
+    "5-way 1-shot": "5 classes, 1 photo each",
+    "unequal shots": "5 to 10 classes, 1 to 12 photos",
+}
+METHODS = {
+    "miv": "**mivhead**",
+    "miv-paper": "the paper's recipe",
+    "ridge": "ridge regression",
+    "logistic": "logistic regression",
+    "ncc": "nearest centroid",
+}
+PLAIN = ("ridge", "logistic", "ncc")
+NAMES = {
+    "cub200_birds": "birds",
+    "gtsrb_traffic_signs": "traffic signs",
+    "cifar10": "CIFAR-10",
+    "omniglot": "Omniglot",
+    "fgvc_aircraft": "aircraft",
+    "dtd_textures10": "textures",
+    "eurosat": "EuroSAT",
+    "plantvillage_cropdisease": "crop disease",
+    "quickdraw345": "Quick Draw",
+    "vgg_flower102": "flowers",
+    "mnist": "MNIST",
+    "isic_skin_lesions": "skin lesions",
+    "chestx_nih": "chest X-rays",
+    "food101_small": "food",
+    "mushrooms7": "mushrooms",
+    "mscoco_crops": "COCO crops",
+}
+
+Scores = dict[str, dict[str, list[float]]]  # by set and method, in the order of the tasks
+
+
+def read(path: Path = FILE) -> dict[str, Scores]:
+    """Read the accuracies of the default backbone, by protocol."""
+    found: dict[str, Any] = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["backbone"] == BACKBONE:
+                scores = found[row["protocol"]][row["set"]][row["method"]]
+                scores[int(row["task"])] = float(row["accuracy"]) / 100
+    return {
+        protocol: {
+            name: {method: [by[task] for task in sorted(by)] for method, by in methods.items()}
+            for name, methods in sets.items()
+        }
+        for protocol, sets in found.items()
+        if protocol in PROTOCOLS
+    }
+
+
+def mean(scores: Scores, method: str, sets: Iterable[str]) -> float:
+    """Return the mean over sets, in %."""
+    return 100 * float(np.mean([np.mean(scores[name][method]) for name in sets]))
+
+
+def lead(scores: Scores, other: str, sets: Iterable[str]) -> Paired:
+    """Compare mivhead with another method over all tasks of some sets."""
+    ours, theirs = ([x for name in sets for x in scores[name][method]] for method in ("miv", other))
+    return paired_test(ours, theirs)
+
+
+def best_plain(scores: Scores, sets: Iterable[str]) -> str:
+    """Return the plain head with the highest mean on these sets."""
+    own = [method for method in PLAIN if all(method in scores[name] for name in sets)]
+    return max(own, key=lambda method: mean(scores, method, sets))
+
+
+def accuracy_table(found: dict[str, Scores]) -> list[str]:
+    """Return the means over the confirmation sets and how far mivhead is ahead."""
+    protocols = [name for name in PROTOCOLS if name in found]
+    head, rule = ["on 8 image sets that played no part in tuning"], ["---"]
+    for name in protocols:
+        head += [PROTOCOLS[name], "mivhead leads by"]
+        rule += ["---:", "---:"]
+    rows = []
+    for method, title in METHODS.items():
+        row = [title]
+        for name in protocols:
+            scores = found[name]
+            sets = [each for each in SETS["confirmation"] if each in scores]
+            if not all(method in scores[each] for each in sets):
+                row += ["", ""]
+                continue
+            value = f"{mean(scores, method, sets):.1f} %"
+            ours = method == "miv"
+            row += [f"**{value}**" if ours else value]
+            row += ["" if ours else lead(scores, method, sets).difference.signed]
+        rows.append(row)
+    return ["| " + " | ".join(row) + " |" for row in (head, rule, *rows)]
+
+
+def sets_table(found: dict[str, Scores]) -> list[str]:
+    """Return mivhead's accuracy on each set, and its lead over the best plain head there."""
+    protocols = [name for name in PROTOCOLS if name in found]
+    head, rule = ["set"], ["---"]
+    for name in protocols:
+        head += [name, "lead over the paper's recipe", "over the best plain head"]
+        rule += ["---:"] * 3
+    rows = []
+    for group, members in SETS.items():
+        if group not in ("tuning", "confirmation"):
+            continue
+        for each in members:
+            row = [NAMES[each]]
+            for name in protocols:
+                scores = {each: found[name][each]}
+                plain = best_plain(scores, [each])
+                leads = [lead(scores, rival, [each]) for rival in ("miv-paper", plain)]
+                row += [f"{mean(scores, 'miv', [each]):.1f}"]
+                row += [f"{t.difference.signed} ({t.p:.1g})" for t in leads]
+            rows.append(row)
+        row = [f"*8 {group} sets*"]
+        for name in protocols:
+            sets = list(members)
+            plain = best_plain(found[name], sets)
+            leads = [lead(found[name], rival, sets) for rival in ("miv-paper", plain)]
+            row += [f"*{mean(found[name], 'miv', sets):.1f}*"]
+            row += [f"*{t.difference.signed} ({t.p:.1g})*" for t in leads]
+        rows.append(row)
+    return ["| " + " | ".join(row) + " |" for row in (head, rule, *rows)]
+
+
+TABLES = {"accuracy": accuracy_table, "sets": sets_table}
+
+
+def renew(text: str, found: dict[str, Scores]) -> str:
+    """Replace the tables between the markers of a page."""
+    for name, make in TABLES.items():
+        before, marker, rest = text.partition(START.format(name))
+        if marker:
+            _, _, after = rest.partition(END)
+            text = f"{before}{marker}\n\n" + "\n".join(make(found)) + f"\n\n{END}{after}"
+    return text
+
+
+STYLE = """
+text { fill: #66707d; font: 14px system-ui, sans-serif; }
+.grid { stroke: #8892a0; stroke-opacity: .3; } .bar { stroke: #0b6e8f; stroke-width: 3; }
+.ours { fill: #0b6e8f; } .plain { fill: #fff; stroke: #8892a0; stroke-width: 2; }
+"""
+
+
+def chart(scores: Scores) -> str:
+    """Draw a line per set, from the best plain head to mivhead."""
+    ours = {name: mean(scores, "miv", [name]) for name in scores}
+    names = sorted(scores, key=lambda name: -ours[name])
+    left, width, top, step = 130, 560, 54, 26
+    bottom = top + step * len(names)
+
+    def text(words: str, x: float, y: float, anchor: str = "start") -> str:
+        return f'<text x="{x:.1f}" y="{y + 5}" text-anchor="{anchor}">{words}</text>'
+
+    def dot(kind: str, x: float, y: float) -> str:
+        return f'<circle class="{kind}" cx="{x:.1f}" cy="{y}" r="6"/>'
+
+    def line(kind: str, x: float, y: float, to_x: float, to_y: float) -> str:
+        return f'<path class="{kind}" d="M{x:.1f} {y}L{to_x:.1f} {to_y}"/>'
+
+    title = "Accuracy with five photos of each of ten classes, by image set"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 40} {bottom + 34}" '
+        f'role="img" aria-labelledby="t"><title id="t">{title}</title><style>{STYLE}</style>',
+        dot("ours", left, 20) + text("mivhead", left + 12, 20),
+        dot("plain", left + 100, 20) + text("best of three plain heads", left + 112, 20),
+    ]
+    for percent in range(0, 101, 20):
+        x = left + width * percent / 100
+        parts.append(line("grid", x, top - 12, x, bottom))
+        parts.append(text(f"{percent} %", x, bottom + 14, "middle"))
+    for row, name in enumerate(names):
+        y = top + step * row + 4
+        plain = mean(scores, best_plain({name: scores[name]}, [name]), [name])
+        start, end = (left + width * value / 100 for value in (plain, ours[name]))
+        parts.append(text(NAMES[name], left - 14, y, "end"))
+        parts.append(line("bar", start, y, end, y) + dot("plain", start, y) + dot("ours", end, y))
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def add_jsonl(path: Path, library: str) -> None:
+    """Add the rows of a file of benchmarks/which_backbone.py."""
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    if FILE.exists():
+        with FILE.open(newline="", encoding="utf-8") as file:
+            rows = {tuple(row[key] for key in COLUMNS[:5]): row for row in csv.DictReader(file)}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        task = json.loads(line)
+        if task["backbone"] != BACKBONE:
+            continue
+        for method, (accuracy, _) in task["methods"].items():
+            where = (BACKBONE, task["protocol"], task["set"], str(task["task"]), method)
+            values = (*where, f"{100 * accuracy:.2f}", library)
+            rows[where] = dict(zip(COLUMNS, values, strict=True))
+    with FILE.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows[key] for key in sorted(rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jsonl", type=Path, help="a file of benchmarks/which_backbone.py")
+    parser.add_argument("--library", default="0.2.0", help="version that measured the .jsonl file")
+    args = parser.parse_args()
+    if args.jsonl:
+        add_jsonl(args.jsonl, args.library)
+    found = read()
+    for page in PAGES:
+        page.write_text(renew(page.read_text(encoding="utf-8"), found), encoding="utf-8")
+    CHART.write_text(chart(found["10-way 5-shot"]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
