@@ -37,6 +37,28 @@ def test_adding_equals_fitting_all_images(miv, shots, new, mine, tmp_path):
     assert probabilities(miv, mine, new) == probabilities(miv, scratch, new)
 
 
+def test_fit_add_and_info_show_the_same_estimate(miv, shots, new, mine, tmp_path):
+    everything = shutil.copytree(shots, tmp_path / "all")
+    shutil.copytree(new, everything, dirs_exist_ok=True)
+    scratch = tmp_path / "scratch.miv"
+    given = ("-o", scratch, "--no-augmentation", "--json")
+    fitted = json.loads(miv("fit", everything, *given).out)["check"]
+    added = json.loads(miv("add", mine, new, "--json").out)["estimate"]
+    assert added["accuracy"] == pytest.approx(fitted["accuracy"])
+    assert [added["low"], added["high"]] == pytest.approx(fitted["interval"])
+    assert added["per_class"] == pytest.approx(list(fitted["per_class"].values()))
+    for path in (scratch, mine):
+        assert json.loads(miv("info", path, "--json").out)["estimate"] == added
+    line = next(each for each in miv("info", mine).out.splitlines() if "accuracy" in each)
+    again = miv("add", mine, tmp_path / "all", "-o", tmp_path / "same.miv").out
+    assert "Expected" not in again  # nothing was added, so nothing is estimated
+    fewer = miv("remove", mine, "rings/5.png").out
+    assert "Expected accuracy on new images: " in fewer
+    assert "on new images" in line
+    assert miv("remove", mine, "rings/6.png", "--no-check").code == 0
+    assert json.loads(miv("info", mine, "--json").out)["estimate"] is None
+
+
 def test_with_views_too(miv, shots, tmp_path):
     """A class that shrinks needs views that the file does not hold; they are made of pictures."""
     model, scratch = tmp_path / "m.miv", tmp_path / "scratch.miv"

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from mivhead.diagnostics.learning_curve import SLOPE, expected_accuracy
+from mivhead.diagnostics.learning_curve import HITS, SLOPE, expected_accuracy
 
 
 def sigmoid(x):
@@ -44,9 +44,44 @@ def test_nothing_to_test_is_unknown():
 @pytest.mark.parametrize("share", [0, 1])
 def test_all_right_or_wrong(share):
     found = expected_accuracy(np.full(10, share), np.repeat([0, 1], 5), np.full(10, 4), [5, 5])
-    assert found.accuracy == share
-    assert found.interval[share] == pytest.approx(share)
-    assert 0 < found.interval[1 - share] < 1
+    assert 0 < abs(found.accuracy - share) < 0.05  # the next one may differ
+    assert abs(found.interval[share] - share) < 0.05
+    assert abs(found.interval[1 - share] - share) > 0.3
+
+
+def test_probabilities_count_with_the_outcomes():
+    labels, behind, shots = np.repeat([0, 1], 5), np.full(10, 4), [5, 5]
+    right, sure = np.ones(10), np.full(10, 0.7)
+    share = HITS + (1 - HITS) * 0.7
+    expected = sigmoid(math.log(share / (1 - share)) + SLOPE * math.log(5 / 4))
+    found = expected_accuracy(right, labels, behind, shots, sure)
+    assert found.accuracy == pytest.approx(expected)
+    assert found.right.tolist() == [5, 5]
+
+
+def test_an_easy_class_with_many_shots_is_one_class_of_many():
+    """Ten classes at 47 %, and 300 easy photos as an eleventh: not 92 %."""
+    rng = np.random.default_rng(0)
+    labels, shots = np.repeat(np.arange(10), 5), [5] * 10
+    right = rng.permutation(np.r_[np.ones(24), np.zeros(26)])
+    before = expected_accuracy(right, labels, np.full(50, 4), shots, np.full(50, 0.47))
+    after = expected_accuracy(
+        np.r_[right, np.ones(300)],
+        np.r_[labels, np.full(300, 10)],
+        np.r_[np.full(50, 4), np.full(300, 240)],
+        [*shots, 300],
+        np.r_[np.full(50, 0.47), np.full(300, 0.99)],
+    )
+    assert before.accuracy < after.accuracy < before.accuracy + 1 / 11 + 0.01
+    assert after.per_class[:10].mean() == pytest.approx(before.per_class.mean(), abs=0.03)
+
+
+def test_300_shots_of_one_class_and_1_of_another_are_not_100_percent():
+    found = expected_accuracy(
+        np.ones(300), np.zeros(300, int), np.full(300, 240), [300, 1], np.full(300, 0.999)
+    )
+    assert found.accuracy < 0.97
+    assert found.interval[0] < 0.6  # nothing is known about half of the new images
 
 
 @pytest.mark.parametrize("shots", [[5] * 8, [1, 1, 2, 3, 5, 8, 12, 12]])

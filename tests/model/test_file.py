@@ -18,9 +18,11 @@ from safetensors.numpy import load_file, save_file
 import mivhead
 from mivhead import Features, MIVClassifier, Recipe
 from mivhead._util import files
+from mivhead._util.schema import to_json
 from mivhead.errors import InputError, MivError, ModelFileError, NotAvailableError
 from mivhead.methods import make_method, method_name
 from mivhead.model import file as model_file
+from mivhead.model.info import Estimate
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -634,4 +636,26 @@ def test_a_forged_decision_is_refused(path: Path, name: str) -> None:
     changes, message = DECISIONS[name]
     change(path, **changes)
     with pytest.raises(ModelFileError, match=message):
+        mivhead.load(path)
+
+
+@pytest.mark.parametrize(
+    "change_of",
+    [
+        {"accuracy": 1.5},
+        {"low": None},
+        {"per_class": [0.5]},
+        {"right": 99},
+        {"tested": "many"},
+        {"more": 1},
+    ],
+)
+def test_a_forged_estimate_is_refused(path: Path, change_of: dict[str, Any]) -> None:
+    model = mivhead.load(path)
+    assert model.estimate_ is None
+    model.estimate_ = Estimate(0.5, 0.2, 0.8, 6, 3, (0.5, 0.5, None, None))
+    model.save(path)
+    assert mivhead.load(path).estimate_ == model.estimate_
+    change(path, {"estimate.v1": to_json(model.estimate_) | change_of})
+    with pytest.raises(ModelFileError, match="estimate"):
         mivhead.load(path)

@@ -272,11 +272,12 @@ class Learner:
             return
         self._tell(stage=CHECKING)
         result = model.check(folds=FOLDS)
+        self._save(model)  # again, with the estimate
         id_of = {photo.path: photo.id for photo, _ in shots}
         self._tell(estimate=describe(result, id_of))
         labels = [label for _, label in shots]
         if min(map(labels.count, labels)) >= ENOUGH and not self._outdated(self._fitted or ()):
-            trend = extrapolate(model.check(folds=2), result)
+            trend = extrapolate(_twin(model).check(folds=2), result)
             self._tell(estimate={**(self.known.estimate or {}), "trend": trend})
 
     def _save(self, model: FewShotClassifier) -> str:
@@ -458,14 +459,14 @@ def extrapolate(half: CrossValidation, most: CrossValidation) -> dict[str, float
     Returns
     -------
     dict
-        Accuracies: `half`, `most`, and `twice`, which is extrapolated.
+        The shares of right predictions, `half` and `most`, and `twice`: the accuracy to expect with
+        twice as many photos.
     """
     share = 1 - 1 / most.folds  # of the shots that each fold learns from
     wrong = [each.score.images - each.score.right + 0.5 for each in (half, most)]
     exponent = min(1.0, max(0.0, math.log(wrong[0] / wrong[1]) / math.log(2 * share)))
-    factor = (share / 2) ** exponent
-    twice = 1 - (1 - most.accuracy) * factor
-    return {"half": half.accuracy, "most": most.accuracy, "twice": twice}
+    twice = 1 - (1 - most.accuracy) * 0.5**exponent
+    return {"half": half.score.accuracy, "most": most.score.accuracy, "twice": twice}
 
 
 def advise(per_class: dict[str, list[int]]) -> list[dict[str, Any]]:

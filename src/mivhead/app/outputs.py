@@ -177,10 +177,10 @@ def report(project: Project, learner: Learner) -> str:
     else:
         low, high = map(percent, estimate["interval"])
         parts.append(
-            f'<p><span class="big">{percent(estimate["accuracy"])}</span> of the photos were '
-            f"named correctly by a model that had not seen them ({estimate['right']} of "
-            f"{estimate['tested']}; 95 % interval {low} to {high}). The model has learned from all "
-            "of them: on similar new photos it is usually better, on others it may be worse.</p>"
+            f'<p><span class="big">{percent(estimate["accuracy"])}</span> of new photos like these '
+            f"should be named correctly ({low} to {high} are plausible). This is an estimate, in "
+            "which every class counts the same: a model that had not seen them named "
+            f"{estimate['right']} of {estimate['tested']} photos correctly.</p>"
         )
     checked: dict[str, Any] = {} if estimate is None else estimate["classes"]
     rows = []

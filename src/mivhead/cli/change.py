@@ -7,6 +7,7 @@ import csv
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,14 @@ from mivhead._util.text import one_line
 from mivhead.cli import options
 from mivhead.cli.labels import check_class_names
 from mivhead.cli.loading import is_features
-from mivhead.cli.output import check_output, plural, print_json, report_skipped, seconds
+from mivhead.cli.output import (
+    check_output,
+    expected_accuracy,
+    plural,
+    print_json,
+    report_skipped,
+    seconds,
+)
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -120,6 +128,9 @@ def _command(
         "MODEL.bak)",
     )
     parser.add_argument("--no-backup", action="store_true", help="do not keep the old model")
+    parser.add_argument(
+        "--no-check", action="store_true", help="do not estimate the accuracy of the changed model"
+    )
     options.add_unlabelled(parser)
     options.add_model_backbone(parser)
     options.add_device(parser)
@@ -205,6 +216,8 @@ def _run(args: argparse.Namespace, change: Callable[[FewShotClassifier], Change]
         before = len(model.history_)
         done = change(model)
         changed = len(model.history_) > before
+        if changed and not args.no_check:
+            model.check()
     _report(args, model, done, output if changed else None, time.perf_counter() - started)
     return 0
 
@@ -228,6 +241,7 @@ def _report(
                 "change": change.text,
                 "notes": list(change.notes),
                 "classes": {str(label): count for label, count in counts.items()},
+                "estimate": None if model.estimate_ is None else asdict(model.estimate_),
                 "seconds": spent,
             }
         )
@@ -241,6 +255,8 @@ def _report(
         print(f"{args.model} was not changed.")
         return
     kept = output == args.model and not args.no_backup
+    if model.estimate_ is not None:
+        print(f"Expected accuracy on new images: {expected_accuracy(model.estimate_)}.")
     print(
         f"The model has {plural(len(counts), 'class')} and {plural(sum(counts.values()), 'shot')} "
         f"now ({seconds(spent)}).\nSaved {output}"

@@ -127,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
     estimate = None
     if not model.needs_images and not args.no_check:
         estimate = model.check(folds=args.folds)
+        model.save(args.output, compact=args.compact)  # again, with the estimate
     if args.html and estimate is not None and model.shots_ is not None:
         from mivhead.diagnostics.pages import write_suspects
 

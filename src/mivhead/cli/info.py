@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mivhead._util.files import is_exported
 from mivhead.cli import options
 from mivhead.cli.loading import kind_of
-from mivhead.cli.output import plural, print_json, size, table
+from mivhead.cli.output import expected_accuracy, plural, print_json, size, table
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def _model_facts(path: str) -> dict[str, Any]:
     facts["pictures"] = kept is not None and None not in kept.pictures
     use = getattr(model.classifier_, "unlabelled_", None)
     facts["unlabelled"] = None if use is None else asdict(use)
+    facts["estimate"] = None if model.estimate_ is None else asdict(model.estimate_)
     facts["history"] = [
         {"when": each.when, "action": each.action, "text": each.text} for each in model.history_
     ]
@@ -138,6 +139,10 @@ def _describe(facts: dict[str, Any]) -> str:
     if facts["kind"] in ("model", "exported"):
         lines.append(("method", facts["method"]))
         lines.append(("weights", f"initialised by seed {facts['seed']}, drawn from --seed"))
+        if found := facts.get("estimate"):
+            from mivhead.model.info import Estimate
+
+            lines.append(("accuracy", f"{expected_accuracy(Estimate(**found))} on new images"))
         if use := facts.get("unlabelled"):
             images = plural(use["images"], "image")
             lines.append(("unlabelled", f"{images}, {'used' if use['used'] else 'not used'}"))

@@ -19,6 +19,7 @@ from mivhead.errors import InputError, NotAvailableError
 if TYPE_CHECKING:
     from mivhead.images.imageset import Skipped
     from mivhead.model.base import ImageClassifier
+    from mivhead.model.info import Estimate
     from mivhead.model.prediction import DecisionCounts, Prediction
 
 MAX_CELL = 48  # characters of a name in a table
@@ -89,6 +90,19 @@ def interval(bounds: tuple[float, float]) -> str:
     '71 % to 92 %'
     """
     return f"{percent(bounds[0])} to {percent(bounds[1])}"
+
+
+def expected_accuracy(estimate: Estimate) -> str:
+    """Format the accuracy to expect, with its interval.
+
+    >>> from mivhead.model.info import Estimate
+    >>> expected_accuracy(Estimate(0.83, 0.7, 0.91, 15, 12, (0.8, 0.86)))
+    '83 % (95 % interval 70 % to 91 %)'
+    """
+    if estimate.accuracy is None or estimate.low is None or estimate.high is None:
+        return "unknown, because no class has two shots"
+    bounds = interval((estimate.low, estimate.high))
+    return f"{percent(estimate.accuracy)} (95 % interval {bounds})"
 
 
 def seconds(value: float) -> str:

@@ -32,6 +32,7 @@ from mivhead.ensemble.balance import shots_behind
 from mivhead.errors import InputError
 from mivhead.features import FeatureTable
 from mivhead.model.decision import softmax
+from mivhead.model.info import Estimate
 
 FOLDS = 5
 
@@ -50,6 +51,8 @@ class CrossValidation:
         Out-of-fold predictions; NaN for shots that could not be tested.
     folds : int
         Number of folds that were used: at most as many as the largest class has shots.
+    calibrated : bool, default=False
+        Whether probabilities can be taken at face value, as those of `miv` with its default recipe.
     """
 
     ids: tuple[str, ...]
@@ -57,6 +60,7 @@ class CrossValidation:
     classes: NDArray[Any]
     probabilities: NDArray[np.floating[Any]]
     folds: int
+    calibrated: bool = False
 
     def __repr__(self) -> str:
         """Summarise the accuracy in one line."""
@@ -100,7 +104,8 @@ class CrossValidation:
         right = self.probabilities[rows].argmax(axis=1) == own
         behind = shots_behind(numbers, fold)[rows, own]
         shots = np.bincount(numbers, minlength=len(self.classes))
-        return expected_accuracy(right, own, np.maximum(behind, 1), shots)
+        confidence = self.probabilities[rows].max(axis=1) if self.calibrated else None
+        return expected_accuracy(right, own, np.maximum(behind, 1), shots, confidence)
 
     @property
     def accuracy(self) -> float:
@@ -117,6 +122,19 @@ class CrossValidation:
         """Expected accuracy of each class; NaN for all of them if none could be tested."""
         names = map(str, self.classes)
         return dict(zip(names, self.expected.per_class.tolist(), strict=True))
+
+    @property
+    def estimate(self) -> Estimate:
+        """What a model keeps of this."""
+        expected, score = self.expected, self.score
+        per_class = tuple(
+            float(share) if tested else None
+            for share, tested in zip(expected.per_class, expected.tested, strict=True)
+        )
+        if not score.images:
+            return Estimate(None, None, None, 0, 0, per_class)
+        low, high = expected.interval
+        return Estimate(expected.accuracy, low, high, score.images, score.right, per_class)
 
     @property
     def suspects(self) -> list[Mistake]:
@@ -176,8 +194,9 @@ def cross_validate(
     model = classifier.copy_unfitted().set_params(random_state=0)
     if "verbose" in model.get_params():
         model.set_params(verbose=False)  # this function shows its own progress
+    stacks = isinstance(model, MIVClassifier) and model.stacks
     with progress_bar("cross-validating", len(used), show=verbose, unit="fold") as advance:
-        if isinstance(model, MIVClassifier) and model.stacks and used:
+        if isinstance(model, MIVClassifier) and stacks and used:
             rows = np.flatnonzero(fold_of >= 0)
             every = _views_of(table, np.arange(len(labels)))
             logits = model.cross_validated_logits(
@@ -191,7 +210,7 @@ def cross_validate(
                 model.fit(table.features[kept], labels[kept], **_views_of(table, kept))
                 probabilities[out] = model.predict_proba(table.features[np.flatnonzero(out)])
                 advance(1)
-    return CrossValidation(table.ids, table.labels, classes, probabilities, len(used))
+    return CrossValidation(table.ids, table.labels, classes, probabilities, len(used), stacks)
 
 
 def _assign_folds(labels: NDArray[Any], folds: int) -> NDArray[np.int64]:

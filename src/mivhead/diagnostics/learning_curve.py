@@ -1,35 +1,40 @@
 """The accuracy to expect on new images, from out-of-fold predictions of a few, unequal shots.
 
 Out-of-fold predictions cannot be counted as they are: classes with many shots would dominate,
-classes with one shot have none, and every prediction was made with one shot less than the model
-has. All three are solved by a learning curve that the classes of a task share:
+classes with one shot have none, every prediction was made with fewer shots than the model has, and
+a dozen of them, each right or wrong, say little. The answer to each:
 
-    logit P(right) = theta + SLOPE log n    (n: shots of the image's class behind the prediction)
+- Every prediction is weighted by 1 / (shots of its class), so that all classes count the same.
+- All classes of a task share a learning curve, theta is fitted to the predictions, and the accuracy
+  is the mean over *all* classes of the curve at their numbers of shots:
 
-theta is fitted to the out-of-fold predictions, each weighted by 1 / (shots of its class), so that
-every class counts the same. The expected accuracy is the mean over *all* classes of the curve at
-their numbers of shots, those with one shot among them. Its interval is Wilson's, for the effective
-number of predictions divided by DESIGN, because the shots of a class are alike and accuracies of
-classes differ.
+      logit P(right) = theta + SLOPE log n    (n: shots of the image's class behind the prediction)
+
+- A prediction counts as HITS [right] + (1 - HITS) (its largest probability), if probabilities are
+  calibrated. A probability says more than one outcome, and the outcomes keep it honest.
+
+The interval is Wilson's for an effective number of predictions. Shots of a class are alike (RHO is
+their correlation), so m of them count as m / (1 + (m - 1) RHO); a class that was not tested counts
+as if it had UNTESTED prediction. The mean over classes has the variance of the mean of these.
 
 Predictions must come from rounds that leave out one shot of every class
 (`mivhead.ensemble.balance.rounds`); leaving out a single shot puts its class at a disadvantage.
-Both constants were chosen on the tuning sets (docs/research-log.md).
+The constants were chosen on the tuning sets (docs/research-log.md).
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mivhead.diagnostics.evaluation import wilson_interval
-from mivhead.ensemble.balance import effective_number
 
-SLOPE = 0.8  # of the log-odds of a right prediction in log n
-DESIGN = 2.0  # by how much predictions of shots say less than those of independent images
+SLOPE = 1.0  # of the log-odds of a right prediction in log n
+HITS = 0.3  # how much the outcome of a prediction counts, compared with its probability
+RHO = 0.2  # correlation of predictions of the same class
+UNTESTED = 1.0  # predictions that a class without any counts as, in the interval
 OWN = 2.0  # predictions that the shared curve counts as in the figure of one class
 
 Floats = NDArray[np.float64]
@@ -60,7 +65,11 @@ class ExpectedAccuracy:
 
 
 def expected_accuracy(
-    right: ArrayLike, labels: ArrayLike, behind: ArrayLike, shots: ArrayLike
+    right: ArrayLike,
+    labels: ArrayLike,
+    behind: ArrayLike,
+    shots: ArrayLike,
+    confidence: ArrayLike | None = None,
 ) -> ExpectedAccuracy:
     """Estimate the accuracy on new images from out-of-fold predictions.
 
@@ -74,6 +83,8 @@ def expected_accuracy(
         Shots of its own class that each prediction was learned from; at least 1.
     shots : array-like of int, of shape (class,)
         Shots of each class that the model has.
+    confidence : array-like of shape (image,) or None, default=None
+        The largest probability of each prediction; None if probabilities are not calibrated.
 
     Returns
     -------
@@ -87,7 +98,7 @@ def expected_accuracy(
     >>> right, labels = [1, 1, 1, 1, 1, 0], [0, 0, 0, 1, 1, 1]
     >>> expected = expected_accuracy(right, labels, [2] * 6, [3, 3, 1])
     >>> round(expected.accuracy, 2), [round(x, 2) for x in expected.per_class.tolist()]
-    (0.83, [0.95, 0.75, 0.74])
+    (0.83, [0.95, 0.75, 0.71])
     """
     hits, y = np.asarray(right, np.float64), np.asarray(labels, np.int64)
     shots = np.asarray(shots, np.int64)
@@ -96,26 +107,35 @@ def expected_accuracy(
     if not len(y):
         unknown = np.full(len(shots), np.nan)
         return ExpectedAccuracy(float("nan"), (0.0, 1.0), unknown, tested, rights)
-    weights = shots.mean() / shots[y]
-    theta = _fit_curve(hits, SLOPE * np.log(np.asarray(behind, np.float64)), weights)
+    if confidence is not None:
+        hits = HITS * hits + (1 - HITS) * np.asarray(confidence, np.float64)
+    weights = 1 / shots[y]
+    least = 0.25 / len(y)  # even if all are right, the next one may be wrong
+    share = float(np.clip(weights @ hits / weights.sum(), least, 1 - least))
+    theta = _fit_curve(share, SLOPE * np.log(np.asarray(behind, np.float64)), weights)
     curve = _sigmoid(theta + SLOPE * np.log(shots))
     accuracy = float(curve.mean())
     per_class = (rights + OWN * curve) / (tested + OWN)
-    count = effective_number(weights) / DESIGN
-    low, high = wilson_interval(accuracy * count, count)
-    interval = max(0.0, low), min(1.0, high)
-    return ExpectedAccuracy(accuracy, interval, per_class, tested, rights)
+    low, high = wilson_interval(accuracy * (count := _effective_number(tested)), count)
+    return ExpectedAccuracy(accuracy, (max(0.0, low), min(1.0, high)), per_class, tested, rights)
 
 
-def _fit_curve(hits: Floats, known: Floats, weights: Floats) -> float:
-    """Solve sum w (hits - sigmoid(theta + known)) = 0, which falls with theta, by bisection."""
-    wanted = float(weights @ hits)
-    if wanted <= 0 or wanted >= weights.sum() * (1 - 1e-12):
-        return -math.inf if wanted <= 0 else math.inf
+def _effective_number(tested: NDArray[np.int64]) -> float:
+    """Return how many independent predictions tell as much about the mean over classes.
+
+    >>> [round(_effective_number(np.array(tested)), 2) for tested in ([5, 5], [300, 0])]
+    [5.56, 3.33]
+    """
+    own = np.where(tested > 0, tested / (1 + (tested - 1) * RHO), UNTESTED)
+    return float(len(tested) ** 2 / (1 / own).sum())
+
+
+def _fit_curve(share: float, known: Floats, weights: Floats) -> float:
+    """Find the theta at which the weighted mean of sigmoid(theta + known) is `share`."""
     low, high = -60.0 - float(known.max()), 60.0 - float(known.min())
     for _ in range(80):
         middle = (low + high) / 2
-        if weights @ _sigmoid(middle + known) < wanted:
+        if weights @ _sigmoid(middle + known) < share * weights.sum():
             low = middle
         else:
             high = middle
@@ -123,6 +143,6 @@ def _fit_curve(hits: Floats, known: Floats, weights: Floats) -> float:
 
 
 def _sigmoid(x: ArrayLike) -> Floats:
-    """1 / (1 + exp(-x)) without overflow, also at infinity."""
+    """1 / (1 + exp(-x)) without overflow."""
     logistic: Floats = 0.5 * (1 + np.tanh(0.5 * np.asarray(x, np.float64)))
     return logistic

@@ -53,6 +53,7 @@ from mivhead.methods.miv import views_rule
 from mivhead.methods.registry import Classifier, get_method, make_method
 from mivhead.model.base import ImageClassifier, Scores
 from mivhead.model.decision import Calibration, DecisionRule
+from mivhead.model.info import Estimate
 from mivhead.model.prediction import Prediction, Predictions
 from mivhead.model.readers import FeatureReader, Reader, reader_for
 from mivhead.model.shots import Change, Shots, Training, digests
@@ -132,6 +133,9 @@ class FewShotClassifier(ImageClassifier, Estimator):
         tunes the backbone.
     history_ : list of Change
         The changes since the fit, oldest first.
+    estimate_ : Estimate or None
+        What `check` found out about the accuracy; None if it was not called after the last fit or
+        change.
     fit_seconds_ : dict of str to float
         Duration of the last fit: `features` (or `reading`, for a method that tunes the backbone) is
         the time for reading the images, `training` the rest. Not part of a model file.
@@ -155,6 +159,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
     classifier_: Any  # a Classifier, with further attributes of its method
     classes_: NDArray[Any]
     identity_: Identity | None
+    estimate_: Estimate | None
 
     def __init__(
         self,
@@ -533,6 +538,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
     def check(self, *, folds: int = 5) -> CrossValidation:
         """Estimate the accuracy by cross-validation on the shots, and find suspicious ones.
 
+        The model remembers the estimate (`estimate_`), and `save` writes it to the file.
+
         Parameters
         ----------
         folds : int, default=5
@@ -556,7 +563,9 @@ class FewShotClassifier(ImageClassifier, Estimator):
         labels = tuple(map(str, training.y.tolist()))
         table = FeatureTable(training.X, shots.names, labels, training.views, training.view_of)
         unfitted = self.classifier_._unfitted()  # a loaded one, too, has its settings
-        return cross_validate(unfitted, table, folds=folds, verbose=self.verbose)
+        result = cross_validate(unfitted, table, folds=folds, verbose=self.verbose)
+        self.estimate_ = result.estimate
+        return result
 
     def plot_attention(
         self, image: Any, path: str | Path | None = None, *, shots: str | Path | None = None
@@ -1016,6 +1025,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
         self._prepare_decisions(classifier, identity)
         self.classifier_, self.classes_, self.identity_ = classifier, classifier.classes_, identity
         self.shots_, self.history_ = shots, list(history)
+        self.estimate_ = None
         return self
 
     def _origin(self, table: FeatureTable) -> tuple[Preset | None, Identity | None]:

@@ -36,7 +36,7 @@ from mivhead.images.augmentation import ViewRule
 from mivhead.methods.registry import METHODS, Classifier, make_method, method_name
 from mivhead.model.decision import DecisionRule
 from mivhead.model.fewshot import FewShotClassifier
-from mivhead.model.info import ModelInfo, plain_classes, read_classes
+from mivhead.model.info import Estimate, ModelInfo, plain_classes, read_classes
 from mivhead.model.shots import Change, Shots
 
 Array = NDArray[Any]
@@ -139,12 +139,26 @@ def _read_unlabelled(model: FewShotClassifier, document: Any, tensors: Mapping[s
     model.classifier_.unlabelled_ = use
 
 
+def _write_estimate(model: Any) -> tuple[Any, Mapping[str, Array]] | None:
+    estimate: Estimate | None = getattr(model, "estimate_", None)
+    return None if estimate is None else (to_json(estimate), {})
+
+
+def _read_estimate(model: FewShotClassifier, document: Any, tensors: Mapping[str, Array]) -> None:
+    estimate = from_json(Estimate, document, "estimate.v1")
+    estimate.check(len(model.classes_))
+    if tensors:
+        raise InputError("estimate.v1 has no tensors.")
+    model.estimate_ = estimate
+
+
 _HISTORY = ("action", "text", "when")
 SECTIONS: tuple[Section, ...] = (
     Section("shots.v1", "shots", _write_shots, _read_shots),
     Section("history.v1", "history", _write_history, _read_history),
     Section("decision.v1", "decision", _write_decision, _read_decision),
     Section("unlabelled.v1", "unlabelled", _write_unlabelled, _read_unlabelled),
+    Section("estimate.v1", "estimate", _write_estimate, _read_estimate),
 )
 _SCALE = "scale"  # key of `config`: `FeatureClassifier.scale_`, if it is not 0
 _SECTION_NAME = re.compile(r"[a-z_]+\.v[0-9]+")

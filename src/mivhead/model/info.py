@@ -52,6 +52,41 @@ class ModelInfo:
     library: str
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """The accuracy to expect on new images, as cross-validation of the shots estimates it.
+
+    Parameters
+    ----------
+    accuracy, low, high : float or None
+        Mean over classes, and its 95 % interval; None if no class has several shots.
+    tested, right : int
+        How many shots were predicted by a model that had not seen them, and how many correctly.
+    per_class : tuple of float or None
+        The accuracy of each class, in their order; None for a class with one shot, which cannot be
+        tested.
+    """
+
+    accuracy: float | None
+    low: float | None
+    high: float | None
+    tested: int
+    right: int
+    per_class: tuple[float | None, ...]
+
+    def check(self, classes: int) -> None:
+        """Raise an error if the values of a file cannot be true."""
+        shares = [self.accuracy, self.low, self.high]
+        known = [each for each in (*shares, *self.per_class) if each is not None]
+        if (
+            len(self.per_class) != classes
+            or not 0 <= self.right <= self.tested
+            or not all(0 <= each <= 1 for each in known)
+            or (None in shares and any(each is not None for each in shares))
+        ):
+            raise InputError("estimate.v1 does not fit the model.")
+
+
 def plain_classes(classes: NDArray[Any]) -> list[Any]:
     """Return labels as plain values that a file can hold."""
     values: list[Any] = classes.tolist()

@@ -257,7 +257,7 @@ function adviceOf({ advice, accuracy, trend, tested, right }, suspects) {
   const few = advice.find((each) => each.why === "few");
   const doubtful = suspects.length > 0 && suspects.length >= tested - right; // all mistakes may be wrong labels
   const flat = trend && trend.half >= trend.most && trend.most < 1 && !doubtful;
-  const rising = trend && trend.twice - trend.most >= 0.01;
+  const rising = trend && trend.twice - accuracy >= 0.01;
   const found = [];
   if (suspects.length) found.push(t.adviceCheck(suspects.length));
   if (weak.length) found.push(flat ? t.adviceVary(weak) : t.adviceErrors(weak));
