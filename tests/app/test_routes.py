@@ -240,7 +240,7 @@ def test_downloads(site: Any) -> None:
     assert not list((site.project.folder / ".miv-app").glob("*.part"))
     page = site.client.get("/download/report")
     assert "attachment" in page.headers["content-disposition"]
-    assert "named correctly by a model that had not seen them" in page.text
+    assert "of new photos like these should be named correctly" in page.text
 
 
 def test_the_report_escapes_names(site: Any) -> None:

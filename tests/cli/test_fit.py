@@ -45,14 +45,26 @@ def test_every_wrong_shot_is_listed():
     probabilities = np.array([[0.9, 0.1, 0], [0.2, 0.8, 0], [0.3, 0.4, 0.3], [0, 0.5, 0.5]])
     ids, labels = ("a", "b", "c", "d", "e"), ("x", "x", "x", "z", "y")
     probabilities = np.concatenate([probabilities, np.full((1, 3), np.nan)])  # one alone: untested
-    result = CrossValidation(ids, labels, np.array(["x", "y", "z"]), probabilities, folds=2)
-    listed = _describe_estimate(result).partition("3 shots were predicted as another class")[2]
-    assert "1 is likely to be mislabelled" in listed
+    classes = np.array(["x", "y", "z"])
+    result = CrossValidation(ids, labels, classes, probabilities, 2, calibrated=True)
+    listed = _describe_estimate(result).partition("3 shots were predicted as another class. ")[2]
+    assert listed.startswith("None looks mislabelled: they are hard.\n")
     assert [line.split() for line in listed.splitlines()[2:]] == [
-        ["b", "x", "y", "80", "%", "mislabelled?"],
-        ["d", "z", "y", "50", "%"],
+        ["b", "x", "y", "80", "%"],
         ["c", "x", "y", "40", "%"],
+        ["d", "z", "y", "50", "%"],
     ]
+
+
+@pytest.mark.parametrize(("hard", "words"), [(0, "It is likely"), (1, "1 is likely")])
+def test_a_shot_that_is_likely_to_be_mislabelled(hard, words):
+    sure = [[0.99, 0.01]] * 9 + [[0.001, 0.999]] + [[0.01, 0.99]] * 9 + [[0.6, 0.4]] * hard
+    ids, labels = tuple(map(str, range(len(sure)))), ("x",) * 10 + ("y",) * (9 + hard)
+    result = CrossValidation(ids, labels, np.array(["x", "y"]), np.array(sure), 5, calibrated=True)
+    listed = _describe_estimate(result)
+    assert f"{words} to be mislabelled" in listed
+    assert re.search(r"^9 +x +y +>99 % +mislabelled\?$", listed, re.M)
+    assert listed.count("mislabelled?") == 1
 
 
 def test_a_few_folds_are_not_called_leave_one_out(miv, features, tmp_path):

@@ -1,5 +1,6 @@
 """Cross-validation on the shots, and suspicious shots."""
 
+import math
 from dataclasses import replace
 from unittest import mock
 
@@ -7,12 +8,18 @@ import numpy as np
 import pytest
 
 from mivhead import MIVClassifier, Recipe
-from mivhead.diagnostics.cross_validation import cross_validate
+from mivhead.diagnostics.cross_validation import (
+    MARGIN,
+    SHARE,
+    cross_validate,
+    likely_mislabelled,
+)
 from mivhead.diagnostics.evaluation import wilson_interval
 from mivhead.ensemble.ridge import Experts
 from mivhead.ensemble.stacking import OutOfFold, fit_weights
 from mivhead.errors import InputError
 from mivhead.features import FeatureTable
+from mivhead.model.decision import softmax
 from tests.test_classifier import FAST, clusters
 
 
@@ -60,9 +67,63 @@ def test_swapped_labels_are_suspects() -> None:
     assert {s.id for s in result.suspects} >= {"2.jpg", "8.jpg"}
     worst = next(s for s in result.suspects if s.id == "2.jpg")
     assert (worst.label, worst.predicted) == ("class 1", "class 0")
-    assert [s.probability for s in result.suspects] == sorted(
-        (s.probability for s in result.suspects), reverse=True
-    )
+    first = [s.id for s in result.suspects[:2]]
+    assert set(first) == {"2.jpg", "8.jpg"}  # the most surprising labels
+    assert [s.id for s in result.suspects if s.mislabelled] == first
+
+
+def test_hard_shots_are_not_called_mislabelled() -> None:
+    """Labels that are drawn from the predictions themselves are right by construction."""
+    rng = np.random.default_rng(0)
+    called = shots = 0
+    for sharpness in (0.5, 1.0, 2.0, 4.0):
+        for _ in range(25):
+            p = softmax(sharpness * rng.normal(size=(50, 10)))
+            labels = np.array([rng.choice(10, p=row) for row in p])
+            called += int(likely_mislabelled(p, labels)[1].sum())
+            shots += len(labels)
+    assert called / shots < 0.02
+
+
+def test_swaps_are_called_mislabelled() -> None:
+    """The rule in plain loops, and how many of the planted swaps it finds."""
+    rng = np.random.default_rng(0)
+    found = called = planted = 0
+    for _ in range(40):
+        p = softmax(3.5 * rng.normal(size=(50, 10)))
+        labels = np.array([rng.choice(10, p=row) for row in p])
+        wrong = rng.choice(50, 5, replace=False)
+        labels[wrong] = (labels[wrong] + rng.integers(1, 10, 5)) % 10
+        surprise, mislabelled = likely_mislabelled(p, labels)
+        expected = np.zeros(50, bool)
+        for t in sorted(surprise[surprise > math.log(2)]):
+            hard = sum(
+                p[i, c]
+                for i in range(50)
+                for c in range(10)
+                if math.log(p[i].max() / p[i, c]) >= t - 1e-12
+            )
+            if hard + MARGIN <= SHARE * (surprise >= t).sum():
+                expected = surprise >= t
+                break
+        np.testing.assert_array_equal(mislabelled, expected)
+        called += int(mislabelled.sum())
+        found += int(mislabelled[wrong].sum())
+        planted += 5
+    assert found / called > 0.5
+    assert found / planted > 0.25
+
+
+def test_probabilities_of_other_methods_are_calibrated_first() -> None:
+    """Sharper or flatter probabilities do not change which shots are called mislabelled."""
+    data = table([6, 6, 6], swap=(2, 8))
+    result = cross_validate(MIVClassifier(Recipe(steps=20), random_state=0), data)
+    names = [s.id for s in result.suspects if s.mislabelled]
+    assert names
+    for scale in (0.3, 3.0):
+        logs = np.log(np.maximum(result.probabilities, 1e-12))
+        other = replace(result, probabilities=softmax(scale * logs), calibrated=False)
+        assert [s.id for s in other.suspects if s.mislabelled] == names
 
 
 def test_nothing_to_test_with_one_shot_per_class() -> None:

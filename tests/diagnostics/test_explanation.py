@@ -214,7 +214,8 @@ def test_page_of_suspects(tmp_path: Path) -> None:
     assert count == len(data["items"]) >= 1
     first = data["items"][0]
     assert first["file"] == "blue/wrong.png"
-    assert first["note"] == "looks like red"
+    assert first["note"].endswith("looks like red")
+    assert first["note"].startswith("mislabelled? ") == result.suspects[0].mislabelled
     near = [data["shots"][place]["label"] for place, _ in first["near"]]
     assert near == ["blue"] * 3 + ["red"] * 3
     assert data["columns"] == "shot,class"

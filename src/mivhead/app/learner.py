@@ -436,7 +436,7 @@ def describe(result: CrossValidation, id_of: dict[str, str]) -> dict[str, Any]:
                 "label": each.label,
                 "predicted": each.predicted,
                 "probability": each.probability,
-                "likely": each.confident,
+                "likely": each.mislabelled,
             }
             for each in result.suspects[:MAX_SUSPECTS]
         ],

@@ -200,9 +200,10 @@ def report(project: Project, learner: Learner) -> str:
         )
         header = '<tr><th class="n">Photos<th>Class<th>Taken for'
         parts.append(f"<h2>Confusions</h2><table>{header}{confused}</table>")
-    if estimate is not None and estimate["suspects"]:
+    suspects = [] if estimate is None else [s for s in estimate["suspects"] if s["likely"]]
+    if suspects:
         parts.append("<h2>Photos to check</h2>")
-        parts += [_figure(project, each) for each in estimate["suspects"]]
+        parts += [_figure(project, each) for each in suspects]
     counts: dict[str, int] = {}
     for each in found.new:
         prediction = known.predictions.get(each.id)

@@ -276,17 +276,25 @@ def _describe_estimate(estimate: CrossValidation) -> str:
             f"\n\nThe classes have {fewest} to {most} shots. What helps most is more shots of "
             f"{', '.join(needy[:MAX_NEEDY])}{' and others' if len(needy) > MAX_NEEDY else ''}."
         )
+    return text + _describe_suspects(estimate)
+
+
+def _describe_suspects(estimate: CrossValidation) -> str:
+    """List the shots that were predicted as another class: mislabelled, or hard."""
     wrong = estimate.suspects
     if not wrong:
-        return text + "\n\nNo shot looks mislabelled."
-    likely = sum(each.confident for each in wrong)
-    text += (
-        f"\n\n{_all_of(len(wrong))} predicted as another class, and "
-        f"{'none is' if not likely else '1 is' if likely == 1 else f'{likely} are'} likely to be "
-        "mislabelled (another class has more than half of the probability):\n"
-    )
+        return "\n\nNo shot looks mislabelled: all were predicted as their class."
+    likely = sum(each.mislabelled for each in wrong)
+    text = f"\n\n{_all_of(len(wrong))} predicted as another class. "
+    if not likely:
+        text += "None looks mislabelled: they are hard.\n"
+    else:
+        text += (
+            f"{'It is' if len(wrong) == 1 else '1 is' if likely == 1 else f'{likely} are'} likely "
+            f"to be mislabelled{'' if likely == len(wrong) else ', the others are hard'}:\n"
+        )
     rows = [
-        [w.id, w.label, w.predicted, percent(w.probability), "mislabelled?" if w.confident else ""]
+        [w.id, w.label, w.predicted, percent(w.probability), "mislabelled?" * w.mislabelled]
         for w in wrong[:MAX_WRONG]
     ]
     text += table(["file", "label", "looks like", "probability", ""], rows, right="probability")
@@ -347,8 +355,6 @@ def _as_json(
                 name: None if math.isnan(value) else value
                 for name, value in estimate.per_class.items()
             },
-            "suspects": [
-                asdict(each) | {"mislabelled": each.confident} for each in estimate.suspects
-            ],
+            "suspects": [asdict(each) for each in estimate.suspects],
         }
     return document

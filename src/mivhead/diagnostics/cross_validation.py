@@ -16,6 +16,7 @@ expected to do what is usual for one shot in this task.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -35,6 +36,11 @@ from mivhead.model.decision import softmax
 from mivhead.model.info import Estimate
 
 FOLDS = 5
+SHARE = 0.5  # of the shots that are called mislabelled which may be hard instead
+MARGIN = 0.4  # added to the expected number of hard shots
+LEAST = math.log(2)  # surprise of a shot that is called mislabelled
+NOISE = 0.05  # share of wrong labels that calibration reckons with
+TINY = 1e-6  # a probability below this says no more
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -74,7 +80,10 @@ class CrossValidation:
     def _repr_html_(self) -> str:
         """Make a table for a notebook: the accuracy, and the shots predicted as another class."""
         text = f"<p>{escape(repr(self)[1:-1])}</p>"
-        return text + mistakes_table("Shots that were predicted as another class", self.suspects)
+        likely = [each for each in self.suspects if each.mislabelled]
+        hard = [each for each in self.suspects if not each.mislabelled]
+        text += mistakes_table("Shots that are likely to be mislabelled", likely)
+        return text + mistakes_table("Hard shots, predicted as another class", hard)
 
     @property
     def tested(self) -> NDArray[np.bool_]:
@@ -138,15 +147,96 @@ class CrossValidation:
 
     @property
     def suspects(self) -> list[Mistake]:
-        """Shots that were predicted as another class, the most confident prediction first."""
+        """Shots that were predicted as another class, the most surprising label first.
+
+        Few of them are mislabelled, and most are just hard: see `likely_mislabelled`.
+        """
+        rows = np.flatnonzero(self.tested)
+        numbers = np.searchsorted(self.classes, np.asarray(self.labels))[rows]
+        probabilities = self.probabilities[rows]
+        if not self.calibrated:
+            probabilities = _calibrate(probabilities, numbers)
+        surprise, called = likely_mislabelled(probabilities, numbers)
         found = []
-        for row in np.flatnonzero(self.tested):
+        for i in np.argsort(-surprise, kind="stable"):
+            row = rows[i]
             best = int(self.probabilities[row].argmax())
-            name = str(self.classes[best])
-            if name != self.labels[row]:
+            if best != numbers[i]:
                 p = float(self.probabilities[row, best])
-                found.append(Mistake(self.ids[row], self.labels[row], name, p))
-        return sorted(found, key=lambda suspect: -suspect.probability)
+                name = str(self.classes[best])
+                found.append(Mistake(self.ids[row], self.labels[row], name, p, bool(called[i])))
+        return found
+
+
+def likely_mislabelled(
+    probabilities: NDArray[np.floating[Any]], labels: NDArray[np.int64]
+) -> tuple[NDArray[np.floating[Any]], NDArray[np.bool_]]:
+    """Find shots whose labels are more surprising than calibrated predictions allow.
+
+    The surprise of a label y is log(max p / p_y): how much likelier the shot would become with the
+    label that was predicted. Hard shots are surprising too. How many of them to expect follows from
+    the probabilities: if all labels are right, the number of surprises above t is about
+
+        E(t) = sum over shots and classes of p [surprise > t]
+
+    If N(t) shots are observed there, about N(t) - E(t) of them are mislabelled. Shots above the
+    smallest t with E(t) + MARGIN <= SHARE N(t) are called mislabelled: at least half of them should
+    be, and a single surprise must be a great one.
+
+    Parameters
+    ----------
+    probabilities : array of shape (shot, class)
+        Calibrated out-of-fold predictions.
+    labels : array of shape (shot,)
+        Class numbers.
+
+    Returns
+    -------
+    surprise : array of shape (shot,)
+        0 for a shot that was predicted as its label.
+    mislabelled : array of bool of shape (shot,)
+
+    Examples
+    --------
+    Nine shots fit their labels. The last one certainly looks like another class:
+
+    >>> p = np.array([[0.99, 0.01]] * 5 + [[0.01, 0.99]] * 4 + [[0.999, 0.001]])
+    >>> surprise, mislabelled = likely_mislabelled(p, np.repeat([0, 1], 5))
+    >>> np.flatnonzero(mislabelled).tolist()
+    [9]
+
+    If predictions are unsure, a wrong one says nothing about the label:
+
+    >>> likely_mislabelled(np.array([[0.7, 0.3]] * 10), np.repeat([0, 1], [7, 3]))[1].any()
+    np.False_
+    """
+    p = np.maximum(np.asarray(probabilities, np.float64), TINY)
+    every = np.log(p.max(axis=1, keepdims=True) / p)  # (shot, class)
+    surprise = every[np.arange(len(p)), labels]
+    order = np.argsort(every, axis=None)[::-1]
+    expected = np.concatenate([[0.0], np.cumsum(p.ravel()[order])])
+    ranked = np.sort(surprise)[::-1]
+    above = np.searchsorted(-every.ravel()[order], -ranked, side="right")
+    count = np.searchsorted(-ranked, -ranked, side="right")  # shots that are as surprising
+    called = (expected[above] + MARGIN <= SHARE * count) & (ranked > LEAST)
+    least = ranked[called].min() if called.any() else np.inf
+    return surprise, surprise >= least
+
+
+def _calibrate(
+    probabilities: NDArray[np.floating[Any]], labels: NDArray[np.int64]
+) -> NDArray[np.floating[Any]]:
+    """Scale log probabilities so that the labels, a few of them wrong, become most likely."""
+    logs = np.log(np.maximum(probabilities, TINY))
+    rows = np.arange(len(labels))
+
+    def likelihood(scale: float) -> float:
+        own = softmax(scale * logs)[rows, labels]
+        return float(np.log((1 - NOISE) * own + NOISE / logs.shape[1]).sum())
+
+    if not len(labels):
+        return probabilities
+    return softmax(max(np.geomspace(0.05, 50, 61).tolist(), key=likelihood) * logs)
 
 
 def cross_validate(

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 MAX_NAMED = 5  # classes that an error lists
 MAX_ROWS = 50  # of a table in a notebook
-SURE = 0.5  # probability above which a mistake is confident
 
 
 @dataclass(frozen=True)
@@ -70,20 +69,15 @@ class Mistake:
         Its label and the predicted class.
     probability : float
         Probability of the predicted class.
+    mislabelled : bool, default=False
+        Whether the label of a shot is likely to be wrong; False for an image that is just hard.
     """
 
     id: str
     label: str
     predicted: str
     probability: float
-
-    @property
-    def confident(self) -> bool:
-        """Whether the predicted class has more than half of the probability.
-
-        The label of a shot that is mistaken confidently is likely to be wrong.
-        """
-        return self.probability > SURE
+    mislabelled: bool = False
 
 
 @dataclass(frozen=True, eq=False)

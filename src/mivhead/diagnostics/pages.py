@@ -149,7 +149,7 @@ def write_suspects(result: CrossValidation, shots: Shots, path: str | Path, *, t
                 "group": "unsure",
                 "label": suspect.label,
                 "title": suspect.label,
-                "note": f"looks like {suspect.predicted}",
+                "note": f"{'mislabelled? ' * suspect.mislabelled}looks like {suspect.predicted}",
                 "top": [[str(result.classes[c]), float(probabilities[c])] for c in ranked],
                 "src": _thumbnail(shots.pictures[row], SIDE),
                 "near": [
@@ -168,8 +168,9 @@ def write_suspects(result: CrossValidation, shots: Shots, path: str | Path, *, t
         "items": items,
     }
     text = (
-        "Each of these shots was predicted as another class by a model that had not seen it. It "
-        "may be mislabelled, or just hard. Dashed frames: shots of the class it looks like. Enter "
+        "Each of these shots was predicted as another class by a model that had not seen it. Those "
+        "marked <i>mislabelled?</i> come first; the others are most likely just hard. Dashed "
+        "frames: shots of the class it looks like. Enter "
         "the right classes where they are wrong, download the corrections, and apply them with "
         "<code>miv relabel MODEL corrections.csv</code>."
     )

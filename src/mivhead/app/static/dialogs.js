@@ -14,7 +14,7 @@ export function PhotoDialog({ id, list, onOpen, onClose }) {
   const [reasons, setReasons] = useState(null);
   const owner = classes.find((each) => each.photos.some((p) => p.id === id));
   const prediction = predictions[id];
-  const suspect = estimate?.suspects.find((each) => each.id === id && each.label === owner?.name);
+  const suspect = estimate?.suspects.find((each) => each.likely && each.id === id && each.label === owner?.name);
   const shown = useRef(id);
   shown.current = id;
   useEffect(() => {
