@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mivhead.ensemble.balance import (
-    ENOUGH,
     PENALTY,
+    SHOTS_SCALE,
     ShotLines,
     distinct_rows,
     effective_number,
@@ -17,7 +17,7 @@ from mivhead.ensemble.balance import (
     left_out_predictions,
     log_prior,
     rounds,
-    shot_offsets,
+    shot_scores,
     shot_weights,
     shots_behind,
 )
@@ -63,7 +63,7 @@ def balanced_names(x, y, queries):
     targets = np.eye(len(shots))[y]
     left_out = left_out_predictions(hat, targets, hat @ targets)
     lines = ShotLines.fit(left_out[None], y, shots_behind(y), shots)
-    weights, offsets = fold_into_weights([10.0], lines, shots)
+    weights, offsets = fold_into_weights([10.0, 0.5 / SHOTS_SCALE], lines, shots)
     return (weights[0] * predict(coefficients, queries) + offsets).argmax(axis=1)
 
 
@@ -173,7 +173,7 @@ def test_equal_shots_change_nothing_at_all():
     scores = rng.normal(size=(3, 20, 4))
     shots = np.full(4, 5)
     lines = ShotLines.fit(scores, labels, shots_behind(labels), shots)
-    weights, offsets = fold_into_weights([0.5, 1.0, 3.0], lines, shots)
+    weights, offsets = fold_into_weights([0.5, 1.0, 3.0, 4.0], lines, shots)
     assert (weights == np.array([[0.5], [1.0], [3.0]])).all()
     assert (offsets == 0).all()
     assert (lines(scores, shots) == scores).all()
@@ -193,11 +193,10 @@ def test_fold_into_weights_is_the_sum_of_balanced_scores():
     labels, shots = np.repeat([0, 1, 2], [2, 5, 9]), np.array([2, 5, 9])
     scores, members = rng.normal(size=(3, 16, 3)), np.array([0.2, 1.0, 2.0])
     lines = ShotLines.fit(scores, labels, shots_behind(labels), shots)
-    weights, offsets = fold_into_weights(members, lines, shots)
+    weights, offsets = fold_into_weights([*members, 3.0], lines, shots)
     new = rng.normal(size=(3, 7, 3))
     expected = np.tensordot(members, lines(new, shots), axes=1)
-    effective = shots * (1 + ENOUGH) / (shots + ENOUGH)
-    expected -= np.log(effective) - np.log(effective).mean()
+    expected -= 3.0 * SHOTS_SCALE * (np.log(shots) - np.log(shots).mean())
     assert np.einsum("mc,mic->ic", weights, new) + offsets == pytest.approx(expected)
 
 
@@ -234,13 +233,16 @@ def test_more_shots_of_one_class_leave_the_others_their_names():
     assert np.mean(lost) < 0.05
 
 
-def test_offsets_divide_by_an_effective_number_of_shots_with_a_limit():
-    offsets = shot_offsets([1, 2, 10**9], [1, 2, 10**9])
-    assert offsets.sum() == pytest.approx(0)
-    assert offsets[0] - offsets[1] == pytest.approx(math.log(2 * (1 + ENOUGH) / (2 + ENOUGH)))
-    assert offsets[0] - offsets[2] == pytest.approx(math.log(1 + ENOUGH))
-    # Out of fold, one shot less: in a task with equal shots as well.
-    assert shot_offsets([4, 5], [5, 5])[0] > shot_offsets([4, 5], [5, 5])[1] == 0
+def test_the_starting_weight_of_the_shots_divides_probabilities_by_their_number():
+    shots = np.array([1, 2, 30])
+    logits = np.array([0.3, -0.2, 1.0])
+    corrected = np.exp(logits + shot_scores(shots, shots) / SHOTS_SCALE)
+    expected = np.exp(logits) / shots
+    assert corrected / corrected.sum() == pytest.approx(expected / expected.sum())
+    assert shot_scores(shots, shots).sum() == pytest.approx(0)
+    # Out of fold, one shot less; a class without any counts like one shot.
+    assert shot_scores([0, 1], [1, 1]).tolist() == [0, 0]
+    assert shot_scores([4, 5], [5, 5])[0] > shot_scores([4, 5], [5, 5])[1] == 0
 
 
 def test_priors_are_plain_bayes():

@@ -6,7 +6,7 @@ import pytest
 from mivhead import Features
 from mivhead.ensemble.descriptors import compute_descriptors
 from mivhead.ensemble.ridge import Experts, choose_experts, expected_shapes, fit_ridge
-from mivhead.ensemble.stacking import Ensemble, one_shot_scale
+from mivhead.ensemble.stacking import Ensemble, fit_weights, one_shot_scale
 
 LABELS = np.array([0, 0, 0, 1, 1, 2])
 
@@ -145,6 +145,23 @@ def test_with_unequal_shots_every_class_has_its_own_weights_and_offset() -> None
             own = ensemble.class_weights[:, c] @ predictions[:, i, c]
             assert float(found[i, c]) == pytest.approx(own + ensemble.offsets[c], abs=1e-4)
     np.testing.assert_allclose(ensemble.class_weights[:2], [[0.5] * 3, [1.0] * 3])  # untested
+
+
+def test_the_correction_for_shots_follows_the_predictions_of_left_out_images() -> None:
+    """Images of a large class that are taken for a small one weaken it."""
+    labels = np.repeat([0, 1, 2], [20, 2, 2])
+    support, fold = features("two maps", len(labels)), np.arange(len(labels)) % 2
+
+    def weight_of_shots(name: int) -> float:
+        """If the head gives all images of the large class this name."""
+        cosines = np.zeros((2, len(labels), 3), np.float32)
+        cosines[:, np.arange(len(labels)), np.where(labels == 0, name, labels)] = 0.5
+        left_out = Ensemble.fit(support, labels, range(2), (cosines, fold)).left_out
+        assert left_out is not None
+        given = left_out.members, left_out.labels, left_out.prior
+        return float(fit_weights(*given, counts=left_out.counts)[-1])
+
+    assert weight_of_shots(1) < weight_of_shots(0)
 
 
 def test_tensors_of_an_ensemble_are_those_expected() -> None:

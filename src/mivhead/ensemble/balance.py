@@ -22,13 +22,11 @@ scores have their own numbers of shots behind them (`shots_behind`).
 **Stacking** weighs the shots in the same way, and its prior weights count as much as before for the
 effective number of shots (`effective_number`).
 
-**Logits** are the weighted sum of z', minus the logarithm of the effective number of shots
-
-    n (1 + ENOUGH) / (n + ENOUGH)
-
-which grows like n at first and never beyond 1 + ENOUGH: the textbook correction for classes that
-were more frequent in training, as far as further shots still teach something (`shot_offsets`).
-Without that limit, a class of 60 shots among classes of one to three would hardly ever be named.
+**Logits** are the weighted sum of z' and of one more member, the number of shots itself: its score
+is minus log n (`shot_scores`). Its weight starts at the textbook correction for classes that were
+more frequent in training, which divides probabilities by n, and is fitted by stacking like all
+others. Fixed at that value, a class of 60 shots among classes of one to three would hardly ever be
+named, and the out-of-fold predictions of those 60 show it.
 
 **Class priors** come last, as plain Bayes: the logarithm of the expected frequency (`log_prior`).
 
@@ -54,7 +52,7 @@ from numpy.typing import ArrayLike, NDArray
 from mivhead.errors import InputError
 
 PENALTY = 1.0  # on the slope of a line in log n, in units of (log n)^2 summed over classes
-ENOUGH = 4.0  # shots at which the effective number has grown to half of its limit
+SHOTS_SCALE = 0.25  # of the scores of `shot_scores`; the smaller, the closer to the textbook
 UNIFORM, SHOTS = "uniform", "shots"  # class priors that have a name
 
 Floats = NDArray[np.float64]
@@ -349,39 +347,31 @@ class ShotLines:
         return balanced
 
 
-def shot_offsets(behind: ArrayLike, shots: ArrayLike) -> Floats:
-    """Return what is added to logits: minus the logarithm of the effective number of shots.
+def shot_scores(behind: ArrayLike, shots: ArrayLike) -> Floats:
+    """Score classes by how few shots they have: -log n, scaled so that stacking can fit a weight.
 
     Parameters
     ----------
     behind : array-like of int
         Numbers of shots behind scores.
     shots : array-like of shape (class,)
-        Number of shots of each class, whose mean offset is 0.
+        Number of shots of each class, whose mean score is 0.
 
     Returns
     -------
     ndarray of the shape of `behind`
-        Offsets.
+        Scores; with the weight `1 / SHOTS_SCALE`, they divide probabilities by n.
 
     Examples
     --------
-    >>> shot_offsets([1, 12], [1, 12]).round(2).tolist()
-    [0.66, -0.66]
-    >>> shot_offsets([5, 5], [5, 5]).tolist()
+    >>> (shot_scores([1, 12], [1, 12]) / SHOTS_SCALE).round(2).tolist()
+    [1.24, -1.24]
+    >>> shot_scores([5, 5], [5, 5]).tolist()
     [0.0, 0.0]
     """
-    shots = np.asarray(shots, np.int64)
-    if (np.asarray(behind) == shots[0]).all() and (shots == shots[0]).all():
-        return np.zeros(np.shape(behind))  # exactly
-    offsets: Floats = _log_effective(shots).mean() - _log_effective(behind)
-    return offsets
-
-
-def _log_effective(shots: ArrayLike) -> Floats:
-    n = np.maximum(np.asarray(shots, np.float64), 1)
-    logs: Floats = np.log(n * (1 + ENOUGH) / (n + ENOUGH))
-    return logs
+    few = np.log(shots).mean() - np.log(np.maximum(behind, 1))
+    scores: Floats = SHOTS_SCALE * few
+    return scores
 
 
 def fold_into_weights(
@@ -394,8 +384,8 @@ def fold_into_weights(
 
     Parameters
     ----------
-    weights : array-like of shape (member,)
-        Fitted by stacking on balanced scores.
+    weights : array-like of shape (member + 1,)
+        Fitted by stacking on balanced scores; the last one is that of `shot_scores`.
     lines : ShotLines
         Of the same members.
     shots : array-like of shape (class,)
@@ -408,9 +398,10 @@ def fold_into_weights(
     offsets : ndarray of shape (class,)
         With equal shots, zeros.
     """
+    *given, of_shots = np.asarray(weights, np.float64)
     factors, shifts = lines.affine(shots)
-    member = np.asarray(weights, np.float64)[:, None]
-    return member * factors, (member * shifts).sum(axis=0) + shot_offsets(shots, shots)
+    member = np.array(given)[:, None]
+    return member * factors, (member * shifts).sum(axis=0) + of_shots * shot_scores(shots, shots)
 
 
 def log_prior(

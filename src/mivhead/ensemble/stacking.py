@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from mivhead.engine.head import Head
 from mivhead.engine.training import Trainer
 from mivhead.ensemble.balance import (
+    SHOTS_SCALE,
     ShotLines,
     effective_number,
     fold_into_weights,
-    shot_offsets,
+    shot_scores,
     shot_weights,
     shots_behind,
 )
@@ -208,21 +209,19 @@ class OutOfFold:
     labels : array
         Their class numbers (image,).
     members : array
-        Predictions of each member, balanced: (member, image, class).
-    offsets : array
-        What is added to their sum: (image, class).
+        Predictions of each member, balanced: (member, image, class). If classes have unequal shots,
+        the last one is `shot_scores`.
     prior : array
         The weights (member,) that stacking started from.
     counts : array
         How much each image counted: (image,).
     logits : array of shape (image, class)
-        The sum of the members with the fitted weights, and the offsets.
+        The sum of the members with the fitted weights.
     """
 
     rows: NDArray[np.int64]
     labels: NDArray[np.int64]
     members: Array
-    offsets: Array
     prior: Array
     counts: NDArray[np.float64]
     logits: Array
@@ -239,7 +238,7 @@ class OutOfFold:
             weights = fit_weights(
                 self.members[:, kept], self.labels[kept], self.prior, counts=self.counts[kept]
             )
-            logits[out] = weigh(weights, self.members[:, out]) + self.offsets[out]
+            logits[out] = weigh(weights, self.members[:, out])
         return logits
 
 
@@ -331,26 +330,25 @@ class Ensemble:
         of_head = ShotLines.fit(cosines[:, rows], labels[rows], behind[0][rows], shots)
         of_ridges = ShotLines.fit(predictions, labels, behind[1], shots)
         lines = ShotLines.joined(of_head, of_ridges)
-        members = np.concatenate(
-            [of_head(cosines, behind[0]), of_ridges(predictions, behind[1])]
-        ).astype(np.float32)[:, rows]  # (member, image, class)
+        balanced = [of_head(cosines, behind[0]), of_ridges(predictions, behind[1])]
+        unequal = bool((shots != shots[0]).any())
+        if unequal:
+            balanced.append(shot_scores(behind[1], shots)[None])
+            prior = np.append(prior, np.float32(1 / SHOTS_SCALE))
+        members = np.concatenate(balanced).astype(np.float32)[:, rows]  # (member, image, class)
         left_out = None
         if out_of_fold is None:
             weights = prior * np.float32(one_shot_scale(features, labels))
         else:
             counts = shot_weights(labels)[rows]
             weights = fit_weights(members, labels[rows], prior, counts=counts)
-            offsets = shot_offsets(behind[1][rows], shots).astype(np.float32)
-            if (shots == shots[0]).all():
-                offsets[:] = 0
-            logits = weigh(weights, members) + offsets
-            left_out = OutOfFold(rows, labels[rows], members, offsets, prior, counts, logits)
-        if (shots == shots[0]).all():
+            logits = weigh(weights, members)
+            left_out = OutOfFold(rows, labels[rows], members, prior, counts, logits)
+        if not unequal:
             return cls(experts, weights, left_out=left_out)
-        by_class, added = fold_into_weights(weights, lines, shots)
-        return cls(
-            experts, weights, by_class.astype(np.float32), added.astype(np.float32), left_out
-        )
+        by_class, offsets = fold_into_weights(weights, lines, shots)
+        class_weights = by_class.astype(np.float32), offsets.astype(np.float32)
+        return cls(experts, weights[:-1], *class_weights, left_out)
 
     def logits(self, cosines: Array, features: Features) -> Array:
         """Logits (image, class) from the head's cosines (block, image, class) and the experts."""
