@@ -509,11 +509,12 @@ class MIVClassifier(FeatureClassifier):
 
     Parameters
     ----------
-    recipe : {"mivhead", "paper"} or Recipe, default="mivhead"
+    recipe : {"mivhead", "experts", "paper"} or Recipe, default="mivhead"
         How the head is trained and combined. `"mivhead"` is `Recipe()`: the head and ridge
-        experts, weighted by stacking; it is more accurate and faster. `"paper"` is
-        `Recipe.paper()`: the head as published. To change one value, pass a recipe, such as
-        `Recipe(eta=0.2)`.
+        experts, weighted by stacking; it is more accurate and faster than `"paper"`, which is
+        `Recipe.paper()`, the head as published. `"experts"` leaves the head out: everything has a
+        closed form, and no features of the shots are stored. To change one value, pass a recipe,
+        such as `Recipe(eta=0.2)`.
     preset : Preset, list of BlockPreset, dict or None, default=None
         The settings that belong to the backbone. None derives them from the shapes of the
         features; a dict such as `{"tau": 100.0}` replaces fields of each derived `BlockPreset`.
@@ -539,7 +540,8 @@ class MIVClassifier(FeatureClassifier):
     ensemble_ : Ensemble or None
         The ridge experts and the weights of all members; None for a recipe without experts.
     support_ : Features
-        Features of the support images, ordered by class. They are part of the model.
+        Features of the support images, ordered by class. They are part of the model; with the
+        recipe `"experts"`, there are none.
     shots_ : ndarray of shape (n_classes,)
         Number of support images per class.
     blocks_ : tuple of BlockConfig
@@ -595,8 +597,8 @@ class MIVClassifier(FeatureClassifier):
         blocks = resolve_blocks(support.features, self.preset)
         support = _select(support, recipe, blocks)
         blocks = blocks[-len(support.features.blocks) :]
-        stacked = recipe.vote == "stacked" and max(support.shots) > 1
-        steps = recipe.steps * (1 + FOLDS * stacked)
+        stacked = recipe.stacks and max(support.shots) > 1
+        steps = recipe.steps * (1 + FOLDS * stacked) * recipe.has_head
         with progress_bar("training", steps, show=self.verbose, unit="step") as advance:
             trainer = self._trainer(support, blocks, recipe, seed, advance)
             fold = assign_folds(support) if stacked else np.full(len(support.labels), -1)
@@ -628,8 +630,9 @@ class MIVClassifier(FeatureClassifier):
                     fold,
                     votes,
                 )
-        self._set_fitted(blocks, head, ensemble, support.features, support.shots)
-        self.embedded_ = head.embed(head.prepare(support.features))
+        features = support.features if recipe.has_head else support.features[:0]
+        self._set_fitted(blocks, head, ensemble, features, support.shots)
+        self.embedded_ = head.embed(head.prepare(features))
 
     def _trainer(
         self,
@@ -640,7 +643,7 @@ class MIVClassifier(FeatureClassifier):
         on_step: Callable[[float], object],
     ) -> Trainer | DeviceTrainer:
         """Make what trains heads: the engine on the CPU, the formulas on another device."""
-        if not self._on_device:
+        if not self._on_device or not recipe.has_head:
             return Trainer(support, blocks, recipe, seed, on_step)
         from mivhead.head.training import DeviceTrainer
 
@@ -659,7 +662,7 @@ class MIVClassifier(FeatureClassifier):
     @property
     def stacks(self) -> bool:
         """Whether the recipe fits the weights of an ensemble on out-of-fold predictions."""
-        return resolve_recipe(self.recipe).vote == "stacked"
+        return resolve_recipe(self.recipe).stacks
 
     def cross_validated_logits(
         self,
@@ -726,7 +729,7 @@ class MIVClassifier(FeatureClassifier):
         return logits[np.argsort(order[ensemble.left_out.rows])]
 
     def _make_rule(self, support: SupportSet) -> DecisionRule:
-        if self.ensemble_ is None or self.head_.recipe.vote != "stacked":
+        if self.ensemble_ is None or not self.head_.recipe.stacks:
             return super()._make_rule(support)
         left_out = self.ensemble_.left_out
         vectors, weight = _vectors(support.features), ENERGY
@@ -792,7 +795,7 @@ class MIVClassifier(FeatureClassifier):
         return self.ensemble_.logits(cosines, features)
 
     def _cosines(self, features: Features) -> Array:
-        if not self._on_device:
+        if not self._on_device or not self.head_.layers:
             return self.head_.cosines(self.embedded_, self.bags_, features)
         from mivhead.head.training import device_cosines
 
@@ -823,7 +826,7 @@ class MIVClassifier(FeatureClassifier):
         stored, params, members = split_tensors(tensors, ("support", "params", "experts"))
         support = Features.from_tensors(stored)
         layout = {f"block{i}.{k}": v for i, b in enumerate(blocks) for k, v in b.layout.items()}
-        if support.layout != layout or len(support) != sum(saved.shots):
+        if support.layout != layout or len(support) != sum(saved.shots) * recipe.has_head:
             raise InputError(
                 f"the support features {support} do not fit blocks {layout} "
                 f"and {sum(saved.shots)} shots."

@@ -127,6 +127,11 @@ def test_other_methods_and_files(folders: tuple[Path, Path], tmp_path: Path) -> 
     paper = FewShotClassifier(TinyBackbone(), recipe="paper").fit_folder(folders[0])
     votes = paper.explain(folders[1] / "red" / "0.png").votes
     assert [vote.separates for vote in votes] == [None, None]
+    experts = FewShotClassifier(TinyBackbone(), recipe="experts").fit_folder(folders[0])
+    reasons = experts.explain(folders[1] / "red" / "0.png")
+    assert reasons.heat is None
+    assert not any("attention" in vote.member for vote in reasons.votes)
+    assert sum(vote.separates for vote in reasons.votes) > 0
     tuned = FewShotClassifier(TinyBackbone(), method="finetune")
     tuned.classifier_ = object()
     with pytest.raises(InputError, match="finetune tunes the backbone"):

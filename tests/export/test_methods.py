@@ -69,6 +69,7 @@ def test_vectors(name: str, tmp_path: Path) -> None:
         {"skip": False, "co_excitation": False},
         {"cross_attention": False},
         {"vote": "prior"},
+        {"vote": "experts"},
     ],
     ids=str,
 )

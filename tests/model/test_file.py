@@ -77,6 +77,7 @@ def change(path: Path, meta: dict | None = None, tensors: dict | None = None, **
         {"recipe": Recipe(vote="prior", steps=3)},
         {"recipe": Recipe(vote="logsumexp", steps=3)},
         {"recipe": Recipe(last_blocks=1, steps=3)},
+        {"recipe": "experts"},
     ],
 )
 def test_what_is_saved_comes_back(params: dict, tmp_path: Path) -> None:

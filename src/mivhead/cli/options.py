@@ -362,7 +362,8 @@ def add_training(parser: Parser) -> None:
     parser.add_argument(
         "--recipe",
         metavar="NAME",
-        help="how the MIV-head is trained: mivhead or paper (default: mivhead)",
+        help="mivhead, experts (without the trained head: faster, and about as accurate) or paper "
+        "(default: mivhead)",
     )
     parser.add_argument(
         "--param",

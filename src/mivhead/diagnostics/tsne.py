@@ -88,7 +88,7 @@ def miv_embeddings(classifier: MIVClassifier, X: Any) -> list[Embeddings]:
     >>> [(e.shots.shape, e.prototypes.shape) for e in miv_embeddings(classifier, X[:1])]
     [((6, 8), (2, 8))]
     """
-    if not isinstance(classifier, MIVClassifier):
+    if not isinstance(classifier, MIVClassifier) or not classifier.head_.layers:
         raise InputError("Only the MIV-head has prototypes that depend on the query.")
     features = _one(classifier._as_features(X, reset=False))
     head, bags = classifier.head_, classifier.bags_

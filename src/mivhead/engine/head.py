@@ -375,6 +375,8 @@ def taken_blocks(blocks: Sequence[BlockConfig], recipe: Recipe) -> list[int]:
     A block that is marked `pooled` is left to other heads and, with ridge experts in the recipe,
     those that are marked `plain` to them, unless there are no others.
     """
+    if not recipe.has_head:
+        return []
     own = [i for i, config in enumerate(blocks) if not config.pooled] or [*range(len(blocks))]
     spared = recipe.has_experts and not all(blocks[i].plain for i in own)
     return [i for i in own if not (spared and blocks[i].plain)]
@@ -460,7 +462,7 @@ class Head:
     def cosines(self, support: Sequence[Projected], bags: Bags, queries: Features) -> Array:
         """Cosines (block, query, class) of features, some images at a time."""
         out = np.empty((len(self.layers), len(queries), len(bags.starts) - 1), np.float32)
-        starts = range(0, len(queries), PREDICT)
+        starts = range(0, len(queries) if self.layers else 0, PREDICT)
 
         def predict(number: int) -> None:
             part = slice(starts[number], starts[number] + PREDICT)

@@ -114,7 +114,7 @@ class Trainer:
         heads = [Head.initial(self.blocks, self.recipe, self.seed) for _ in tasks]
         count = len(self.taken)
         apart = self.recipe.objective == "blocks"
-        groups = [[i] for i in range(count)] if apart else [list(range(count))]
+        groups = [[i] for i in range(count)] if apart or not count else [list(range(count))]
         losses = np.zeros((len(tasks), len(groups), self.recipe.steps))
         # The largest blocks first, so that no thread is left with one of them at the end.
         groups.sort(key=lambda group: -max(self.blocks[self.taken[i]].channels for i in group))
@@ -131,7 +131,9 @@ class Trainer:
             )
 
         run_parts(work, len(groups) * len(tasks))
-        return [(head, losses[i].sum(axis=0).tolist()) for i, head in enumerate(heads)]
+        return [
+            (head, losses[i].sum(axis=0).tolist() if count else []) for i, head in enumerate(heads)
+        ]
 
     def cosines(self, head: Head, kept: NDArray[np.bool_], images: NDArray[np.int64]) -> Array:
         """Cosines (block, image, class) of support images, for a head trained on others."""

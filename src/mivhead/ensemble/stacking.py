@@ -89,6 +89,8 @@ def out_of_fold_cosines(
     classes = int(trainer.support.labels[-1]) + 1
     found = np.zeros((len(trainer.taken), len(fold), classes), np.float32)
     for number, head in zip(fold_numbers(fold), heads, strict=True):
+        if not head.layers:
+            break
         rows = np.flatnonzero(fold == number)
         found[:, rows] = trainer.cosines(head, fold != number, rows)
     return found

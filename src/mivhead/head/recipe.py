@@ -70,11 +70,12 @@ class Recipe:
     objective : {"blocks", "joint"}, default="blocks"
         `"joint"` is the cross-entropy of the combined logits (the paper), `"blocks"` that of each
         block on its own.
-    vote : {"stacked", "prior", "logsumexp"}, default="stacked"
+    vote : {"stacked", "prior", "logsumexp", "experts"}, default="stacked"
         How the members of the ensemble are combined. `"logsumexp"`: the blocks of the head alone,
         as in the paper. `"stacked"`: the blocks and the ridge experts (`mivhead.ensemble`), with
         weights fitted by stacking on out-of-fold predictions. `"prior"`: the same members with
-        the weights from which stacking starts.
+        the weights from which stacking starts. `"experts"`: as `"stacked"`, without a head, so
+        that nothing is trained by gradient descent.
 
     References
     ----------
@@ -110,7 +111,7 @@ class Recipe:
     start: Literal["random", "identity"] = "identity"
     self_mask: bool = True
     objective: Literal["joint", "blocks"] = "blocks"
-    vote: Literal["logsumexp", "prior", "stacked"] = "stacked"
+    vote: Literal["logsumexp", "prior", "stacked", "experts"] = "stacked"
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -189,10 +190,21 @@ class Recipe:
         """Whether ridge experts are members of the ensemble."""
         return self.vote != "logsumexp"
 
+    @property
+    def has_head(self) -> bool:
+        """Whether the blocks of the head are members of the ensemble."""
+        return self.vote != "experts"
+
+    @property
+    def stacks(self) -> bool:
+        """Whether weights are fitted by stacking."""
+        return self.vote in ("stacked", "experts")
+
 
 DEFAULT_RECIPE = "mivhead"
 RECIPES: dict[str, Recipe] = {
     DEFAULT_RECIPE: Recipe(),  # the measurements: docs/explanation/the-recipe.md
+    "experts": Recipe(vote="experts", use_views=False),
     "paper": Recipe.paper(),
 }
 

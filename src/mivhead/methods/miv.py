@@ -194,8 +194,9 @@ def miv_work(blocks: Sequence[BlockConfig], recipe: Recipe, size: TaskSize) -> W
     if recipe.vote == "logsumexp":
         return _head_work(taken, recipe, size)
     own = [block for block in taken if not block.plain] or taken
+    own = own if recipe.has_head else []
     total = _head_work(own, recipe, size) + experts_work(blocks, size)
-    if recipe.vote == "stacked" and max(size.shots) > 1:
+    if recipe.stacks and max(size.shots) > 1:
         for fold in range(FOLDS):
             total += _head_work(own, recipe, size.without_fold(fold, FOLDS))
     return total

@@ -415,7 +415,7 @@ def _unnamed_shots(classifier: Classifier, identity: Identity | None) -> Shots |
     if not isinstance(classifier, MIVClassifier):
         return None
     support, counts = classifier.support_, classifier.shots_
-    if support.layout != classifier.layout_:  # only some of the blocks are there
+    if support.layout != classifier.layout_ or len(support) != sum(counts):  # not all is there
         return None
     names = tuple(
         f"{label} #{number}"
