@@ -7,7 +7,7 @@
 `speed` predicts JPEGs of 64 pixels and of 12 megapixels, made from the photographs of a set, with a
 model of ten classes in PyTorch and exported, in one thread. `decode` compares ways to decode and
 shrink JPEGs: time, and how far they move the probabilities of a model. `memory` runs
-`miv predict --out` in a process of its own on tars of many small images and reports its largest
+`miv predict --job` in a process of its own on tars of many small images and reports its largest
 resident size. Processor time counts; each takes a few minutes on an idle core.
 """
 

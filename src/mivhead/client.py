@@ -214,14 +214,7 @@ class Client:
 
     def _prediction(self, document: Mapping[str, Any]) -> Prediction:
         try:
-            return Prediction(
-                document["file"],
-                document["label"],
-                document["probability"],
-                {each["label"]: each["probability"] for each in document["top"]},
-                document["decision"],
-                document["unknown"],
-            )
+            return Prediction.from_json(document)
         except (KeyError, TypeError):
             raise self._stranger() from None
 

@@ -17,9 +17,10 @@ import csv
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from io import StringIO
 
-__all__ = ["neutralise", "restore", "to_csv"]
+__all__ = ["neutralise", "number", "restore", "to_csv"]
 
 BYTE_ORDER_MARK = "\ufeff"  # by which Excel recognises UTF-8
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "'")  # noqa: RUF001  # full-width forms
@@ -82,6 +83,26 @@ def _escape(character: str) -> str:
         return r"\\"
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def number(value: float) -> Decimal:
+    """Return a number with six digits, as all tables of predictions show them.
+
+    Parameters
+    ----------
+    value : float
+        Such as a probability.
+
+    Returns
+    -------
+    Decimal
+
+    Examples
+    --------
+    >>> str(number(1 / 3))
+    '0.333333'
+    """
+    return Decimal(f"{value:.6f}")
 
 
 def to_csv(

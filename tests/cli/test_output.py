@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mivhead._util.text import one_line, percent
-from mivhead.cli.output import interval, shorten, table, width
+from mivhead._util.text import one_line, percent, shorten, width
+from mivhead.cli.output import interval, table
 
 
 @given(st.text(max_size=80), st.integers(8, 60))

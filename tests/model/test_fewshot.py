@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -85,6 +86,53 @@ def test_all_kinds_of_images(shots: Path, queries: Path) -> None:
     assert classifier.predict(pictures[0]).tolist() == [labels[0]]
     assert classifier.predict(paths[0]).tolist() == [labels[0]]
     assert len(classifier.predict(queries)) == len(paths)
+
+
+def test_fit_takes_what_predict_takes(shots: Path, queries: Path, tmp_path: Path) -> None:
+    def model() -> FewShotClassifier:
+        return FewShotClassifier(TinyBackbone())
+
+    expected = model().fit_folder(shots).predict_proba(queries)
+    packed = shutil.make_archive(str(tmp_path / "shots"), "zip", shots)
+    images = open_labelled(shots)
+    for given in (shots, str(shots), packed, images, model().extract(images)):
+        np.testing.assert_array_equal(model().fit(given).predict_proba(queries), expected)
+    listed = model().fit(shots, images.labels)  # in the order of the folder's images
+    np.testing.assert_array_equal(listed.predict_proba(queries), expected)
+    with pytest.raises(InputError, match="Give a label for every image"):
+        model().fit([images.load(0)])
+
+
+def test_labels_of_any_type_follow_the_images_that_can_be_read(
+    queries: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no image")
+    paths = [*sorted(queries.rglob("*.png"))]
+    numbers = [len(path.parent.name) for path in paths]
+    whole = FewShotClassifier(TinyBackbone()).fit(paths, numbers)
+    left = FewShotClassifier(TinyBackbone())
+    left.fit([broken, *paths], [numbers[-1], *numbers], skip_bad=True)
+    assert [each.id for each in left.skipped_] == [str(broken)]
+    assert left.classes_.tolist() == whole.classes_.tolist()
+    np.testing.assert_array_equal(left.predict_proba(paths), whole.predict_proba(paths))
+
+
+def test_decoded_pictures_are_predicted_like_files(shots: Path, queries: Path) -> None:
+    classifier = FewShotClassifier(TinyBackbone()).fit(shots)
+    images = open_labelled(queries)
+    pictures = [images.load(row) for row in range(len(images))]
+    expected = classifier.classify(images)
+    for ours, theirs in zip(
+        classifier.classify_pictures(pictures, images.ids), expected, strict=True
+    ):
+        assert (ours.id, ours.label, ours.decision) == (theirs.id, theirs.label, theirs.decision)
+        assert ours.probabilities == pytest.approx(theirs.probabilities, abs=1e-6)
+    strict = classifier.thresholds(max_errors=0.0)
+    found = classifier.classify_pictures(pictures, thresholds=strict)
+    assert [each.decision for each in found] == [
+        each.decision for each in classifier.classify(images, max_errors=0.0)
+    ]
 
 
 def test_labels_keep_their_type(queries: Path) -> None:
@@ -176,7 +224,7 @@ def test_features_from_elsewhere_need_no_backbone() -> None:
     table = FeatureTable(X, tuple("abcd"), tuple("xxyy"))
     with pytest.raises(InputError, match=r"have 1 block, .* have 2: .*backbone=None"):
         FewShotClassifier(TinyBackbone()).fit_table(table)
-    for features in (X, table, np.zeros((4, 8))):
+    for features in (X, np.zeros((4, 8))):
         with pytest.raises(InputError, match=r"fit takes images.*MIVClassifier.*fit_table"):
             FewShotClassifier(TinyBackbone()).fit(features, list("xxyy"))
     assert FewShotClassifier(None).fit_table(table).classes_.tolist() == ["x", "y"]

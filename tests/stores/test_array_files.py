@@ -145,7 +145,7 @@ def test_the_command_line_fits_and_predicts_them(tmp_path, monkeypatch, capsys, 
     rows = capsys.readouterr().out.splitlines()[1:]
     assert [row.split(",")[1] for row in rows] == list(LABELS[::-1])
     if suffix == "parquet":
-        assert main(["predict", "m.miv", "new.npy", "--out", "out.csv"]) == 0
+        assert main(["predict", "m.miv", "new.npy", "--job", "out.csv"]) == 0
         assert [row.split(",")[1] for row in Path("out.csv").read_text().splitlines()[1:]] == list(
             LABELS[::-1]
         )

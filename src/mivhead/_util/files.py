@@ -37,6 +37,12 @@ TYPES = ("float16", "float32", "float64", "int64", "int32", "uint8", "bool")  # 
 ABANDONED = 3600.0  # age in seconds of what was abandoned, on systems without `flock`
 
 
+def stamp(path: str | Path) -> tuple[int, int, int]:
+    """Return what changes when a file is changed or replaced; links are followed."""
+    found = Path(path).stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 @contextmanager
 def replacing(path: str | Path, *, make_folders: bool = False) -> Iterator[Path]:
     """Yield a temporary path; on success its file replaces `path`, atomically.

@@ -24,6 +24,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from mivhead._util.optional import need
+from mivhead._util.text import one_line, shorten
 from mivhead.errors import InputError, NotAvailableError
 
 LONGEST_WAIT = 60.0  # seconds that a server may ask the client to wait
@@ -160,8 +161,7 @@ class HttpClient:
 
     def clean(self, text: str) -> str:
         """Return a string of unknown origin in one short line, without control characters."""
-        text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-        return text if len(text) <= 200 else text[:200] + "..."
+        return shorten(" ".join(one_line(text).split()), 200)
 
     def _exchange(self, method: str, url: str, max_bytes: int, **what: Any) -> Answer:
         body = bytearray()

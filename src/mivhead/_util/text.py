@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import unicodedata
+
+MAX_CELL = 48  # characters of a name in a table
 
 
 def one_line(text: str) -> str:
@@ -28,3 +31,32 @@ def percent(share: float, digits: int = 0) -> str:
     if 0 < 100 * share < step / 2:
         return f"<{step:.{digits}f} %"
     return f"{100 * share:.{digits}f} %"
+
+
+def width(text: str) -> int:
+    """Count the columns that a string occupies in a terminal.
+
+    >>> width("cat"), width("猫"), width("e\u0301")
+    (3, 2, 1)
+    """
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def shorten(text: str, limit: int = MAX_CELL) -> str:
+    """Cut the middle out of a long string, because names differ at their ends.
+
+    >>> shorten("photos/2024/birds/img_0001.jpg", 20)
+    'photos/2..._0001.jpg'
+    """
+    if width(text) <= limit:
+        return text
+    room = limit - 3
+    head, tail = text, text
+    while width(head) > room // 2:
+        head = head[:-1]
+    while width(tail) > room - room // 2:
+        tail = tail[1:]
+    return f"{head}...{tail}"

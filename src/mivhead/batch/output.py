@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,12 @@ from typing import Any
 from mivhead._util.files import locked
 from mivhead._util.optional import need
 from mivhead._util.schema import from_json, parse_json, to_json
+from mivhead._util.text import shorten
 from mivhead.batch import places
 from mivhead.batch.places import EXTRA, Folder
 from mivhead.batch.sources import Shard
 from mivhead.errors import InputError
+from mivhead.spreadsheets import number, to_csv
 
 JOB, PLAN, MARKS = "_job.json", "_plan.jsonl", "_done"
 PART = re.compile(r"part-(\d{6,})-(\d{4,})\.parquet")
@@ -323,8 +324,7 @@ def _part_name(shard: int, part: int) -> str:
 
 
 def _short(value: Any) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shorten(", ".join(map(str, value)) if isinstance(value, tuple) else str(value), 60)
 
 
 def _write_parquet(path: Path, schema: Any, tables: Iterator[Any]) -> None:
@@ -353,8 +353,6 @@ def _write_jsonl(path: Path, tables: Iterator[Any]) -> None:
 
 
 def _write_csv(path: Path, schema: Any, tables: Iterator[Any], *, raw: bool, excel: bool) -> None:
-    from mivhead.spreadsheets import to_csv
-
     names = schema.empty_table().flatten().column_names
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(to_csv(names, [], raw=raw, excel=excel))
@@ -366,5 +364,5 @@ def _write_csv(path: Path, schema: Any, tables: Iterator[Any], *, raw: bool, exc
 
 def _cell(value: Any) -> Any:
     if isinstance(value, float):
-        return Decimal(f"{value:.6f}")
+        return number(value)
     return ";".join(map(str, value)) if isinstance(value, list) else value

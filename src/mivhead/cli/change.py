@@ -238,8 +238,7 @@ def _report(
             {
                 "model": output or args.model,
                 "changed": output is not None,
-                "change": change.text,
-                "notes": list(change.notes),
+                **change.as_json(),
                 "classes": {str(label): count for label, count in counts.items()},
                 "estimate": None if model.estimate_ is None else asdict(model.estimate_),
                 "seconds": spent,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mivhead._util.text import one_line, percent
+from mivhead._util.text import one_line, percent, shorten, width
 from mivhead.cli import options
 from mivhead.cli.loading import (
     check_takes_features,
@@ -22,14 +21,12 @@ from mivhead.cli.output import (
     plural,
     print_json,
     report_skipped,
-    shorten,
     table,
-    width,
 )
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
-    from mivhead.diagnostics.evaluation import Evaluation, Score
+    from mivhead.diagnostics.evaluation import Evaluation
     from mivhead.model.exported import ExportedClassifier
     from mivhead.model.fewshot import FewShotClassifier
 
@@ -127,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     for draw, path in drawings.items():
         getattr(result, draw)(path)
     if args.json:
-        print_json({"model": args.model, **_as_json(result)})
+        print_json({"model": args.model, **result.as_json()})
     else:
         print(_describe(result))
         if drawings and not args.quiet:
@@ -245,26 +242,3 @@ def _matrix(result: Evaluation) -> str:
         counts = "".join((str(count) if count else ".").rjust(cell) for count in row)
         lines.append(f"{name}{' ' * (size - width(name))}  {letter} {counts}")
     return "Confusion matrix (rows: true class, columns: predicted class):\n" + "\n".join(lines)
-
-
-def _as_json(result: Evaluation) -> dict[str, Any]:
-    return {
-        **_score_as_json(result.score),
-        "classes": {name: _score_as_json(score) for name, score in result.per_class.items()},
-        "confusions": [
-            {"count": count, "label": true, "predicted": predicted}
-            for count, true, predicted in result.confusions
-        ],
-        "mistakes": [
-            {"file": m.id, "label": m.label, "predicted": m.predicted, "probability": m.probability}
-            for m in result.mistakes
-        ],
-        "decisions": None if result.decisions is None else asdict(result.decisions),
-        "foreign": None if result.foreign is None else asdict(result.foreign),
-        "skipped": [asdict(each) for each in result.skipped],
-        "shots": list(result.shots),
-    }
-
-
-def _score_as_json(score: Score) -> dict[str, Any]:
-    return {**asdict(score), "accuracy": score.accuracy, "interval": list(score.interval)}

@@ -13,8 +13,8 @@ from mivhead.errors import InputError
 
 EXAMPLES = """
 miv extract shots/ -o shots.safetensors                 # for `miv fit`
-miv extract new/*.jpg -o new.safetensors --unlabelled   # for `miv predict`
-miv extract archive/ --out features/                    # any number of images, in parts
+miv extract new/*.jpg -o new.safetensors --no-labels   # for `miv predict`
+miv extract archive/ --job features/                    # any number of images, in parts
 miv extract shots/ -o lancedb://data/birds              # to a database table
 """
 
@@ -34,13 +34,16 @@ def add_parser(subparsers: Any) -> None:
         nargs="+",
         metavar="IMAGES",
         help="a folder with one folder per class, a zip archive of one, or a CSV file of paths and "
-        "labels; with --unlabelled any images, folders, zip archives or patterns",
+        "labels; with --no-labels any images, folders, zip archives or patterns",
     )
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="features file or table to write; or --out"
+        "-o", "--output", metavar="FILE", help="features file or table to write; or --job"
     )
     parser.add_argument(
-        "--unlabelled", action="store_true", help="extract images without labels, not augmented"
+        "--no-labels", action="store_true", help="extract images without labels, not augmented"
+    )
+    parser.add_argument(  # of versions up to 0.2.0
+        "--unlabelled", dest="no_labels", action="store_true", help=argparse.SUPPRESS
     )
     options.add_skip_bad(parser)
     jobs.add_job(parser, "this .parquet file or folder, without labels and augmented views")
@@ -58,19 +61,19 @@ def run(args: argparse.Namespace) -> int:
         return jobs.run_extract(args)
     jobs.check_no_job(args)
     if not args.output:
-        raise InputError("Say where the features go, with -o FILE or --out PATH.")
+        raise InputError("Say where the features go, with -o FILE or --job PATH.")
     from mivhead import stores
     from mivhead.images.sources import open_labelled, open_unlabelled
 
     if not stores.is_store(args.output):
         check_output(args.output, replaces="features")
-    if len(args.images) > 1 and not args.unlabelled:
+    if len(args.images) > 1 and not args.no_labels:
         raise InputError(
             "Labelled images must come from one folder, zip archive or CSV file; for several "
-            "sources of images without labels, use --unlabelled."
+            "sources of images without labels, use --no-labels."
         )
     options.prepare(args)
-    if args.unlabelled:
+    if args.no_labels:
         images = open_unlabelled(args.images)
     else:
         how = {"label": args.label, "encoding": args.encoding}

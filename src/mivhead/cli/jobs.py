@@ -1,4 +1,4 @@
-"""`--out`: what `miv predict` and `miv extract` do with any number of images."""
+"""`--job`: what `miv predict` and `miv extract` do with any number of images."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ def add_job(parser: options.Parser, formats: str) -> None:
     """Add the options of large jobs."""
     group = parser.add_argument_group(
         "large jobs",
-        "With --out, sources may also be tars (WebDataset), Parquet files, lists of paths and\n"
+        "With --job, sources may also be tars (WebDataset), Parquet files, lists of paths and\n"
         "addresses such as s3://bucket/photos; rows are streamed and written in parts.",
     )
-    group.add_argument("--out", metavar="PATH", help=f"write rows to {formats}, in parts")
+    group.add_argument(
+        "--job", dest="out", metavar="PATH", help=f"write rows to {formats}, in parts"
+    )
+    group.add_argument("--out", help=argparse.SUPPRESS)  # of versions up to 0.2.0
     group.add_argument(
         "--resume", action="store_true", help="complete a job that was interrupted or killed"
     )
@@ -63,20 +66,20 @@ def add_job(parser: options.Parser, formats: str) -> None:
 
 
 def check_no_job(args: argparse.Namespace) -> None:
-    """Raise an error for options of jobs without --out."""
+    """Raise an error for options of jobs without --job."""
     for name in (
         *("resume", "overwrite", "workers", "ray", "column", "allow_remote", "part_rows"),
     ):
         if getattr(args, name) not in (None, False):
             option = name.replace("_", "-")
-            raise InputError(f"--{option} is for large jobs: say where their rows go with --out.")
+            raise InputError(f"--{option} is for large jobs: say where their rows go with --job.")
 
 
 def run_predict(args: argparse.Namespace) -> int:
-    """Run `miv predict --out`."""
+    """Run `miv predict --job`."""
     _refuse(args, ("csv", "output", "html", "sort_into", "write", "where", "skip_bad"))
     if args.top != 1:
-        raise InputError("--top is not needed with --out, which writes all probabilities.")
+        raise InputError("--top is not needed with --job, which writes all probabilities.")
     from mivhead import batch
     from mivhead.batch.work import Predicting
     from mivhead.cli.loading import check_exported_options
@@ -103,7 +106,7 @@ def run_predict(args: argparse.Namespace) -> int:
 
 
 def run_extract(args: argparse.Namespace) -> int:
-    """Run `miv extract --out`."""
+    """Run `miv extract --job`."""
     _refuse(args, ("output", "label", "encoding", "skip_bad"))
     from mivhead import batch
 
@@ -123,7 +126,7 @@ def _refuse(args: argparse.Namespace, names: tuple[str, ...]) -> None:
     for name in names:
         if getattr(args, name) not in (None, False):
             option = {"output": "-o"}.get(name, "--" + name.replace("_", "-"))
-            raise InputError(f"{option} cannot be used together with --out.")
+            raise InputError(f"{option} cannot be used together with --job.")
 
 
 def _shared(args: argparse.Namespace) -> Mapping[str, Any]:

@@ -62,7 +62,7 @@ def is_features(path: str | Path) -> bool:
         check_local(path)
         return True
     path = Path(path)
-    if path.is_dir():  # of `miv extract --out`
+    if path.is_dir():  # of `miv extract --job`
         return any(path.glob("part-*.parquet"))
     return path.suffix.lower() in FEATURES or kind_of(path) == "features"
 

@@ -7,12 +7,11 @@ import json
 import os
 import sys
 import tempfile
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mivhead._util.text import one_line, percent
+from mivhead._util.text import MAX_CELL, one_line, percent, shorten, width
 from mivhead.cli.loading import kind_of
 from mivhead.errors import InputError, NotAvailableError
 
@@ -22,37 +21,7 @@ if TYPE_CHECKING:
     from mivhead.model.info import Estimate
     from mivhead.model.prediction import DecisionCounts, Prediction
 
-MAX_CELL = 48  # characters of a name in a table
 MAX_ERRORS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5)  # settings whose effect is worth knowing
-
-
-def width(text: str) -> int:
-    """Count the columns that a string occupies in a terminal.
-
-    >>> width("cat"), width("猫"), width("e\u0301")
-    (3, 2, 1)
-    """
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
-        for c in text
-    )
-
-
-def shorten(text: str, limit: int = MAX_CELL) -> str:
-    """Cut the middle out of a long string, because names differ at their ends.
-
-    >>> shorten("photos/2024/birds/img_0001.jpg", 20)
-    'photos/2..._0001.jpg'
-    """
-    if width(text) <= limit:
-        return text
-    room = limit - 3
-    head, tail = text, text
-    while width(head) > room // 2:
-        head = head[:-1]
-    while width(tail) > room - room // 2:
-        tail = tail[1:]
-    return f"{head}...{tail}"
 
 
 def table(

@@ -8,11 +8,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mivhead._util.text import percent
+from mivhead._util.text import percent, shorten
 from mivhead.cli import jobs, options
 from mivhead.cli.loading import (
     check_takes_features,
@@ -28,7 +27,6 @@ from mivhead.cli.output import (
     other_max_errors,
     plural,
     report_skipped,
-    shorten,
     size,
     table,
 )
@@ -56,8 +54,8 @@ miv predict birds.miv new/ -o names.csv --excel  # opens in Excel with the right
 miv predict birds.miv new/ --html results.html   # a page with reasons and corrections
 miv predict birds.miv new/ --sort-into sorted/   # copies the images
 miv predict birds.miv new.safetensors --json     # from `miv extract`
-miv predict birds.miv archive/ --out predictions.parquet          # any number of images
-miv predict birds.onnx s3://bucket/photos --out names.csv --resume  # after an interruption
+miv predict birds.miv archive/ --job predictions.parquet          # any number of images
+miv predict birds.onnx s3://bucket/photos --job names.csv --resume  # after an interruption
 miv predict birds.miv lancedb://data/birds --where "split = 'new'" --write species
 """
 
@@ -306,7 +304,7 @@ def _show(
     if args.form == "json":
         document = {
             "model": args.model,
-            "predictions": [_as_json(each, args.top) for each in predictions],
+            "predictions": [each.as_json(args.top) for each in predictions],
             "decisions": {
                 **{name: getattr(counts, name) for name in ("named", "unsure", "none")},
                 "named_by_max_errors": others,
@@ -349,24 +347,12 @@ def _closing_line(counts: DecisionCounts, others: Mapping[str, int]) -> str:
     return text
 
 
-def _as_json(prediction: Prediction, top: int) -> dict[str, Any]:
-    return {
-        "file": prediction.id,
-        "label": prediction.label,
-        "probability": prediction.probability,
-        "decision": prediction.decision,
-        "unknown": prediction.unknown,
-        **({} if prediction.prediction_set is None else {"set": list(prediction.prediction_set)}),
-        "top": [{"label": name, "probability": p} for name, p in prediction.top(top)],
-    }
-
-
 def _on_windows() -> bool:
     return os.name == "nt"
 
 
 def _as_csv(predictions: list[Prediction], top: int, *, raw: bool, excel: bool) -> str:
-    from mivhead.spreadsheets import to_csv
+    from mivhead.spreadsheets import number, to_csv
 
     top = min(top, len(predictions[0].probabilities)) if predictions else top
     header = ["file", "label", "probability", "decision", "unknown"]
@@ -376,15 +362,11 @@ def _as_csv(predictions: list[Prediction], top: int, *, raw: bool, excel: bool) 
         header += [f"label_{place}", f"probability_{place}"]
     rows = []
     for each in predictions:
-        ranked = [value for name, p in each.top(top) for value in (name, _number(p))]
-        unknown = None if each.unknown is None else _number(each.unknown)
+        ranked = [value for name, p in each.top(top) for value in (name, number(p))]
+        unknown = None if each.unknown is None else number(each.unknown)
         chosen = [";".join(map(str, each.prediction_set or ()))] * sets
         rows.append([each.id, *ranked[:2], each.decision, unknown, *chosen, *ranked[2:]])
     return to_csv(header, rows, raw=raw, excel=excel)
-
-
-def _number(value: float) -> Decimal:
-    return Decimal(f"{value:.6f}")
 
 
 def _as_table(predictions: list[Prediction], top: int) -> str:

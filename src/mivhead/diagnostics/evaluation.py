@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,15 @@ class Score:
     def interval(self) -> tuple[float, float]:
         """95 % confidence interval of the accuracy."""
         return wilson_interval(self.right, self.images)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for a JSON document.
+
+        Returns
+        -------
+        dict
+        """
+        return {**asdict(self), "accuracy": self.accuracy, "interval": list(self.interval)}
 
 
 @dataclass(frozen=True)
@@ -193,6 +202,35 @@ class Evaluation:
     def __repr__(self) -> str:
         """Summarise the accuracy in one line."""
         return f"<Evaluation: {summarise(self.score, 'images')}>"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for a JSON document.
+
+        Returns
+        -------
+        dict
+        """
+        return {
+            **self.score.as_json(),
+            "classes": {name: score.as_json() for name, score in self.per_class.items()},
+            "confusions": [
+                {"count": count, "label": true, "predicted": predicted}
+                for count, true, predicted in self.confusions
+            ],
+            "mistakes": [
+                {
+                    "file": each.id,
+                    "label": each.label,
+                    "predicted": each.predicted,
+                    "probability": each.probability,
+                }
+                for each in self.mistakes
+            ],
+            "decisions": None if self.decisions is None else asdict(self.decisions),
+            "foreign": None if self.foreign is None else asdict(self.foreign),
+            "skipped": [asdict(each) for each in self.skipped],
+            "shots": list(self.shots),
+        }
 
     def _repr_html_(self) -> str:
         """Make tables for a notebook: the accuracy per class, and the misclassified images."""

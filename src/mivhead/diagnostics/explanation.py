@@ -189,12 +189,10 @@ class Explanation:
         dict
         """
         best = self.prediction
+        facts = best.as_json(0)
+        del facts["top"]
         return {
-            "file": best.id,
-            "label": best.label,
-            "probability": best.probability,
-            "decision": best.decision,
-            "unknown": best.unknown,
+            **facts,
             "runner_up": {
                 "label": self.runner_up,
                 "probability": best.probabilities[self.runner_up],

@@ -64,6 +64,9 @@ if TYPE_CHECKING:
     from mivhead.diagnostics.cross_validation import CrossValidation
     from mivhead.diagnostics.evaluation import Evaluation
     from mivhead.diagnostics.explanation import Explanation
+    from mivhead.export.model import Export
+    from mivhead.export.storage import Storage
+    from mivhead.model.exported import Input
 
 MAX_SHOWN = 8  # classes that the short form of a model names
 CORE_SPEED = 2e10  # operations of fitting per second of one core, measured
@@ -193,16 +196,24 @@ class FewShotClassifier(ImageClassifier, Estimator):
         self.verbose = verbose
 
     def fit(
-        self, images: Iterable[ImageLike], labels: Sequence[Any], *, unlabelled: Any = None
+        self,
+        images: str | Path | Iterable[ImageLike] | FeatureTable,
+        labels: Sequence[Any] | None = None,
+        *,
+        skip_bad: bool = False,
+        unlabelled: Any = None,
     ) -> Self:
-        """Train on images and their labels.
+        """Train on labelled images.
 
         Parameters
         ----------
-        images : iterable of paths, PIL images or uint8 arrays
-            The shots.
-        labels : sequence
-            A label per image.
+        images : path, ImageSet, iterable of images, or FeatureTable
+            The shots: a folder of class folders, a zip of one, or a CSV of paths and labels;
+            images, with `labels`; or features that were extracted before, as for `fit_table`.
+        labels : sequence or None, default=None
+            A label per image, if the images do not come with labels.
+        skip_bad : bool, default=False
+            Leave out images that cannot be read, and list them in `skipped_`.
         unlabelled : images, features or None, default=None
             Images without labels, to learn from as well: what `predict` takes. They should look
             like the images to predict, and some may show none of the classes. The method must be
@@ -214,13 +225,22 @@ class FewShotClassifier(ImageClassifier, Estimator):
         FewShotClassifier
             Itself.
         """
+        if isinstance(images, FeatureTable):
+            return self.fit_table(images, labels, unlabelled=unlabelled)
         if _is_features(images):
             raise InputError(
                 "fit takes images. To train on features, use MIVClassifier().fit(X, y), or "
                 "FewShotClassifier(backbone=None).fit_table(table)."
             )
-        shots = label_images(from_images(images), labels)
-        return self._fit_images(shots, labels, unlabelled=unlabelled)
+        if labels is None:
+            if isinstance(images, str | Path | ImageSet):
+                return self.fit_folder(images, skip_bad=skip_bad, unlabelled=unlabelled)
+            raise InputError("Give a label for every image, or a folder of class folders.")
+        if isinstance(images, str | Path | ImageSet):
+            shots = label_images(as_image_set(images), labels)
+        else:
+            shots = label_images(from_images(images), labels)
+        return self._fit_images(shots, labels, skip_bad=skip_bad, unlabelled=unlabelled)
 
     def fit_folder(
         self,
@@ -674,6 +694,34 @@ class FewShotClassifier(ImageClassifier, Estimator):
             model.shots_ = self.shots_.compact()
         save(model, path)
 
+    def export(
+        self,
+        path: str | Path,
+        *,
+        input: Input | None = None,  # noqa: A002  # the word for it
+        storage: Storage = "float32",
+    ) -> Export:
+        """Write the model to an ONNX file, which `mivhead.load` reads and onnxruntime runs.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file to write, `.onnx`.
+        input : {"images", "pixels", "features"} or None, default=None
+            What the graph takes, as for `mivhead.export.model.export_model`.
+        storage : {"float32", "half", "int8"}, default="float32"
+            How weights are stored.
+
+        Returns
+        -------
+        Export
+            Size, and how far the file is from the model.
+        """
+        from mivhead.export.model import export_model
+
+        check_fitted(self, "classifier_")
+        return export_model(self, path, input=input, storage=storage)
+
     @property
     def needs_images(self) -> bool:
         """Whether the method tunes a copy of the backbone, so that features are not enough."""
@@ -798,9 +846,12 @@ class FewShotClassifier(ImageClassifier, Estimator):
         self.skipped_ = []
         others = self._read_unlabelled(unlabelled, classifier, backbone.identity, skip_bad)
         unreadable = self.skipped_
-        images = self.readable(images, skip_bad=skip_bad)
+        names, images = images.ids, self.readable(images, skip_bad=skip_bad)
         self.skipped_ += unreadable
-        given = images.labels if labels is None else labels
+        kept = set(images.ids)
+        given: Sequence[Any] | None = images.labels
+        if labels is not None:  # of any type; an image set holds strings
+            given = [y for y, name in zip(labels, names, strict=True) if name in kept]
         assert given is not None, "the images are labelled"
         training, shots = reader.read(images, given, self._view_rule(backbone.preset))
         reading = {reader.what: time.perf_counter() - started}

@@ -349,11 +349,11 @@ def changing(
         return
     with _lock(source):
         model = load(source, **how)
-        before, stamp = len(model.history_), _stamp(source)
+        before, stamp = len(model.history_), files.stamp(source)
         yield model
         if len(model.history_) == before:
             return
-        if _stamp(source) != stamp:  # by a program that does not look at the lock
+        if files.stamp(source) != stamp:  # by a program that does not look at the lock
             raise NotAvailableError(
                 f"{source} was changed by another program in the meantime, so nothing was "
                 "written: run the command again."
@@ -383,11 +383,6 @@ def _lock(path: Path) -> Iterator[None]:
         with suppress(OSError):
             Path(lock.lock_file).unlink()
         lock.release()
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _keep(path: Path) -> None:

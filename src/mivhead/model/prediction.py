@@ -6,7 +6,7 @@ Shared by fitted models (`mivhead.model.fewshot`) and exported ones, which run w
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -83,6 +83,59 @@ class Prediction:
         [('dog', 0.75)]
         """
         return list(islice(self.probabilities.items(), count))
+
+    def as_json(self, top: int | None = None) -> dict[str, Any]:
+        """Return plain values for a JSON document: the form that every door writes.
+
+        Parameters
+        ----------
+        top : int or None, default=None
+            Number of classes to include, the most probable first; None: all.
+
+        Returns
+        -------
+        dict
+
+        Examples
+        --------
+        >>> sorted(Prediction("a.jpg", "dog", 0.75, {"dog": 0.75, "cat": 0.25}).as_json())
+        ['decision', 'file', 'label', 'probability', 'top', 'unknown']
+        """
+        chosen = {} if self.prediction_set is None else {"set": list(self.prediction_set)}
+        ranked = islice(self.probabilities.items(), top)
+        return {
+            "file": self.id,
+            "label": self.label,
+            "probability": self.probability,
+            "decision": self.decision,
+            "unknown": self.unknown,
+            **chosen,
+            "top": [{"label": label, "probability": p} for label, p in ranked],
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Prediction:
+        """Read what `as_json` wrote.
+
+        Parameters
+        ----------
+        document : mapping
+            With all keys of `as_json`; `set` may be missing.
+
+        Returns
+        -------
+        Prediction
+        """
+        chosen = document.get("set")
+        return cls(
+            document["file"],
+            document["label"],
+            document["probability"],
+            {each["label"]: each["probability"] for each in document["top"]},
+            document["decision"],
+            document["unknown"],
+            None if chosen is None else tuple(chosen),
+        )
 
     def to_frame(self) -> Any:
         """Return all classes and their probabilities as a pandas `DataFrame`.

@@ -61,6 +61,15 @@ class Change:
         """Return a change that happens now."""
         return cls(action, text, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), tuple(notes))
 
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for a JSON document.
+
+        Returns
+        -------
+        dict
+        """
+        return {"change": self.text, "notes": list(self.notes), "when": self.when}
+
 
 class Training(NamedTuple):
     """What a classifier is fitted to: the arguments of its `fit`."""

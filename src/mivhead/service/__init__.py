@@ -7,8 +7,8 @@ A request passes these modules, in this order:
 - `protection`: which hosts and keys are accepted, how large a request may be, and how long it may
   take; `observation` logs and counts every request.
 - `requests`: reads images or features, and the options, from the body of a request.
-- `engine`: decodes images within a budget, and formats predictions as JSON.
-- `batching`: collects the images of all clients into batches for the one thread that computes.
+- `engine`: decodes images within a budget and puts them into the queue.
+- `batching`: collects the images of all clients into batches, and computes them.
 - `models`: loads models by name, and loads them again when their files change.
 
 Other protocols use the same engine: `changes` (changing a model over HTTP), `inference_protocol`

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Scope
 
 from mivhead.errors import InputError
 from mivhead.service.changes import change_routes
-from mivhead.service.engine import Engine, Unreadable, as_json
+from mivhead.service.engine import Engine, Unreadable
 from mivhead.service.inference_protocol import protocol_routes
 from mivhead.service.label_studio import LabelStudio, label_studio_routes
 from mivhead.service.models import ModelLoader, Models, Reloader
@@ -100,7 +100,7 @@ class Service:
         return JSONResponse({"status": "ok"})
 
     async def ready(self, _: Request) -> Response:
-        """Tell whether requests are being served."""
+        """Report whether requests are being served."""
         return JSONResponse({"status": "ready", "models": self.models.names})
 
     async def show_metrics(self, _: Request) -> Response:
@@ -130,17 +130,14 @@ class Service:
         document: dict[str, Any] = {"model": served.name, "version": served.version}
         if sent.features is not None:
             predictions = await self.engine.predict_features(served, sent.features)
-            document["predictions"] = [as_json(each, each.id, top) for each in predictions]
+            document["predictions"] = [each.as_json(top) for each in predictions]
             return JSONResponse(document)
         results = await self.engine.predict(served, sent.images)
-        found = [
-            each if isinstance(each, Unreadable) else as_json(each, image.name, top)
-            for image, each in zip(sent.images, results, strict=True)
-        ]
+        found = [each if isinstance(each, Unreadable) else each.as_json(top) for each in results]
         return _answer(document, "predictions", found)
 
     async def explain(self, request: Request) -> Response:
-        """Say why images get their names."""
+        """Explain predictions."""
         sent = await read_request(request, self.limits, ("model",))
         served = self.models.get(sent.option("model"))
         note(request.scope, model=served.name, images=len(sent.images))

@@ -38,8 +38,8 @@ def change_routes(engine: Engine) -> list[BaseRoute]:
         engine.models.get(name)
         made, served = await to_thread.run_sync(engine.models.change, name, apply)
         note(request.scope, model=name, change=made.action)
-        document = {"change": made.text, "notes": list(made.notes), "when": made.when}
-        return JSONResponse({**document, "model": engine.models.describe(served.name)}, status)
+        facts = engine.models.describe(served.name)
+        return JSONResponse({**made.as_json(), "model": facts}, status)
 
     async def show(request: Request) -> Response:
         """List the shots of a model by class."""

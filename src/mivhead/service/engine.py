@@ -1,4 +1,4 @@
-"""What all endpoints share: decoding within a budget, the queue, and predictions as JSON."""
+"""What all endpoints share: decoding within a budget, and the queue."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
@@ -67,7 +66,11 @@ class Engine:
     ) -> list[Prediction | Unreadable]:
         """Predict images of one request; an unreadable one does not affect the others."""
         steps = served.read, served.classify
-        results: list[Prediction | Unreadable] = await self._run(served, steps, images)
+        found = await self._run(served, steps, images)
+        results: list[Prediction | Unreadable] = [
+            each if isinstance(each, Unreadable) else replace(each, id=getattr(image, "name", ""))
+            for image, each in zip(images, found, strict=True)
+        ]
         self._count(served, results)
         return results
 
@@ -160,16 +163,3 @@ def _resize(picture: Image.Image, size: int) -> Image.Image:
     from mivhead.backbones.preprocessing import to_picture
 
     return to_picture(picture, 0, size)
-
-
-def as_json(prediction: Prediction, name: str, top: int | None) -> dict[str, Any]:
-    """Return a prediction with the `top` most probable classes, by default all."""
-    ranked = islice(prediction.probabilities.items(), top)
-    return {
-        "file": name,
-        "label": prediction.label,
-        "probability": prediction.probability,
-        "decision": prediction.decision,
-        "unknown": prediction.unknown,
-        "top": [{"label": label, "probability": p} for label, p in ranked],
-    }

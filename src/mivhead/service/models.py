@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
+from mivhead._util.files import stamp
 from mivhead.diagnostics.evaluation import Score
 from mivhead.errors import InputError, MivError
 from mivhead.model.decision import Calibration
@@ -100,7 +100,7 @@ class ServedModel:
     model : FewShotClassifier, or an exported model
         What predicts.
     facts : dict
-        What the service tells about it.
+        What the service reports about it.
     version : str
         Start of the SHA-256 of the file.
     stamp : tuple
@@ -194,13 +194,13 @@ class Models:
             return next(iter(self._models.values()))
         names = ", ".join(self._models) or "none"
         if name is None:
-            raise InputError(f"Say which model is meant: the models are {names}.")
+            raise InputError(f"Name the model: the models are {names}.")
         if name not in self._models:
             raise Refusal(404, f"There is no model {name!r:.80}: the models are {names}.")
         return self._models[name]
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Return what the service tells about a model."""
+        """Return what the service reports about a model."""
         served = self.get(name)
         return {**served.facts, "problem": self._problems.get(name)}
 
@@ -244,13 +244,13 @@ class Models:
         with self._lock:
             served = self._models[name]
             try:
-                stamp = _stamp(served.path)
+                found = stamp(served.path)
             except OSError as error:
                 self._fail(name, f"{served.path.name} cannot be read: {error.strerror}.")
                 return False
-            if stamp == self._seen.get(name, served.stamp):
+            if found == self._seen.get(name, served.stamp):
                 return False
-            self._seen[name] = stamp
+            self._seen[name] = found
             try:
                 self._models[name] = self._read(name, served.path)
             # Whatever is wrong with the new file, the old model continues to serve.
@@ -275,7 +275,7 @@ class Models:
 
     def _read(self, name: str, path: Path) -> ServedModel:
         try:
-            stamp = _stamp(path)
+            found = stamp(path)
         except OSError as error:
             raise InputError(f"The model {path} cannot be read: {error.strerror}.") from error
         model = self._load(path)
@@ -287,7 +287,7 @@ class Models:
             "loaded": datetime.now(UTC).isoformat(timespec="seconds"),
             **_facts(model),
         }
-        served = ServedModel(name, path, model, facts, version, stamp)
+        served = ServedModel(name, path, model, facts, version, found)
         if served.size is not None:  # a missing package or backbone is an error now
             served.classify(served.read([Image.new("RGB", (8, 8), "grey")]))
         return served
@@ -313,11 +313,6 @@ def name_files(files: Iterable[str | Path]) -> dict[str, Path]:
             raise InputError(f"Two models would have the name {name!r}: name one with NAME=FILE.")
         named[name] = path
     return named
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    found = os.stat(path)  # noqa: PTH116  # follows links, as opening does
-    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def _facts(model: Any) -> dict[str, Any]:
@@ -366,11 +361,11 @@ class Reloader:
         self._thread = threading.Thread(target=self._watch, name="reload", daemon=True)
 
     def start(self) -> None:
-        """Start to watch."""
+        """Start watching."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop to watch; returns when a reload in progress is complete."""
+        """Stop watching; returns when a reload in progress is complete."""
         self._stop.set()
         self._thread.join()
 

@@ -73,7 +73,7 @@ class ArrayStore(FileStore):
     def annotate(self, ids: Sequence[str], values: Mapping[str, Sequence[str | float]]) -> None:  # noqa: ARG002  # the signature of all stores
         """Raise an error: a file is not changed."""
         raise InputError(
-            f"{self.name} is not changed: write the predictions to a new file with --out."
+            f"{self.name} is not changed: write the predictions to a new file with --job."
         )
 
     def _table(self, arrays: dict[str, Array]) -> FeatureTable:

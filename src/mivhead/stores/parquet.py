@@ -64,7 +64,7 @@ class ParquetStore(DatabaseStore):
         """Raise an error: a file is not changed."""
         raise InputError(
             f"{self.name} is a Parquet file, which is not changed: write the predictions to a new "
-            "file with --out."
+            "file with --job."
         )
 
     def _exists(self) -> bool:
@@ -165,7 +165,7 @@ def vector_columns(schema: Any, name: str) -> list[str]:
     if not found:
         raise InputError(
             f"{name} has no column of vectors (lists of floats); it has "
-            f"{', '.join(schema.names[:8])}. If it holds images, predict them with --out."
+            f"{', '.join(schema.names[:8])}. If it holds images, predict them with --job."
         )
     return found
 
