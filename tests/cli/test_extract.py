@@ -26,7 +26,7 @@ def test_extract_without_labels(miv, shots, tmp_path):
 
 def test_several_labelled_places(fails, shots, tmp_path):
     error = fails("extract", shots, shots, "-o", tmp_path / "f.safetensors")
-    assert "--unlabelled" in error
+    assert "--no-labels" in error
 
 
 def test_json(miv, shots, tmp_path):
