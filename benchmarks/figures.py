@@ -179,7 +179,7 @@ def chart(scores: Scores) -> str:
     """Draw a line per set, from the best plain head to mivhead."""
     ours = {name: mean(scores, "miv", [name]) for name in scores}
     names = sorted(scores, key=lambda name: -ours[name])
-    left, width, top, step = 130, 560, 54, 26
+    left, width, top, step = 112, 340, 54, 24
     bottom = top + step * len(names)
 
     def text(words: str, x: float, y: float, anchor: str = "start") -> str:

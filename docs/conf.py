@@ -1,6 +1,7 @@
 """Sphinx configuration of the documentation site; `make docs` builds it into docs/_build/html."""
 
 import sys
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import mivhead
@@ -11,6 +12,17 @@ project = "mivhead"
 author = "the mivhead maintainers"
 copyright = author  # noqa: A001  # Sphinx's name
 version = release = mivhead.__version__
+
+
+def github() -> str | None:
+    """Return OWNER/NAME of the repository that the package names, for the links to Colab."""
+    try:
+        urls = metadata(project).get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return None
+    places = [url.partition("github.com/")[2].removesuffix(".git") for url in urls]
+    return next(("/".join(place.split("/")[:2]) for place in places if "/" in place), None)
+
 
 extensions = [
     "myst_nb",
@@ -47,12 +59,14 @@ html_js_files = ["tables.js"]
 html_search_scorer = str(Path(__file__).parent / "_static" / "scorer.js")
 html_math_renderer = "mathml"
 html_show_sourcelink = False
+_ALONE = ("tutorial", "how-good", "faq", "coming-from", "ecosystem", "research-log", "changelog")
+html_sidebars = {page: [] for page in _ALONE}  # nothing to list there
 html_theme_options = {
     "logo": {"text": "mivhead"},
     "navigation_with_keys": False,
     "show_toc_level": 2,
     "footer_start": ["copyright"],
     "footer_end": [],
-    "secondary_sidebar_items": ["page-toc"],
+    "secondary_sidebar_items": ["colab", "page-toc"],
 }
-html_context = {"default_mode": "auto"}
+html_context = {"default_mode": "auto", "github": github()}

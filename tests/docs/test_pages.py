@@ -33,7 +33,10 @@ BLOCK = re.compile(
     r"^(?:<!-- needs: (\w+) -->\n)?```(python|bash)(?: file=\"([^\"]+)\")?\n(.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-PHOTOS = ("tutorial", "photos", "python", "unsure")  # pages for people who have some
+PHOTOS = (  # pages for people who have some
+    *("tutorial", "photos", "python", "unsure", "predictions", "images", "export", "cache"),
+    "without-pytorch",
+)
 NEEDS = {  # pages that use optional packages
     "backbones-http": ["httpx", "starlette"],
     "backbones-onnx": ["onnxscript", "timm"],
