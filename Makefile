@@ -21,8 +21,10 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing mivhead into $(VENV) ..."
 
+# Of scikit-learn, the demo only reads a file of images: it is installed without SciPy.
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python
-	$(PIP) -e ".[demo]"
+	$(PIP) -e .
+	$(PIP) --no-deps scikit-learn
 	@touch $@
 
 $(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python

@@ -632,7 +632,6 @@ class MIVClassifier(FeatureClassifier):
                 )
         features = support.features if recipe.has_head else support.features[:0]
         self._set_fitted(blocks, head, ensemble, features, support.shots)
-        self.embedded_ = head.embed(head.prepare(features))
 
     def _trainer(
         self,

@@ -65,7 +65,6 @@ def test_commands_name_the_extra_that_they_need(shots: Path, tmp_path: Path) -> 
     fit = ["fit", str(shots), "-o", model]
     commands = {
         "plot": [
-            ["demo", "-o", str(tmp_path / "demo")],
             ["evaluate", model, str(shots), "--picture", picture],
             ["plot", "tsne", model, str(next(shots.glob("*/*.png"))), "-o", picture],
         ],

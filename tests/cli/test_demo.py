@@ -11,7 +11,7 @@ from mivhead.cli import demo as command
 from mivhead.cli.demo import Scale
 from tests.helpers.extras import needs
 
-pytestmark = needs("matplotlib", "plot")
+pytestmark = needs("sklearn", "demo")
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_the_demo_from_end_to_end(miv, small, tmp_path):
     assert "learn 3 classes from 3 images each" in answer.out
     assert "of 12 new images" in answer.out
     assert "exactly the same" in answer.out
-    for method in ("MIV-head", "logistic regression", "nearest centroid"):
+    for method in ("MIV-head", "ridge regression", "nearest centroid"):
         assert re.search(rf"^   {method} +\d+\.\d ± \d+\.\d %", answer.out, re.M)
     with Image.open(folder / "demo.png") as picture:
         assert picture.width > 1500
@@ -55,5 +55,5 @@ def test_the_demo_as_json(miv, small, tmp_path):
     document = json.loads(answer.out)
     assert document["images"] == 12
     assert 0 < document["right"] <= 12
-    assert set(document["accuracies"]) == {"miv", "logistic", "ncc"}
+    assert set(document["accuracies"]) == {"miv", "ridge", "ncc"}
     assert all(len(each) == 2 for each in document["accuracies"].values())

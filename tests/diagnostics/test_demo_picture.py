@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageColor
 
+from mivhead.diagnostics import demo_picture
 from mivhead.diagnostics.demo_picture import Bar, Card, draw_demo
 
 
@@ -17,14 +16,24 @@ def card(truth: str, **probabilities: float) -> Card:
 
 
 @pytest.fixture
-def texts(tmp_path):
+def texts(tmp_path, monkeypatch):
     """Draw, and return all strings in the picture."""
 
     def draw(sections: dict[str, list[Card]], bars: list[Bar]) -> list[str]:
-        path = tmp_path / "demo.svg"
+        found: list[str] = []
+        write = demo_picture._Page.write
+
+        def noted(page, left, top, text, *rest, **style) -> None:
+            found.append(text)
+            write(page, left, top, text, *rest, **style)
+
+        monkeypatch.setattr(demo_picture._Page, "write", noted)
+        path = tmp_path / "demo.png"
         draw_demo(sections, bars, path, title="T", subtitle="S", chart_title="C")
-        # Without fonts in the file, matplotlib writes each string as a comment.
-        return re.findall(r"<!-- (.*?) -->", path.read_text())
+        with Image.open(path) as picture:
+            colours = {colour for _, colour in picture.convert("RGB").getcolors(2**24)}
+        assert {(255, 0, 0), ImageColor.getrgb(demo_picture.RIGHT)} <= colours  # image, bars
+        return found
 
     return draw
 

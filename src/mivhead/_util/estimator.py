@@ -9,6 +9,7 @@ list of numbers) is left to scikit-learn's own validation, if it is installed.
 from __future__ import annotations
 
 import inspect
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, Self
 
@@ -133,6 +134,12 @@ def _is_same(value: Any, default: Any) -> bool:
         return False
 
 
+@cache
+def has_sklearn() -> bool:
+    """Whether scikit-learn can be imported: it may be there for its images alone, without SciPy."""
+    return all(find_spec(name) is not None for name in ("sklearn", "scipy"))
+
+
 def check_fitted(estimator: Any, attribute: str) -> None:
     """Raise scikit-learn's `NotFittedError`, or ours without it, if an attribute is missing."""
     if hasattr(estimator, attribute):
@@ -141,7 +148,7 @@ def check_fitted(estimator: Any, attribute: str) -> None:
         f"This {type(estimator).__name__} instance is not fitted yet. Call 'fit' with appropriate "
         "arguments before using this estimator."
     )
-    if find_spec("sklearn") is None:
+    if not has_sklearn():
         raise InputError(message)
     from sklearn.exceptions import NotFittedError
 
@@ -199,7 +206,7 @@ def read_table(estimator: Any, X: Any, *, reset: bool) -> NDArray[Any]:
         if reset:
             estimator.n_features_in_ = X.shape[1]
         return np.asarray(X)
-    if find_spec("sklearn") is not None:
+    if has_sklearn():
         from sklearn.utils.validation import validate_data
 
         checked: NDArray[Any] = validate_data(
@@ -229,7 +236,7 @@ def read_labels(y: ArrayLike) -> NDArray[Any]:
     values = np.asarray(y)
     if values.ndim == 1 and values.dtype.kind in CLASS_KINDS:
         return values
-    if find_spec("sklearn") is not None:
+    if has_sklearn():
         return _sklearn_labels(y)
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]

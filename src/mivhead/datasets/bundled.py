@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from mivhead.errors import NotAvailableError
 
 PER_CLASS = 20  # images
 SIDE = 64  # pixels of an enlarged digit
@@ -67,11 +70,16 @@ def load_scans() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     labels : array of shape (n,)
         The digits, 0 to 9.
     """
-    from sklearn.datasets import load_digits
-
-    scans, labels = load_digits(return_X_y=True)
-    ink = np.round(255 * (1 - scans.reshape(-1, 8, 8) / 16)).astype(np.uint8)
-    return np.pad(ink, ((0, 0), (1, 1), (1, 1)), constant_values=255), labels
+    package = find_spec("sklearn")  # only its file is read: importing it takes a second
+    if package is None or package.origin is None:
+        raise NotAvailableError(
+            "The example images are part of scikit-learn, which is not installed: run "
+            '`pip install "mivhead[demo]"`.'
+        )
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    rows = np.loadtxt(path, np.int64, delimiter=",")  # 64 grey values from 0 to 16, and the digit
+    ink = np.round(255 * (1 - rows[:, :-1].reshape(-1, 8, 8) / 16)).astype(np.uint8)
+    return np.pad(ink, ((0, 0), (1, 1), (1, 1)), constant_values=255), rows[:, -1]
 
 
 def enlarge_scan(scan: NDArray[np.uint8]) -> Image.Image:

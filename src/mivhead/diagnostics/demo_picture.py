@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from mivhead.classifier import MIVClassifier
 from mivhead.diagnostics.attention import explain
-from mivhead.diagnostics.pictures import overlay, save_figure, square
+from mivhead.diagnostics.pictures import overlay, square
 from mivhead.features import FeatureTable
 from mivhead.images.decoding import load_image
 from mivhead.model.prediction import Prediction
@@ -26,7 +26,8 @@ COLUMNS, GAP = 5, 0.42
 CARD = (WIDTH - 2 * MARGIN - (COLUMNS - 1) * GAP) / COLUMNS
 CARD_HEIGHT = 2.25
 PICTURE = (CARD - 2 * 0.08) / 3  # three side by side
-HEADER, HEADING, CHART = 0.95, 0.5, 1.85
+HEADER, HEADING, CHART, CHART_WIDTH = 0.95, 0.5, 1.85, 9.0
+DPI = 150
 
 TOP = 3  # classes whose probabilities are shown
 INK, PALE, TRACK, LINE = "#22303c", "#7b8894", "#e9edf1", "#cfd6dc"
@@ -131,7 +132,7 @@ def draw_demo(
     bars : sequence of Bar
         The chart, ours first.
     path : str or Path
-        A .png, .svg or .pdf.
+        A .png, or another format that Pillow writes.
     title, subtitle, chart_title : str
         One line each.
     """
@@ -142,82 +143,98 @@ def draw_demo(
     ]
     headings = sum(bool(heading) for heading, _ in rows)
     page = _Page(HEADER + headings * HEADING + len(rows) * CARD_HEIGHT + CHART)
-    page.write(MARGIN, 0.25, title, fontsize=21, weight="bold")
-    page.write(MARGIN, 0.66, subtitle, fontsize=12.5, color=PALE)
+    page.write(MARGIN, 0.25, title, 21, bold=True)
+    page.write(MARGIN, 0.66, subtitle, 12.5, PALE)
     top = HEADER
     for heading, cards in rows:
         if heading:
-            page.write(MARGIN, top + 0.14, heading, fontsize=13, weight="bold")
+            page.write(MARGIN, top + 0.14, heading, 13, bold=True)
             top += HEADING
         for place, card in enumerate(cards):
             _draw_card(page, MARGIN + place * (CARD + GAP), top, card)
         top += CARD_HEIGHT
-    page.write(MARGIN, top + 0.1, chart_title, fontsize=13, weight="bold")
-    _draw_chart(page.axes(MARGIN + 1.7, top + 0.5, 9.0, 0.95), bars)
-    save_figure(page.figure, path)
+    page.write(MARGIN, top + 0.1, chart_title, 13, bold=True)
+    _draw_chart(page, MARGIN + 1.7, top + 0.5, bars)
+    page.image.save(path)
 
 
 class _Page:
-    """A figure whose parts are placed in inches from its upper left corner."""
+    """A white image whose parts are placed in inches from its upper left corner."""
 
     def __init__(self, height: float) -> None:
-        from matplotlib.figure import Figure
+        self.image = Image.new("RGB", (round(WIDTH * DPI), round(height * DPI)), "white")
+        self.draw = ImageDraw.Draw(self.image)
 
-        self.height = height
-        self.figure = Figure(figsize=(WIDTH, height), facecolor="white")
+    def write(
+        self,
+        left: float,
+        top: float,
+        text: str,
+        size: float,
+        colour: str = INK,
+        anchor: str = "la",
+        *,
+        bold: bool = False,
+    ) -> None:
+        """Write a string of a size in points; by default, its upper left corner is given."""
+        font = ImageFont.load_default(size * DPI / 72)
+        width = 0.5 if bold else 0  # the font has no bold letters
+        self.draw.text(
+            (left * DPI, top * DPI), text, colour, font, anchor=anchor, stroke_width=width
+        )
 
-    def axes(self, left: float, top: float, width: float, height: float) -> Any:
-        """Add empty axes."""
-        bottom = 1 - (top + height) / self.height
-        box = (left / WIDTH, bottom, width / WIDTH, height / self.height)
-        axes = self.figure.add_axes(box, xticks=[], yticks=[])
-        axes.spines[:].set_visible(False)
-        return axes
+    def box(self, left: float, top: float, width: float, height: float, colour: str) -> None:
+        """Fill a rectangle."""
+        corners = (left * DPI, top * DPI, (left + width) * DPI, (top + height) * DPI)
+        self.draw.rectangle(corners, fill=colour)
 
-    def write(self, left: float, top: float, text: str, **style: Any) -> None:
-        """Write a string with this upper left corner; a $ in a name is a dollar sign."""
-        place = (left / WIDTH, 1 - top / self.height)
-        self.figure.text(*place, text, va="top", parse_math=False, **{"color": INK, **style})
+    def paste(self, left: float, top: float, side: float, picture: Image.Image) -> None:
+        """Show a square picture in a thin frame."""
+        x, y, pixels = (round(each * DPI) for each in (left, top, side))
+        self.image.paste(picture.resize((pixels, pixels), Image.Resampling.BICUBIC), (x, y))
+        self.draw.rectangle((x, y, x + pixels, y + pixels), outline=LINE)
 
 
 def _draw_card(page: _Page, left: float, top: float, card: Card) -> None:
     name = next(iter(card.probabilities))
     right = name == card.truth
     colour = RIGHT if right else WRONG
-    page.write(left, top, _short(name), fontsize=13, weight="bold", color=colour)
+    page.write(left, top, _short(name), 13, colour, bold=True)
     if not right:
-        page.write(left + CARD, top + 0.03, f"is {_short(card.truth)}", fontsize=11, ha="right")
-    pictures = (square(card.image), overlay(card.image, card.heats), square(card.shot))
+        page.write(left + CARD, top + 0.03, f"is {_short(card.truth)}", 11, anchor="ra")
+    tinted = Image.fromarray((255 * overlay(card.image, card.heats)).round().astype(np.uint8))
+    pictures = (square(card.image), tinted, square(card.shot))
     for column, (picture, caption) in enumerate(zip(pictures, CAPTIONS, strict=True)):
-        axes = page.axes(left + column * (PICTURE + 0.08), top + 0.28, PICTURE, PICTURE)
-        axes.imshow(picture)
-        axes.spines[:].set(visible=True, color=LINE)
-        axes.set_xlabel(caption, fontsize=8, color=PALE, labelpad=3)
-    axes = page.axes(left + 0.62, top + 0.28 + PICTURE + 0.27, CARD - 1.06, 0.56)
-    top_classes = list(islice(card.probabilities.items(), TOP))
-    _draw_bars(axes, [p for _, p in top_classes], colour)
-    for place, (each, p) in enumerate(top_classes):
-        style = {"va": "center", "fontsize": 9, "color": INK, "parse_math": False}
-        axes.text(-0.03, place, _short(each), ha="right", **style)
-        axes.text(1.03, place, f"{100 * p:.0f} %", ha="left", **style)
+        x = left + column * (PICTURE + 0.08)
+        page.paste(x, top + 0.28, PICTURE, picture)
+        page.write(x + PICTURE / 2, top + 0.31 + PICTURE, caption, 8, PALE, "ma")
+    shown = islice(card.probabilities.items(), TOP)
+    for place, (each, p) in enumerate(shown):
+        middle = top + 0.64 + PICTURE + 0.19 * place
+        _draw_bar(page, left + 0.62, middle, CARD - 1.06, p, PALE if place else colour, 0.12)
+        page.write(left + 0.56, middle, _short(each), 9, anchor="rm")
+        page.write(left + CARD - 0.38, middle, f"{100 * p:.0f} %", 9, anchor="lm")
 
 
-def _draw_chart(axes: Any, bars: Sequence[Bar]) -> None:
-    _draw_bars(axes, [bar.value for bar in bars], RIGHT)
+def _draw_chart(page: _Page, left: float, top: float, bars: Sequence[Bar]) -> None:
     for place, bar in enumerate(bars):
-        axes.errorbar(bar.value, place, xerr=bar.half_width, ecolor=INK, capsize=3, linewidth=1.2)
-        style = {"va": "center", "fontsize": 11, "color": INK}
-        axes.text(-0.012, place, bar.name, ha="right", **style)
+        middle = top + 0.16 + 0.32 * place
+        _draw_bar(page, left, middle, CHART_WIDTH, bar.value, PALE if place else RIGHT, 0.2)
+        low, high = (CHART_WIDTH * (bar.value + s * bar.half_width) for s in (-1, 1))
+        page.box(left + low, middle - 0.005, high - low, 0.01, INK)
+        for end in (low, high):
+            page.box(left + end, middle - 0.04, 0.01, 0.08, INK)
+        page.write(left - 0.12, middle, bar.name, 11, anchor="rm")
         score = f"{100 * bar.value:.1f} ± {100 * bar.half_width:.1f} %"
-        axes.text(1.012, place, score, ha="left", **style)
+        page.write(left + CHART_WIDTH + 0.12, middle, score, 11, anchor="lm")
 
 
-def _draw_bars(axes: Any, values: Sequence[float], colour: str) -> None:
-    """Draw horizontal bars from 0 to 1, the first one in colour."""
-    places = range(len(values))
-    axes.barh(places, [1.0] * len(values), height=0.64, color=TRACK)
-    axes.barh(places, values, height=0.64, color=[colour] + [PALE] * (len(values) - 1))
-    axes.set(xlim=(0, 1), ylim=(len(values) - 0.6, -0.4))
+def _draw_bar(
+    page: _Page, left: float, middle: float, width: float, value: float, colour: str, height: float
+) -> None:
+    """Draw a horizontal bar from 0 to 1."""
+    page.box(left, middle - height / 2, width, height, TRACK)
+    page.box(left, middle - height / 2, width * value, height, colour)
 
 
 def _short(name: str) -> str:

@@ -42,16 +42,30 @@ class _Derive(ctypes.Structure):
 
 
 def derive(
-    maps: NDArray[Any], sizes: Sequence[tuple[int, int]]
+    given: Sequence[NDArray[Any]], sizes: Sequence[tuple[int, int]]
 ) -> tuple[list[NDArray[Any]], Array]:
     """Max-pool maps to several sizes."""
+    images, channels = sum(map(len, given)), given[0].shape[1]
+    patches = [empty(images, h * w, channels, dtype=given[0].dtype) for h, w in sizes]
+    norms = empty(images, sum(h * w for h, w in sizes))
+    start = 0
+    for maps in given:
+        rows = slice(start, start := start + len(maps))
+        _derive(maps, sizes, [each[rows] for each in patches], norms[rows])
+    return patches, norms
+
+
+def _derive(
+    maps: NDArray[Any],
+    sizes: Sequence[tuple[int, int]],
+    patches: Sequence[NDArray[Any]],
+    norms: Array,
+) -> None:
     images, channels, height, width = maps.shape
     rows = maps.strides[2] == width * maps.strides[3] or min(height, width) == 1
     if not rows or maps.strides[1] < 0 or maps.strides[3] < 0:
         maps = np.ascontiguousarray(maps)  # now rows follow each other
     image_step, channel_step, row_step, pixel_step = (s // maps.itemsize for s in maps.strides)
-    patches = [empty(images, h * w, channels, dtype=maps.dtype) for h, w in sizes]
-    norms = empty(images, sum(h * w for h, w in sizes))
     parts = _parts(images, channels * height * width)
     scratch = empty(parts, height, width, channels)
     flat = (c_int64 * (2 * len(sizes)))(*(side for size in sizes for side in size))
@@ -73,7 +87,6 @@ def derive(
         scratch=address(scratch),
     )
     call("derive", task, parts)
-    return patches, norms
 
 
 # Pooling of patches by attention (`pooling.c`).

@@ -20,7 +20,7 @@ from mivhead._util.threads import run_parts
 from mivhead.engine import compiled, plain
 from mivhead.engine.library import library
 from mivhead.engine.plain import NORM_EPS, BagComparison
-from mivhead.features import Block, Features
+from mivhead.features import Block, Features, to_single
 from mivhead.head.blocks import BlockConfig
 from mivhead.head.recipe import Recipe
 
@@ -166,18 +166,20 @@ class HeadBlock:
 
     # Component 1: pooling by attention, from patches to one vector per image.
 
-    def prepare(self, block: Block) -> Candidates:
+    def prepare(self, *parts: Block) -> Candidates:
         """Derive the candidates of a block; patches stay float16 if the features are."""
         maps: list[NDArray[Any]] = []
         scale = None
-        if block.map is not None and self.config.candidate_sizes:
-            map_ = block.map if block.map.dtype == np.float16 else block.map.astype(np.float32)
-            maps, norms = functions().derive(map_, self.config.candidate_sizes)
+        given = [part.map for part in parts if part.map is not None]
+        if given and self.config.candidate_sizes:
+            if any(map_.dtype != np.float16 for map_ in given):
+                given = [to_single(map_) for map_ in given]
+            maps, norms = functions().derive(given, self.config.candidate_sizes)
             if self.length is not None:
                 norms[:] = self.length
             scale = np.float32(self.tau) / np.maximum(norms, np.float32(NORM_EPS), out=norms)
-        token = None if block.token is None else block.token.astype(np.float32)
-        return Candidates(maps, scale, token)
+        tokens = [to_single(part.token) for part in parts if part.token is not None]
+        return Candidates(maps, scale, np.concatenate(tokens) if tokens else None)
 
     def pool(self, candidates: Candidates, rows: NDArray[np.int64]) -> tuple[Array, Tape]:
         """Image vectors M_n, (image, channel), of some images, and what their gradients need."""
@@ -440,10 +442,10 @@ class Head:
             for name, value in layer.params.items()
         }
 
-    def prepare(self, features: Features) -> list[Candidates]:
-        """Derive the candidates, which do not change during training."""
-        blocks = [features.blocks[i] for i in self.taken]
-        return [layer.prepare(block) for layer, block in zip(self.layers, blocks, strict=True)]
+    def prepare(self, *parts: Features) -> list[Candidates]:
+        """Derive the candidates of all images, which do not change during training."""
+        pairs = zip(self.layers, self.taken, strict=True)
+        return [layer.prepare(*(part.blocks[i] for part in parts)) for layer, i in pairs]
 
     def embed(
         self, candidates: Sequence[Candidates], rows: NDArray[np.int64] | None = None

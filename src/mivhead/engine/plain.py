@@ -40,18 +40,18 @@ def chunks(count: int, values: int) -> Iterator[slice]:
 
 
 def derive(
-    maps: NDArray[Any], sizes: Sequence[tuple[int, int]]
+    given: Sequence[NDArray[Any]], sizes: Sequence[tuple[int, int]]
 ) -> tuple[list[NDArray[Any]], Array]:
-    """Max-pool maps (image, channel, H, W) to several sizes.
+    """Max-pool maps (image, channel, H, W), such as those of shots and of views, to several sizes.
 
     Returns
     -------
     patches : list of array
-        Of each size: (image, patch, channel), in the type of the maps.
+        Of each size: (image, patch, channel), in the type of the maps; of all images in turn.
     norms : array
         Of the patches of all sizes: (image, patch).
     """
-    patches = [_max_pool(maps, size) for size in sizes]
+    patches = [np.concatenate([_max_pool(maps, size) for maps in given]) for size in sizes]
     norms = [np.sqrt(np.square(x, dtype=np.float32).sum(axis=2)) for x in patches]
     return patches, np.concatenate(norms, axis=1)
 

@@ -36,7 +36,7 @@ LARGEST_VELOCITY = 1e3  # norm per parameter; below 20 on five real image sets
 class HeadTask:
     """Which images of a support set a head is trained on."""
 
-    rows: NDArray[np.int64]  # pseudo-queries, rows of `SupportSet.everything`, the shots first
+    rows: NDArray[np.int64]  # pseudo-queries, the shots first, then views
     labels: NDArray[np.int64]  # their class numbers
     bags: Bags
     hidden: NDArray[np.int64] | None  # the shot that each pseudo-query does not see, or -1
@@ -92,8 +92,8 @@ class Trainer:
         self.on_step = on_step
         head = Head.initial(blocks, recipe, seed)
         self.taken = head.taken
-        everything = support.everything
-        self.candidates = head.prepare(everything)
+        views = () if support.views is None else (support.views,)
+        self.candidates = head.prepare(support.features, *views)
 
     def fit(
         self, subsets: Sequence[NDArray[np.bool_] | None] = (None,)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mivhead._util.threads import run_parts
-from mivhead.features import Block
+from mivhead.features import Block, mean_patches, to_single
 
 Kind = Literal["second_order", "layout", "mean"]
 Array = NDArray[np.float32]
@@ -57,7 +57,7 @@ class PatchPCA:
     def __call__(self, map_: NDArray[Any]) -> Array:
         """Transform patches: (image, channel, H, W) to (image, component, H, W)."""
         channels, components = self.components.shape
-        x = map_.reshape(len(map_), channels, -1).astype(np.float32)  # (image, channel, patch)
+        x = to_single(map_.reshape(len(map_), channels, -1))  # (image, channel, patch)
         x -= self.mean[:, None]
         if channels != components:
             x = self.components.T @ x  # (image, component, patch)
@@ -68,7 +68,7 @@ def _patches(map_: NDArray[Any]) -> Iterator[Array]:
     """Yield the patches (image, patch, channel) of some images at a time, in single precision."""
     for start in range(0, len(map_), IMAGES):
         part = map_[start : start + IMAGES]
-        yield part.reshape(*part.shape[:2], -1).transpose(0, 2, 1).astype(np.float32)
+        yield to_single(part.reshape(*part.shape[:2], -1).transpose(0, 2, 1))
 
 
 def principal_components(scatter: Array) -> Array:
@@ -155,10 +155,10 @@ def compute_descriptors(
 def mean_vectors(block: Block) -> Array:
     """Return the token, or the mean patch, with mean 0 and length 1."""
     if block.token is not None:
-        vectors = block.token.astype(np.float32)
+        vectors = to_single(block.token)
     else:
         assert block.map is not None
-        vectors = block.map.mean(axis=(2, 3), dtype=np.float32)
+        vectors = mean_patches(block.map)
     vectors = vectors - vectors.mean(axis=1, keepdims=True)
     variance = np.square(vectors).mean(axis=1, keepdims=True)
     return unit(vectors / np.sqrt(variance + np.float32(LN_EPS)))
@@ -201,5 +201,6 @@ def _second_order(patches: Array) -> Array:
     x = patches.reshape(*patches.shape[:2], -1)  # (image, component, patch)
     x = x - x.mean(axis=2, keepdims=True)
     covariances = x @ x.transpose(0, 2, 1)
-    pairs = covariances[:, *np.triu_indices(x.shape[1])]
+    rows, columns = np.triu_indices(x.shape[1])
+    pairs = covariances.reshape(len(x), -1).take(rows * x.shape[1] + columns, axis=1)
     return unit(np.copysign(np.sqrt(np.abs(pairs)), pairs))

@@ -28,7 +28,7 @@ from mivhead.ensemble.balance import (
 )
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.ensemble.ridge import Experts, expected_shapes, prior_weights
-from mivhead.features import Block, Features, SupportSet
+from mivhead.features import Block, Features, SupportSet, to_single
 
 if TYPE_CHECKING:
     from mivhead.head.training import DeviceTrainer
@@ -57,7 +57,7 @@ def assign_folds(support: SupportSet) -> NDArray[np.int64]:
     values = block.token if block.token is not None else block.map
     assert values is not None
     flat = values.reshape(len(values), -1)
-    key = np.array([np.square(x, dtype=np.float32).sum() for x in flat])  # (image,)
+    key = np.array([np.square(to_single(x)).sum() for x in flat])  # (image,)
     shots = np.asarray(support.shots)
     rank = np.empty(len(key), np.int64)
     rank[np.lexsort((key, support.labels))] = np.concatenate([np.arange(s) for s in shots])

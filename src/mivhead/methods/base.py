@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from mivhead._util.schema import from_json, split_tensors
 from mivhead.classifier import FeatureClassifier
 from mivhead.errors import InputError
-from mivhead.features import Features, SupportSet, layout_to_json, read_layout
+from mivhead.features import (
+    Features,
+    SupportSet,
+    layout_to_json,
+    mean_patches,
+    read_layout,
+    to_single,
+)
 from mivhead.methods.cost import BackboneWork, TaskSize, Work
 
 Array = NDArray[Any]  # of float32 or float64
@@ -149,10 +156,9 @@ def pooled(features: Features) -> NDArray[np.float32]:
     """
     block = features.blocks[-1]
     if block.token is not None:
-        return block.token.astype(np.float32)
+        return to_single(block.token)
     assert block.map is not None
-    mean: NDArray[np.float32] = block.map.mean(axis=(2, 3), dtype=np.float32)
-    return mean
+    return mean_patches(block.map)
 
 
 def unit(x: Array) -> Array:
