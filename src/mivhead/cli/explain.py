@@ -36,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
         "looked.",
         EXAMPLES,
     )
-    parser.add_argument("model", metavar="MODEL", help="model file")
+    parser.add_argument("model", type=options.model, metavar="MODEL", help="model file")
     parser.add_argument(
         "images", nargs="+", metavar="IMAGE", help="images, folders, zip archives or patterns"
     )

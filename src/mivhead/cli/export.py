@@ -39,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
         "before it is written.",
         EXAMPLES,
     )
-    parser.add_argument("model", metavar="MODEL", help="model file")
+    parser.add_argument("model", type=options.model, metavar="MODEL", help="model file")
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("-o", "--output", metavar="FILE.onnx", help="file to write")
     target.add_argument(

@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
         "file is run.",
         EXAMPLES,
     )
-    parser.add_argument("file", metavar="FILE", help="model or features file")
+    parser.add_argument("file", type=options.model, metavar="FILE", help="model or features file")
     parser.add_argument(
         "--shots", action="store_true", help="list the shots of a model, and how it was changed"
     )
@@ -47,13 +47,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `miv info`."""
-    if is_exported(args.file):
-        facts = _exported_facts(args.file)
-    elif kind_of(args.file) == "features":
-        facts = _features_facts(args.file)
-    else:
-        facts = _model_facts(args.file)
-    facts["bytes"] = Path(args.file).stat().st_size
+    facts = read_facts(args.file)
     if args.shots and facts.get("shots") is None:
         raise InputError(f"{args.file} does not list its shots.")
     if args.json:
@@ -63,6 +57,17 @@ def run(args: argparse.Namespace) -> int:
         if args.shots:
             print(_describe_shots(facts))
     return 0
+
+
+def read_facts(path: str) -> dict[str, Any]:
+    """Return what a file says about itself, as `miv info --json --shots` prints it."""
+    if is_exported(path):
+        facts = _exported_facts(path)
+    elif kind_of(path) == "features":
+        facts = _features_facts(path)
+    else:
+        facts = _model_facts(path)
+    return {**facts, "bytes": Path(path).stat().st_size}
 
 
 def _model_facts(path: str) -> dict[str, Any]:

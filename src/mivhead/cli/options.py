@@ -10,10 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from mivhead._util.files import HUB
 from mivhead._util.optional import need
 from mivhead._util.threads import set_threads
 from mivhead.backbones import DEFAULT_BACKBONE
-from mivhead.errors import InputError
+from mivhead.errors import InputError, MivError
 from mivhead.methods import METHODS
 
 if TYPE_CHECKING:
@@ -409,6 +410,18 @@ def prepare(args: argparse.Namespace) -> None:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
         raise InputError(f"The device {device!r} cannot be used: {reason}.") from error
+
+
+def model(text: str) -> str:
+    """Read the name of a model file; a model of the hub (hf://OWNER/NAME) is downloaded."""
+    if not text.startswith(HUB):
+        return text
+    from mivhead.model.load import fetch
+
+    try:
+        return str(fetch(text))
+    except MivError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def positive(text: str) -> int:

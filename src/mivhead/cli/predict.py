@@ -71,7 +71,7 @@ def add_parser(subparsers: Any) -> None:
         "--max-errors.",
         EXAMPLES,
     )
-    parser.add_argument("model", metavar="MODEL", help="model file")
+    parser.add_argument("model", type=options.model, metavar="MODEL", help="model file")
     parser.add_argument(
         "images",
         nargs="+",

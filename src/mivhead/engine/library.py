@@ -10,6 +10,7 @@ import functools
 import math
 import os
 import platform
+import sys
 import warnings
 from ctypes import c_char_p, c_int64
 from pathlib import Path
@@ -24,6 +25,7 @@ from mivhead.engine.fingerprint import fingerprint
 PATH = Path(__file__).with_name("libkernels.so")
 SWITCH = "MIVHEAD_KERNELS"  # environment variable; "off" computes as on machines without kernels
 NEEDED = {"avx2", "fma", "f16c"}  # of an x86 processor
+WINDOWS_AVX2 = 40  # PF_AVX2_INSTRUCTIONS_AVAILABLE
 ALIGNMENT = 64  # bytes: the kernels read vectors of 16 numbers
 
 
@@ -59,6 +61,8 @@ def _is_capable() -> bool:
         where = ctypes.byref(found), ctypes.byref(size), None, 0
         ctypes.CDLL(None).sysctlbyname(b"hw.optional.avx2_0", *where)
         return found.value == 1
+    if sys.platform == "win32":
+        return bool(ctypes.windll.kernel32.IsProcessorFeaturePresent(WINDOWS_AVX2))
     return False
 
 

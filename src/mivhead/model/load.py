@@ -1,18 +1,22 @@
-"""`mivhead.load`: a fitted model or an exported one, from its file."""
+"""`mivhead.load`: a fitted model or an exported one, from its file or from the Hugging Face hub."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mivhead._util.files import is_exported
-from mivhead.errors import InputError
+from mivhead._util.files import HUB, is_exported
+from mivhead.backbones import hub
+from mivhead.errors import InputError, NotAvailableError
 from mivhead.model.exported import ExportedClassifier
 
 if TYPE_CHECKING:
     from mivhead.backbones.base import Backbone
     from mivhead.model.fewshot import FewShotClassifier
+
+NAMES = ("model.miv", "model.onnx")  # of a model on the hub: not exported, exported
 
 
 def load(
@@ -29,7 +33,7 @@ def load(
     ----------
     path : str or Path
         A file of `miv fit` or `FewShotClassifier.save`; or an `.onnx` file of `miv export`, for
-        which PyTorch is not needed.
+        which PyTorch is not needed. `hf://OWNER/NAME` is a model that `miv push` published.
     backbone : str, Backbone, sequence of them or None, default=None
         The backbone of a model that was trained on one of your own. A backbone that mivhead knows
         by name is loaded with the first image. The address of a service is never taken from the
@@ -47,6 +51,7 @@ def load(
     FewShotClassifier or ExportedClassifier
         Both predict with `classify`, `predict` and `predict_proba`.
     """
+    path = fetch(path)
     if is_exported(path):
         if any(given is not None for given in (backbone, weights, method)):
             raise InputError(f"{path} contains all it needs: omit backbone, weights and method.")
@@ -56,3 +61,34 @@ def load(
     from mivhead.model.file import load as load_model_file
 
     return load_model_file(path, backbone=backbone, weights=weights, device=device, method=method)
+
+
+def fetch(path: str | Path) -> str | Path:
+    """Download a model of the hub, unless it is on this computer already; return its path.
+
+    Parameters
+    ----------
+    path : str or Path
+        `hf://OWNER/NAME`, or `hf://OWNER/NAME/FILE`; anything else is returned as it is.
+
+    Returns
+    -------
+    str or Path
+        The file. If the hub cannot be reached, the copy of an earlier download.
+    """
+    if not str(path).startswith(HUB):
+        return path
+    owner, _, rest = str(path).removeprefix(HUB).partition("/")
+    name, _, file = rest.partition("/")
+    repository, wanted = f"{owner}/{name}", (file,) if file else NAMES
+    if not hub.is_repository(repository) or not all(map(hub.is_file_name, wanted)):
+        raise InputError(f"{path!r:.200} is not an address like {HUB}me/birds.")
+    try:
+        folder = hub.download(repository, ["|".join(wanted)])
+        copies = [folder / each for each in wanted]
+    except NotAvailableError as error:
+        copies = [found for each in wanted if (found := hub.find(repository, each))]
+        if not copies:
+            raise
+        warnings.warn(f"{error} An earlier download is used.", stacklevel=2)
+    return next(copy for copy in copies if copy.is_file())
