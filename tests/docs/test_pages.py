@@ -95,6 +95,13 @@ def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
                 run_commands(code)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_the_first_thing_on_a_page_is_a_sentence(page: Path) -> None:
+    title, first, *_ = page.read_text(encoding="utf-8").split("\n\n")
+    assert title.startswith("# ")
+    assert not first.startswith(("```", "|", "!", "- ")), first
+
+
 def run_commands(code: str) -> None:
     for line in code.replace("\\\n", " ").splitlines():
         command = shlex.split(line, comments=True)

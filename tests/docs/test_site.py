@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import mivhead
 from mivhead import errors
 
 DOCS = Path(__file__).parents[2] / "docs"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
 ROOMS = [
     f"mivhead.{name}" for name in mivhead.__all__ if isinstance(getattr(mivhead, name), ModuleType)
 ]
@@ -76,14 +78,45 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(site):
 
 @pytest.mark.slow
 def test_the_command_reference_shows_every_command(site):
-    from mivhead.cli.main import COMMANDS
+    from mivhead.cli.main import build_parser
 
     page = (site / "reference" / "command-line.html").read_text(encoding="utf-8")
-    for command in COMMANDS:
-        assert f'id="miv-{command.__name__.rpartition(".")[2]}"' in page
+    (commands,) = build_parser()._subparsers._group_actions
+    assert len(commands.choices) > 15
+    for command in commands.choices:
+        assert f'id="miv-{command}"' in page
 
 
 @pytest.mark.slow
 def test_formulas_are_rendered(site):
     page = (site / "explanation" / "the-head.html").read_text(encoding="utf-8")
     assert page.count("<math") > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "guide"),
+    [
+        ("none of these", "howto/unsure.html"),
+        ("export onnx", "howto/export.html"),
+        ("unlabelled", "howto/photos.html"),
+        ("camera", "howto/app.html"),
+        ("accuracy", "how-good.html"),
+    ],
+)
+def test_search_finds_the_guide_before_the_changelog(site, words, guide):
+    api = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(f"file://{site}/search.html?q={words}")
+        page.wait_for_selector("ul.search li a")
+        page.wait_for_timeout(500)
+        found = page.locator("ul.search li > a").evaluate_all("all => all.map(a => a.href)")
+        browser.close()
+    places = [each.removeprefix(f"file://{site}/") for each in found]
+    assert guide in places[:5]
+    later = [place.startswith(("changelog", "_modules")) for place in places]
+    assert True not in later[:5]
