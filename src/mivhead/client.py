@@ -104,7 +104,7 @@ class Client:
         Returns
         -------
         list of dict
-            Per model its name, classes, shots and version, and what else the service says.
+            Per model its name, classes, shots, version and other facts.
         """
         return self._list(self._send("GET", "/v1/models"), "models")
 
@@ -119,7 +119,7 @@ class Client:
         Returns
         -------
         dict
-            Its name, classes, shots and version, and what else the service says.
+            Its name, classes, shots, version and other facts.
         """
         found: dict[str, Any] = self._send("GET", f"/v1/models/{_quoted(name)}")
         return found

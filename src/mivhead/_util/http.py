@@ -105,7 +105,7 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         **what: Any,
     ) -> Answer:
-        """Send a request, again if that may help, and return the answer, whatever its status.
+        """Send a request, again if that may help, and return the answer with any other status.
 
         Parameters
         ----------

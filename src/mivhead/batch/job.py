@@ -17,7 +17,7 @@ from mivhead._util.optional import need
 from mivhead._util.progress import progress_bar
 from mivhead._util.threads import available_cores
 from mivhead.batch import places
-from mivhead.batch.output import FORMAT, Job, Mark, Output
+from mivhead.batch.output import FORMAT, Done, Job, Output
 from mivhead.batch.places import EXTRA
 from mivhead.batch.sources import (
     Shard,
@@ -28,7 +28,7 @@ from mivhead.batch.sources import (
     list_boxes,
     list_shards,
 )
-from mivhead.batch.work import ERROR, Extracting, Failed, Predicting
+from mivhead.batch.work import Extracting, Failed, Predicting
 from mivhead.errors import ImageError, InputError, NotAvailableError
 from mivhead.images.boxes import CONFIDENCE, MARGIN
 
@@ -312,7 +312,7 @@ def _count(output: Output) -> int:
         raise InputError(
             f"{output.out} was complete, but {removed[0]} is corrupted now: use --overwrite."
         )
-    return sum(sum(parts.values()) for parts in found.values())
+    return sum(part.rows for parts in found.values() for part in parts.values())
 
 
 def _checked(shards: Iterator[Shard], work: Predicting | Extracting) -> Iterator[Shard]:
@@ -353,40 +353,39 @@ def _complete(
     checked: Callable[[Shard], Shard],
 ) -> tuple[int, int, int]:
     """Compute the shards that lack rows; return the rows, errors and rows that were there."""
-    parts, removed = output.check_parts()
+    found, removed = output.check_parts()
     for name in removed:
         _log.warning("The part %s was corrupted; it is computed again.", name)
-    marks = output.marks()
-    complete = {
-        number
-        for number, mark in marks.items()
-        if sorted(parts.get(number, ())) == list(range(mark.parts))
-        and sum(parts.get(number, {}).values()) == mark.rows
-    }
-    resumed = sum(sum(each.values()) for each in parts.values())
     description = {"predict": "predicting", "extract": "extracting"}[work.task]
-    rows = errors = 0
+    before = Done.sum(part for parts in found.values() for part in parts.values())
+    complete: list[Done] = []
     with progress_bar(description, job.rows, show=verbose) as advance:
-        for number in complete:
-            rows, errors = rows + marks[number].rows, errors + marks[number].errors
-        advance(resumed if executor is None else rows)  # workers report whole shards
+        if executor is None:
+            advance(before.rows)
 
         def calls() -> Iterator[ShardCall]:
             for number, shard in output.read_plan():
-                if number not in complete:
-                    yield ShardCall(work, output.address, number, checked(shard), job.part_rows)
+                parts = found.get(number, {})
+                if shard.is_complete({part: each.rows for part, each in parts.items()}, part_rows):
+                    complete.append(Done.sum(parts.values()))
+                    if executor is not None:  # workers report whole shards
+                        advance(complete[-1].rows)
+                else:
+                    yield ShardCall(work, output.address, number, checked(shard), part_rows)
 
-        for mark in _marks(calls(), executor, threads, advance):
-            rows, errors = rows + mark.rows, errors + mark.errors
-    return rows, errors, resumed
+        part_rows = job.part_rows
+        computed = Done.sum(_computed(calls(), executor, threads, advance))
+    total = Done.sum([computed, *complete])
+    return total.rows, total.errors, before.rows
 
 
-def _marks(
+def _computed(
     calls: Iterator[ShardCall],
     executor: Executor | None,
     threads: int | None,
     advance: Callable[[int], object],
-) -> Iterator[Mark]:
+) -> Iterator[Done]:
+    """Run the calls, and yield what each has done."""
     if executor is None:
         for call in calls:
             yield call.run(threads or available_cores(), advance)
@@ -426,36 +425,33 @@ class ShardCall:
     shard: Shard
     part_rows: int
 
-    def __call__(self) -> Mark:
+    def __call__(self) -> Done:
         """Compute in one thread of another process."""
         self.work.check_same()
         return self.run(1, lambda _: None)
 
-    def run(self, threads: int, advance: Callable[[int], object]) -> Mark:
-        """Write the missing parts, then the mark."""
+    def run(self, threads: int, advance: Callable[[int], object]) -> Done:
+        """Write the missing parts."""
         output = Output(self.out)
         there = cache(partial(output.has_part, self.number))
         numbered = self.shard.rows(lambda row: not there(row // self.part_rows))
-        rows = errors = 0
+        parts: dict[int, Done] = {}
         with _Reader(self.work, threads, places.is_address(self.shard.path)) as reader:
             for part in itertools.count():
+                if self.shard.is_complete(
+                    {i: each.rows for i, each in parts.items()}, self.part_rows
+                ):
+                    return Done.sum(parts.values())
                 taken = itertools.islice(numbered, self.part_rows)
                 if there(part):
                     deque(taken, maxlen=0)
                     table = output.read_part(self.number, part)
                 else:
                     table = reader.compute(taken, advance)
-                    if table is not None:
-                        output.write_part(self.number, part, table)
-                if table is not None:
-                    rows += table.num_rows
-                    errors += table.num_rows - table[ERROR].null_count
-                if table is None or table.num_rows < self.part_rows:
-                    break
-        parts = part + (table is not None)
-        mark = Mark(rows, errors, parts)
-        output.write_mark(self.number, mark)
-        return mark
+                    self.shard.check_unchanged()
+                    output.write_part(self.number, part, table)
+                parts[part] = Done.of(table)
+        raise AssertionError
 
 
 class _Reader:
@@ -474,7 +470,7 @@ class _Reader:
             pool.shutdown(cancel_futures=True)
 
     def compute(self, rows: Iterator[ShardRow | None], advance: Callable[[int], object]) -> Any:
-        """Return a table of the results of rows, all of which are wanted; None without rows."""
+        """Return a table of the results of rows, all of which are wanted."""
         tables = []
         ahead = self._read(rows)
         while ahead:
@@ -487,7 +483,7 @@ class _Reader:
             results = [each if isinstance(each, Failed) else next(found) for each in pictures]
             tables.append(self._work.table(names, results))
             advance(len(chunk))
-        return need("pyarrow", EXTRA).concat_tables(tables) if tables else None
+        return need("pyarrow", EXTRA).concat_tables(tables or [self._work.schema().empty_table()])
 
     def _read(self, rows: Iterator[ShardRow | None]) -> list[Any]:
         taken = list(itertools.islice(rows, CHUNK))

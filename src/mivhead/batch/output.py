@@ -1,21 +1,22 @@
 """What a job writes: a folder of parts, and from them one file at the end.
 
-A part is a Parquet file of some rows of one shard, written as a whole. When all parts of a shard
-are there, a mark says how many rows they have. A job that is killed and resumed computes the parts
-that are missing, and no others, so that no row is lost or repeated.
+A part is a Parquet file of some rows of one shard. It appears when it is complete, so that its
+existence is its mark. A job that is killed and resumed computes the parts that are missing, and no
+others: no row is lost or repeated.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mivhead._util.files import locked
 from mivhead._util.optional import need
@@ -27,13 +28,15 @@ from mivhead.batch.sources import Shard
 from mivhead.errors import InputError
 from mivhead.spreadsheets import number, to_csv
 
-JOB, PLAN, MARKS = "_job.json", "_plan.jsonl", "_done"
+JOB, PLAN = "_job.json", "_plan.jsonl"
+MARKS = "_done"  # a folder of jobs of versions up to 0.2.0
 PART = re.compile(r"part-(\d{6,})-(\d{4,})\.parquet")
 MERGED = "_merged."  # the one file at the end, until it is complete
 TEMPORARY = (".", MERGED)
 SUFFIXES = (".parquet", ".csv", ".jsonl")
 GROUP_ROWS, GROUP_BYTES = 2**16, 2**25  # of a row group in the one file at the end
 FORMAT = 1
+ERROR = "error"  # the column that says why a row has no result
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,21 @@ class Job:
     rows: int | None = None
 
 
-@dataclass(frozen=True)
-class Mark:
-    """How many rows a shard has, how many of them are errors, and the number of its parts."""
+class Done(NamedTuple):
+    """How many rows there are, and how many of them hold an error."""
 
     rows: int
     errors: int
-    parts: int
+
+    @classmethod
+    def of(cls, table: Any) -> Done:
+        """Count the rows of a part."""
+        return cls(table.num_rows, table.num_rows - table[ERROR].null_count)
+
+    @classmethod
+    def sum(cls, parts: Iterable[Done]) -> Done:
+        """Add up parts."""
+        return cls(*(sum(numbers) for numbers in zip((0, 0), *parts, strict=True)))
 
 
 class Output:
@@ -224,7 +235,7 @@ class Output:
                         f"{self.folder / PLAN} is corrupted: {error} Start again with --overwrite."
                     ) from error
 
-    # Parts and marks.
+    # Parts.
 
     def write_part(self, shard: int, part: int, table: Any) -> None:
         """Write one part."""
@@ -248,47 +259,36 @@ class Output:
                 "which computes it again."
             ) from error
 
-    def write_mark(self, shard: int, mark: Mark) -> None:
-        """Write that a shard is complete."""
-        self.folder.write(f"{MARKS}/{shard:06d}.json", json.dumps(to_json(mark)).encode())
+    def parts(self) -> list[tuple[int, int]]:
+        """Return the shard and the number of every part that is there, in the order of the rows."""
+        found = filter(None, map(PART.fullmatch, self.folder.names()))
+        return sorted((int(match[1]), int(match[2])) for match in found)
 
-    def marks(self) -> dict[int, Mark]:
-        """Return the shards that are complete."""
-        folder = Folder(self.folder / MARKS)
-        found = {}
-        for name in folder.names():
-            with suppress(ValueError):
-                number = int(name.partition(".")[0])
-                found[number] = from_json(Mark, parse_json(folder.read(name)), name)
-        return found
-
-    def check_parts(self) -> tuple[dict[int, dict[int, int]], list[str]]:
-        """Read every part; return the rows of each, by shard and part, and remove corrupted ones.
+    def check_parts(self) -> tuple[dict[int, dict[int, Done]], list[str]]:
+        """Read every part; return what is in each, by shard and part, and remove corrupted ones.
 
         Returns
         -------
         dict and list of str
-            Rows by shard and part; and the names of what was removed.
+            Rows and errors by shard and part; and the names of what was removed.
         """
-        rows: dict[int, dict[int, int]] = {}
+        found: dict[int, dict[int, Done]] = {}
         removed = []
-        for name in self.folder.names():
-            if (match := PART.fullmatch(name)) is None:
-                continue
+        for shard, part in self.parts():
+            name = _part_name(shard, part)
             try:
-                table = _read_table(self.folder.read(name))
-            except (ValueError, OSError, RuntimeError):
+                done = Done.of(_read_table(self.folder.read(name)))
+            except (ValueError, OSError, RuntimeError, KeyError):
                 self.folder.remove(name)
                 removed.append(name)
             else:
-                rows.setdefault(int(match[1]), {})[int(match[2])] = table.num_rows
-        return rows, removed
+                found.setdefault(shard, {})[part] = done
+        return found, removed
 
     # The end.
 
     def finish(self, job: Job, schema: Any, *, raw: bool = False, excel: bool = False) -> None:
         """Make one file of the parts and remove them; a folder of parts stays as it is."""
-        marks = self.marks()
         if self.suffix is None:
             self.folder.write_json(JOB, to_json(replace(job, complete=True)))
             self.folder.remove(PLAN)
@@ -297,7 +297,7 @@ class Output:
         local = None if places.is_address(self.folder.path) else self.folder.path
         with tempfile.TemporaryDirectory(dir=local, prefix=MERGED) as folder:
             path = Path(folder, self._file)
-            tables = self._tables(marks)
+            tables = itertools.starmap(self.read_part, self.parts())
             if self.suffix == ".parquet":
                 _write_parquet(path, schema, tables)
             elif self.suffix == ".jsonl":
@@ -307,11 +307,6 @@ class Output:
             self._parent.put(self._file, path)
         self._clear()
         self.folder.remove_all()
-
-    def _tables(self, marks: dict[int, Mark]) -> Iterator[Any]:
-        for shard in sorted(marks):
-            for part in range(marks[shard].parts):
-                yield self.read_part(shard, part)
 
 
 def _read_table(data: bytes) -> Any:

@@ -2,8 +2,7 @@
 
 A source is a folder, a zip, a list of paths (`.csv`, `.tsv`, `.txt`), a tar of images as WebDataset
 writes them, a Parquet file of images or embeddings, or another store of features. `list_shards`
-goes through it once without reading any image, and `Shard.rows` reads one shard, on whatever
-machine.
+goes through it once without reading any image, and `Shard.rows` reads one shard, on any machine.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -98,11 +97,21 @@ class Shard:
 
     def rows(self, wanted: Wanted) -> Iterator[ShardRow | None]:
         """Yield the rows in their order; None instead of a row that is not wanted."""
-        self._check_unchanged()
+        self.check_unchanged()
         yield from _READERS[self.kind](self, wanted)
-        self._check_unchanged()
 
-    def _check_unchanged(self) -> None:
+    def is_complete(self, rows: Mapping[int, int], part_rows: int) -> bool:
+        """Return whether all parts exist: they have all rows, or the last one has fewer than usual.
+
+        Only the last part of a shard has fewer rows than the others; it may have none.
+        """
+        if sorted(rows) != list(range(len(rows))):
+            return False
+        whole = bool(self.count) and sum(rows.values()) == self.count
+        return whole or (bool(rows) and rows[len(rows) - 1] < part_rows)
+
+    def check_unchanged(self) -> None:
+        """Raise an error if the file is not the one that was listed."""
         if self.stamp and places.stamp(self.path) != self.stamp:
             raise InputError(
                 f"{self.name} changed after the job had started: its predictions would be a "
@@ -154,7 +163,7 @@ def _is_remote(path: str) -> bool:
 
 
 def _is_below(path: str, source: str) -> bool:
-    """Tell whether an address is below a source: a folder, a pattern, or the folder of a list."""
+    """Return whether an address is below a source: a folder, a pattern, or the folder of a list."""
     path, source = (re.sub("://+", "://", each) for each in (path, source))
     folder = re.split(r"[*?[]", source)[0]
     if folder != source or source.lower().endswith(LISTS):

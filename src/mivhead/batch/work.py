@@ -20,6 +20,7 @@ from PIL import Image
 
 from mivhead._util.files import is_exported
 from mivhead._util.optional import need
+from mivhead.batch.output import ERROR
 from mivhead.batch.places import EXTRA
 from mivhead.errors import InputError
 from mivhead.extraction.pipeline import extract_pictures
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 # is three times as fast at 12 megapixels and moves probabilities by less than 0.01
 # (`benchmarks/batch.py decode`). Extracted features are exact: others may have the same identity.
 SCALED = 2
-FILE, ID, ERROR = "file", "id", "error"  # columns
+FILE, ID = "file", "id"  # columns
 
 
 @dataclass(frozen=True)

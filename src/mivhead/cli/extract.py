@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         return jobs.run_extract(args)
     jobs.check_no_job(args)
     if not args.output:
-        raise InputError("Say where the features go, with -o FILE or --job PATH.")
+        raise InputError("Name the output with -o FILE or --job PATH.")
     from mivhead import stores
     from mivhead.images.sources import open_labelled, open_unlabelled
 

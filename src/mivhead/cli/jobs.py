@@ -72,7 +72,7 @@ def check_no_job(args: argparse.Namespace) -> None:
     ):
         if getattr(args, name) not in (None, False):
             option = name.replace("_", "-")
-            raise InputError(f"--{option} is for large jobs: say where their rows go with --job.")
+            raise InputError(f"--{option} is for large jobs: name their output with --job.")
 
 
 def run_predict(args: argparse.Namespace) -> int:

@@ -99,7 +99,7 @@ def open_labelled(
     path = Path(path)
     is_table = path.suffix.lower() in _TABLES and not path.is_dir()
     if (label or encoding) and not is_table:
-        raise InputError(f"A label column and an encoding are for CSV files, and {path} is none.")
+        raise InputError(f"A label column and an encoding are for CSV files, and {path} is not one.")
     opener = next((name for file, name in _FORMATS.items() if (path / file).is_file()), None)
     if opener is not None:
         images: ImageSet = resolve_name(opener)(path)

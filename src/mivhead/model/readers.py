@@ -42,7 +42,7 @@ class Reader(Protocol):
     what: str  # the step is called, in reports of the time that it took
 
     def attach(self, classifier: Any) -> None:
-        """Give the classifier what it needs of the backbone; refuse one that does not suit."""
+        """Pass on what the classifier needs of the backbone; raise an error if they do not fit."""
 
     def read(
         self, images: ImageSet, labels: Sequence[Any], rule: ViewRule | None

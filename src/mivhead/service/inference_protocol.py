@@ -45,11 +45,11 @@ def protocol_routes(engine: Engine) -> list[BaseRoute]:
         return JSONResponse({"name": "mivhead", "version": __version__, "extensions": []})
 
     async def live(_: Request) -> Response:
-        """Tell that the server runs."""
+        """Report that the server runs."""
         return JSONResponse({"live": True})
 
     async def ready(_: Request) -> Response:
-        """Tell that the server serves."""
+        """Report that the server is ready."""
         return JSONResponse({"ready": True})
 
     async def model(request: Request) -> Response:
@@ -57,7 +57,7 @@ def protocol_routes(engine: Engine) -> list[BaseRoute]:
         return JSONResponse(_metadata(find(request)))
 
     async def model_ready(request: Request) -> Response:
-        """Tell that a model is loaded."""
+        """Report that a model is loaded."""
         return JSONResponse({"name": find(request).name, "ready": True})
 
     async def infer(request: Request) -> Response:

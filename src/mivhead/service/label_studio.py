@@ -96,7 +96,7 @@ def label_studio_routes(engine: Engine, source: LabelStudio | None) -> list[Base
     """Return the endpoints that Label Studio calls."""
 
     async def health(request: Request) -> Response:
-        """Tell Label Studio that the backend runs."""
+        """Report to Label Studio that the backend runs."""
         served = engine.models.get(request.path_params.get("name"))
         return JSONResponse({"status": "UP", "model_class": served.name})
 

@@ -253,7 +253,7 @@ class Models:
             self._seen[name] = found
             try:
                 self._models[name] = self._read(name, served.path)
-            # Whatever is wrong with the new file, the old model continues to serve.
+            # If anything is wrong with the new file, the old model continues to serve.
             except Exception as error:
                 expected = isinstance(error, MivError)
                 reason = str(error) if expected else "it could not be loaded; see the log."
@@ -316,7 +316,7 @@ def name_files(files: Iterable[str | Path]) -> dict[str, Path]:
 
 
 def _facts(model: Any) -> dict[str, Any]:
-    """Return what a model says about itself, for people and programs."""
+    """Return the facts about a model that the service reports."""
     identity = model.identity_
     classes = [str(label) for label in model.classes_.tolist()]
     if isinstance(model, ExportedClassifier):

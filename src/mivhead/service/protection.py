@@ -1,4 +1,4 @@
-"""What stands between the network and an ASGI application: who may ask, how much, for how long.
+"""What stands between the network and an ASGI application: access control and limits.
 
 Three middlewares, in the order in which a request meets them:
 
@@ -58,7 +58,7 @@ class Refusal(Exception):  # noqa: N818  # an answer, not an error of the server
 
 
 def busy(message: str, seconds: float = 1.0) -> Refusal:
-    """Return the answer of a server that has too much to do: 503, and when to come back."""
+    """Return the answer of a busy server: 503, and when to try again."""
     wait = str(max(1, min(60, round(seconds))))
     return Refusal(503, message, {"Retry-After": wait})
 
@@ -148,7 +148,7 @@ class ApiKeys:
         return cls(line.strip() for line in lines if line.strip() and not line.startswith("#"))
 
     def open(self, headers: Mapping[str, str]) -> bool:
-        """Tell whether the `Authorization` header holds a key, as `Bearer` or Basic password."""
+        """Return whether the `Authorization` header holds a key, as `Bearer` or Basic password."""
         kind, _, value = headers.get("authorization", "").partition(" ")
         given = value.strip().encode("utf-8", "replace")
         if kind.lower() == "basic":
@@ -194,7 +194,7 @@ class Guard:
         self.app = app
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
         local = self._hosts is not None and self._hosts <= set(LOOPBACK_HOSTS)
-        # Only a proxy speaks https. On this machine https is another server, of whomever.
+        # Only a proxy speaks https. On this machine https is another server.
         self._schemes = ("http",) if local else ("http", "https")
         self._keys = keys
         self._open_paths = frozenset(open_paths)
@@ -233,7 +233,7 @@ def _without_port(host: str) -> str:
 
 
 def _same_origin(origin: str, host: str, schemes: Collection[str]) -> bool:
-    """Tell whether a page comes from this server.
+    """Return whether a page comes from this server.
 
     >>> _same_origin("http://localhost", "localhost", ["http"])
     True

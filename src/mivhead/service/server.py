@@ -62,7 +62,7 @@ class Server:
                 app,
                 http=_protocol(deadline),
                 ws="none",
-                loop="asyncio",  # the same everywhere, whatever else is installed
+                loop="asyncio",  # the same everywhere, also where uvloop is installed
                 lifespan="on",
                 log_config=None,
                 access_log=False,
@@ -204,14 +204,14 @@ class _Connection(H11Protocol):
         self.transport.close()
 
     def _time_request(self) -> None:
-        """Give a request whose head has been read its time."""
+        """Start the timer of a request whose head has been read."""
         cycle = self.cycle
         if cycle is not None and cycle is not self._timed and not cycle.response_complete:
             self._timed = cycle
             self._arm(self.request_seconds)
 
     def _is_idle(self) -> bool:
-        """Tell whether the last request was answered, and the client has got all of the answer."""
+        """Return whether the last request was answered and the client has received all of it."""
         answered = self._timed is not None and self._timed.response_complete
         at_rest = self.conn.our_state is h11.IDLE and self.conn.their_state is h11.IDLE
         return answered and at_rest and not self.transport.get_write_buffer_size()
