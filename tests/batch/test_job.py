@@ -24,8 +24,8 @@ from PIL import Image
 import mivhead
 from mivhead import batch, stores
 from mivhead.batch import output as output_module
-from mivhead.batch.places import expand
 from mivhead.errors import InputError, NotAvailableError
+from mivhead.images.places import expand
 
 ROOT = Path(__file__).parents[2]
 BAD = {"dark/empty.png", "light/text.jpg"}
@@ -120,6 +120,19 @@ def test_tars(folder, here, expected, suffix, mode):
     result = batch.predict("model.onnx", f"data{suffix}", "out.parquet", part_rows=6)
     assert result.rows == 20
     check_rows(read("out.parquet"), expected, f"data{suffix}/")
+
+
+@pytest.mark.parametrize("part_rows", [5, 7, 20])
+def test_the_last_part_of_a_tar_says_that_it_is_the_last(folder, here, expected, part_rows):
+    """20 rows: parts of 5 and 20 rows are all full, so that an empty one ends them."""
+    write_tar("data.tar", here / "new")
+    how = {"part_rows": part_rows}
+    result = batch.predict("model.onnx", "data.tar", "out", **how)
+    check_rows(read("out"), expected, "data.tar/")
+    parts = len(list(Path("out").glob("part-*.parquet")))
+    assert (result.rows, parts) == (20, 20 // part_rows + 1)
+    again = batch.predict("model.onnx", "data.tar", "out", **how, resume=True)
+    assert (again.complete, again.rows) == (True, 20)
 
 
 def test_tar_shards_by_braces_patterns_and_folders(folder, here, expected):

@@ -15,9 +15,10 @@ import pytest
 
 from mivhead import batch
 from mivhead.batch import output as output_module
-from mivhead.batch import places
+from mivhead.batch.output import Folder
 from mivhead.cli.main import main
 from mivhead.errors import InputError, NotAvailableError
+from mivhead.images import places
 
 
 @pytest.fixture
@@ -72,9 +73,9 @@ def check_all_sources(here, expected, base):
         check(read(out), expected, prefix)
         assert not places.exists(f"{out}.parts")
     batch.predict(here / "model.onnx", f"{base}/*.tar", f"{base}/parts/", part_rows=6)
-    assert [
-        each for each in places.Folder(f"{base}/parts").names() if each.startswith("part-")
-    ] == [f"part-000000-{i:04d}.parquet" for i in range(4)]
+    assert [each for each in Folder(f"{base}/parts").names() if each.startswith("part-")] == [
+        f"part-000000-{i:04d}.parquet" for i in range(4)
+    ]
 
 
 def check_resuming(here, expected, base, monkeypatch):

@@ -39,7 +39,13 @@ def test_extract_and_predict_the_features(miv, fails, model, new, tmp_path):
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     assert [json.loads(line)["label"] for line in lines] == [each.label for each in own]
     assert "-o FILE or --job PATH" in fails("extract", new)
-    assert ".parquet file or a folder" in fails("extract", new, "--out", tmp_path / "x.csv")
+    assert ".parquet file or a folder" in fails("extract", new, "--job", tmp_path / "x.csv")
+
+
+def test_the_old_name_of_the_option_is_understood(miv, model, new, tmp_path):
+    answer = miv("predict", model, new, "--out", tmp_path / "names.csv")
+    assert answer.err.startswith("--out is now called --job.\nWrote ")
+    assert (tmp_path / "names.csv").exists()
 
 
 def test_the_extra_is_named(fails, model, new, tmp_path, monkeypatch):

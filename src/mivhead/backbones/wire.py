@@ -40,23 +40,13 @@ IDENTITY_HEADER = "Miv-Backbone"  # the identity's key, in every response with f
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """What a server reports about itself.
+    """What a server reports about itself."""
 
-    Parameters
-    ----------
-    protocol : int
-        Version of the protocol.
-    identity, preset : Identity, Preset
-        Those of the backbone.
-    max_images, max_bytes : int
-        Limits per request.
-    """
-
-    protocol: int
+    protocol: int  # its version
     identity: Identity
     preset: Preset
-    max_images: int
-    max_bytes: int
+    max_images: int  # per request
+    max_bytes: int  # per request
 
 
 def encode_image(pixels: np.ndarray[Any, Any]) -> str:

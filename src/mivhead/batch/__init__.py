@@ -1,8 +1,9 @@
 """Jobs over any number of images: streamed, written in parts, resumable, on one machine or many.
 
-`predict` and `extract` go through a source (`sources`) that may be anywhere (`places`). A job is a
-list of shards. Each is computed by itself (`job`, `work`) in this process, in worker processes or
-on a Ray cluster, and written as Parquet files that appear when they are complete (`output`).
+`predict` and `extract` go through a source (`sources`), which may be anywhere that
+`mivhead.images.places` reaches. A job is a list of shards. Each is computed by itself (`job`,
+`work`) in this process, in worker processes or on a Ray cluster, and written as Parquet files that
+appear when they are complete (`output`).
 """
 
 from typing import TYPE_CHECKING

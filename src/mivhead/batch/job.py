@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from mivhead._util.optional import need
 from mivhead._util.progress import progress_bar
 from mivhead._util.threads import available_cores
-from mivhead.batch import places
 from mivhead.batch.output import FORMAT, Done, Job, Output
-from mivhead.batch.places import EXTRA
 from mivhead.batch.sources import (
     Shard,
     ShardRow,
@@ -30,7 +28,9 @@ from mivhead.batch.sources import (
 )
 from mivhead.batch.work import Extracting, Failed, Predicting
 from mivhead.errors import ImageError, InputError, NotAvailableError
+from mivhead.images import places
 from mivhead.images.boxes import CONFIDENCE, MARGIN
+from mivhead.images.places import EXTRA
 
 if TYPE_CHECKING:
     from mivhead.executors import Executor

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,15 +19,16 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mivhead._util.files import locked
+from mivhead._util.files import locked, replacing
 from mivhead._util.optional import need
 from mivhead._util.schema import from_json, parse_json, to_json
 from mivhead._util.text import shorten
-from mivhead.batch import places
-from mivhead.batch.places import EXTRA, Folder
 from mivhead.batch.sources import Shard
 from mivhead.errors import InputError
+from mivhead.images import places
+from mivhead.images.places import EXTRA, exists, file_system, is_address, open_file, reach
 from mivhead.spreadsheets import number, to_csv
+from mivhead.stores.parquet import read_table, write_tables
 
 JOB, PLAN = "_job.json", "_plan.jsonl"
 MARKS = "_done"  # a folder of jobs of versions up to 0.2.0
@@ -34,43 +36,22 @@ PART = re.compile(r"part-(\d{6,})-(\d{4,})\.parquet")
 MERGED = "_merged."  # the one file at the end, until it is complete
 TEMPORARY = (".", MERGED)
 SUFFIXES = (".parquet", ".csv", ".jsonl")
-GROUP_ROWS, GROUP_BYTES = 2**16, 2**25  # of a row group in the one file at the end
 FORMAT = 1
 ERROR = "error"  # the column that says why a row has no result
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a job is about; one that is resumed must be the same.
+    """What a job is about; one that is resumed must be the same."""
 
-    Parameters
-    ----------
-    format : int
-        Version of this description.
-    task : str
-        `"predict"` or `"extract"`.
-    model : str
-        SHA-256 of the model file, or the identity of the backbone.
-    sources : tuple of str
-        What is read.
-    settings : dict
-        Everything else that changes the rows.
-    part_rows : int
-        Number of rows of a part.
-    complete : bool, default=False
-        Whether all parts are there.
-    rows : int or None, default=None
-        Number of rows, if it is known.
-    """
-
-    format: int
-    task: str
-    model: str
-    sources: tuple[str, ...]
-    settings: dict[str, Any]
-    part_rows: int
-    complete: bool = False
-    rows: int | None = None
+    format: int  # version of this description
+    task: str  # "predict" or "extract"
+    model: str  # SHA-256 of the model file, or the identity of the backbone
+    sources: tuple[str, ...]  # what is read
+    settings: dict[str, Any]  # everything else that changes the rows
+    part_rows: int  # number of rows of a part
+    complete: bool = False  # whether all parts are there
+    rows: int | None = None  # their number, if it is known
 
 
 class Done(NamedTuple):
@@ -239,9 +220,8 @@ class Output:
 
     def write_part(self, shard: int, part: int, table: Any) -> None:
         """Write one part."""
-        pq = need("pyarrow.parquet", EXTRA)
         buffer = BytesIO()
-        pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
+        write_tables(buffer, table.schema, [table])
         self.folder.write(_part_name(shard, part), buffer.getvalue())
 
     def has_part(self, shard: int, part: int) -> bool:
@@ -252,7 +232,7 @@ class Output:
         """Read one part; an error says what to do if it is corrupted."""
         name = _part_name(shard, part)
         try:
-            return _read_table(self.folder.read(name))
+            return read_table(self.folder.read(name))
         except (ValueError, OSError, RuntimeError) as error:  # pyarrow's errors derive from these
             raise InputError(
                 f"The part {self.folder / name} is corrupted: run the same command with --resume, "
@@ -277,7 +257,7 @@ class Output:
         for shard, part in self.parts():
             name = _part_name(shard, part)
             try:
-                done = Done.of(_read_table(self.folder.read(name)))
+                done = Done.of(read_table(self.folder.read(name)))
             except (ValueError, OSError, RuntimeError, KeyError):
                 self.folder.remove(name)
                 removed.append(name)
@@ -299,7 +279,7 @@ class Output:
             path = Path(folder, self._file)
             tables = itertools.starmap(self.read_part, self.parts())
             if self.suffix == ".parquet":
-                _write_parquet(path, schema, tables)
+                write_tables(path, schema, tables)
             elif self.suffix == ".jsonl":
                 _write_jsonl(path, tables)
             else:
@@ -309,9 +289,93 @@ class Output:
         self.folder.remove_all()
 
 
-def _read_table(data: bytes) -> Any:
-    pq = need("pyarrow.parquet", EXTRA)
-    return pq.read_table(BytesIO(data), page_checksum_verification=True)
+class Folder:
+    """A folder of small files that are written as a whole, so that none is ever half there.
+
+    Parameters
+    ----------
+    path : str
+        A path of this computer, or an address.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path.rstrip("/")
+        self._fs: Any = None
+        self._made: set[str] = set()
+        self._inside = self.path
+        if is_address(path):
+            self._fs, self._inside = file_system(self.path)
+
+    def __truediv__(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+    def exists(self, name: str) -> bool:
+        """Return whether the folder has a file of this name."""
+        return exists(self / name)
+
+    def names(self) -> list[str]:
+        """Return the names of files and folders in it, sorted; empty if it does not exist."""
+        if self._fs is None:
+            folder = Path(self.path)
+            return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+        fs, inside = self._fs, self._inside
+        if not exists(self.path):
+            return []
+        fs.invalidate_cache()
+        listed = reach(self.path, lambda: fs.ls(inside, detail=False))
+        return sorted(filter(None, (each.rstrip("/").rpartition("/")[2] for each in listed)))
+
+    def read(self, name: str) -> bytes:
+        """Read a file."""
+        with open_file(self / name) as file:
+            return file.read()
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file; it appears when it is complete."""
+        if self._fs is None:
+            with replacing(self / name, make_folders=True) as part:
+                part.write_bytes(data)
+            return
+        fs, path = self._fs, self._make(name)
+        reach(self / name, lambda: fs.pipe_file(path, data))
+
+    def write_json(self, name: str, document: Any) -> None:
+        """Write a JSON document."""
+        self.write(name, json.dumps(document, indent=1).encode())
+
+    def put(self, name: str, local: Path) -> None:
+        """Write a file of this computer into the folder; it appears when it is complete."""
+        if self._fs is None:
+            with replacing(self / name) as part:
+                shutil.move(local, part)
+            return
+        fs, path = self._fs, self._make(name)
+        reach(self / name, lambda: fs.put_file(str(local), path))
+
+    def _make(self, name: str) -> str:
+        """Create the folder of a file, where there are folders, and return the file's path."""
+        path = f"{self._inside}/{name}"
+        folder = path.rpartition("/")[0]
+        if folder not in self._made:
+            reach(self / name, lambda: self._fs.makedirs(folder, exist_ok=True))
+            self._made.add(folder)
+        return path
+
+    def remove(self, *names: str) -> None:
+        """Remove files."""
+        for name in names:
+            if self._fs is None:
+                Path(self / name).unlink(missing_ok=True)
+            elif self.exists(name):
+                self._fs.rm(f"{self._inside}/{name}")
+
+    def remove_all(self) -> None:
+        """Remove the folder."""
+        if self._fs is None:
+            if Path(self.path).exists():
+                shutil.rmtree(self.path)
+        elif exists(self.path):
+            self._fs.rm(self._inside, recursive=True)
 
 
 def _part_name(shard: int, part: int) -> str:
@@ -320,24 +384,6 @@ def _part_name(shard: int, part: int) -> str:
 
 def _short(value: Any) -> str:
     return shorten(", ".join(map(str, value)) if isinstance(value, tuple) else str(value), 60)
-
-
-def _write_parquet(path: Path, schema: Any, tables: Iterator[Any]) -> None:
-    pa, pq = need("pyarrow", EXTRA), need("pyarrow.parquet", EXTRA)
-    kept: list[Any] = []
-    with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
-
-        def flush() -> None:
-            if kept:
-                writer.write_table(pa.concat_tables(kept))
-                kept.clear()
-
-        for table in tables:
-            kept.append(table.cast(schema))
-            large = sum(each.nbytes for each in kept) >= GROUP_BYTES
-            if large or sum(map(len, kept)) >= GROUP_ROWS:
-                flush()
-        flush()
 
 
 def _write_jsonl(path: Path, tables: Iterator[Any]) -> None:

@@ -27,8 +27,8 @@ from typing import IO, Any, Literal, NamedTuple, TypeAlias
 from PIL import Image
 
 from mivhead._util.optional import need
-from mivhead.batch import places
 from mivhead.errors import ImageError, InputError, NotAvailableError
+from mivhead.images import places
 from mivhead.images.decoding import load_image, read_capped
 from mivhead.images.imageset import ImageSource, is_image_name, is_litter, normal
 from mivhead.images.sources import PATH_NAMES, expand_pattern, list_zip
@@ -56,39 +56,18 @@ class ShardRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Shard:
-    """A share of a source that is read by one worker, in order.
-
-    Parameters
-    ----------
-    kind : str
-        Image files, members of a zip, a tar, a Parquet file of images or of vectors, or a store.
-    path : str
-        The file, or the folder that the names are relative to.
-    name : str
-        What the ids of its rows start with.
-    items : tuple of str, default=()
-        Names of image files or members of a zip.
-    groups : tuple of int, default=()
-        Row groups of a Parquet file: the first one, and the one after the last.
-    first : int, default=0
-        Number of the first row in its file.
-    stamp : str, default=""
-        What changes when the file changes.
-    column : str, default=""
-        The column of the images in a Parquet file.
-    count : int, default=0
-        Number of rows; 0 if it is not known.
-    """
+    """A share of a source that is read by one worker, in order."""
 
     kind: Kind
-    path: str
-    name: str
-    items: tuple[str, ...] = ()
+    path: str  # the file, or the folder that the names are relative to
+    name: str  # what the ids of its rows start with
+    items: tuple[str, ...] = ()  # names of image files or members of a zip
+    # Row groups of a Parquet file: the first one, and the one after the last
     groups: tuple[int, ...] = ()
-    first: int = 0
-    stamp: str = ""
-    column: str = ""
-    count: int = 0
+    first: int = 0  # number of the first row in its file
+    stamp: str = ""  # what changes when the file changes
+    column: str = ""  # of the images in a Parquet file
+    count: int = 0  # number of rows; 0 if it is not known
 
     @property
     def holds_features(self) -> bool:
@@ -226,7 +205,9 @@ def _list_folder(
     """Yield the images of a folder, and the tars and Parquet files in it."""
     found = False
     images: list[str] = []
-    for inside in places.walk(absolute):
+    for inside, is_folder in places.walk(absolute):
+        if is_folder:
+            continue
         if is_image_name(inside):
             images.append(inside)
         elif shards := _list_archive(f"{absolute}/{inside}", f"{name}/{inside}", rows, column):

@@ -21,10 +21,10 @@ from PIL import Image
 from mivhead._util.files import is_exported
 from mivhead._util.optional import need
 from mivhead.batch.output import ERROR
-from mivhead.batch.places import EXTRA
 from mivhead.errors import InputError
 from mivhead.extraction.pipeline import extract_pictures
 from mivhead.images.decoding import load_image
+from mivhead.images.places import EXTRA
 from mivhead.model.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -49,28 +49,14 @@ class Failed:
 
 @dataclass(frozen=True)
 class Predicting:
-    """Predictions of a model.
+    """Predictions of a model."""
 
-    Parameters
-    ----------
-    model : str
-        The file of a model, or of an exported one; on a cluster, the same on every machine.
-    sha256 : str
-        Its hash, by which workers notice another file.
-    backbone, weights, device : str or None
-        As for `mivhead.load`.
-    threads : int or None
-        Threads of an exported model.
-    decision : tuple of (str, object)
-        Arguments of `classify` that are not the default.
-    """
-
-    model: str
-    sha256: str
+    model: str  # the file; on a cluster, the same on every machine
+    sha256: str  # its hash, by which workers notice another file
     backbone: str | None = None
     weights: str | None = None
     device: str | None = None
-    threads: int | None = None
+    threads: int | None = None  # of an exported model
     decision: tuple[tuple[str, Any], ...] = field(default=(), hash=False)  # may hold a dict
 
     task = "predict"
@@ -199,23 +185,11 @@ class Predicting:
 
 @dataclass(frozen=True)
 class Extracting:
-    """Features of a backbone.
-
-    Parameters
-    ----------
-    backbone : str
-        Its name.
-    weights : str or None
-        A checkpoint.
-    image_size : int or None
-        Side of the input, as for `mivhead.backbones.load_backbone`.
-    device : str or None
-        Where it runs.
-    """
+    """Features of a backbone."""
 
     backbone: str
-    weights: str | None
-    image_size: int | None
+    weights: str | None  # a checkpoint
+    image_size: int | None  # side of the input in pixels
     device: str | None
 
     task = "extract"

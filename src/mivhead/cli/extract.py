@@ -42,9 +42,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--no-labels", action="store_true", help="extract images without labels, not augmented"
     )
-    parser.add_argument(  # of versions up to 0.2.0
-        "--unlabelled", dest="no_labels", action="store_true", help=argparse.SUPPRESS
-    )
+    options.add_old_name(parser, "--unlabelled", "--no-labels", dest="no_labels", nargs=0)
     options.add_skip_bad(parser)
     jobs.add_job(parser, "this .parquet file or folder, without labels and augmented views")
     options.add_csv(parser)

@@ -26,7 +26,7 @@ def add_job(parser: options.Parser, formats: str) -> None:
     group.add_argument(
         "--job", dest="out", metavar="PATH", help=f"write rows to {formats}, in parts"
     )
-    group.add_argument("--out", help=argparse.SUPPRESS)  # of versions up to 0.2.0
+    options.add_old_name(group, "--out", "--job", dest="out")
     group.add_argument(
         "--resume", action="store_true", help="complete a job that was interrupted or killed"
     )

@@ -195,6 +195,17 @@ def open_boxes(args: argparse.Namespace, folder: str, **how: Any) -> Any:
     return found, found.images(folder, **settings, **how)
 
 
+def add_old_name(parser: Any, old: str, new: str, **how: Any) -> None:
+    """Add the name that an option had in an earlier version: hidden, and it says the new one."""
+
+    class Renamed(argparse.Action):
+        def __call__(self, _parser: Any, namespace: Any, value: Any, _option: Any = None) -> None:
+            print(f"{old} is now called {new}.", file=sys.stderr)
+            setattr(namespace, self.dest, True if self.nargs == 0 else value)
+
+    parser.add_argument(old, action=Renamed, help=argparse.SUPPRESS, **how)
+
+
 class _JoinNames(argparse.Action):
     """Join the names of an option that is given several times: they are used together."""
 

@@ -10,12 +10,10 @@ import codecs
 import csv
 import glob
 import io
-import logging
 import os
 import stat
 import zipfile
 import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -38,8 +36,7 @@ from mivhead.images.imageset import (
     natural_key,
     normal,
 )
-
-MAX_DEPTH = 64  # folders around an image, in a folder or a zip
+from mivhead.images.places import check_depth, walk
 
 # Tables: suffixes, names of the columns in a header, and the largest size.
 _TABLES = (".csv", ".tsv")
@@ -61,9 +58,6 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # Folders with such a file have a format of their own. The function that opens them is named, not
 # imported, because `mivhead.datasets` builds on this package.
 _FORMATS = {"dataset_spec.json": "mivhead.datasets.records:open_records"}
-
-
-_log = logging.getLogger(__name__)
 
 
 def open_labelled(
@@ -99,7 +93,9 @@ def open_labelled(
     path = Path(path)
     is_table = path.suffix.lower() in _TABLES and not path.is_dir()
     if (label or encoding) and not is_table:
-        raise InputError(f"A label column and an encoding are for CSV files, and {path} is not one.")
+        raise InputError(
+            f"A label column and an encoding are for CSV files, and {path} is not one."
+        )
     opener = next((name for file, name in _FORMATS.items() if (path / file).is_file()), None)
     if opener is not None:
         images: ImageSet = resolve_name(opener)(path)
@@ -213,12 +209,12 @@ def expand_pattern(pattern: Path) -> list[Path]:
 def _list_folder(root: Path) -> tuple[set[str], list[ImageSource]]:
     """Return the folders below `root` and its images, whose ids are their paths inside `root`."""
     folders, sources = set(), []
-    for entry, is_folder in _walk(root):
-        inside = normal(entry.relative_to(root).as_posix())
+    for inside, is_folder in walk(str(root)):
         if is_folder:
-            folders.add(inside)
-        elif is_image_name(entry.name):
-            sources.append(ImageSource(inside, given(entry), str(entry)))
+            folders.add(normal(inside))
+        elif is_image_name(inside):
+            entry = root / inside
+            sources.append(ImageSource(normal(inside), given(entry), str(entry)))
     return folders, sources
 
 
@@ -235,9 +231,7 @@ def list_ignored(path: str | os.PathLike[str]) -> list[str]:
     """
     path = Path(path)
     if path.is_dir():
-        files = (
-            each.relative_to(path).as_posix() for each, is_folder in _walk(path) if not is_folder
-        )
+        files = (each for each, is_folder in walk(str(path)) if not is_folder)
     elif path.suffix.lower() == ".zip" and path.is_file():
         with zipfile.ZipFile(path) as archive:
             names = [
@@ -248,70 +242,6 @@ def list_ignored(path: str | os.PathLike[str]) -> list[str]:
         return []
     outside = [each for each in files if "/" not in each or not is_image_name(each)]
     return [each for each in outside if not each.endswith(".miv")]
-
-
-def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield everything below a folder, and whether it is a folder itself.
-
-    Links are followed after everything else, and every real folder is visited once, however many
-    links lead to it: folders that link to each other would otherwise never end.
-    """
-    visited: set[tuple[int, int]] = set()
-    links, repeated = deque([root]), []
-    while links:
-        start = links.popleft()
-        if _identity(start) in visited:
-            repeated.append(start)
-            continue
-        stack = [start]
-        while stack:
-            folder = stack.pop()
-            if _identity(folder) in visited:
-                continue
-            visited.add(_identity(folder))
-            if folder != root:
-                yield folder, True
-            _check_depth(folder, len(folder.relative_to(root).parts))
-            for path, is_folder, is_link in _entries(folder):
-                if not is_folder:
-                    yield path, False
-                else:
-                    (links if is_link else stack).append(path)
-    if repeated:
-        _log.warning(
-            "Ignored %d links to folders that were already listed, such as %s.",
-            len(repeated),
-            repeated[0],
-        )
-
-
-def _entries(folder: Path) -> list[tuple[Path, bool, bool]]:
-    """Return what is in a folder: paths, whether they are folders, and whether they are links."""
-    try:
-        with os.scandir(folder) as entries:
-            named = sorted(
-                (each.name, each.is_dir(), each.is_symlink())
-                for each in entries
-                if not is_litter(each.name)
-            )
-        return [(folder / name, is_folder, is_link) for name, is_folder, is_link in named]
-    except OSError as error:
-        raise InputError(f"The folder {folder} cannot be read: {error.strerror}.") from error
-
-
-def _identity(folder: Path) -> tuple[int, int]:
-    try:
-        found = folder.stat()
-    except OSError as error:
-        raise InputError(f"The folder {folder} cannot be read: {error.strerror}.") from error
-    return found.st_dev, found.st_ino
-
-
-def _check_depth(path: Path | str, depth: int) -> None:
-    if depth > MAX_DEPTH:
-        raise InputError(
-            f"{path!s:.200} is nested deeper than {MAX_DEPTH} folders, the limit for images."
-        )
 
 
 def _unwrap(folders: set[str], sources: list[ImageSource]) -> tuple[set[str], list[ImageSource]]:
@@ -375,7 +305,7 @@ def list_zip(path: Path | str, file: IO[bytes] | None = None) -> tuple[set[str],
         member = normal(info.filename.replace("\\", "/"))
         _check_member(path, member, info)
         parts = [part for part in member.split("/") if part not in ("", ".")]
-        _check_depth(f"{path}/{member}", len(parts))
+        check_depth(f"{path}/{member}", len(parts))
         if any(map(is_litter, parts)):
             continue
         is_folder = member.endswith("/")

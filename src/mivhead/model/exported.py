@@ -221,39 +221,18 @@ class ExportedClassifier(ImageClassifier):
 
 @dataclass(frozen=True)
 class Header:
-    """The metadata of an exported model.
-
-    Parameters
-    ----------
-    format : int
-        Version of the metadata.
-    kind : str
-        `"classifier"`.
-    input : {"images", "pixels", "features"}
-        What the graph takes; see `mivhead.export.model.export_model`.
-    storage : str
-        How weights are stored.
-    exporter : str
-        Version of mivhead that exported the model.
-    model : ModelInfo
-        What the model says about itself.
-    decision : Calibration or None, default=None
-        Out-of-fold scores of the shots, from which the thresholds of decisions follow.
-    shots : tuple of int or None, default=None
-        Number of shots per class; None if it is not known.
-    checksum : bool, default=False
-        Whether the file holds the checksum of its contents.
-    """
+    """The metadata of an exported model."""
 
     format: int
-    kind: str
-    input: Input
-    storage: str
-    exporter: str
-    model: ModelInfo
+    kind: str  # "classifier"
+    input: Input  # what the graph takes; see `mivhead.export.model.export_model`
+    storage: str  # how weights are stored
+    exporter: str  # version of mivhead that exported the model
+    model: ModelInfo  # what the model says about itself
+    # Out-of-fold scores of the shots, from which thresholds follow
     decision: Calibration | None = None
-    shots: tuple[int, ...] | None = None
-    checksum: bool = False
+    shots: tuple[int, ...] | None = None  # per class; None if they are not known
+    checksum: bool = False  # whether the file holds the checksum of its contents
 
 
 def read_header(metadata: Mapping[str, str], path: str | Path) -> Header:

@@ -140,22 +140,12 @@ def label_studio_routes(engine: Engine, source: LabelStudio | None) -> list[Base
 
 @dataclass(frozen=True)
 class Config:
-    """What matters in a labelling interface.
+    """What matters in a labelling interface."""
 
-    Parameters
-    ----------
-    choices, image : str
-        Names of the two tags.
-    variable : str
-        Key of the image in the data of a task.
-    labels : frozenset of str
-        The values that can be chosen; empty if they come from the tasks.
-    """
-
-    choices: str
-    image: str
-    variable: str
-    labels: frozenset[str]
+    choices: str  # name of the tag
+    image: str  # name of the tag
+    variable: str  # key of the image in the data of a task
+    labels: frozenset[str]  # that can be chosen; empty if they come from the tasks
 
 
 def read_config(text: Any) -> Config:

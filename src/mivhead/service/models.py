@@ -89,30 +89,14 @@ class ModelLoader:
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
-    """One version of a model, in memory.
+    """One version of a model, in memory."""
 
-    Parameters
-    ----------
-    name : str
-        Its name in requests.
-    path : Path
-        Its file.
-    model : FewShotClassifier, or an exported model
-        What predicts.
-    facts : dict
-        What the service reports about it.
-    version : str
-        Start of the SHA-256 of the file.
-    stamp : tuple
-        Size and times of the file, by which a change is noticed.
-    """
-
-    name: str
+    name: str  # in requests
     path: Path
-    model: Any
-    facts: dict[str, Any]
-    version: str
-    stamp: tuple[int, ...]
+    model: Any  # a FewShotClassifier, or an exported model
+    facts: dict[str, Any]  # what the service reports about it
+    version: str  # start of the SHA-256 of the file
+    stamp: tuple[int, ...]  # by which a change of the file is noticed
 
     @property
     def size(self) -> int | None:

@@ -7,9 +7,11 @@ can be read as well, as long as they have a column of vectors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from mivhead.stores.base import (
 
 EXTRA = "batch"
 METADATA = b"mivhead"
+GROUP_ROWS, GROUP_BYTES = 2**16, 2**25  # of a row group
 ERROR = "error"  # column of jobs over many images: why an image has no features
 
 
@@ -128,26 +131,50 @@ class ParquetStore(DatabaseStore):
 
     def _insert(self, info: TableInfo, batches: Iterator[Rows]) -> None:
         pa = need("pyarrow", EXTRA)
-        writer = None
+
+        def tables() -> Iterator[Any]:
+            for rows in batches:
+                columns = {
+                    ID: pa.array(rows.ids, pa.string()),
+                    LABEL: pa.array(rows.labels or [None] * len(rows.ids), pa.string()),
+                    VIEW_OF: pa.array(rows.view_of, pa.string()),
+                    POSITION: pa.array(rows.positions, pa.int64()),
+                    **{name: to_arrow(values) for name, values in rows.parts.items()},
+                }
+                yield pa.table(columns).replace_schema_metadata({METADATA: info.to_string()})
+
+        found = tables()
+        first = next(found)
         with replacing(self._path) as part:
-            try:
-                for rows in batches:
-                    columns = {
-                        ID: pa.array(rows.ids, pa.string()),
-                        LABEL: pa.array(rows.labels or [None] * len(rows.ids), pa.string()),
-                        VIEW_OF: pa.array(rows.view_of, pa.string()),
-                        POSITION: pa.array(rows.positions, pa.int64()),
-                        **{name: to_arrow(values) for name, values in rows.parts.items()},
-                    }
-                    table = pa.table(columns).replace_schema_metadata({METADATA: info.to_string()})
-                    if writer is None:
-                        writer = self._pq.ParquetWriter(
-                            part, table.schema, write_page_checksum=True
-                        )
-                    writer.write_table(table)
-            finally:
-                if writer is not None:
-                    writer.close()
+            write_tables(part, first.schema, itertools.chain([first], found))
+
+
+def write_tables(where: Any, schema: Any, tables: Iterable[Any]) -> None:
+    """Write tables of Arrow to one file, a path or a binary file, with checksums.
+
+    Small tables are joined to row groups of a useful size.
+    """
+    pa, pq = need("pyarrow", EXTRA), need("pyarrow.parquet", EXTRA)
+    kept: list[Any] = []
+    with pq.ParquetWriter(where, schema, compression="zstd", write_page_checksum=True) as writer:
+
+        def flush() -> None:
+            if kept:
+                writer.write_table(pa.concat_tables(kept))
+                kept.clear()
+
+        for table in tables:
+            kept.append(table.cast(schema))
+            large = sum(each.nbytes for each in kept) >= GROUP_BYTES
+            if large or sum(map(len, kept)) >= GROUP_ROWS:
+                flush()
+        flush()
+
+
+def read_table(data: bytes) -> Any:
+    """Read a file that `write_tables` wrote; its checksums are verified."""
+    pq = need("pyarrow.parquet", EXTRA)
+    return pq.read_table(BytesIO(data), page_checksum_verification=True)
 
 
 _NUMBER = "row number"  # stands for the ids of a file that has none

@@ -1,20 +1,19 @@
-"""Files and folders on this computer, or anywhere that fsspec reaches: `s3://`, `gs://`, `hf://`.
+"""Reading files and folders here, or anywhere that fsspec reaches: `s3://`, `gs://`, `hf://`.
 
 Paths of this computer stay paths: fsspec is imported for addresses only.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import os
-import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
-from mivhead._util.files import replacing
 from mivhead._util.optional import need
 from mivhead.errors import ImageError, InputError, MivError, NotAvailableError
 from mivhead.images.decoding import read_capped, read_file
@@ -22,7 +21,10 @@ from mivhead.images.imageset import is_litter, natural_key
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 EXTRA = "batch"
+MAX_DEPTH = 64  # folders around an image, in a folder or a zip
 WAITS = (0.5, 2.0, 8.0)  # seconds before another attempt to read from a network
 # What other attempts would not change.
 FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
@@ -71,7 +73,7 @@ def exists(path: str) -> bool:
     if not is_address(path):
         return Path(path).exists()
     fs, inside = file_system(path)
-    return _reach(path, lambda: bool(fs.exists(inside)))
+    return reach(path, lambda: bool(fs.exists(inside)))
 
 
 def is_folder(path: str) -> bool:
@@ -79,7 +81,7 @@ def is_folder(path: str) -> bool:
     if not is_address(path):
         return Path(path).is_dir()
     fs, inside = file_system(path)
-    return _reach(path, lambda: bool(fs.isdir(inside)))
+    return reach(path, lambda: bool(fs.isdir(inside)))
 
 
 def stamp(path: str) -> str:
@@ -92,7 +94,7 @@ def stamp(path: str) -> str:
         return f"{found.st_size} {found.st_mtime_ns}"
     fs, inside = file_system(path)
     fs.invalidate_cache(inside.rpartition("/")[0])
-    info = _reach(path, lambda: fs.info(inside))
+    info = reach(path, lambda: fs.info(inside))
     changing = ("ETag", "etag", "mtime", "LastModified", "updated", "created", "blob_id")
     dates = [str(info[key]) for key in changing if info.get(key)]
     return " ".join([str(info.get("size")), *dates[:1]])
@@ -102,7 +104,7 @@ def open_file(path: str) -> AbstractContextManager[IO[bytes]]:
     """Open a file for reading; it can be searched."""
     if is_address(path):
         fs, inside = file_system(path)
-        opened = _reach(path, lambda: fs.open(inside, "rb"))
+        opened = reach(path, lambda: fs.open(inside, "rb"))
         return cast("AbstractContextManager[IO[bytes]]", opened)
     try:
         return Path(path).open("rb")
@@ -125,12 +127,12 @@ def read_image(path: str, name: str) -> bytes:
             return read_capped(file, name)
 
     try:
-        return _reach(path, read)
+        return reach(path, read)
     except InputError as error:
         raise ImageError(str(error)) from error
 
 
-def _reach(path: str, action: Callable[[], T]) -> T:
+def reach(path: str, action: Callable[[], T]) -> T:
     """Try an action over a network a few times."""
     for wait in (*WAITS, None):
         try:
@@ -157,47 +159,90 @@ def _is_transient(error: Exception) -> bool:
     return "redential" not in f"{type(error).__name__} {error}"
 
 
-def walk(root: str) -> Iterator[str]:
-    """Yield the files below a folder as paths relative to it, in natural order, folder by folder.
+def walk(root: str) -> Iterator[tuple[str, bool]]:
+    """Yield the files and folders below a folder, and whether each is a folder.
 
-    Hidden files and folders are left out. Only the names of one folder are in memory at a time.
+    Paths are relative to `root`. A folder's files come first, in natural order, then its folders.
+    Hidden ones are left out. Only the names of a few folders are in memory at a time.
     """
-    if is_address(root):
-        fs, top = file_system(root)
-        walker = fs.walk(top)
-    else:
-        top, fs, walker = root, None, os.walk(root, onerror=_refuse, followlinks=True)
-    visited: set[tuple[int, int]] = set()
-    for folder, folders, files in _entries(root, walker):
-        if fs is None:  # links may lead in circles
-            found = Path(folder).stat()
-            if (found.st_dev, found.st_ino) in visited:
-                folders.clear()
-                continue
-            visited.add((found.st_dev, found.st_ino))
-            kept = [each for each in folders if not is_litter(each)]
-            folders[:] = sorted(kept, key=natural_key)  # which `os.walk` follows
-        inside = str(folder)[len(top.rstrip("/")) :].replace(os.sep, "/").strip("/")
+    if not is_address(root):
+        yield from _walk(Path(root))
+        return
+    fs, top = file_system(root)
+    walker = fs.walk(top)
+    while (found := reach(root, lambda: next(walker, None))) is not None:
+        folder, folders, files = found
+        inside = str(folder)[len(top.rstrip("/")) :].strip("/")
         if any(map(is_litter, filter(None, inside.split("/")))):
             continue
-        for name in sorted(files, key=natural_key):
-            if name and not is_litter(name):
-                yield f"{inside}/{name}" if inside else name
+        for names, is_folder in ((files, False), (folders, True)):
+            for name in sorted(filter(None, names), key=natural_key):
+                if not is_litter(name):
+                    yield f"{inside}/{name}" if inside else name, is_folder
 
 
-def _refuse(error: OSError) -> None:
-    raise InputError(f"The folder {error.filename} cannot be read: {error.strerror}.")
+def _walk(root: Path) -> Iterator[tuple[str, bool]]:
+    """Walk a folder of this computer.
+
+    Links are followed after everything else, and every real folder is visited once, however many
+    links lead to it: folders that link to each other would otherwise never end.
+    """
+    visited: set[tuple[int, int]] = set()
+    links, repeated = deque([""]), []
+    while links:
+        stack = [links.popleft()]
+        if _identity(root / stack[0]) in visited:
+            repeated.append(stack[0])
+            continue
+        while stack:
+            inside = stack.pop()
+            folder = root / inside
+            if _identity(folder) in visited:
+                continue
+            visited.add(_identity(folder))
+            if inside:
+                yield inside, True
+            check_depth(folder, inside.count("/") + bool(inside))
+            below: list[str] = []
+            for name, is_folder, is_link in _entries(folder):
+                path = f"{inside}/{name}" if inside else name
+                if not is_folder:
+                    yield path, False
+                else:
+                    (links if is_link else below).append(path)
+            stack += reversed(below)
+    if repeated:
+        _log.warning(
+            "Ignored %d links to folders that were already listed, such as %s.",
+            len(repeated),
+            root / repeated[0],
+        )
 
 
-def _entries(root: str, walker: Iterator[Any]) -> Iterator[tuple[str, Any, Any]]:
-    if not is_address(root):
-        yield from walker
-        return
-    while True:
-        found = _reach(root, lambda: next(walker, None))
-        if found is None:
-            return
-        yield found
+def _entries(folder: Path) -> list[tuple[str, bool, bool]]:
+    """Return what is in a folder: names, whether they are folders, and whether they are links."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [(e.name, e.is_dir(), e.is_symlink()) for e in entries if not is_litter(e.name)]
+    except OSError as error:
+        raise InputError(f"The folder {folder} cannot be read: {error.strerror}.") from error
+    return sorted(found, key=lambda entry: natural_key(entry[0]))
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    try:
+        found = folder.stat()
+    except OSError as error:
+        raise InputError(f"The folder {folder} cannot be read: {error.strerror}.") from error
+    return found.st_dev, found.st_ino
+
+
+def check_depth(path: Path | str, depth: int) -> None:
+    """Raise an error for a folder that is nested too deeply."""
+    if depth > MAX_DEPTH:
+        raise InputError(
+            f"{path!s:.200} is nested deeper than {MAX_DEPTH} folders, the limit for images."
+        )
 
 
 def expand(pattern: str) -> list[str]:
@@ -218,95 +263,6 @@ def expand(pattern: str) -> list[str]:
         return [path for each in options for path in expand(f"{head}{each}{tail}")]
     if is_address(pattern) and any(each in pattern for each in "*?["):
         fs, inside = file_system(pattern)
-        found = _reach(pattern, lambda: fs.glob(inside))
+        found = reach(pattern, lambda: fs.glob(inside))
         return [fs.unstrip_protocol(each) for each in sorted(found, key=natural_key)]
     return [pattern]
-
-
-class Folder:
-    """A folder of small files that are written as a whole, so that none is ever half there.
-
-    Parameters
-    ----------
-    path : str
-        A path of this computer, or an address.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path.rstrip("/")
-        self._fs: Any = None
-        self._made: set[str] = set()
-        self._inside = self.path
-        if is_address(path):
-            self._fs, self._inside = file_system(self.path)
-
-    def __truediv__(self, name: str) -> str:
-        return f"{self.path}/{name}"
-
-    def exists(self, name: str) -> bool:
-        """Return whether the folder has a file of this name."""
-        return exists(self / name)
-
-    def names(self) -> list[str]:
-        """Return the names of files and folders in it, sorted; empty if it does not exist."""
-        if self._fs is None:
-            folder = Path(self.path)
-            return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
-        fs, inside = self._fs, self._inside
-        if not exists(self.path):
-            return []
-        fs.invalidate_cache()
-        listed = _reach(self.path, lambda: fs.ls(inside, detail=False))
-        return sorted(filter(None, (each.rstrip("/").rpartition("/")[2] for each in listed)))
-
-    def read(self, name: str) -> bytes:
-        """Read a file."""
-        with open_file(self / name) as file:
-            return file.read()
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write a file; it appears when it is complete."""
-        if self._fs is None:
-            with replacing(self / name, make_folders=True) as part:
-                part.write_bytes(data)
-            return
-        fs, path = self._fs, self._make(name)
-        _reach(self / name, lambda: fs.pipe_file(path, data))
-
-    def write_json(self, name: str, document: Any) -> None:
-        """Write a JSON document."""
-        self.write(name, json.dumps(document, indent=1).encode())
-
-    def put(self, name: str, local: Path) -> None:
-        """Write a file of this computer into the folder; it appears when it is complete."""
-        if self._fs is None:
-            with replacing(self / name) as part:
-                shutil.move(local, part)
-            return
-        fs, path = self._fs, self._make(name)
-        _reach(self / name, lambda: fs.put_file(str(local), path))
-
-    def _make(self, name: str) -> str:
-        """Create the folder of a file, where there are folders, and return the file's path."""
-        path = f"{self._inside}/{name}"
-        folder = path.rpartition("/")[0]
-        if folder not in self._made:
-            _reach(self / name, lambda: self._fs.makedirs(folder, exist_ok=True))
-            self._made.add(folder)
-        return path
-
-    def remove(self, *names: str) -> None:
-        """Remove files."""
-        for name in names:
-            if self._fs is None:
-                Path(self / name).unlink(missing_ok=True)
-            elif self.exists(name):
-                self._fs.rm(f"{self._inside}/{name}")
-
-    def remove_all(self) -> None:
-        """Remove the folder."""
-        if self._fs is None:
-            if Path(self.path).exists():
-                shutil.rmtree(self.path)
-        elif exists(self.path):
-            self._fs.rm(self._inside, recursive=True)
