@@ -52,7 +52,9 @@ def test_the_walks_name_things_that_exist():
         assert path.is_file(), file
         if name:
             last = name.rpartition(".")[2]
-            assert re.search(rf"^\s*(?:def|class) {last}\b|^{last}\b", path.read_text(), re.M), name
+            assert re.search(
+                rf"^\s*(?:async )?(?:def|class) {last}\b|^{last}\b", path.read_text(), re.M
+            ), name
 
 
 @pytest.mark.slow
