@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 from mivhead import BlockPreset, Recipe
-from mivhead.classifier import FeatureClassifier
+from mivhead.classifier import FeatureClassifier, MIVClassifier
 from mivhead.errors import InputError
 from mivhead.head.recipe import resolve_recipe
-from mivhead.methods import METHODS, Method, list_methods, make_method, method_name
+from mivhead.methods import METHODS, list_methods, make_method, method_name
 from tests.helpers.few_shots import ON_FEATURES, RIVALS, clusters, maps, quick
 
 CONTRACT = {"miv", *RIVALS}
@@ -32,8 +32,8 @@ def test_every_entry_makes_a_cloneable_classifier_of_its_name(name: str) -> None
     assert method.paper
     classifier = make_method(name, random_state=3, device="cpu")
     assert isinstance(classifier, FeatureClassifier)
-    # Without parameters, the name for any mixture of changes stands for the paper's recipe.
-    assert method_name(clone(classifier)) == ("miv-paper" if name == "miv-ablation" else name)
+    assert method_name(classifier) == method_name(classifier.copy_unfitted()) == name
+    assert clone(classifier).get_params() == classifier.get_params()
     assert {"random_state", "device"} <= set(method.hyperparameters())
     assert classifier.get_params()["random_state"] == 3
 
@@ -81,15 +81,15 @@ def test_preset_reaches_the_head_and_rivals_leave_it_aside() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_facts_that_are_read_from_the_source_are_those_of_the_class(name: str) -> None:
-    method = METHODS[name]
-    if not method.cost:  # else the facts are in the row itself
-        assert Method.from_class(name, method.home) == method
-    params = make_method(name).get_params()
-    if method.has_recipe:
-        assert resolve_recipe(params["recipe"]).use_views == method.uses_views
-    else:
-        assert params.get("use_views", True) == method.uses_views
+def test_the_table_agrees_with_the_classes(name: str) -> None:
+    method, made = METHODS[name], make_method(name)
+    assert (method.needs == "images") == hasattr(made, "attach")
+    params = made.get_params()
+    uses = resolve_recipe(params["recipe"]).use_views if method.has_recipe else params["use_views"]
+    assert uses == method.uses_views
+    known = method.hyperparameters()
+    assert known.keys() >= params.keys() - {"recipe", "preset"}
+    assert all(known[k] == v for k, v in params.items() if k not in ("recipe", "preset"))
 
 
 def test_foreign_classifier_has_no_name() -> None:
@@ -100,13 +100,10 @@ def test_foreign_classifier_has_no_name() -> None:
         method_name(Mine())
 
 
-def test_own_mixture_is_named_as_such() -> None:
-    assert method_name(make_method("miv-ablation", eta=0.3)) == "miv-ablation"
-    assert method_name(make_method("miv-ablation", tau=3.0)) == "miv-ablation"
-    assert method_name(make_method("miv-gap", last_blocks=1)) == "miv-gap-blocks1"
-    preset = [BlockPreset(), BlockPreset()]
-    assert method_name(make_method("miv-gap", preset=preset, last_blocks=1)) == "miv-gap-blocks1"
-    assert method_name(make_method("miv", eta=0.0)) == "miv"
+def test_an_estimator_that_no_method_made_has_the_name_of_its_class() -> None:
+    assert method_name(MIVClassifier()) == "miv"
+    assert method_name(MIVClassifier(Recipe.paper(eta=0.0))) == "miv-paper"
+    assert method_name(clone(make_method("knn"))) == "knn"
 
 
 @pytest.mark.parametrize("name", ["miv", "miv-paper", "miv-gap"])

@@ -38,8 +38,7 @@ def test_round_trip_through_a_file_is_exact(name: str, token: bool, tmp_path: Pa
     np.testing.assert_array_equal(before.logits(Q), after.logits(Q))
     assert after.layout_ == before.layout_
     assert after.n_features_in_ == before.n_features_in_
-    # With fewer steps it is not the paper's recipe any more, but a change of it.
-    assert method_name(after) == ("miv-ablation" if name == "miv-paper" else name)
+    assert method_name(after) == name
     with pytest.raises(InputError, match="other blocks or channels"):
         after.predict(Features(Q.blocks[:1]))
 

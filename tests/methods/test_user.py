@@ -93,9 +93,9 @@ def installed(my_module: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     (place / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
     (place / "entry_points.txt").write_text("[mivhead.methods]\nmy-head = my_module:MyHead\n")
     monkeypatch.syspath_prepend(my_module)
-    registry._rows.cache_clear()
+    registry._homes.cache_clear()
     yield my_module
-    registry._rows.cache_clear()
+    registry._homes.cache_clear()
 
 
 def test_a_class_with_fit_and_predict_proba_is_a_method(my_module: Path) -> None:
@@ -245,4 +245,4 @@ def test_a_class_is_registered_by_a_decorator(
             registry.register_method("mute")(module.Mute)
     finally:
         registry._REGISTERED.clear()
-        registry._rows.cache_clear()
+        registry._homes.cache_clear()

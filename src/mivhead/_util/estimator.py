@@ -86,7 +86,10 @@ class Estimator:
         object
             An estimator of the same class, not fitted.
         """
-        return type(self)(**self.get_params(deep=False))
+        made = type(self)(**self.get_params(deep=False))
+        if hasattr(self, "_made_as"):  # the name of its method
+            made._made_as = self._made_as  # type: ignore[attr-defined]
+        return made
 
     def score(self, X: Any, y: ArrayLike) -> float:
         """Return the accuracy.

@@ -27,8 +27,7 @@ from mivhead.benchmark.samplers import Protocol as SamplingProtocol
 from mivhead.datasets.catalogue import SETS, find_declared, paper_size
 from mivhead.datasets.sets import find_sets
 from mivhead.errors import InputError, check_one_of
-from mivhead.head.recipe import resolve_recipe
-from mivhead.methods.registry import get_method, make_method
+from mivhead.methods.registry import get_method
 
 ABOUT = "about"  # a table of a TOML file that describes it (`describe_table`)
 PRESET_VIEWS = "preset"  # instead of a maximum number of views
@@ -146,12 +145,11 @@ class MethodConfig:
 
     @property
     def last_blocks(self) -> int | None:
-        """How many blocks the method uses, counted from the last; None: those that there are."""
-        if not get_method(self.kind).has_recipe:
-            return None
-        head = make_method(self.kind, recipe=self.recipe, **self.params)
-        found: int | None = resolve_recipe(head.recipe).last_blocks
-        return found
+        """How many blocks the method uses, counted from the last; None: all of them."""
+        from mivhead.methods.miv import recipe_of
+
+        recipe = None if self.is_own else recipe_of(self.kind, self.recipe, self.params)
+        return None if recipe is None else recipe.last_blocks
 
     @property
     def views_rule(self) -> ViewsRule | None:

@@ -1,18 +1,16 @@
 """What a run would take, without running it: images, tasks, disk space and hours.
 
-The sizes of tasks come from the sampler: of the sets that are there, or of sets of the declared
-number of classes. Their cost in operations is counted (`mivhead.benchmark.gflops`), and the speed
-of this machine is measured for a few seconds: one pass of each backbone, one short training of a
-head.
+The tasks are those of the run, or, of a set that is missing, tasks of a set with the declared
+number of classes; what passes the backbone is counted. Each method is timed on one small task, and
+its time for others follows from their operations (`mivhead.benchmark.gflops`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,23 +19,26 @@ from mivhead.backbones.base import Backbone, default_device
 from mivhead.benchmark.clock import Clock
 from mivhead.benchmark.config import BackboneConfig, MethodConfig, RunConfig, sets_of
 from mivhead.benchmark.gflops import count, measure_backbone
-from mivhead.benchmark.inputs import Inputs, ViewLimit, plain_features
+from mivhead.benchmark.inputs import ViewLimit, count_views, load_once, plain_features
 from mivhead.benchmark.memory import PROCESS, candidate_bytes, feature_bytes
 from mivhead.benchmark.runner import view_rule
 from mivhead.benchmark.samplers import LeftOut, Protocol, sample_tasks
+from mivhead.benchmark.tasks import Task
 from mivhead.datasets.catalogue import find_declared, paper_size
 from mivhead.datasets.sets import find_sets, open_set
 from mivhead.errors import MivError
 from mivhead.executors.local import one_thread
 from mivhead.extraction.cache import entry_size
 from mivhead.features import Features
-from mivhead.head.blocks import BlockConfig, resolve_blocks
-from mivhead.images.augmentation import views_per_image
+from mivhead.head.blocks import resolve_blocks
+from mivhead.images.imageset import ImageSet, ImageSource
 from mivhead.methods.cost import BackboneWork, TaskSize
-from mivhead.methods.registry import make_method
+from mivhead.methods.registry import get_method, make_method
+from mivhead.model.readers import network_of
 
-SAMPLED = 20  # tasks per set whose sizes are looked at
-NOMINAL_IMAGES = 60  # per class of a set that is not there
+SIZED = 20  # tasks per set whose operations are counted
+STEPS = 2  # of the task that is timed
+NOMINAL_IMAGES = 60  # per class of a set that is missing
 RANDOM = "random"
 
 
@@ -126,31 +127,6 @@ class Plan:
         return self.extraction_hours + sum(column.hours or 0.0 for column in self.columns)
 
 
-@dataclass(frozen=True)
-class _TaskShape:
-    """What matters of a task: shots by class, and the number of queries."""
-
-    shots: tuple[int, ...]
-    queries: int
-
-    def size(self, rule: ViewLimit) -> TaskSize:
-        """Return the size of the task with its views."""
-        return TaskSize(self.shots, tuple(s * self._views(s, rule) for s in self.shots))
-
-    @staticmethod
-    def _views(shots: int, rule: ViewLimit) -> int:
-        return min(rule.limit, views_per_image(shots, rule.threshold, rule.rule))
-
-    def most_views(self, rule: ViewLimit) -> int:
-        """Return the largest number of views of an image."""
-        return max(self._views(s, rule) for s in self.shots)
-
-    @property
-    def drawn(self) -> int:
-        """Number of images that the task needs."""
-        return sum(self.shots) + self.queries
-
-
 def estimate(
     config: RunConfig, data: Path | None, device: str | None = None, *, full: bool = False
 ) -> Plan:
@@ -165,7 +141,7 @@ def estimate(
     device : str, optional
         Where it would run.
     full : bool, default=False
-        Whether to count the paper's sets that are not there too, as if they were.
+        Whether to count the paper's sets that are missing too, as if they were there.
 
     Returns
     -------
@@ -173,43 +149,27 @@ def estimate(
     """
     sets = tuple(_plan_sets(config, data, full))
     counted = [each for each in sets if each.found or full]
-    shapes = {
-        (each.name, protocol): list(_shapes(each, protocol, config, data))
-        for each in counted
-        for protocol in config.protocols
-    }
+    images = {each.name: _open(each, data) for each in counted}
+    tasks = {each.name: _sample(each.name, images, config) for each in counted}
     backbones, columns, total = [], [], _Passes()
     for entry in config.backbones:
-        measured = _Measured.load(entry, device)
+        measured = _Measured.load(entry, str(default_device(device)))
         backbones.append(measured.plan)
         methods = config.methods_on(entry.name)
-        rules = {
-            (method.name, each.name): view_rule(
-                method,
-                measured.backbone.preset,
-                config.views,
-                config.threshold(entry.name, each.name),
-            )
-            for method in methods
-            for each in counted
-        }
-        columns += [
-            _column(
-                measured,
-                method,
-                [(rules[method.name, name], found) for (name, _), found in shapes.items()],
-                config.tasks,
-            )
-            for method in methods
-        ]
-        for each in counted:
-            on_features = [rules[m.name, each.name] for m in methods if not m.needs_images]
-            own = [s for p in config.protocols for s in shapes[each.name, p]]
-            if on_features and own:
-                tasks = config.tasks * len(config.protocols)
-                total.add(measured, each.images, own, on_features, tasks)
-    tasks = config.tasks * sum(bool(found) for found in shapes.values())
-    return Plan(tuple(backbones), sets, tuple(columns), tasks, **vars(total))
+
+        def rule(method: MethodConfig, name: str, own: _Measured = measured) -> ViewLimit:
+            lowered = config.threshold(own.plan.name, name)
+            return view_rule(method, own.backbone.preset, config.views, lowered)
+
+        for method in methods:
+            by_set = [(rule(method, name), found) for name, found in tasks.items() if found]
+            columns.append(_column(measured, method, by_set))
+        for name, found in tasks.items():
+            rules = [rule(method, name) for method in methods if not method.needs_images]
+            if rules and found:
+                total.add(measured, found, rules)
+    number = sum(map(len, tasks.values()))
+    return Plan(tuple(backbones), sets, tuple(columns), number, **vars(total))
 
 
 @dataclass
@@ -224,30 +184,23 @@ class _Passes:
     task_hours: float = 0.0
     memory: int = 0
 
-    def add(
-        self,
-        measured: _Measured,
-        images: int,
-        shapes: Sequence[_TaskShape],
-        rules: Sequence[ViewLimit],
-        tasks: int,
-    ) -> None:
+    def add(self, measured: _Measured, tasks: Sequence[Task], rules: Sequence[ViewLimit]) -> None:
         """Add one backbone on one set."""
-        once = _count_passes(images, shapes, rules, tasks)
-        views = [max(sum(shape.size(rule).views) for rule in rules) for shape in shapes]
-        drawn = [shape.drawn + more for shape, more in zip(shapes, views, strict=True)]
-        every = round(tasks * float(np.mean(drawn)))
+        needed = count_views(tasks, rules)
+        once = len(needed) + sum(needed.values())
+        views = [max(sum(rule.count(task)) for rule in rules) for task in tasks]
+        drawn = [len(task.images) + more for task, more in zip(tasks, views, strict=True)]
+        trained = [len(task.support) + more for task, more in zip(tasks, views, strict=True)]
         each, hour = measured.plan.bytes, measured.plan.seconds / 3600
         self.passes += once
         self.bytes += once * each
         self.largest = max(self.largest, once * each)
         self.extraction_hours += once * hour
-        self.task_passes += every
-        self.task_hours += every * hour
-        trained = [sum(s.shots) + more for s, more in zip(shapes, views, strict=True)]
+        self.task_passes += sum(drawn)
+        self.task_hours += sum(drawn) * hour
+        blocks = resolve_blocks(measured.features, measured.backbone.preset)
         need = PROCESS + feature_bytes(measured.features) * max(drawn)
-        need += candidate_bytes(measured.blocks) * max(trained)
-        self.memory = max(self.memory, need)
+        self.memory = max(self.memory, need + candidate_bytes(blocks) * max(trained))
 
 
 def _plan_sets(config: RunConfig, data: Path | None, full: bool) -> Iterator[SetPlan]:
@@ -280,71 +233,74 @@ def _plan_sets(config: RunConfig, data: Path | None, full: bool) -> Iterator[Set
             yield SetPlan(name, False, classes, classes * NOMINAL_IMAGES, remark)
 
 
-def _shapes(
-    each: SetPlan, protocol: str, config: RunConfig, data: Path | None
-) -> Iterator[_TaskShape]:
-    """Sample the sizes of some tasks of a set."""
-    rules = Protocol.parse(protocol)
-    number = min(config.tasks, SAMPLED)
+def _open(each: SetPlan, data: Path | None) -> ImageSet:
+    """Open a set, or make one that has as many classes, for the sampler."""
     if each.found and data is not None:
-        found = sample_tasks(open_set(each.name, data), each.name, rules, config.seed, number)
-        if not isinstance(found, LeftOut):
-            for task in found.tasks:
-                shots = Counter(task.support_labels)
-                yield _TaskShape(tuple(shots[c] for c in sorted(shots)), len(task.queries))
-        return
-    rng = np.random.default_rng(config.seed)
-    for _ in range(number):
-        sizes = np.full(rules.sample_ways(rng, each.classes), NOMINAL_IMAGES)
-        queries = len(sizes) * rules.queries_per_class(sizes)
-        yield _TaskShape(tuple(rules.sample_shots(rng, sizes).tolist()), queries)
+        return open_set(each.name, data)
+    labels = [f"set.{c}" for c in range(each.classes) for _ in range(NOMINAL_IMAGES)]
+    sources = (ImageSource(f"{label}/{i}", lambda: b"", "") for i, label in enumerate(labels))
+    return ImageSet(tuple(sources), tuple(labels))
 
 
-def _count_passes(
-    images: int, shapes: Sequence[_TaskShape], rules: Sequence[ViewLimit], tasks: int
-) -> int:
-    """Estimate how many images and views of a set pass the backbone, each of them once."""
-    if not shapes:
-        return 0
-    views = 0.0
-    for rule in rules:
-        most = max(shape.most_views(rule) for shape in shapes)
-        needed = float(np.mean([sum(shape.size(rule).views) for shape in shapes]))
-        views = max(views, _distinct(images * most, needed, tasks))
-    drawn = float(np.mean([shape.drawn for shape in shapes]))
-    return round(_distinct(images, drawn, tasks) + views)
-
-
-def _distinct(images: int, drawn: float, tasks: int) -> float:
-    """Return the expected number of different images in tasks that each draw some of them.
-
-    >>> round(_distinct(1000, 10, 1)), round(_distinct(1000, 100, 1000))
-    (10, 1000)
-    """
-    share = min(1.0, drawn / max(1, images))
-    return float(images * (1 - (1 - share) ** tasks))
+def _sample(name: str, images: dict[str, ImageSet], config: RunConfig) -> list[Task]:
+    """Sample the tasks of a set under all protocols."""
+    others = {other: each for other, each in images.items() if other != name}
+    found = [
+        sample_tasks(
+            images[name], name, Protocol.parse(p), config.seed, config.tasks, others=others
+        )
+        for p in config.protocols
+    ]
+    return [task for each in found if not isinstance(each, LeftOut) for task in each.tasks]
 
 
 def _column(
-    measured: _Measured,
-    method: MethodConfig,
-    shapes: Sequence[tuple[ViewLimit, Sequence[_TaskShape]]],
-    tasks: int,
+    measured: _Measured, method: MethodConfig, by_set: Sequence[tuple[ViewLimit, list[Task]]]
 ) -> ColumnPlan:
-    """Average the seconds of a method over the sampled tasks of every set and its rule."""
+    """Estimate the seconds of a method per task, over all sets, and its hours."""
     name, backbone = method.name, measured.plan.name
-    means = []
-    for rule, of_set in shapes:
-        if not of_set:
-            continue
-        spent = [measured.seconds(method, shape.size(rule)) for shape in of_set]
-        known = [seconds for seconds in spent if seconds is not None]
-        if len(known) < len(spent):
-            return ColumnPlan(name, backbone, None, None)
-        means.append(float(np.mean(known)))
-    if not means:
+    try:
+        timed = measured.time(method) if by_set else None
+    except MivError:  # it does not run on this backbone
+        timed = None
+    if timed is None:
         return ColumnPlan(name, backbone, None, None)
-    return ColumnPlan(name, backbone, float(np.mean(means)), tasks * sum(means) / 3600)
+    means, hours = [], 0.0
+    for rule, tasks in by_set:
+        sizes = [TaskSize.from_labels(t.support_labels, rule.count(t)) for t in tasks[:SIZED]]
+        means.append(float(np.mean([timed.scale(size) for size in sizes])))
+        hours += len(tasks) * means[-1] / 3600
+    return ColumnPlan(name, backbone, float(np.mean(means)), hours)
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """A method that was timed on one task."""
+
+    measured: _Measured
+    method: MethodConfig
+    seconds: float
+    size: TaskSize
+    params: dict[str, Any]
+
+    def scale(self, size: TaskSize) -> float:
+        """Estimate the seconds of a task: by its operations, or by its images if unknown."""
+        there, here = self._gflops(size, {}), self._gflops(self.size, self.params)
+        known = there is not None and here
+        ratio = there / here if known else size.images / self.size.images  # type: ignore[operator]
+        return self.seconds * ratio
+
+    def _gflops(self, size: TaskSize, changes: dict[str, Any]) -> float | None:
+        method, measured = self.method, self.measured
+        return count(
+            method.kind,
+            measured.features,
+            size,
+            measured.flops if method.needs_images else None,
+            preset=measured.backbone.preset,
+            recipe=method.recipe,
+            params=method.params | changes,
+        ).gflops
 
 
 @dataclass(frozen=True)
@@ -355,19 +311,14 @@ class _Measured:
     plan: BackbonePlan
     flops: BackboneWork | None
     features: Features  # of one image
-    device: str | None = None
-
-    @property
-    def blocks(self) -> Sequence[BlockConfig]:
-        """The blocks as the head sees them."""
-        return resolve_blocks(self.features, self.backbone.preset)
+    device: str
 
     @classmethod
-    def load(cls, entry: BackboneConfig, device: str | None) -> _Measured:
+    def load(cls, entry: BackboneConfig, device: str) -> _Measured:
         """Load and measure a backbone, with random weights if it has no others here."""
         missing = None
         try:
-            backbone = _open(entry, device)
+            backbone = load_once(entry, device)
         except MivError as error:
             missing = str(error)
             # Untrained networks may give values that are too large for float16.
@@ -387,52 +338,33 @@ class _Measured:
         plan = BackbonePlan(entry.name, missing, seconds, size)
         return cls(backbone, plan, measure_backbone(backbone), features, device)
 
-    def seconds(self, method: MethodConfig, size: TaskSize) -> float | None:
-        """Estimate the seconds of an adaptation; None for a method that does not count its work."""
-        cost = count(
-            method.kind,
-            self.features,
-            size,
-            self.flops if method.needs_images else None,
-            preset=self.backbone.preset,
-            recipe=method.recipe,
-            params=method.params,
-        )
-        if cost.gflops is None or (method.needs_images and self.flops is None):
-            return None
-        return cost.gflops / (self._pass_rate if method.needs_images else self._head_rate)
-
-    @property
-    def _pass_rate(self) -> float:
-        """GFLOPs per second of the backbone."""
-        assert self.flops is not None, "otherwise nothing is estimated"
-        return 2e-9 * self.flops.total / max(self.plan.seconds, 1e-9)
-
-    @cached_property
-    def _head_rate(self) -> float:
-        """GFLOPs per second of a head, from a short training on noise."""
-        generator = np.random.default_rng(0)
-        noise = Features.from_tensors(
-            {
-                name: generator.random((10, *t.shape[1:]), np.float32)
-                for name, t in self.features.tensors.items()
-            }
-        )
-        labels, preset, steps = [0, 1] * 5, self.backbone.preset, 3
-        size = TaskSize((5, 5), (0, 0))
-        cost = count("miv-paper", noise, size, None, preset=preset, params={"steps": steps})
-        with one_thread():
-            device = str(default_device(self.device))
-            head = make_method(
-                "miv-paper", preset=preset, random_state=0, steps=steps, device=device
+    def time(self, method: MethodConfig) -> _Timed:
+        """Time a method on two classes of noise, for a few steps."""
+        shots = 2 if method.needs_images else 5
+        params = {"steps": STEPS} if "steps" in get_method(method.kind).hyperparameters() else {}
+        rng, labels = np.random.default_rng(0), np.repeat([0, 1], shots)
+        side = self.backbone.preset.preprocessing.size
+        noise: Any = rng.integers(0, 256, (len(labels), side, side, 3), np.uint8)
+        if not method.needs_images:
+            shapes = {name: t.shape[1:] for name, t in self.features.tensors.items()}
+            noise = Features.from_tensors(
+                {name: rng.random((len(labels), *s), np.float32) for name, s in shapes.items()}
             )
-            head.fit(noise, labels)  # warms up
-            clock = Clock(device)
-            head.fit(noise, labels)
-            spent = clock.lap().spent
-        return (cost.gflops or 0.0) / max(spent, 1e-6)
-
-
-def _open(entry: BackboneConfig, device: str | None) -> Backbone:
-    nowhere = Path()
-    return Inputs(entry, "", nowhere, nowhere, 0, 0, device).open_backbone()
+        seconds = 0.0
+        with one_thread():
+            for _ in range(2):  # the first warms up
+                made = make_method(
+                    method.kind,
+                    preset=self.backbone.preset,
+                    recipe=method.recipe,
+                    random_state=0,
+                    device=self.device,
+                    **method.params | params,
+                )
+                if method.needs_images:
+                    made.verbose = False
+                    made.attach(network_of(self.backbone, method.kind))
+                clock = Clock(self.device)
+                made.fit(noise, labels)
+                seconds = clock.lap().spent
+        return _Timed(self, method, seconds, TaskSize((shots, shots), (0, 0)), params)

@@ -1,6 +1,6 @@
 """The MIV-head's rivals and ablations, one file each, behind one registry.
 
-To add a method, write a file like `ncc.py` and add a line to the table in `registry.py`.
+To add a method, write a file like `ncc.py` and add a row to the table in `registry.py`.
 """
 
 from mivhead.methods.registry import (

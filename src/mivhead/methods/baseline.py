@@ -93,8 +93,6 @@ class Baseline(_Trained):
     Chen et al., "A Closer Look at Few-shot Classification", 2019, arXiv 1904.04232.
     """
 
-    summary: ClassVar = "a linear layer, trained by Adam"
-    paper: ClassVar = "Chen et al. 2019, A Closer Look at Few-shot Classification, arXiv 1904.04232"
     TENSORS: ClassVar = {"weights": "class channel", "biases": "class"}
 
     def _learn(self, shots: PooledShots) -> dict[str, Array]:
@@ -139,8 +137,6 @@ class BaselinePlusPlus(_Trained):
     Chen et al., "A Closer Look at Few-shot Classification", 2019, arXiv 1904.04232.
     """
 
-    summary: ClassVar = "a cosine layer, trained by Adam"
-    paper: ClassVar = "Chen et al. 2019, A Closer Look at Few-shot Classification, arXiv 1904.04232"
     TENSORS: ClassVar = {"directions": "class channel", "lengths": "class"}
 
     scale: float | None = None

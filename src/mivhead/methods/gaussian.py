@@ -303,10 +303,6 @@ class FitLDA(_FitHead):
     Federated Image Classification", 2023, arXiv 2206.08671.
     """
 
-    summary: ClassVar = "Gaussian classes with one covariance"
-    paper: ClassVar = (
-        "Shysheya et al. 2023, FiT: Parameter Efficient Few-shot Transfer, arXiv 2206.08671"
-    )
     START: ClassVar = (1.0, 1.0)
 
     def _work(self, size: Vectors) -> Work:
@@ -346,10 +342,6 @@ class FitQDA(_FitHead):
     Federated Image Classification", 2023, arXiv 2206.08671.
     """
 
-    summary: ClassVar = "Gaussian classes, each with its own covariance"
-    paper: ClassVar = (
-        "Shysheya et al. 2023, FiT: Parameter Efficient Few-shot Transfer, arXiv 2206.08671"
-    )
     START: ClassVar = (0.5, 0.5, 1.0)
 
     def _work(self, size: Vectors) -> Work:
@@ -404,10 +396,6 @@ class ProtoNets(PooledClassifier):
     Federated Image Classification", 2023, arXiv 2206.08671.
     """
 
-    summary: ClassVar = "Euclidean distance to the class mean; nothing is trained"
-    paper: ClassVar = (
-        "Shysheya et al. 2023, FiT: Parameter Efficient Few-shot Transfer, arXiv 2206.08671"
-    )
     TENSORS: ClassVar = {"means": "class channel"}
 
     def _check_params(self) -> None:

@@ -49,8 +49,6 @@ class NearestNeighbours(PooledClassifier):
     arXiv 1805.01978.
     """
 
-    summary: ClassVar = "weighted votes of the nearest support images"
-    paper: ClassVar = "Wu et al. 2018, Non-Parametric Instance Discrimination, arXiv 1805.01978"
     TENSORS: ClassVar = {"keys": "shot channel", "labels": "shot"}
 
     neighbours: int = 5

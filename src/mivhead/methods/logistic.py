@@ -54,8 +54,6 @@ class LogisticProbe(PooledClassifier):
     2020, arXiv 2003.11539.
     """
 
-    summary: ClassVar = "logistic regression on features of length 1"
-    paper: ClassVar = "Tian et al. 2020, A Good Embedding Is All You Need?, arXiv 2003.11539"
     TENSORS: ClassVar = {"coefficients": "class channel", "intercepts": "class"}
 
     C: float = 10.0

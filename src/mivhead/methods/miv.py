@@ -29,6 +29,7 @@ AnyPreset: TypeAlias = "Preset | Sequence[BlockPreset] | Mapping[str, Any] | Non
 
 RECIPE_FIELDS = tuple(field.name for field in fields(Recipe))
 PRESET_FIELDS = ("tau", "pool_sizes", "candidates")  # that a parameter may replace in every block
+HEAD_DEFAULTS = {"random_state": None, "device": None, "verbose": False}  # of `MIVClassifier`
 
 
 def make_head(settings: Mapping[str, Any]) -> MIVClassifier:
@@ -116,54 +117,36 @@ def views_rule(
     >>> views_rule("miv", "paper", {"views_rule": "floor"})
     'floor'
     """
-    entry, params = get_method(method), dict(params or {})
+    own = recipe_of(method, recipe, params)
+    if own is not None:
+        return own.views_rule if own.use_views else None
+    used = (params or {}).get("use_views", get_method(method).uses_views)
+    return Recipe.paper().views_rule if used else None
+
+
+def recipe_of(
+    method: str, recipe: str | Recipe | None, params: Mapping[str, Any] | None
+) -> Recipe | None:
+    """Return the recipe of the MIV-head or one of its ablations; None for other methods.
+
+    >>> recipe_of("miv-blocks1", None, {"eta": 0.2}).last_blocks
+    1
+    """
+    entry = get_method(method)
     if not entry.has_recipe:
-        used = params.get("use_views", entry.uses_views)
-        return Recipe.paper().views_rule if used else None
-    chosen = {} if recipe is None else {"recipe": recipe}
-    own = resolve_recipe(make_head({**entry.settings, **chosen, **params}).recipe)
-    return own.views_rule if own.use_views else None
+        return None
+    given = {**entry.settings, **(params or {})}
+    start = given.pop("recipe", None) if recipe is None else recipe
+    changes = {name: value for name, value in given.items() if name in RECIPE_FIELDS}
+    return configure(start, None, changes)[0]
 
 
 def head_parameters(settings: Mapping[str, Any]) -> dict[str, Any]:
     """All parameters that `make_head` takes, with their values in a variant of the head."""
-    classifier = make_head(settings)
-    params: dict[str, Any] = classifier.get_params(deep=False)
-    recipe = resolve_recipe(params.pop("recipe"))
-    preset = params.pop("preset") or {}
-    own = {name: getattr(recipe, name) for name in RECIPE_FIELDS}
-    return own | {name: preset.get(name) for name in PRESET_FIELDS} | params
-
-
-def head_name(classifier: MIVClassifier, variants: Mapping[str, Mapping[str, Any]]) -> str:
-    """Name the variant that a classifier is.
-
-    A recipe with ridge experts is `miv`. Otherwise it is the variant with the most replaced fields
-    among those whose fields all have these values, `miv-paper` if nothing is replaced, and
-    `miv-ablation` for any other change.
-    """
-    recipe = resolve_recipe(classifier.recipe)
-    if recipe.has_experts:
-        return "miv"
-    fitting = [
-        name
-        for name, changes in variants.items()
-        if changes and all(_has(classifier, recipe, *change) for change in changes.items())
-    ]
-    if fitting:
-        return max(fitting, key=lambda name: len(variants[name]))
-    unchanged = recipe == Recipe.paper() and not isinstance(classifier.preset, Mapping)
-    return "miv-paper" if unchanged else "miv-ablation"
-
-
-def _has(classifier: MIVClassifier, recipe: Recipe, name: str, value: Any) -> bool:
-    if name in RECIPE_FIELDS:
-        return bool(getattr(recipe, name) == value)
-    preset = classifier.preset
-    if preset is None or isinstance(preset, Mapping):
-        return bool((preset or {}).get(name) == value)
-    blocks = preset.blocks if isinstance(preset, Preset) else preset
-    return all(getattr(block, name) == value for block in blocks)
+    recipe = resolve_recipe(settings.get("recipe", DEFAULT_RECIPE))
+    known = {name: getattr(recipe, name) for name in RECIPE_FIELDS}
+    known |= dict.fromkeys(PRESET_FIELDS) | HEAD_DEFAULTS
+    return known | {name: value for name, value in settings.items() if name != "recipe"}
 
 
 # The cost, step by step through the three components and the ensemble. Every product is counted

@@ -49,8 +49,6 @@ class NearestCentroid(PooledClassifier):
     ['right']
     """
 
-    summary: ClassVar = "cosine to the class mean; nothing is trained"
-    paper: ClassVar = "Few-shot Classification as Multi-instance Verification (the MIV-head)"
     TENSORS: ClassVar = {"means": "class channel"}
 
     centred: bool = False

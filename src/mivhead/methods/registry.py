@@ -1,24 +1,20 @@
 """Every method by name: what it is, what it needs and where its file is.
 
-A method is an estimator with `fit` and `predict_proba`. Its class states its facts as attributes
-(see `Method`) as annotated literals (`needs: ClassVar = "images"`), and counts its own cost in
-`work`. To add a method, write a file and add a line to `_RIVALS`. A method of another package is
-either an entry point of the group `mivhead.methods`, or given as `module:Class` wherever the name
-of a method is expected.
-
-Listing methods imports none of them, nor PyTorch.
+A method is an estimator with `fit` and `predict_proba` that counts its own cost in `work`. To add
+one, write a file and add a row to `_RIVALS`, which holds the facts, so that listing methods imports
+none of them, nor PyTorch. A method of another package is either an entry point of the group
+`mivhead.methods`, or given as `module:Class` wherever the name of a method is expected; its class
+may state its facts as attributes (see `Method`).
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module, invalidate_caches
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
@@ -33,6 +29,7 @@ if TYPE_CHECKING:
     from mivhead.methods.cost import BackboneWork, TaskSize, Work
 
 GROUP = "mivhead.methods"  # of entry points
+MADE_AS = "_made_as"  # attribute of an estimator: the name of its method
 FACTS = ("summary", "paper", "needs", "uses_views", "has_recipe")  # attributes of a class
 MIV_HOME = "mivhead.classifier:MIVClassifier"
 MIV_PAPER = "Few-shot Classification as Multi-instance Verification (the MIV-head)"
@@ -152,7 +149,7 @@ class Method:
         >>> METHODS["knn"].hyperparameters()["neighbours"]
         5
         """
-        if self.home == MIV_HOME:
+        if self.has_recipe:
             from mivhead.methods.miv import head_parameters
 
             return head_parameters(self.settings)
@@ -184,21 +181,25 @@ class Method:
         0.0
         """
         known = self.hyperparameters()
-        own = ("recipe", "preset") if self.has_recipe else ()
         for name in params:
-            if name not in own:
+            if not (self.has_recipe and name in ("recipe", "preset")):
                 check_one_of(f"parameter of {self.name}", name, known)
-        given = {**self.settings, **params}
-        if self.home == MIV_HOME:
+        given = {**self.settings, **params, "random_state": random_state, "device": device}
+        kind: Any = self.load()
+        made: Any
+        if self.has_recipe:
             from mivhead.methods.miv import make_head
 
-            return make_head({**given, "random_state": random_state, "device": device})
-        kind = self.load()
-        if hasattr(kind, "_restore"):
-            return kind(random_state=random_state, device=device, **given)
-        from mivhead.methods.user import UserMethod  # a class that is not made for mivhead
+            made = make_head(given)
+        elif hasattr(kind, "_restore"):
+            made = kind(**given)
+        else:  # a class that is not made for mivhead
+            from mivhead.methods.user import UserMethod
 
-        return UserMethod(self.home, given, random_state=random_state, device=device)
+            made = UserMethod(self.home, params, random_state=random_state, device=device)
+        # Whether there are unlabelled images is not a property of the estimator.
+        setattr(made, MADE_AS, "miv" if self.uses_unlabelled else self.name)
+        return made
 
     def work(
         self, classifier: Any, size: TaskSize, features: Features, backbone: BackboneWork
@@ -259,24 +260,108 @@ _UNLABELLED = replace(
     uses_unlabelled=True,
 )
 
-_RIVALS = {
-    "ncc": "mivhead.methods.ncc:NearestCentroid",
-    "baseline": "mivhead.methods.baseline:Baseline",
-    "baseline++": "mivhead.methods.baseline:BaselinePlusPlus",
-    "fit-lda": "mivhead.methods.gaussian:FitLDA",
-    "fit-qda": "mivhead.methods.gaussian:FitQDA",
-    "fit-protonets": "mivhead.methods.gaussian:ProtoNets",
-    "logistic": "mivhead.methods.logistic:LogisticProbe",
-    "svm": "mivhead.methods.svm:SupportVectors",
-    "knn": "mivhead.methods.knn:NearestNeighbours",
-    "ridge": "mivhead.methods.ridge:RidgeRegression",
-    "simpleshot": "mivhead.methods.simpleshot:SimpleShot",
-    "tip-adapter": "mivhead.methods.tip_adapter:TipAdapter",
-    "tsa": "mivhead.methods.tuning.tsa:TSA",
-    "ett": "mivhead.methods.tuning.ett:ETT",
-    "ln-tune": "mivhead.methods.tuning.ln_tune:LNTune",
-    "finetune": "mivhead.methods.tuning.finetune:Finetune",
-}
+
+def _rival(name: str, home: str, summary: str, paper: str, **facts: Any) -> Method:
+    return Method(name, f"mivhead.methods.{home}", summary, paper, **facts)
+
+
+_CHEN = "Chen et al. 2019, A Closer Look at Few-shot Classification, arXiv 1904.04232"
+_FIT = "Shysheya et al. 2023, FiT: Parameter Efficient Few-shot Transfer, arXiv 2206.08671"
+_RIDGE = "Bertinetto et al. 2019, Differentiable Closed-form Solvers, arXiv 1805.08136"
+_PMF = "Hu et al. 2022, Pushing the Limits of Simple Pipelines (PMF), arXiv 2204.07305"
+
+_RIVALS = (
+    _rival("ncc", "ncc:NearestCentroid", "cosine to the class mean; nothing is trained", MIV_PAPER),
+    _rival("baseline", "baseline:Baseline", "a linear layer, trained by Adam", _CHEN),
+    _rival("baseline++", "baseline:BaselinePlusPlus", "a cosine layer, trained by Adam", _CHEN),
+    _rival("fit-lda", "gaussian:FitLDA", "Gaussian classes with one covariance", _FIT),
+    _rival("fit-qda", "gaussian:FitQDA", "Gaussian classes, each with its own covariance", _FIT),
+    _rival(
+        "fit-protonets",
+        "gaussian:ProtoNets",
+        "Euclidean distance to the class mean; nothing is trained",
+        _FIT,
+    ),
+    _rival(
+        "logistic",
+        "logistic:LogisticProbe",
+        "logistic regression on features of length 1",
+        "Tian et al. 2020, A Good Embedding Is All You Need?, arXiv 2003.11539",
+    ),
+    _rival(
+        "svm",
+        "svm:SupportVectors",
+        "standardised features and an RBF support vector machine",
+        "AutoGluon's few-shot learner, arXiv 2404.16233",
+    ),
+    _rival(
+        "knn",
+        "knn:NearestNeighbours",
+        "weighted votes of the nearest support images",
+        "Wu et al. 2018, Non-Parametric Instance Discrimination, arXiv 1805.01978",
+    ),
+    _rival(
+        "ridge", "ridge:RidgeRegression", "ridge regression onto the labels, in closed form", _RIDGE
+    ),
+    _rival(
+        "ridge-sqrt",
+        "ridge:RidgeRegression",
+        "ridge regression on the square roots of the features",
+        _RIDGE,
+        settings={"power": 0.5},
+    ),
+    _rival(
+        "simpleshot",
+        "simpleshot:SimpleShot",
+        "Euclidean distance to the class mean of centred features of length 1",
+        "Wang et al. 2019, SimpleShot, arXiv 1911.04623",
+    ),
+    _rival(
+        "tip-adapter",
+        "tip_adapter:TipAdapter",
+        "a cache of features and labels; without CLIP's text term; nothing is trained",
+        "Zhang et al. 2021, Tip-Adapter, arXiv 2111.03930",
+    ),
+    _rival(
+        "tsa",
+        "tuning.tsa:TSA",
+        "adapters parallel to the 3x3 convolutions of a ResNet",
+        "Li et al. 2022, Cross-domain Few-shot Learning with Task-specific Adapters, "
+        "arXiv 2107.00358",
+        needs="images",
+    ),
+    _rival(
+        "ett",
+        "tuning.ett:ETT",
+        "prefixes of class prototypes, and offsets, in every block of a ViT",
+        "Xu et al. 2022, Exploring Efficient Few-shot Adaptation for Vision Transformers, "
+        "arXiv 2301.02419",
+        needs="images",
+    ),
+    _rival(
+        "ln-tune",
+        "tuning.ln_tune:LNTune",
+        "only the LayerNorms of a ViT are trained",
+        "Basu et al. 2024, Strong Baselines for Parameter-Efficient Few-shot Fine-tuning, "
+        "arXiv 2304.01917",
+        needs="images",
+        uses_views=True,
+    ),
+    _rival(
+        "finetune",
+        "tuning.finetune:Finetune",
+        "all weights are trained: the costly reference",
+        _PMF,
+        needs="images",
+    ),
+    _rival(
+        "finetune-vote",
+        "tuning.finetune:FinetuneVote",
+        "all weights are trained, at nine pairs of learning rates that vote",
+        _PMF,
+        needs="images",
+    ),
+)
 
 _ABLATIONS = (
     _ablation("miv-paper", "the recipe of the paper, with nothing changed"),
@@ -307,12 +392,7 @@ _ABLATIONS = (
     ),
 )
 
-_ROWS: dict[str, str | Method] = {
-    "miv": _MIV,
-    **_RIVALS,
-    "miv+unlabelled": _UNLABELLED,
-    **{method.name: method for method in _ABLATIONS},
-}
+_ROWS = {each.name: each for each in (_MIV, *_RIVALS, _UNLABELLED, *_ABLATIONS)}
 
 
 _REGISTERED: dict[str, str] = {}  # by `register_method`
@@ -360,39 +440,35 @@ def register_method(name: str) -> Callable[[T], T]:
         setattr(sys.modules[kind.__module__], kind.__qualname__, kind)  # found there from now on
         Method.from_class(name, home)  # refuses a class that lacks a method
         _REGISTERED[name] = home
-        _rows.cache_clear()
+        _homes.cache_clear()
         return kind
 
     return register
 
 
 @cache
-def _rows() -> Mapping[str, str | Method]:
-    """Name every method: mivhead's own, then those of installed packages."""
+def _homes() -> Mapping[str, str]:
+    """Name every method, with its class: mivhead's own, and those of other packages."""
     from importlib.metadata import entry_points
 
     installed = {each.name: each.value for each in entry_points(group=GROUP)}
-    own = {**installed, **_REGISTERED}
-    return _ROWS | {name: home for name, home in own.items() if name not in _ROWS}
+    return installed | _REGISTERED | {name: method.home for name, method in _ROWS.items()}
 
 
 class _Methods(Mapping[str, Method]):
     """The registered methods; one is imported when it is looked up, not when it is listed."""
 
     def __getitem__(self, name: str) -> Method:
-        row = _rows()[name]
-        if isinstance(row, Method):
-            return row
-        return Method(name, row, **_facts(row)) if name in _ROWS else Method.from_class(name, row)
+        return _ROWS[name] if name in _ROWS else Method.from_class(name, _homes()[name])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_rows())
+        return iter([*_ROWS, *(name for name in _homes() if name not in _ROWS)])
 
     def __len__(self) -> int:
-        return len(_rows())
+        return len(_homes())
 
     def __contains__(self, name: object) -> bool:
-        return name in _rows()
+        return name in _homes()
 
 
 METHODS: Mapping[str, Method] = _Methods()
@@ -491,7 +567,8 @@ def method_name(classifier: Any) -> str:
     Parameters
     ----------
     classifier : Classifier
-        The estimator.
+        The estimator. One that was not made by `make_method` has the name of its class; a
+        `MIVClassifier` without ridge experts is `miv-paper`.
 
     Returns
     -------
@@ -502,53 +579,21 @@ def method_name(classifier: Any) -> str:
     >>> method_name(make_method("miv-eta0"))
     'miv-eta0'
     """
+    if made_as := getattr(classifier, MADE_AS, None):
+        return str(made_as)
     kind = type(classifier)
-    params = classifier.get_params(deep=False)
     home = getattr(classifier, "home", f"{kind.__module__}:{kind.__qualname__}")
     if home == MIV_HOME:
-        from mivhead.methods.miv import head_name
+        from mivhead.head.recipe import resolve_recipe
 
-        rows = [row for row in _rows().values() if isinstance(row, Method) and row.home == MIV_HOME]
-        replaced = {
-            row.name: {k: v for k, v in row.settings.items() if k != "recipe"} for row in rows
-        }
-        return head_name(classifier, replaced)
-    names: dict[str, int] = {}  # with the number of settings that fit
-    for name, row in _rows().items():
-        at, settings = (row.home, row.settings) if isinstance(row, Method) else (row, {})
-        if at == home and settings.items() <= params.items():
-            names[name] = len(settings)
-    if names:
-        return max(names, key=lambda name: names[name])
+        return "miv" if resolve_recipe(classifier.recipe).has_experts else "miv-paper"
+    for name, known in _homes().items():
+        if known == home:
+            return name
     own = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
     if own or hasattr(classifier, "home"):
         return home  # a class of the user's, as `module:Class`
     raise InputError(f"{kind.__name__} is not a registered method.")
-
-
-@cache
-def _facts(home: str) -> dict[str, Any]:
-    """Read the facts of one of mivhead's own classes from its source.
-
-    Importing the class would work too, but it imports PyTorch, which takes seconds.
-
-    >>> _facts("mivhead.methods.tuning.tsa:TSA")["needs"]
-    'images'
-    """
-    module, _, name = home.partition(":")
-    spec = find_spec(module)
-    source: str | None = spec.loader.get_source(module)  # type: ignore[union-attr]  # ours
-    assert source is not None, "a wheel holds the source"
-    body = ast.parse(source).body
-    (kind,) = (each for each in body if isinstance(each, ast.ClassDef) and each.name == name)
-    return {
-        each.target.id: ast.literal_eval(each.value)
-        for each in kind.body
-        if isinstance(each, ast.AnnAssign)
-        and isinstance(each.target, ast.Name)
-        and each.target.id in FACTS
-        and each.value is not None
-    }
 
 
 def _load(home: str, method: str) -> Any:

@@ -51,8 +51,6 @@ class RidgeRegression(PooledClassifier):
     arXiv 1805.08136.
     """
 
-    summary: ClassVar = "ridge regression onto the labels, in closed form"
-    paper: ClassVar = "Bertinetto et al. 2019, Differentiable Closed-form Solvers, arXiv 1805.08136"
     TENSORS: ClassVar = {"coefficients": "class channel", "intercepts": "class"}
 
     alpha: float = 0.1

@@ -46,8 +46,6 @@ class SimpleShot(PooledClassifier):
     2019, arXiv 1911.04623.
     """
 
-    summary: ClassVar = "Euclidean distance to the class mean of centred features of length 1"
-    paper: ClassVar = "Wang et al. 2019, SimpleShot, arXiv 1911.04623"
     TENSORS: ClassVar = {"middle": "channel", "means": "class channel"}
 
     temperature: float = 0.1

@@ -54,8 +54,6 @@ class SupportVectors(PooledClassifier):
     arXiv 2404.16233.
     """
 
-    summary: ClassVar = "standardised features and an RBF support vector machine"
-    paper: ClassVar = "AutoGluon's few-shot learner, arXiv 2404.16233"
     TENSORS: ClassVar = {
         "shift": "channel",
         "scale": "channel",

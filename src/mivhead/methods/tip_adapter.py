@@ -49,10 +49,6 @@ class TipAdapter(PooledClassifier):
     2021, arXiv 2111.03930.
     """
 
-    summary: ClassVar = (
-        "a cache of features and labels; without CLIP's text term; nothing is trained"
-    )
-    paper: ClassVar = "Zhang et al. 2021, Tip-Adapter, arXiv 2111.03930"
     TENSORS: ClassVar = {"keys": "shot channel", "labels": "shot"}
 
     alpha: float = 1.0

@@ -24,7 +24,7 @@ TUNERS = tuple(name for name, method in METHODS.items() if method.needs == "imag
 
 
 def model_for(method: str) -> torch.nn.Module:
-    return resnet() if method in ("tsa", "finetune") else vit()
+    return resnet() if method in ("tsa", "finetune", "finetune-vote") else vit()
 
 
 def fitted(method: str, **params: Any) -> FewShotClassifier:
@@ -37,7 +37,7 @@ def fitted(method: str, **params: Any) -> FewShotClassifier:
 
 
 def test_names_of_the_contract_are_there() -> None:
-    assert set(TUNERS) == {"tsa", "ett", "ln-tune", "finetune"}
+    assert set(TUNERS) == {"tsa", "ett", "ln-tune", "finetune", "finetune-vote"}
 
 
 @pytest.mark.parametrize("method", TUNERS)
@@ -245,3 +245,48 @@ def test_other_taps_are_part_of_the_identity(tmp_path: Path) -> None:
     loaded = mivhead.load(tmp_path / "model.miv", backbone=other)
     with pytest.raises(mivhead.errors.MivError, match="has other weights, taps or preprocessing"):
         loaded.predict(list(digits(1)[0]))
+
+
+def test_the_vote_is_the_mean_of_its_pairs_of_rates() -> None:
+    X, y = digits(2)
+    queries, _ = digits(1, skip=20)
+    rates = {"backbone_rates": (1e-5, 1e-3), "head_rates": (1e-2,)}
+    vote = make_method("finetune-vote", steps=2, **rates).attach(network(resnet())).fit(X, y)
+    single = [
+        make_method("finetune", steps=2, learning_rate=rate, head_rate=1e-2)
+        .attach(network(resnet()))
+        .fit(X, y)
+        .predict_proba(queries)
+        for rate in (1e-5, 1e-3)
+    ]
+    np.testing.assert_allclose(vote.predict_proba(queries), np.mean(single, axis=0), atol=1e-6)
+    assert np.abs(single[0] - single[1]).max() > 1e-3
+
+
+def test_a_rate_of_the_head_trains_the_vectors_of_the_classes() -> None:
+    X, y = digits(2)
+    still, moved = (
+        make_method("finetune", steps=1, learning_rate=1e-12, head_rate=rate)
+        .attach(network(resnet()))
+        .fit(X, y)
+        .means_
+        for rate in (1e-12, 0.5)
+    )
+    changes = (moved - still).abs()
+    changed = changes > 1e-3  # the others have no gradient
+    assert changed.float().mean() > 0.5
+    # The first step of Adam changes every value by the rate.
+    assert (changes[changed] - 0.5).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "words"),
+    [
+        ("finetune", {"head_rate": 0.0}, "head_rate must be a positive number"),
+        ("finetune-vote", {"head_rates": ()}, "head_rates is empty"),
+        ("finetune-vote", {"backbone_rates": (1e-5, -1.0)}, "learning_rate must be"),
+    ],
+)
+def test_wrong_rates(method: str, params: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        make_method(method, **params).attach(network(resnet()))

@@ -38,7 +38,7 @@ from mivhead.methods.cost import BACKWARD, BackboneWork, TaskSize, Work
 from mivhead.model.decision import softmax
 
 TEMPERATURE = 0.1
-MEANS = "means"  # the class means of the tuned features, in a model file
+MEANS = "means"  # the vectors of the classes, in a model file: usually means of tuned features
 PREDICTED = 4  # images per pass in prediction on a CPU: activations stay in its cache
 # Pixels whose activations are kept at once on a CPU: 32 images at 224 px.
 MAX_PIXELS = 32 * 224 * 224
@@ -195,6 +195,10 @@ class TuningClassifier(Estimator):
         """Prepare training on images ordered by class; return what is trained, by name."""
         return self.adapters_
 
+    def _class_vectors(self, features: Tensor, labels: Tensor, classes: int) -> Tensor:
+        """Return what features are compared with, one vector per class: their means."""
+        return class_means(features, labels, classes)
+
     def _penalty(self) -> Tensor | float:
         """Return what is added to the cross-entropy."""
         return 0.0
@@ -271,8 +275,7 @@ class TuningClassifier(Estimator):
         """Logits (image, class)."""
         check_fitted(self, "means_")
         embedded = embed(self.network_, X, predicted_at_once(self.network_))
-        cosines = _cosines(embedded, self.means_)
-        logits: NDArray[np.float32] = cosines.numpy(force=True)
+        logits: NDArray[np.float32] = cosines(embedded, self.means_).numpy(force=True)
         return logits
 
     def predict_proba(self, X: Pixels) -> NDArray[np.floating[Any]]:
@@ -341,11 +344,11 @@ class TuningClassifier(Estimator):
         network, classes = self.network_, len(self.classes_)
         chunk = chunk_size(network, self.images_at_once)
 
-        def means(features: Tensor) -> Tensor:
-            return class_means(features[:originals], labels[:originals], classes)
+        def vectors(features: Tensor) -> Tensor:
+            return self._class_vectors(features[:originals], labels[:originals], classes)
 
         def loss(features: Tensor) -> Tensor:
-            entropy = F.cross_entropy(_cosines(features, means(features)), labels)
+            entropy = F.cross_entropy(cosines(features, vectors(features)), labels)
             return entropy + self._penalty()
 
         trained = self._begin(pixels[:originals], labels[:originals])
@@ -360,14 +363,15 @@ class TuningClassifier(Estimator):
                 advance=advance,
             )
         self._end()
-        self.means_ = means(embed(network, pixels[:originals], predicted_at_once(network)))
+        features = embed(network, pixels[:originals], predicted_at_once(network))
+        self.means_ = vectors(features).detach()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the network out of pickles; it is attached again where they are loaded."""
         state = {name: value for name, value in vars(self).items() if name != "_untuned"}
         if not self.attached:
             return state
-        kept = {*self.get_params(deep=False), "classes_", "seed_", "losses_"}
+        kept = {*self.get_params(deep=False), "classes_", "seed_", "losses_", "_made_as"}
         own = {name: value for name, value in state.items() if name in kept}
         return {**own, "_stored": self.tensors_}
 
@@ -385,7 +389,7 @@ class TuningClassifier(Estimator):
             if not re.fullmatch(self.STORED, name):
                 raise InputError(f"tensor {name!r} is unexpected.")
         means = learned[MEANS]
-        if means.ndim != 2 or len(means) != len(self.classes_):
+        if means.ndim < 2 or len(means) != len(self.classes_):
             raise InputError(
                 f"tensor 'means' has shape {tuple(means.shape)}, expected a row for each of "
                 f"{len(self.classes_)} classes."
@@ -404,7 +408,8 @@ def class_means(x: Tensor, labels: Tensor, classes: int) -> Tensor:
     return members.T @ x / members.sum(dim=0)[:, None]
 
 
-def _cosines(features: Tensor, means: Tensor) -> Tensor:
+def cosines(features: Tensor, means: Tensor) -> Tensor:
+    """Logits (image, class): cosines to the vectors of the classes, divided by a temperature."""
     return unit(features) @ unit(means).T / TEMPERATURE  # (image, class)
 
 

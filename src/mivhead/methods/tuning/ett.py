@@ -75,12 +75,6 @@ class ETT(TuningClassifier):
     arXiv 2301.02419.
     """
 
-    summary: ClassVar = "prefixes of class prototypes, and offsets, in every block of a ViT"
-    paper: ClassVar = (
-        "Xu et al. 2022, Exploring Efficient Few-shot Adaptation for Vision Transformers, "
-        "arXiv 2301.02419"
-    )
-    needs: ClassVar = "images"
     STORED: ClassVar = rf"{MAP}|{PREFIXES}|blocks\.\d+\.(attn|mlp)\.offset"
 
     steps: int = 40

@@ -44,13 +44,6 @@ class LNTune(TuningClassifier):
     arXiv 2304.01917.
     """
 
-    summary: ClassVar = "only the LayerNorms of a ViT are trained"
-    paper: ClassVar = (
-        "Basu et al. 2024, Strong Baselines for Parameter-Efficient Few-shot Fine-tuning, "
-        "arXiv 2304.01917"
-    )
-    needs: ClassVar = "images"
-    uses_views: ClassVar = True
     STORED: ClassVar = r"network\.[\w.-]*(weight|bias)"
 
     steps: int = 20

@@ -59,12 +59,6 @@ class TSA(TuningClassifier):
     arXiv 2107.00358.
     """
 
-    summary: ClassVar = "adapters parallel to the 3x3 convolutions of a ResNet"
-    paper: ClassVar = (
-        "Li et al. 2022, Cross-domain Few-shot Learning with Task-specific Adapters, "
-        "arXiv 2107.00358"
-    )
-    needs: ClassVar = "images"
     STORED: ClassVar = rf"{BETA}|(\w+\.)*layer[1-4]\.(\w+\.)*alpha"
 
     steps: int = 40
