@@ -35,7 +35,7 @@ BLOCK = re.compile(
 )
 PHOTOS = (  # pages for people who have some
     *("tutorial", "photos", "python", "unsure", "predictions", "images", "export", "cache"),
-    "without-pytorch",
+    *("without-pytorch", "databases", "own-backbone", "publish"),
 )
 NEEDS = {  # pages that use optional packages
     "backbones-http": ["httpx", "starlette"],
