@@ -101,3 +101,8 @@ def test_its_links_lead_somewhere() -> None:
         path, _, anchor = target.partition("#")
         assert (ROOT / path).exists(), target
         assert not anchor
+
+
+def test_nothing_needs_an_index_that_does_not_have_it() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        assert not re.search(r"(pip|pipx|uv) install \"?mivhead", page.read_text()), page
