@@ -389,8 +389,10 @@ print(kills)
 """
 
 
-@pytest.mark.parametrize("source", ["new", "data.tar"])
-@pytest.mark.parametrize(("out", "seeds"), [("out.parquet", 2), ("out.csv", 1), ("out", 1)])
+@pytest.mark.parametrize(
+    ("source", "out", "seeds"),
+    [("new", "out.parquet", 2), ("data.tar", "out.csv", 1), ("data.tar", "out", 1)],
+)
 def test_kills_lose_and_repeat_no_row(folder, here, expected, source, out, seeds):
     write_tar("data.tar", here / "new")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}

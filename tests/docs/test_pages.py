@@ -37,6 +37,7 @@ PHOTOS = (  # pages for people who have some
     *("tutorial", "photos", "python", "unsure", "predictions", "images", "export", "cache"),
     *("without-pytorch", "databases", "own-backbone", "publish"),
 )
+LONG = ("benchmark", "million-images", "own-method", "reports", "rivals")  # run by `make test-all`
 NEEDS = {  # pages that use optional packages
     "backbones-http": ["httpx", "starlette"],
     "backbones-onnx": ["onnxscript", "timm"],
@@ -67,7 +68,17 @@ def as_before() -> Iterator[None]:
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page,
+            id=str(page.relative_to(DOCS)),
+            marks=[pytest.mark.slow] * (page.stem in LONG),
+        )
+        for page in PAGES
+    ],
+)
 def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in NEEDS.get(page.stem, ()):
         pytest.importorskip(package)

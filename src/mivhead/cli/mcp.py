@@ -275,7 +275,8 @@ class _Confinement:
         installed = (*filter(None, sys.path), sys.prefix, sys.base_prefix, *mivhead.__path__)
         own = [each for each in (cache_folder(), tempfile.gettempdir()) if each is not None]
         self._write = [*folders, *map(_resolved, own)]
-        self._read = [*self._write, *map(_resolved, (*installed, *weights, *SYSTEM))]
+        self._read = [*self._write, *map(_resolved, installed), *map(_resolved, SYSTEM)]
+        self._read += map(_resolved, weights)
 
     def __call__(self, event: str, details: tuple[Any, ...]) -> None:
         """Check one event."""

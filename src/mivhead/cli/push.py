@@ -102,7 +102,7 @@ def upload(repository: str, files: dict[str, Path | bytes], *, public: bool) -> 
     except HfHubHTTPError as error:
         status = getattr(error.response, "status_code", None)
         raise NotAvailableError(_explain(status, repository, endpoint())) from error
-    except (OSError, HfHubHTTPError.__base__) as error:  # the base of its client's errors
+    except (OSError, *HfHubHTTPError.__bases__) as error:  # the base of its client's errors
         raise NotAvailableError(
             f"{endpoint()} cannot be reached ({one_line(str(error))}): try again later."
         ) from error
