@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.helpers.services import FaultyServer, Reply, running, serving, toy
 from tests.service.conftest import photo
@@ -125,6 +128,44 @@ def test_refusals(backend: str, document: Any, message: str) -> None:
     response = web.post(f"{backend}/predict", json=document)
     assert response.status_code == 400
     assert message in response.json()["error"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+PHOTO = "data:image/png;base64," + base64.b64encode(photo("blue", 3)).decode()
+TASK = st.fixed_dictionaries({"data": st.fixed_dictionaries({"photo": JSON | st.just(PHOTO)})})
+TEXT = st.text(alphabet=st.characters(codec="utf-8"), max_size=12).map(lambda text: f'"{text}"')
+CHOSEN = st.builds(CONFIG.replace, st.just('"colour"'), TEXT)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "tasks": st.lists(TASK | JSON, max_size=3) | JSON,
+            "label_config": CHOSEN | JSON,
+            "schema": CHOSEN | JSON,
+            "project": JSON,
+        },
+    )
+    | JSON
+)
+def test_no_message_is_more_than_a_bad_request(backend: str, document: Any) -> None:
+    body = json.dumps(document).encode()
+    for path in ("/predict", "/setup", "/label-studio/colours/predict"):
+        assert web.post(f"{backend}{path}", content=body).status_code in (200, 400, 415), document
+
+
+def test_interfaces_that_are_deep_or_large(backend: str) -> None:
+    deep = "<View>" * 100_000 + "</View>" * 100_000
+    wide = CONFIG.replace("</Choices>", '<Choice value="x"/>' * 50_000 + "</Choices>")
+    for config, status in ((deep, 400), (wide, 200)):
+        document = {"tasks": [task(PHOTO)], "label_config": config}
+        assert web.post(f"{backend}/predict", json=document).status_code == status
 
 
 def test_without_a_server_only_data_urls(url: str) -> None:

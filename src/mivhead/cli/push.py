@@ -81,6 +81,7 @@ def upload(repository: str, files: dict[str, Path | bytes], *, public: bool) -> 
 
     from mivhead.backbones.hub import endpoint
 
+    clients_error: Any = HfHubHTTPError.__base__  # of the HTTP client that it uses
     api = HfApi(endpoint=endpoint())
     try:
         page = api.create_repo(repository, private=not public, exist_ok=True)
@@ -102,7 +103,7 @@ def upload(repository: str, files: dict[str, Path | bytes], *, public: bool) -> 
     except HfHubHTTPError as error:
         status = getattr(error.response, "status_code", None)
         raise NotAvailableError(_explain(status, repository, endpoint())) from error
-    except (OSError, *HfHubHTTPError.__bases__) as error:  # the base of its client's errors
+    except (OSError, clients_error) as error:
         raise NotAvailableError(
             f"{endpoint()} cannot be reached ({one_line(str(error))}): try again later."
         ) from error
