@@ -62,7 +62,7 @@ def as_before() -> Iterator[None]:
     modules = set(sys.modules)
     yield
     registry._REGISTERED.clear()
-    registry._rows.cache_clear()
+    registry._homes.cache_clear()
     for name in set(sys.modules) - modules:
         if "." not in name and name.startswith("my_"):
             del sys.modules[name]
