@@ -16,20 +16,16 @@ from typing import Any
 import pytest
 
 from mivhead.benchmark.config import list_tables, load_config
+from mivhead.methods.registry import METHODS
 from tests.helpers.extras import needs
+from tests.helpers.few_shots import RIVALS
 
 pytestmark = needs("timm", "timm")
 
 ROOT = Path(__file__).parents[2]
 CHECKS = [
-    *(
-        f"on features: {name}"
-        for name in (
-            *("miv", "miv-paper", "ncc", "baseline", "baseline++", "fit-lda", "fit-qda"),
-            *("fit-protonets", "logistic", "svm", "knn", "ridge", "tip-adapter"),
-        )
-    ),
-    *(f"tuning: {name}" for name in ("tsa", "finetune", "ett", "ln-tune")),
+    *(f"on features: {name}" for name in ("miv", "miv-paper", *RIVALS)),
+    *(f"tuning: {name}" for name, method in METHODS.items() if method.needs == "images"),
     *("extraction", "saving and loading", "explanations and plots", "benchmark", "batch sizes"),
     "table: main",
 ]

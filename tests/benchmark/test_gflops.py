@@ -217,7 +217,9 @@ def test_the_backbone_passes_support_and_views_once(features):
 
 def test_logistic_counts_the_steps_it_took(features):
     def gflops(iterations):
-        return count("logistic", features, SIZE, None, iterations=iterations).gflops
+        fitted = make_method("logistic")
+        fitted.n_iter_ = iterations
+        return count("logistic", features, SIZE, None, classifier=fitted).gflops
 
     assert gflops(20) - gflops(10) == pytest.approx(2 * 2 * 10 * 8 * 8 * 3 / 1e9)
 

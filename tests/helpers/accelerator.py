@@ -2,7 +2,8 @@
 
 Its tensors hold their data on the CPU, but their device is `accel:0`, which PyTorch treats as one
 of its own (a `privateuseone` backend written in Python). As on a GPU, an operation on tensors of
-both devices is an error, and so is NumPy's view of a tensor that was not copied to the CPU.
+both devices is an error, and so is NumPy's view of a tensor that was not copied to the CPU. As on
+Apple's GPUs (`mps`), there is no double precision.
 
 Importing this module changes PyTorch for the whole process, so tests that use it run in a process
 of their own (`tests/helpers/on_accelerator.py`).
@@ -42,6 +43,8 @@ class OnAccelerator(torch.Tensor):
 
     @staticmethod
     def __new__(cls, data: Tensor, requires_grad: bool = False) -> OnAccelerator:
+        if data.dtype == torch.float64:
+            raise TypeError("The device has no float64.")
         made = torch.Tensor._make_wrapper_subclass(
             cls,
             data.size(),

@@ -19,6 +19,7 @@ RIVALS = (
     "svm",
     "knn",
     "ridge",
+    "ridge-sqrt",
     "simpleshot",
     "tip-adapter",
 )

@@ -16,6 +16,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -27,7 +28,7 @@ from mivhead.benchmark.samplers import Protocol as SamplingProtocol
 from mivhead.datasets.catalogue import SETS, find_declared, paper_size
 from mivhead.datasets.sets import find_sets
 from mivhead.errors import InputError, check_one_of
-from mivhead.methods.registry import get_method
+from mivhead.methods.registry import Method, get_method
 
 ABOUT = "about"  # a table of a TOML file that describes it (`describe_table`)
 PRESET_VIEWS = "preset"  # instead of a maximum number of views
@@ -105,7 +106,7 @@ class MethodConfig:
 
     def check(self) -> None:
         """Check the parameters and the recipe; this imports a class of the user's."""
-        method = get_method(self.kind)
+        method = self.facts
         known = method.hyperparameters() if self.params else {}
         for name in self.params:
             check_one_of(f"parameter of {self.kind}", name, known)
@@ -118,6 +119,11 @@ class MethodConfig:
     def kind(self) -> str:
         """The name of the method in `mivhead.methods.METHODS`, or `module:Class`."""
         return self.method or self.name
+
+    @cached_property
+    def facts(self) -> Method:
+        """What the registry knows of the method; this imports a class of the user's."""
+        return get_method(self.kind)
 
     @property
     def is_own(self) -> bool:
@@ -141,7 +147,7 @@ class MethodConfig:
     @property
     def needs_images(self) -> bool:
         """Whether the method tunes the backbone, so that features are not enough."""
-        return get_method(self.kind).needs == "images"
+        return self.facts.needs == "images"
 
     @property
     def last_blocks(self) -> int | None:
@@ -151,7 +157,7 @@ class MethodConfig:
         recipe = None if self.is_own else recipe_of(self.kind, self.recipe, self.params)
         return None if recipe is None else recipe.last_blocks
 
-    @property
+    @cached_property
     def views_rule(self) -> ViewsRule | None:
         """The rule for the number of augmented views, or None if the method trains on none."""
         from mivhead.methods.miv import views_rule
@@ -262,7 +268,7 @@ class RunConfig:
         known = [backbone.name for backbone in self.backbones]
         without = [p for p in self.protocols if not SamplingProtocol.parse(p).unlabelled]
         for method in self.methods:
-            if without and not method.is_own and get_method(method.kind).uses_unlabelled:
+            if without and not method.is_own and method.facts.uses_unlabelled:
                 raise InputError(
                     f"The method {method.name!r} needs unlabelled images, and tasks of the "
                     f"protocol {without[0]!r} have none: use one such as "

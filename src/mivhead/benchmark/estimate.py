@@ -33,7 +33,7 @@ from mivhead.features import Features
 from mivhead.head.blocks import resolve_blocks
 from mivhead.images.imageset import ImageSet, ImageSource
 from mivhead.methods.cost import BackboneWork, TaskSize
-from mivhead.methods.registry import get_method, make_method
+from mivhead.methods.registry import make_method
 from mivhead.model.readers import network_of
 
 SIZED = 20  # tasks per set whose operations are counted
@@ -341,7 +341,7 @@ class _Measured:
     def time(self, method: MethodConfig) -> _Timed:
         """Time a method on two classes of noise, for a few steps."""
         shots = 2 if method.needs_images else 5
-        params = {"steps": STEPS} if "steps" in get_method(method.kind).hyperparameters() else {}
+        params = {"steps": STEPS} if "steps" in method.facts.hyperparameters() else {}
         rng, labels = np.random.default_rng(0), np.repeat([0, 1], shots)
         side = self.backbone.preset.preprocessing.size
         noise: Any = rng.integers(0, 256, (len(labels), side, side, 3), np.uint8)

@@ -57,7 +57,7 @@ def count(
     preset: Preset | None = None,
     recipe: Any = None,
     params: Mapping[str, Any] | None = None,
-    iterations: int | None = None,
+    classifier: Any = None,
 ) -> Cost:
     """Count the adaptation of a method to a task.
 
@@ -74,8 +74,8 @@ def count(
         counts as nothing.
     preset, recipe, params
         As for `make_method`.
-    iterations : int or None, default=None
-        Number of steps that a solver took (`n_iter_`), for logistic regression.
+    classifier : Classifier or None, default=None
+        The fitted estimator, which knows how many steps its solver took; None: one is made.
 
     Returns
     -------
@@ -90,15 +90,13 @@ def count(
     >>> round(cost.gflops), round(cost.gflops_paper)
     (32, 15)
     """
-    facts = get_method(method)
-    given = dict(params or {})
-    classifier = make_method(method, preset=preset, recipe=recipe, random_state=0, **given)
-    if iterations is not None:
-        classifier.n_iter_ = iterations  # as in the fitted one
+    facts, given, made = get_method(method), dict(params or {}), classifier
+    if made is None:
+        made = make_method(method, preset=preset, recipe=recipe, random_state=0, **given)
     if views_rule(method, recipe, given) is None:
         size = size.without_views()
     passed = backbone or BackboneWork(0.0)
-    work = facts.work(classifier, size, features, passed)
+    work = facts.work(made, size, features, passed)
     # A method that tunes the backbone counts its passes itself.
     return _cost(work, 0.0 if facts.needs == "images" else size.images * passed.total)
 

@@ -33,7 +33,7 @@ from mivhead.errors import MivError
 from mivhead.features import Features
 from mivhead.images.augmentation import number_views
 from mivhead.methods.cost import BackboneWork, TaskSize
-from mivhead.methods.registry import get_method, make_method
+from mivhead.methods.registry import make_method
 from mivhead.model.readers import load_pixels, network_of
 
 BINS = 15  # of confidence, equally wide
@@ -154,7 +154,7 @@ class TaskRun:
             device=self.inputs.device,
         )
         extra = features.take_views(views)
-        if get_method(method.kind).uses_unlabelled:
+        if method.facts.uses_unlabelled:
             extra["unlabelled"] = features.unlabelled if self.task.unlabelled else None
         return _Prepared(
             lambda changes: make(**method.params | changes),
@@ -215,7 +215,6 @@ class TaskRun:
             vectors = background_vectors(self.identity)
             opened = judge(classifier, prepared.queries, self.task.query_labels, vectors)
         accuracy, calibration = score(probabilities, np.asarray(self.task.query_labels))
-        steps = getattr(classifier, "n_iter_", None)
         cost = count(
             method.kind,
             prepared.sample(),
@@ -224,7 +223,7 @@ class TaskRun:
             preset=self.preset,
             recipe=method.recipe,
             params=method.params,
-            iterations=None if steps is None else int(np.max(steps)),
+            classifier=classifier,
         )
         return replace(
             blank,
@@ -271,7 +270,7 @@ def few_rows(labels: NDArray[np.int64]) -> list[int]:
 
 def one_step(method: MethodConfig) -> dict[str, Any]:
     """Return hyperparameters that shorten the training of a method, if it has any."""
-    return {"steps": 1} if "steps" in get_method(method.kind).hyperparameters() else {}
+    return {"steps": 1} if "steps" in method.facts.hyperparameters() else {}
 
 
 def score(
