@@ -38,6 +38,7 @@ from mivhead.ensemble.unlabelled import UnlabelledUse, refine
 from mivhead.errors import InputError, check_no_missing
 from mivhead.features import (
     Block,
+    ClassVectors,
     Features,
     SupportSet,
     blocks_of,
@@ -119,6 +120,7 @@ class FeatureClassifier(Estimator):
         views: Any = None,
         view_of: ArrayLike | None = None,
         unlabelled: Any = None,
+        class_vectors: ArrayLike | Mapping[Any, ArrayLike] | None = None,
     ) -> Self:
         """Fit to a support set.
 
@@ -136,6 +138,12 @@ class FeatureClassifier(Estimator):
             Features of images without labels, to learn from as well. They should look like the
             images to predict; some may show none of the classes. Only for `MIVClassifier` with
             ridge experts, as in the default recipe.
+        class_vectors : array of shape (n_classes, n_channels), mapping or None, default=None
+            A vector for each class, such as a text embedding of its name, in the space of the
+            vectors in the last block of X: as an array in the order of the sorted labels, or by
+            label. A label that is not in y becomes a class without shots. Vectors that do not make
+            predictions of left-out shots better are not used, unless there are such classes. Only
+            for `MIVClassifier` with ridge experts.
 
         Returns
         -------
@@ -143,7 +151,7 @@ class FeatureClassifier(Estimator):
             The fitted classifier.
         """
         seed = random_seed(self.random_state)
-        return self._fit_seeded(X, y, views, view_of, seed, unlabelled)
+        return self._fit_seeded(X, y, views, view_of, seed, unlabelled, class_vectors)
 
     def _fit_seeded(
         self,
@@ -153,13 +161,16 @@ class FeatureClassifier(Estimator):
         view_of: ArrayLike | None,
         seed: int,
         unlabelled: Any = None,
+        class_vectors: ArrayLike | Mapping[Any, ArrayLike] | None = None,
     ) -> Self:
-        if unlabelled is not None and not self._learns_unlabelled:
-            raise InputError(
-                f"{type(self).__name__} cannot learn from unlabelled images with these settings: "
-                "use the method miv with its default recipe, or omit them."
-            )
-        support, _ = self._support_set(X, y, views, view_of, unlabelled)
+        given = {"unlabelled images": unlabelled, "class vectors": class_vectors}
+        for what, value in given.items():
+            if value is not None and not self._has_ensemble:
+                raise InputError(
+                    f"{type(self).__name__} cannot learn from {what} with these settings: "
+                    "use the method miv with its default recipe, or omit them."
+                )
+        support, _ = self._support_set(X, y, views, view_of, unlabelled, class_vectors)
         self.seed_ = seed
         with shared_cores():
             self._fit(support, seed)
@@ -173,6 +184,7 @@ class FeatureClassifier(Estimator):
         views: Any,
         view_of: ArrayLike | None,
         unlabelled: Any = None,
+        class_vectors: ArrayLike | Mapping[Any, ArrayLike] | None = None,
     ) -> tuple[SupportSet, NDArray[np.int64]]:
         """Check a support set and sort it by class; also return the rows of X in that order."""
         features = self._as_features(X, reset=True)
@@ -181,12 +193,16 @@ class FeatureClassifier(Estimator):
         order = np.argsort(labels, kind="stable")
         place = np.argsort(order)  # position of each image in that order
         others = None if unlabelled is None else self._as_unlabelled(unlabelled, features)
-        support = SupportSet(features[order], labels[order], extra, place[rows], others)
+        vectors = None
+        if class_vectors is not None:
+            width = features.blocks[-1].channels
+            self.classes_, vectors = read_class_vectors(class_vectors, self.classes_, width)
+        support = SupportSet(features[order], labels[order], extra, place[rows], others, vectors)
         return support, order
 
     @property
-    def _learns_unlabelled(self) -> bool:
-        """Whether `fit` takes unlabelled images."""
+    def _has_ensemble(self) -> bool:
+        """Whether `fit` takes unlabelled images and class vectors."""
         return False
 
     def _as_unlabelled(self, unlabelled: Any, features: Features) -> Features:
@@ -208,6 +224,7 @@ class FeatureClassifier(Estimator):
         views: Any = None,
         view_of: ArrayLike | None = None,
         unlabelled: Any = None,
+        class_vectors: Mapping[Any, ArrayLike] | None = None,
     ) -> Self:
         """Fit a copy to another support set, with the same settings and the same random seed.
 
@@ -225,6 +242,8 @@ class FeatureClassifier(Estimator):
             For each view, the row of X that it was made from.
         unlabelled : Features or array, default=None
             Features of images without labels, as for `fit`.
+        class_vectors : mapping or None, default=None
+            Vectors of classes, as for `fit`.
 
         Returns
         -------
@@ -232,7 +251,8 @@ class FeatureClassifier(Estimator):
             A new classifier; this one stays as it is.
         """
         check_fitted(self, "classes_")
-        return self._unfitted()._fit_seeded(X, y, views, view_of, self.seed_, unlabelled)
+        given = views, view_of, self.seed_, unlabelled, class_vectors
+        return self._unfitted()._fit_seeded(X, y, *given)
 
     def _unfitted(self) -> Self:
         """Return a copy that fits as this classifier was fitted."""
@@ -487,6 +507,56 @@ class FeatureClassifier(Estimator):
         return extra.divide(self.scale_) if len(rows) else None, rows.astype(np.int64)
 
 
+def read_class_vectors(
+    given: ArrayLike | Mapping[Any, ArrayLike], classes: NDArray[Any], width: int
+) -> tuple[NDArray[Any], ClassVectors]:
+    """Check class vectors; return all classes, sorted, and the vectors in their order.
+
+    Parameters
+    ----------
+    given : array or mapping
+        As for `FeatureClassifier.fit`.
+    classes : array
+        The classes that have shots, sorted.
+    width : int
+        Number of channels of an image's vector.
+    """
+    if isinstance(given, Mapping):
+        missing = [label for label in classes.tolist() if label not in given]
+        if missing:
+            raise InputError(
+                f"class_vectors has no vector for the class {missing[0]!r}: every class needs one."
+            )
+        labels = read_labels(np.asarray(list(given)))
+        if labels.dtype.kind != classes.dtype.kind:
+            raise InputError("The labels of class_vectors have another type than those in y.")
+        rows = list(given.values())
+    else:
+        labels, rows = classes, list(np.asarray(given))
+    if len(rows) != len(labels):
+        raise InputError(f"class_vectors has {len(rows)} vectors for {len(labels)} classes.")
+    vectors = np.empty((len(rows), width), np.float64)
+    for i, (label, row) in enumerate(zip(labels.tolist(), rows, strict=True)):
+        vector = np.asarray(row)
+        if vector.shape != (width,) or vector.dtype.kind not in "fiu":
+            raise InputError(
+                f"The class vector of {label!r} has the shape {vector.shape}, expected ({width},): "
+                "it must be in the space of the last block of the features, such as the text "
+                "embedding of the same model."
+            )
+        length = float(np.linalg.norm(vector.astype(np.float64)))
+        if not np.isfinite(length) or not length > 0:
+            raise InputError(
+                f"The class vector of {label!r} has no direction: it holds NaN, infinity or only "
+                "zeros."
+            )
+        vectors[i] = vector / length
+    order = np.argsort(labels, kind="stable")
+    seen = np.flatnonzero(np.isin(labels[order], classes))
+    found = ClassVectors(vectors[order].astype(np.float32), seen)
+    return np.concatenate([labels, classes])[order], found
+
+
 def _vectors(features: Features) -> NDArray[np.floating[Any]]:
     """Mean vectors (image, channel) of the deepest block, of length 1, for decisions."""
     with np.errstate(all="ignore"):  # of features that are far too large
@@ -543,7 +613,7 @@ class MIVClassifier(FeatureClassifier):
         Features of the support images, ordered by class. They are part of the model; with the
         recipe `"experts"`, there are none.
     shots_ : ndarray of shape (n_classes,)
-        Number of support images per class.
+        Number of support images per class; 0 for a class that only has a vector.
     blocks_ : tuple of BlockConfig
         How each block of the features is treated.
     unlabelled_ : UnlabelledUse or None
@@ -611,8 +681,16 @@ class MIVClassifier(FeatureClassifier):
             cosines = out_of_fold_cosines(trainer, heads, fold)
             out_of_fold = (cosines, fold) if stacked else None
             ensemble = Ensemble.fit(
-                support.features, support.labels, head.taken, out_of_fold, spans_of(blocks)
+                support.features,
+                support.labels,
+                head.taken,
+                out_of_fold,
+                spans_of(blocks),
+                names=support.class_vectors,
             )
+            if ensemble.names is not None and out_of_fold is None:
+                shots = _compare(head, support, support.features)
+                ensemble = ensemble.fit_unseen(shots, support.features, support.labels)
             if support.unlabelled is not None:
                 votes = {
                     number: (
@@ -631,7 +709,16 @@ class MIVClassifier(FeatureClassifier):
                     votes,
                 )
         features = support.features if recipe.has_head else support.features[:0]
-        self._set_fitted(blocks, head, ensemble, features, support.shots)
+        counts = np.zeros(len(self.classes_), np.int64)
+        counts[self._seen(support)] = support.shots
+        self._set_fitted(blocks, head, ensemble, features, counts.tolist())
+
+    @staticmethod
+    def _seen(support: SupportSet) -> NDArray[np.int64]:
+        """Return the numbers of the classes with shots: usually those of all classes."""
+        if support.class_vectors is not None:
+            return support.class_vectors.seen
+        return np.arange(len(support.shots))
 
     def _trainer(
         self,
@@ -655,7 +742,7 @@ class MIVClassifier(FeatureClassifier):
         return self.device is not None and self.device != "cpu"
 
     @property
-    def _learns_unlabelled(self) -> bool:
+    def _has_ensemble(self) -> bool:
         return resolve_recipe(self.recipe).has_experts
 
     @property
@@ -671,6 +758,7 @@ class MIVClassifier(FeatureClassifier):
         *,
         views: Any = None,
         view_of: ArrayLike | None = None,
+        class_vectors: Mapping[Any, ArrayLike] | None = None,
         on_fold: Callable[[], object] = lambda: None,
     ) -> NDArray[np.floating[Any]]:
         """Cross-validate a recipe that stacks, without fitting everything once per fold.
@@ -692,6 +780,8 @@ class MIVClassifier(FeatureClassifier):
             Features of augmented views.
         view_of : array-like of int, default=None
             For each view, the row of X that it was made from.
+        class_vectors : mapping or None, default=None
+            Vectors of the classes of y, as for `fit`.
         on_fold : callable, default=nothing
             Called after each fold.
 
@@ -702,7 +792,7 @@ class MIVClassifier(FeatureClassifier):
         """
         seed = random_seed(self.random_state)
         recipe = resolve_recipe(self.recipe)
-        support, order = self._support_set(X, y, views, view_of)
+        support, order = self._support_set(X, y, views, view_of, None, class_vectors)
         blocks = resolve_blocks(support.features, self.preset)
         support = _select(support, recipe, blocks)
         blocks = blocks[-len(support.features.blocks) :]
@@ -720,6 +810,7 @@ class MIVClassifier(FeatureClassifier):
                 (cosines, fold),
                 spans_of(blocks),
                 together=True,
+                names=support.class_vectors,
             )
             assert ensemble.left_out is not None
             logits = ensemble.left_out.cross_fitted()
@@ -730,14 +821,19 @@ class MIVClassifier(FeatureClassifier):
     def _make_rule(self, support: SupportSet) -> DecisionRule:
         if self.ensemble_ is None or not self.head_.recipe.stacks:
             return super()._make_rule(support)
-        left_out = self.ensemble_.left_out
+        left_out, names = self.ensemble_.left_out, self.ensemble_.names
         vectors, weight = _vectors(support.features), ENERGY
+        labels = self._seen(support)[support.labels]
         if left_out is not None:
-            given = left_out.logits, left_out.rows
-            return DecisionRule.fit(vectors, support.labels, *given, weight=weight)
-        if is_one_shot(self.ensemble_.experts, support.labels):
-            weight *= ONE_SHOT_ENERGY
-        return DecisionRule.fit(vectors, support.labels, None, None, weight=weight)
+            logits = left_out.logits
+            if names is not None and names.used:
+                logits = names.widen(logits, names.cosines(support.features[left_out.rows]))
+            rule = DecisionRule.fit(vectors, labels, logits, left_out.rows, weight=weight)
+        else:
+            if is_one_shot(self.ensemble_.experts, support.labels):
+                weight *= ONE_SHOT_ENERGY
+            rule = DecisionRule.fit(vectors, labels, None, None, weight=weight)
+        return rule if names is None else replace(rule, lift=names.lift)
 
     def _set_fitted(
         self,
@@ -752,7 +848,7 @@ class MIVClassifier(FeatureClassifier):
         self.head_, self.ensemble_ = head, ensemble
         self.support_ = support.divide([-power for power in self._used_scale])
         self.shots_ = np.asarray(shots)
-        self.bags_ = Bags.from_shots(self.shots_)
+        self.bags_ = Bags.from_shots(self.shots_[self.shots_ > 0])
         self.__dict__.pop("embedded_", None)
 
     @cached_property
@@ -800,7 +896,7 @@ class MIVClassifier(FeatureClassifier):
 
         assert self.device is not None
         support = self.support_.divide(self._used_scale)
-        shots = self.shots_.tolist()
+        shots = self.shots_[self.shots_ > 0].tolist()
         return device_cosines(self.head_, self.blocks_, support, shots, features, self.device)
 
     def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -830,7 +926,9 @@ class MIVClassifier(FeatureClassifier):
                 f"the support features {support} do not fit blocks {layout} "
                 f"and {sum(saved.shots)} shots."
             )
-        if len(saved.shots) != len(self.classes_) or min(saved.shots) < 1:
+        # Only classes with a name may have no shots; `mivhead.model.file` checks that.
+        seen = sum(count > 0 for count in saved.shots)
+        if len(saved.shots) != len(self.classes_) or min(saved.shots) < 0 or seen < 2:
             raise InputError(f"shots {saved.shots} do not fit {len(self.classes_)} classes.")
         whole = support[:0] if saved.layout is None else read_layout(saved.layout)
         if _last_blocks(whole, recipe, blocks).layout != support.layout:
@@ -839,7 +937,7 @@ class MIVClassifier(FeatureClassifier):
         head = Head.from_params(blocks, recipe, params)
         expected = {}
         if recipe.has_experts:
-            sizes = len(head.layers), len(saved.shots)
+            sizes = len(head.layers), seen
             expected = Ensemble.expected_shapes(
                 support.blocks, *sizes, spans_of(blocks), balanced=OFFSETS in members
             )

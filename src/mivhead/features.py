@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -527,6 +527,13 @@ def read_layout(document: Any) -> Features:
     return Features.from_tensors({k: np.empty((0, *v), np.float32) for k, v in document.items()})
 
 
+class ClassVectors(NamedTuple):
+    """Vectors of the names of all classes, in the space of the last block."""
+
+    vectors: NDArray[np.float32]  # (class, channel), of length 1
+    seen: NDArray[np.int64]  # (class with shots,): which of the classes have shots
+
+
 @dataclass(frozen=True, eq=False)
 class SupportSet:
     """A checked support set, its images ordered by class."""
@@ -536,6 +543,7 @@ class SupportSet:
     views: Features | None  # augmented views of the images
     view_rows: NDArray[np.int64]  # the image that each view was made from
     unlabelled: Features | None = None  # images without labels
+    class_vectors: ClassVectors | None = None  # of the names of the classes
 
     @property
     def view_labels(self) -> NDArray[np.int64]:

@@ -16,31 +16,13 @@ from mivhead.backbones.preprocessing import preprocess
 from mivhead.backbones.text import class_vectors
 from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.conformance import check, photos
-
-open_clip = pytest.importorskip("open_clip", reason="the extra open-clip is not installed")
-
-MODEL = {
-    "embed_dim": 24,
-    "vision_cfg": {"image_size": 32, "layers": 3, "width": 32, "head_width": 8, "patch_size": 8},
-    "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
-}
-PREPROCESSING = {"size": 32, "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.25]}
+from tests.helpers.text_towers import MODEL, PREPROCESSING, open_clip, save_clip
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model in the format of the hub."""
-    from safetensors.torch import save_file
-
-    path: Path = tmp_path_factory.mktemp("tiny-clip")
-    config = {"model_cfg": MODEL, "preprocess_cfg": PREPROCESSING}
-    (path / "open_clip_config.json").write_text(json.dumps(config))
-    torch.manual_seed(1)
-    model = open_clip.create_model(f"local-dir:{path}", load_weights=False)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    save_file(model.state_dict(), path / "open_clip_model.safetensors")
-    return path
+    return save_clip(tmp_path_factory.mktemp("tiny-clip"))
 
 
 @pytest.fixture(scope="module")

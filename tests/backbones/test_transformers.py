@@ -46,27 +46,27 @@ from tests.helpers.towers import (
     whole_siglip,
 )
 
-# how it is made -> (the tower inside, tokens before the patches, whether the final norm applies)
-TOWERS: dict[Callable[[], Any], tuple[str, int, bool]] = {
-    clip: ("", 1, False),
-    whole_clip: ("vision_model", 1, False),
-    siglip: ("", 0, True),
-    whole_siglip: ("vision_model", 0, True),
-    vit: ("", 1, True),
-    vit_classifier: ("vit", 1, True),
-    dinov2: ("", 1, True),
-    registers: ("", 5, True),
+# how it is made -> (the tower inside, tokens before the patches, whether the final norm applies,
+# the tap after all blocks)
+TOWERS: dict[Callable[[], Any], tuple[str, int, bool, tuple[str, ...]]] = {
+    clip: ("", 1, False, ("pooled",)),
+    whole_clip: ("vision_model", 1, False, ("embedding",)),
+    siglip: ("", 0, True, ("embedding",)),
+    whole_siglip: ("vision_model", 0, True, ("embedding",)),
+    vit: ("", 1, True, ()),
+    vit_classifier: ("vit", 1, True, ()),
+    dinov2: ("", 1, True, ()),
+    registers: ("", 5, True, ()),
 }
 
 
 @pytest.mark.parametrize("make", TOWERS, ids=lambda make: make.__name__)
 def test_every_block_equals_the_library(make: Callable[[], Any], tmp_path: Path) -> None:
-    inside, prefix, norm = TOWERS[make]
+    inside, prefix, norm, pooled = TOWERS[make]
     model = save(make, tmp_path)
     backbone = load_backbone(f"hf:{tmp_path}", device="cpu", dtype="float32")
     expected_size = Preprocessing(SIZE, tuple(MEAN), tuple(STD))  # type: ignore[arg-type]
     assert backbone.preset.preprocessing == expected_size
-    pooled = ("pooled",) if make.__name__.removeprefix("whole_") == "clip" else ()
     assert backbone.preset.taps == ("blocks.0", "blocks.1", "blocks.2", *pooled)
     assert all(block.form == "vit" and block.tau == 200 for block in backbone.preset.blocks)
     images = photos(5)
@@ -74,19 +74,22 @@ def test_every_block_equals_the_library(make: Callable[[], Any], tmp_path: Path)
     states = hidden_states(model, inside, preprocess(images, expected_size), norm=norm)
     if pooled:
         with torch.no_grad():
-            tower = model.get_submodule(inside)
-            expected = tower(pixel_values=preprocess(images, expected_size)).pooler_output
-        torch.testing.assert_close(found.blocks[-1].token, expected, rtol=1e-4, atol=1e-4)
+            pixels = preprocess(images, expected_size)
+            expected = model.get_submodule(inside)(pixel_values=pixels).pooler_output
+            if make is whole_clip:
+                expected = model.visual_projection(expected)
+        assert found.blocks[-1].token is not None
+        np.testing.assert_allclose(found.blocks[-1].token, expected, rtol=1e-4, atol=1e-4)
         assert backbone.preset.blocks[-1].pooled
     assert len(found.blocks) - len(pooled) == len(states) == DEPTH
     for block, state in zip(found.blocks[:DEPTH], states, strict=True):
         assert block.map is not None
-        patches = block.map.flatten(2).transpose(1, 2)  # (n, patches, C)
+        patches = block.map.reshape(5, WIDTH, -1).swapaxes(1, 2)  # (n, patches, C)
         assert block.map.shape == (5, WIDTH, SIZE // PATCH, SIZE // PATCH)
-        torch.testing.assert_close(patches, state[:, prefix:], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(patches, state[:, prefix:], rtol=1e-4, atol=1e-4)
         if prefix:
             assert block.token is not None
-            torch.testing.assert_close(block.token, state[:, 0], rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(block.token, state[:, 0], rtol=1e-4, atol=1e-4)
         else:
             assert block.token is None
 

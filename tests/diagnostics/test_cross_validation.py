@@ -212,7 +212,7 @@ def test_weights_of_the_estimate_are_fitted_without_the_image() -> None:
     members[1, 0, 0] = 10.0
     prior = np.array([1.0, 0.01], np.float32)
     nothing = np.zeros((10, 2), np.float32)
-    left_out = OutOfFold(np.arange(10), labels, members, prior, np.ones(10), nothing)
+    left_out = OutOfFold(np.arange(10), labels, members, prior, np.ones(10), prior, nothing)
     first = left_out.cross_fitted()[0]
     assert abs(first[0] - first[1]) < 0.5
     assert fit_weights(members, labels, prior)[1] > 5 * prior[1]  # with the shot, it helps

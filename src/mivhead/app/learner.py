@@ -129,7 +129,7 @@ class Learner:
     @cached_property
     def can_use_unlabelled(self) -> bool:
         """Whether the method can learn from photos without names."""
-        return bool(getattr(self._base.make_classifier(), "_learns_unlabelled", False))
+        return bool(getattr(self._base.make_classifier(), "_has_ensemble", False))
 
     def start(self) -> None:
         """Start to follow the project."""

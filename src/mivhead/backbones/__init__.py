@@ -192,7 +192,7 @@ def split_names(spec: str) -> list[str]:
     (['efficientnet_lite0', 'timm:resnet50'], [])
     """
     parts = spec.split("+")
-    return parts if len(parts) > 1 and all(map(_known_module, parts)) else []
+    return parts if len(parts) > 1 and all(map(known_module, parts)) else []
 
 
 def _load_joint(
@@ -215,7 +215,7 @@ def _load_joint(
     return JointBackbone(parts)
 
 
-def _known_module(spec: str) -> str | None:
+def known_module(spec: str) -> str | None:
     """Return the module that loads a name, a file or an address; None for anything else."""
     if spec in _NAMES:
         return _NAMES[spec]
@@ -230,7 +230,7 @@ def _known_module(spec: str) -> str | None:
 
 def _find_module(spec: str) -> str | None:
     """Return the module that loads `spec`, or None if the user's own code does."""
-    if module := _known_module(spec):
+    if module := known_module(spec):
         return module
     if _OWN.fullmatch(spec):
         return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from mivhead._util.schema import from_json
 from mivhead.backbones.base import Identity, storage_type
@@ -31,8 +31,10 @@ from mivhead.backbones.wire import (
     BACKBONE_PATH,
     FEATURES_PATH,
     IDENTITY_HEADER,
+    MAX_TEXTS,
     PROTOCOL,
     SAFETENSORS,
+    TEXTS_PATH,
     ServerInfo,
     decode_features,
     encode_image,
@@ -197,6 +199,12 @@ class RemoteBackbone:
         self._concurrency = concurrency
         self._layout: dict[str, tuple[int, ...]] | None = None  # of the first response
 
+    @property
+    def embed_texts(self) -> Callable[[list[str]], NDArray[np.float32]] | None:
+        """Maps sentences to vectors; None if the service has no text tower."""
+        service = self._service
+        return service.embed if isinstance(service, MivServer) and service.texts else None
+
     def __repr__(self) -> str:
         return f"RemoteBackbone({self._service.shown!r}, {self.identity.name!r})"
 
@@ -267,6 +275,7 @@ class MivServer:
                 f"uses version {PROTOCOL}: update the older of the two."
             )
         self.identity = about.identity
+        self.texts = about.texts
         self.preset = preset or about.preset
         image_bytes = 2 * 4 * self.identity.preprocessing.size**2  # more than a base64 PNG
         self.max_images = max(1, min(about.max_images, about.max_bytes // image_bytes))
@@ -290,6 +299,21 @@ class MivServer:
             )
         with naming(self.shown):
             return decode_features(response.body, response.content_type, dtype, MAX_BYTES)
+
+    def embed(self, sentences: list[str]) -> NDArray[np.float32]:
+        """Return the vectors (sentence, channel) of sentences."""
+        parts = []
+        for start in range(0, len(sentences), MAX_TEXTS):
+            texts = sentences[start : start + MAX_TEXTS]
+            response = self._client.ask(TEXTS_PATH, {"texts": texts}, accept=SAFETENSORS)
+            with naming(self.shown):
+                found = decode_features(
+                    response.body, response.content_type, np.float32, MAX_BYTES
+                ).blocks
+            if len(found) != 1 or found[0].token is None or len(found[0].token) != len(texts):
+                raise InputError(f"{self.shown} did not return one vector for each text.")
+            parts.append(found[0].token)
+        return np.concatenate(parts)
 
 
 class EmbeddingService:

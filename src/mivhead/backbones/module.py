@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from typing import Any, TypeAlias
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,6 +20,10 @@ from mivhead.backbones.taps import Parts, Taps, check_taps, join, read_output
 from mivhead.features import Features
 from mivhead.head.blocks import derive_presets
 
+if TYPE_CHECKING:
+    from mivhead.backbones.text import TextTower
+
+EMBEDDING = "embedding"  # a tap: the vector in the space that images share with texts
 _CHUNK = 4  # images per forward pass on a CPU: keeps activations in the processor's cache
 
 Tapped: TypeAlias = Callable[[Tensor], list[Parts]]  # maps a batch to the parts of every tap
@@ -51,6 +56,8 @@ class ModuleBackbone:
     rebuild : callable, optional
         Rebuilds the module as it was trained, if `model` was changed for speed; by default `model`
         is assumed to be unchanged.
+    texts : callable, optional
+        Loads the text tower, where images and texts share a space.
     """
 
     def __init__(
@@ -65,6 +72,7 @@ class ModuleBackbone:
         mirrored: bool = False,
         tapping: Tapping | None = None,
         rebuild: Callable[[], nn.Module] | None = None,
+        texts: Callable[[], TextTower] | None = None,
     ) -> None:
         self.identity = Identity(name, weights, preset.preprocessing, preset.taps)
         self.preset = preset
@@ -73,6 +81,7 @@ class ModuleBackbone:
         self._device = device
         self._mirrored = mirrored
         self._rebuild = rebuild
+        self._texts = texts
         self._tapping = tapping or hooked
         freeze(model, device)
         self._tapped = self._tapping(model, preset.taps, torch_type(self.dtype))
@@ -103,7 +112,19 @@ class ModuleBackbone:
             mirrored=self._mirrored,
             tapping=self._tapping,
             rebuild=self._rebuild,
+            texts=self._texts,
         )
+
+    @cached_property
+    def embed_texts(self) -> TextTower | None:
+        """Maps sentences to vectors; None if the last tap shares no space with texts.
+
+        The text tower is loaded with the first sentence.
+        """
+        if self._texts is None or self.preset.taps[-1] != EMBEDDING:
+            return None
+        tower = cache(self._texts)
+        return lambda sentences: tower()(sentences)
 
     def copy_to_tune(self) -> tuple[nn.Module, Tapped]:
         """Return a copy of the module as it was trained, for tuning, and its deepest tap.

@@ -16,16 +16,20 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mivhead._util.optional import need
 from mivhead.backbones import hub
+from mivhead.backbones.base import default_device
 from mivhead.backbones.checkpoints import state_hash
-from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, suggest_blocks
+from mivhead.backbones.module import EMBEDDING, ModuleBackbone, Tapped, freeze, suggest_blocks
 from mivhead.backbones.preset import (
     BlockPreset,
     Preprocessing,
@@ -35,12 +39,12 @@ from mivhead.backbones.preset import (
 )
 from mivhead.backbones.presets import NAMED
 from mivhead.backbones.taps import Parts, check_taps
+from mivhead.backbones.text import TextTower
 from mivhead.backbones.timm_models import RANDOM, has_class_token, has_tokens
 from mivhead.errors import InputError, NotAvailableError
 
 SCHEME = "open_clip:"
 EXTRA = "open-clip"
-EMBEDDING = "embedding"  # a tap
 CONFIG = "open_clip_config.json"
 WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")  # on the hub
 # Models of the hub whose architecture and preprocessing are OpenCLIP's own.
@@ -117,11 +121,12 @@ def load(
     *,
     weights: str | Path | None,
     preset: Preset | None,
-    device: torch.device,
-    dtype: torch.dtype,
+    device: str | torch.device | None,
+    dtype: np.dtype[Any],
     image_size: int | None = None,
 ) -> ModuleBackbone:
     """Load the image tower of a model; see `mivhead.backbones.load_backbone`."""
+    device = default_device(device)
     size = preset.preprocessing.size if preset else image_size
     model, usual = read_model(spec, weights, size)
     tower = ImageTower(model.visual, spec)
@@ -131,7 +136,16 @@ def load(
         preset = _suggest(tower, usual, device)
     check_taps(spec, preset.taps, [*tower.blocks, EMBEDDING])
     name = f"{spec} (random weights)" if weights == RANDOM else spec
-    return ModuleBackbone(name, tower, sha256, preset, device=device, dtype=dtype, tapping=_tapped)
+    return ModuleBackbone(
+        name,
+        tower,
+        sha256,
+        preset,
+        device=device,
+        dtype=dtype,
+        tapping=_tapped,
+        texts=partial(text_tower, spec, weights),
+    )
 
 
 def _tapped(tower: nn.Module, taps: Sequence[str], _dtype: torch.dtype) -> Tapped:
@@ -289,3 +303,29 @@ def _read_weights(open_clip: Any, model: Any, file: Path, spec: str) -> None:
     except Exception as error:
         reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
         raise InputError(f"{file} is not a checkpoint of {spec}: {reason}.") from error
+
+
+def text_tower(spec: str, weights: str | Path | None) -> TextTower:
+    """Load the text tower of a model of OpenCLIP, with its tokenizer."""
+    open_clip = need("open_clip", EXTRA)
+    model, _ = read_model(spec, weights)
+    place = NAMED.get(spec, spec).removeprefix(SCHEME)
+    if Path(place).expanduser().is_dir():
+        name = f"local-dir:{Path(place).expanduser().resolve()}"
+    elif found := hub.find(hub_files(spec)[0], CONFIG):  # with its tokenizer
+        name = f"local-dir:{found.parent}"
+    else:
+        name = architecture(spec)
+    try:
+        tokenizer = open_clip.get_tokenizer(name)
+    # Tokenizers of some models are downloaded from the hub, by several libraries.
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise NotAvailableError(f"The tokenizer of {spec} is not available: {reason}.") from error
+
+    def embed(sentences: list[str]) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            found: NDArray[np.float32] = model.encode_text(tokenizer(sentences)).float().numpy()
+        return found
+
+    return embed

@@ -18,11 +18,13 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
@@ -36,7 +38,7 @@ from mivhead.backbones.hub_folders import (
     read_json,
     read_preprocessing,
 )
-from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, suggest_blocks
+from mivhead.backbones.module import EMBEDDING, ModuleBackbone, Tapped, freeze, suggest_blocks
 from mivhead.backbones.preset import (
     BlockPreset,
     Preprocessing,
@@ -46,6 +48,7 @@ from mivhead.backbones.preset import (
 )
 from mivhead.backbones.presets import PAPER
 from mivhead.backbones.taps import Parts, Taps, check_taps
+from mivhead.backbones.text import TextTower
 from mivhead.errors import InputError, NotAvailableError
 
 SCHEME = "hf:"
@@ -54,7 +57,10 @@ _FILES = ["config.json", "preprocessor_config.json", "processor_config.json"]
 _WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]
 # Settings that change the features but no tensor; all others determine names and shapes.
 _SETTINGS = ("hidden_act", "layer_norm_eps", "num_attention_heads")
-EMBEDDING = "embedding"  # a tap
+
+# model_type of a folder of transformers -> the class with both towers
+TEXT_MODELS = {"clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model"}
+_PADDING = {"clip": True, "siglip": "max_length", "siglip2": "max_length"}  # as in training
 
 
 class Tower(nn.Module):
@@ -185,7 +191,17 @@ def load(
         preset = _suggest(tower, preprocessing, device)
     check_taps(spec, preset.taps, tower.names)
     sha256 = _hash(files, model.config, family)
-    return ModuleBackbone(spec, tower, sha256, preset, device=device, dtype=dtype, tapping=_tapped)
+    texts = partial(text_tower, spec, None)
+    return ModuleBackbone(
+        spec,
+        tower,
+        sha256,
+        preset,
+        device=device,
+        dtype=dtype,
+        tapping=_tapped,
+        texts=texts if config["model_type"] in TEXT_MODELS else None,
+    )
 
 
 def _tapped(tower: nn.Module, taps: Sequence[str], _dtype: torch.dtype) -> Tapped:
@@ -295,7 +311,57 @@ def _suggest(tower: Tower, preprocessing: Preprocessing, device: torch.device) -
     blocks = suggest_blocks(tower.tap(taps), preprocessing.size, device)
     if tower.is_vit:  # also without [CLS]
         blocks = tuple(replace(block, form="vit", tau=200.0) for block in blocks)
-    if POOLED in tower.names:
-        taps += (POOLED,)
+    if len(tower.names) > len(tower.layers):
+        taps += tower.names[-1:]
         blocks += (BlockPreset(form="vit", tau=200.0, pooled=True),)
     return Preset(taps, blocks, preprocessing)
+
+
+def text_tower(spec: str, weights: str | Path | None) -> TextTower:
+    """Load the text tower of a model of transformers, with its tokenizer."""
+    if weights is not None:
+        raise InputError(f"{spec} has its own weights: omit weights.")
+    transformers = need("transformers", "transformers")
+    folder = find_folder(spec.removeprefix("hf:"), with_text=True)
+    kind = str(read_json(folder / "config.json").get("model_type"))
+    if kind not in TEXT_MODELS:
+        raise InputError(
+            f"{spec} has the model type {kind!r} and no text tower that can be used; supported "
+            f"are {', '.join(TEXT_MODELS)}."
+        )
+    local = {"local_files_only": True}
+    try:
+        with quiet(transformers):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
+            model = getattr(transformers, TEXT_MODELS[kind]).from_pretrained(
+                folder,
+                use_safetensors=True,
+                dtype=torch.float32,
+                attn_implementation="sdpa",
+                **local,
+            )
+    # What the library raises for missing or inconsistent files.
+    except (OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise InputError(f"The text tower of {folder} cannot be loaded: {reason}.") from error
+    length = model.config.text_config.max_position_embeddings
+    model.eval()
+
+    def embed(sentences: list[str]) -> NDArray[np.float32]:
+        tokens = tokenizer(
+            sentences,
+            padding=_PADDING[kind],
+            truncation=True,
+            max_length=length,
+            return_tensors="pt",
+        )
+        accepted = {k: tokens[k] for k in ("input_ids", "attention_mask") if k in tokens}
+        if kind != "clip":
+            accepted.pop("attention_mask", None)  # SigLIP was trained to read its padding
+        with torch.inference_mode():
+            found = model.get_text_features(**accepted)
+        found = getattr(found, "pooler_output", found)  # newer versions return an object
+        vectors: NDArray[np.float32] = found.float().numpy()
+        return vectors
+
+    return embed

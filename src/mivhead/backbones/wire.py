@@ -4,6 +4,9 @@
 - `POST /v1/features` with `{"images": ["...", ...]}`, each the base64 of an image file, returns the
   features as safetensors, tensors named `block{i}.map` (n, C, H, W) and `block{i}.token` (n, C).
   A client that sends `Accept: application/x-npz` receives NumPy's npz instead.
+- `POST /v1/texts` with `{"texts": ["...", ...]}` returns the vectors of sentences, one tensor
+  `block0.token` (n, C), where `ServerInfo.texts` is true: the last block of images is in the same
+  space.
 - Errors have a status of at least 400 and a JSON object `{"error": "one sentence"}`.
 
 Neither format can carry code: safetensors holds raw tensors, and npz is read without pickle.
@@ -33,6 +36,8 @@ from mivhead.features import Features
 PROTOCOL = 1
 BACKBONE_PATH = "/v1/backbone"
 FEATURES_PATH = "/v1/features"
+TEXTS_PATH = "/v1/texts"
+MAX_TEXTS, MAX_TEXT = 256, 1000  # sentences per request, and characters of each
 SAFETENSORS = "application/x-safetensors"
 NPZ = "application/x-npz"
 IDENTITY_HEADER = "Miv-Backbone"  # the identity's key, in every response with features
@@ -47,6 +52,8 @@ class ServerInfo:
     preset: Preset
     max_images: int  # per request
     max_bytes: int  # per request
+    # Whether it embeds sentences, too. Sent only if so: clients of 0.2.0 do not know it.
+    texts: bool = False
 
 
 def encode_image(pixels: np.ndarray[Any, Any]) -> str:

@@ -70,6 +70,7 @@ def add_parser(subparsers: Any) -> None:
     add.add_argument("--label", metavar="COLUMN", help="column of the labels of a database table")
     add.add_argument("--where", metavar="FILTER", help="use only these rows of a database table")
     options.add_skip_bad(add)
+    options.add_class_vectors(add)
     add.set_defaults(run=run_add)
 
     remove = _command(
@@ -146,12 +147,14 @@ def run_add(args: argparse.Namespace) -> int:
         check_class_names(each.name for each in Path(args.source).iterdir() if each.is_dir())
 
     def add(model: FewShotClassifier) -> Change:
+        how: dict[str, Any] = {"class_vectors": options.read_class_vectors(args.class_vectors)}
+        how |= _unlabelled(args)
         if not is_features(args.source):
-            return model.add(args.source, skip_bad=args.skip_bad, **_unlabelled(args))
+            return model.add(args.source, skip_bad=args.skip_bad, **how)
         from mivhead import stores
 
         with stores.open(args.source, label=args.label, where=args.where) as store:
-            return model.add(store.read(), **_unlabelled(args))
+            return model.add(store.read(), **how)
 
     return _run(args, add)
 

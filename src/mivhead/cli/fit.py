@@ -53,6 +53,8 @@ miv fit shots/ -o birds.miv --unlabelled new/   # learns from photos without nam
 miv fit digits/ -o digits.miv --no-flip  # a mirrored digit is not the same digit
 miv fit shots/ -o birds.miv --backbone efficientnet_lite0 --backbone efficientnet_lite2  # both
 miv fit photos/ -o animals.miv --boxes annotations.json   # crops of the boxes, with their classes
+miv fit shots/ -o birds.miv --backbone clip_vitb32 --template "a photo of a {}, a bird"
+miv fit shots/ -o birds.miv --backbone bioclip2 --classes rare.txt   # names without photos, too
 miv fit features.safetensors -o birds.miv
 miv fit lancedb://data/birds -o birds.miv --label species --where "split = 'train'"
 miv fit shots/ -o plain.miv --method logistic --param use_views=true --param C=10
@@ -83,6 +85,7 @@ def add_parser(subparsers: Any) -> None:
         "-o", "--output", required=True, metavar="MODEL", help="model file to write"
     )
     options.add_unlabelled(parser)
+    options.add_names(parser)
     options.add_skip_bad(parser)
     options.add_csv(parser)
     options.add_boxes(parser)
@@ -186,20 +189,24 @@ def _check_classes(model: FewShotClassifier, args: argparse.Namespace) -> list[s
 
 def _fit(model: FewShotClassifier, args: argparse.Namespace) -> dict[str, float]:
     """Fit to images or features, and write the model; return the seconds that the parts took."""
-    unlabelled = options.read_unlabelled(args.unlabelled)
+    how: dict[str, Any] = {
+        "unlabelled": options.read_unlabelled(args.unlabelled),
+        "classes": options.read_classes(args.classes),
+        "class_vectors": options.read_class_vectors(args.class_vectors),
+    }
     if args.boxes:
         _, images = options.open_boxes(args, args.shots, labelled=True, min_classes=2)
-        model.fit_folder(images, skip_bad=args.skip_bad, unlabelled=unlabelled)
+        model.fit_folder(images, skip_bad=args.skip_bad, **how)
         times = model.fit_seconds_
     elif not is_features(args.shots):
-        how = {"label": args.label, "encoding": args.encoding, "unlabelled": unlabelled}
+        how |= {"label": args.label, "encoding": args.encoding}
         model.fit_folder(args.shots, skip_bad=args.skip_bad, **how)
         times = model.fit_seconds_
     else:
         started = time.perf_counter()
         shots = _read_features(args)
         times = {"features": time.perf_counter() - started}
-        times |= model.fit_table(shots, unlabelled=unlabelled).fit_seconds_
+        times |= model.fit_table(shots, **how).fit_seconds_
     model.save(args.output, compact=args.compact)
     return times
 
@@ -223,15 +230,17 @@ def _read_features(args: argparse.Namespace) -> FeatureTable:
 
 def _describe_model(model: FewShotClassifier, times: Mapping[str, float], output: str) -> str:
     shots = model.shot_counts or {}
+    learned = sum(count > 0 for count in shots.values())
     spent = ", ".join(f"{what} {seconds(time)}" for what, time in times.items())
     with_views = f" and {plural(model.view_count, 'augmented view')}" if model.view_count else ""
     text = table(["class", "shots"], sorted(shots.items())[:MAX_CLASSES], right="shots")
     if len(shots) > MAX_CLASSES:
         text += f"\n... and {len(shots) - MAX_CLASSES} more (`miv info {output}` lists them)"
     return (
-        f"Learned {plural(len(shots), 'class')} from "
+        f"Learned {plural(learned, 'class')} from "
         f"{plural(sum(shots.values()), 'image')}{with_views}: {spent}.\n"
-        f"{_describe_unlabelled(_unlabelled_use(model))}\n{text}\n\n"
+        f"{_describe_unlabelled(_unlabelled_use(model))}"
+        f"{_describe_names(model.names_used, len(shots) - learned)}\n{text}\n\n"
         f"Saved {output} ({size(Path(output).stat().st_size)})."
     )
 
@@ -251,6 +260,15 @@ def _describe_unlabelled(use: UnlabelledUse | None) -> str:
         f"Not used: {images}, because they made the predictions of shots that were left out "
         "worse.\n"
     )
+
+
+def _describe_names(used: bool | None, without_shots: int) -> str:
+    if used is None:
+        return ""
+    if not used:
+        return "Not used: the names of the classes, because they did not help.\n"
+    more = f"; {plural(without_shots, 'class')} known by name only" if without_shots else ""
+    return f"The names of the classes count, too{more}.\n"
 
 
 def _describe_estimate(estimate: CrossValidation) -> str:
@@ -339,6 +357,7 @@ def _as_json(
         "images": sum(shots.values()),
         "views": model.view_count,
         "seconds": dict(times),
+        "names": model.names_used,
         "unlabelled": None if (use := _unlabelled_use(model)) is None else asdict(use),
         "check": None,
     }

@@ -91,6 +91,7 @@ def _model_facts(path: str) -> dict[str, Any]:
     use = getattr(model.classifier_, "unlabelled_", None)
     facts["unlabelled"] = None if use is None else asdict(use)
     facts["estimate"] = None if model.estimate_ is None else asdict(model.estimate_)
+    facts["names"] = model.names_used
     facts["history"] = [
         {"when": each.when, "action": each.action, "text": each.text} for each in model.history_
     ]
@@ -148,6 +149,8 @@ def _describe(facts: dict[str, Any]) -> str:
             from mivhead.model.info import Estimate
 
             lines.append(("accuracy", f"{expected_accuracy(Estimate(**found))} on new images"))
+        if (used := facts.get("names")) is not None:
+            lines.append(("class names", "used" if used else "not used: they did not help"))
         if use := facts.get("unlabelled"):
             images = plural(use["images"], "image")
             lines.append(("unlabelled", f"{images}, {'used' if use['used'] else 'not used'}"))

@@ -18,6 +18,7 @@ from mivhead.errors import InputError, MivError
 from mivhead.methods import METHODS
 
 if TYPE_CHECKING:
+    from mivhead.features import FeatureTable
     from mivhead.model.exported import ExportedClassifier
     from mivhead.model.fewshot import FewShotClassifier
 
@@ -348,6 +349,71 @@ def add_extraction(parser: Parser) -> None:
     )
 
 
+def add_names(parser: Parser) -> None:
+    """Add the options on class names: `--names`, `--template`, `--classes`, `--class-vectors`."""
+    parser.add_argument(
+        "--names",
+        action=argparse.BooleanOptionalAction,
+        help="use the names of the classes as knowledge, with a text-and-image backbone such as "
+        "clip_vitb32, siglip2_base or bioclip2 (default: if the backbone has a text tower); names "
+        "that do not help are not used",
+    )
+    parser.add_argument(
+        "--template",
+        action="append",
+        dest="templates",
+        metavar="TEXT",
+        help='sentence in which {} stands for the name, such as "a photo of a {}, a bird"; may be '
+        "repeated",
+    )
+    parser.add_argument(
+        "--classes",
+        metavar="FILE",
+        help="text file with the names of further classes, one per line, of which there may be no "
+        "images",
+    )
+    add_class_vectors(parser)
+
+
+def add_class_vectors(parser: Parser) -> None:
+    """Add `--class-vectors`."""
+    parser.add_argument(
+        "--class-vectors",
+        metavar="FILE",
+        help="vectors of the names of the classes, from elsewhere: a features file or database "
+        "table with one labelled vector per class, in the space of the backbone's last block",
+    )
+
+
+def read_classes(path: str | None) -> list[str]:
+    """Read the names of a file that `--classes` names, one per line."""
+    if path is None:
+        return []
+    from mivhead.cli.labels import check_class_names
+
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read as a text file: {error}.") from error
+    found = [line.strip() for line in text.splitlines() if line.strip()]
+    if not found:
+        raise InputError(f"{path} holds no names: write one class per line.")
+    check_class_names(found)
+    return found
+
+
+def read_class_vectors(address: str | None) -> FeatureTable | None:
+    """Read the table that `--class-vectors` names."""
+    if address is None:
+        return None
+    from mivhead import stores
+
+    with stores.open(address) as store:
+        return store.read()
+
+
 def add_image_size(parser: argparse._ActionsContainer) -> None:
     """Add `--image-size`."""
     parser.add_argument(
@@ -403,6 +469,8 @@ def classifier_from(args: argparse.Namespace) -> FewShotClassifier:
         random_state=args.seed,
         device=args.device,
         method_params=dict(getattr(args, "params", ())),
+        names=getattr(args, "names", None),
+        templates=getattr(args, "templates", None),
         verbose=not args.quiet,
         **{name: value for name, value in given.items() if value is not None},
     )

@@ -17,13 +17,14 @@ expected to do what is usual for one shot in this task.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from mivhead._util.progress import progress_bar
 from mivhead.classifier import FeatureClassifier, MIVClassifier
@@ -240,7 +241,12 @@ def _calibrate(
 
 
 def cross_validate(
-    classifier: FeatureClassifier, table: FeatureTable, *, folds: int = FOLDS, verbose: bool = True
+    classifier: FeatureClassifier,
+    table: FeatureTable,
+    *,
+    folds: int = FOLDS,
+    class_vectors: Mapping[str, ArrayLike] | None = None,
+    verbose: bool = True,
 ) -> CrossValidation:
     """Predict every shot of a support set with a head that has not seen it.
 
@@ -252,6 +258,8 @@ def cross_validate(
         The support set with its labels and, optionally, augmented views.
     folds : int, default=5
         Number of folds, and therefore of heads to train. More folds leave more shots to learn from.
+    class_vectors : mapping or None, default=None
+        Vectors of the classes, if the classifier is `MIVClassifier` and names are a member.
     verbose : bool, default=True
         Show a progress bar if this takes more than two seconds.
 
@@ -290,7 +298,12 @@ def cross_validate(
             rows = np.flatnonzero(fold_of >= 0)
             every = _views_of(table, np.arange(len(labels)))
             logits = model.cross_validated_logits(
-                table.features, labels, fold_of, **every, on_fold=lambda: advance(1)
+                table.features,
+                labels,
+                fold_of,
+                **every,
+                class_vectors=class_vectors,
+                on_fold=lambda: advance(1),
             )
             probabilities[rows] = softmax(logits)
         else:

@@ -36,6 +36,7 @@ MEMBERS = {
     "second_order": "texture",
     "layout": "layout",
     "mean": "overall look",
+    "names": "class name",
 }
 BALANCE = "numbers of shots, evened out"
 
@@ -334,6 +335,12 @@ class _Members:
                 self._weights = np.append(self._weights, np.float32(1))
                 offsets = np.broadcast_to(ensemble.offsets, predictions.shape[1:])
                 predictions = np.concatenate([predictions, offsets[None]])
+            if ensemble.names is not None and ensemble.names.used:
+                self._names.append(MEMBERS["names"])
+                by_name = ensemble.names.cosines(features)
+                predictions, self._weights = ensemble.names.votes(
+                    predictions, self._weights, by_name
+                )
             self._additive = True
         self._predictions = predictions  # (member, image, class)
         self._block_weights = dict(zip(head.taken, self._weights.tolist(), strict=False))

@@ -9,7 +9,7 @@ leave-one-out, which is cheap for them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -27,8 +27,17 @@ from mivhead.ensemble.balance import (
     shots_behind,
 )
 from mivhead.ensemble.descriptors import mean_vectors
+from mivhead.ensemble.names import (
+    EVIDENCE,
+    HONEST,
+    SHARE,
+    Names,
+    NameScores,
+    centres_of,
+    name_cosines,
+)
 from mivhead.ensemble.ridge import Experts, expected_shapes, prior_weights
-from mivhead.features import Block, Features, SupportSet, to_single
+from mivhead.features import Block, ClassVectors, Features, SupportSet, to_single
 
 if TYPE_CHECKING:
     from mivhead.head.training import DeviceTrainer
@@ -217,6 +226,8 @@ class OutOfFold:
         The weights (member,) that stacking started from.
     counts : array
         How much each image counted: (image,).
+    weights : array
+        The fitted weights (member,).
     logits : array of shape (image, class)
         The sum of the members with the fitted weights.
     """
@@ -226,6 +237,7 @@ class OutOfFold:
     members: Array
     prior: Array
     counts: NDArray[np.float64]
+    weights: Array
     logits: Array
 
     def cross_fitted(self) -> Array:
@@ -242,6 +254,15 @@ class OutOfFold:
             )
             logits[out] = weigh(weights, self.members[:, out])
         return logits
+
+    @property
+    def loss(self) -> float:
+        """Mean cross-entropy of `cross_fitted`."""
+        logits = self.cross_fitted().astype(np.float64)
+        logits -= logits.max(axis=1, keepdims=True)
+        log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        own = log_p[np.arange(len(self.labels)), self.labels]
+        return -float(np.average(own, weights=self.counts))
 
 
 def one_shot_scale(features: Features, labels: NDArray[np.int64]) -> float:
@@ -275,12 +296,16 @@ def is_one_shot(experts: Experts, labels: NDArray[np.int64]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Ensemble:
-    """The ridge experts, and the weights of all members: the head's blocks, then the experts."""
+    """The ridge experts, and the weights of all members: the head's blocks, then the experts.
+
+    Class names are one more member, with a weight of its own.
+    """
 
     experts: Experts
     weights: Array  # (member,)
     class_weights: Array | None = None  # (member, class), if classes have unequal shots
     offsets: Array | None = None  # (class,), likewise
+    names: Names | None = None
     left_out: OutOfFold | None = None  # what the weights were fitted on; not in a model file
 
     @classmethod
@@ -293,6 +318,7 @@ class Ensemble:
         spans: Sequence[range] = (),
         *,
         together: bool = False,
+        names: ClassVectors | None = None,
     ) -> Self:
         """Fit the experts and the weights.
 
@@ -311,6 +337,8 @@ class Ensemble:
             Whether experts, too, predict the images of a fold without all of the fold, to estimate
             the accuracy: leaving out a single image would put its class at a disadvantage. By
             default they leave out one image at a time, and learn from as many as possible.
+        names : ClassVectors or None, default=None
+            Vectors of the names of the classes, if names are a member.
         """
         shots = np.bincount(labels)
         folds = out_of_fold[1] if together and out_of_fold is not None else None
@@ -338,27 +366,75 @@ class Ensemble:
             balanced.append(shot_scores(behind[1], shots)[None])
             prior = np.append(prior, np.float32(1 / SHOTS_SCALE))
         members = np.concatenate(balanced).astype(np.float32)[:, rows]  # (member, image, class)
-        left_out = None
-        if out_of_fold is None:
-            weights = prior * np.float32(one_shot_scale(features, labels))
-        else:
+
+        def stack(members: Array, prior: Array) -> OutOfFold:
             counts = shot_weights(labels)[rows]
             weights = fit_weights(members, labels[rows], prior, counts=counts)
             logits = weigh(weights, members)
-            left_out = OutOfFold(rows, labels[rows], members, prior, counts, logits)
+            return OutOfFold(rows, labels[rows], members, prior, counts, weights, logits)
+
+        left_out = None if out_of_fold is None else stack(members, prior)
+        weights = prior * np.float32(one_shot_scale(features, labels))
+        member: Names | None = None
+        if names is not None:
+            by_name = name_cosines(features.blocks[-1], names.vectors)  # (image, class)
+            centres = centres_of(by_name, labels)
+            by_name = (by_name - centres)[:, names.seen]
+            scores = NameScores.fit(by_name, labels)
+            unseen = len(names.seen) < len(names.vectors)
+            of_names = scores.prior_weight(shots, 1.0 if unseen else SHARE)
+            useful = unseen or scores.evidence > EVIDENCE
+            if left_out is not None:
+                more = np.concatenate([members, scores.member[None, rows]])
+                with_names = stack(more, np.append(prior, np.float32(of_names)))
+                useful = unseen or with_names.loss < left_out.loss
+                if useful:
+                    left_out, of_names = with_names, float(with_names.weights[-1])
+            weight = of_names * scores.factor
+            member = Names(names.vectors, centres, names.seen, weight, scores.scale, 0.0, useful)
+            if left_out is not None and useful:
+                member = member.fit_unseen(left_out.logits, by_name[rows], labels[rows])
+        if left_out is not None:
+            weights = left_out.weights[: len(prior)]
         if not unequal:
-            return cls(experts, weights, left_out=left_out)
+            return cls(experts, weights, names=member, left_out=left_out)
         by_class, offsets = fold_into_weights(weights, lines, shots)
         class_weights = by_class.astype(np.float32), offsets.astype(np.float32)
-        return cls(experts, weights[:-1], *class_weights, left_out)
+        return cls(experts, weights[:-1], *class_weights, member, left_out)
+
+    def fit_unseen(self, cosines: Array, features: Features, labels: NDArray[np.int64]) -> Self:
+        """Fit the logits of classes without shots where no class has several shots.
+
+        Nothing can be left out then. The logits of the shots themselves are used instead, with a
+        smaller lead of the right class.
+
+        Parameters
+        ----------
+        cosines : array of shape (block, shot, class)
+            The head's cosines of the shots.
+        features, labels : Features, array
+            The shots.
+        """
+        assert self.names is not None
+        own, rows = self.names.cosines(features)[:, self.names.seen], np.arange(len(labels))
+        logits = self.combine(np.concatenate([cosines, self.experts(features)])).astype(float)
+        others = (logits.sum(axis=1) - logits[rows, labels]) / (logits.shape[1] - 1)
+        logits[rows, labels] = others + HONEST * (logits[rows, labels] - others)
+        logits += self.names.weight * own
+        return replace(self, names=self.names.fit_unseen(logits, own, labels))
 
     def logits(self, cosines: Array, features: Features) -> Array:
-        """Logits (image, class) from the head's cosines (block, image, class) and the experts."""
-        predictions = np.concatenate([cosines, self.experts(features)])  # (member, image, class)
-        return self.combine(predictions)
+        """Logits (image, class) from the head's cosines (block, image, class) and the experts.
+
+        The cosines are those of the classes with shots; the logits are those of all classes.
+        """
+        logits = self.combine(np.concatenate([cosines, self.experts(features)]))
+        if self.names is None:
+            return logits
+        return self.names.add(logits, self.names.cosines(features))
 
     def combine(self, members: Array) -> Array:
-        """Logits (image, class) from the scores of all members, (member, image, class)."""
+        """Logits (image, class) from scores (member, image, class) of all members but names."""
         if self.class_weights is None or self.offsets is None:
             return weigh(self.weights, members)
         logits: Array = (self.class_weights[:, None] * members).sum(axis=0) + self.offsets

@@ -18,6 +18,7 @@ from mivhead.classifier import MIVClassifier
 from mivhead.engine.head import LN_EPS, Bags, HeadBlock, Projected
 from mivhead.engine.plain import NORM_EPS, BagComparison
 from mivhead.ensemble.descriptors import COMPONENTS, SIDE, PatchPCA
+from mivhead.ensemble.names import Names
 from mivhead.ensemble.ridge import Expert
 from mivhead.ensemble.stacking import Ensemble
 from mivhead.export.graph import Graph, Value
@@ -28,8 +29,8 @@ from mivhead.methods.base import padded_rows
 
 def head_logits(graph: Graph, features: Mapping[str, Value], model: MIVClassifier) -> Value:
     """Logits (n, class) of a fitted head; `features` by name, such as `block0.map`."""
-    blocks = len({name.partition(".")[0] for name in model.layout_})
-    first = blocks - len(model.support_.blocks)  # it may use the last ones only
+    every = len({name.partition(".")[0] for name in model.layout_})
+    first = every - len(model.support_.blocks)  # it may use the last ones only
     head, ensemble, cosines = model.head_, model.ensemble_, []
     for number, layer, support in zip(head.taken, head.layers, model.embedded_, strict=True):
         parts = _parts(features, first + number)
@@ -37,8 +38,12 @@ def head_logits(graph: Graph, features: Mapping[str, Value], model: MIVClassifie
         cosines.append(block_cosines(vectors, layer, support, model.bags_))  # (n, class)
     if ensemble is None:
         return combine(graph, cosines, head.recipe)
-    numbered = {i: _parts(features, first + i) for i in range(len(model.support_.blocks))}
-    return ensemble_logits(cosines, numbered, model.support_.blocks, ensemble)
+    blocks = model.support_.blocks
+    numbered = {i: _parts(features, first + i) for i in range(len(blocks))}
+    logits = ensemble_logits(cosines, numbered, blocks, ensemble)
+    if ensemble.names is None or not ensemble.names.used:
+        return logits
+    return with_names(logits, pooled(numbered[len(blocks) - 1], blocks[-1]), ensemble.names)
 
 
 def _parts(features: Mapping[str, Value], block: int) -> dict[str, Value]:
@@ -215,6 +220,16 @@ def ensemble_logits(
         members.append(x @ (weight * ridge.coefficients))  # the weight is folded in
         intercepts = intercepts + weight * ridge.intercepts
     return _total(members) + intercepts
+
+
+def with_names(logits: Value, x: Value, names: Names) -> Value:
+    """Add the member of class names to logits (n, class with shots), for images' vectors (n, C)."""
+    factors = names.factors[:, None] * names.vectors.astype(np.float64)
+    by_name = (x / x.length(1, least=NORM_EPS)) @ factors.T.astype(np.float32)  # (n, class)
+    columns = np.eye(len(factors), dtype=np.float32)[names.seen]  # (class with shots, class)
+    offsets = (-names.factors * names.centres).astype(np.float32)
+    offsets[names.unseen] += np.float32(names.offset)
+    return logits @ columns + by_name + offsets
 
 
 def principal(map_: Value, pca: PatchPCA) -> Value:

@@ -79,13 +79,20 @@ def unknown(
 ) -> Value:
     """Score (n, 1) of how unlike the shots an image is; see `mivhead.model.decision`."""
     vectors = mean_vector(*_deepest(features, classifier))
+    near, lift = (vectors @ rule.shots.T).largest(1), None  # (n, 1)
+    if len(unseen := rule.unseen(len(classifier.classes_))):
+        by_name = scores.softmax(1).take(unseen, 1).sum(1, keepdims=True).cast(np.float32)
+        near = near + by_name * (near * -1 + rule.usual_near).at_least(0)
+        lift = by_name * rule.lift
     if rule.other is not None:  # the energy is that of the named classes
         hidden = np.zeros(len(classifier.classes_), np.float32)
         hidden[rule.other] = -1e6
         scores = scores + hidden
     top = scores.largest(1)  # (n, 1)
     energy = ((scores - top).exp().sum(1, keepdims=True).log() + top).cast(np.float32)
-    score = energy * -rule.weight - (vectors @ rule.shots.T).largest(1)
+    if lift is not None:
+        energy = energy + lift
+    score = energy * -rule.weight - near
     if not len(rule.background):
         return score + FAR * USUAL_FAR
     return score + (vectors @ rule.background.T).largest(1) * FAR

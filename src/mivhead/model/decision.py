@@ -253,6 +253,8 @@ class DecisionRule:
         Number of the class that stands for everything else; its images are background.
     logits : array of shape (m, class) or None, default=None
         The out-of-fold logits, as long as the model has not been saved.
+    lift : float, default=0.0
+        What the energy of an image of a class without shots lacks.
     """
 
     shots: Floats
@@ -265,6 +267,7 @@ class DecisionRule:
     weight: float = ENERGY
     other: int | None = None
     logits: Floats | None = None
+    lift: float = 0.0
 
     @classmethod
     def fit(
@@ -336,10 +339,33 @@ class DecisionRule:
 
     def unknown(self, logits: Floats, vectors: Floats) -> Floats:
         """Score images by their logits (image, class) and mean vectors (image, channel)."""
+        near, lift = _nearest(vectors, self.shots), 0.0
+        if len(unseen := self.unseen(logits.shape[1])):
+            # An image of a class without shots is like no shot: it counts as usually near.
+            by_name = softmax(logits)[:, unseen].sum(axis=1)
+            near = near + by_name * np.maximum(self.usual_near - near, 0)
+            lift = by_name * self.lift
         if self.other is not None:
             logits = np.delete(logits, self.other, axis=1)
-        near = _nearest(vectors, self.shots)
-        return self._score(vectors, near, energy_of(logits))
+        return self._score(vectors, near, energy_of(logits) + lift)
+
+    def unseen(self, classes: int) -> NDArray[np.int64]:
+        """Return the numbers of the classes without shots, which only have a name."""
+        known = self.labels if self.other is None else np.append(self.labels, self.other)
+        return np.setdiff1d(np.arange(classes), known)
+
+    @cached_property
+    def usual_near(self) -> float:
+        """Mean similarity of a shot to the nearest other one."""
+        return float(self._near[self.rows if len(self.rows) else slice(None)].mean())
+
+    @cached_property
+    def _near(self) -> Floats:
+        """Similarity of each shot to the nearest other one."""
+        similarity = self.shots.astype(np.float64) @ self.shots.T.astype(np.float64)
+        np.fill_diagonal(similarity, -1.0)
+        nearest: Floats = similarity.max(axis=1)
+        return nearest
 
     @cached_property
     def held_out(self) -> Floats:
@@ -348,9 +374,7 @@ class DecisionRule:
             return self._held_out()
 
     def _held_out(self) -> Floats:
-        similarity = self.shots.astype(np.float64) @ self.shots.T.astype(np.float64)
-        np.fill_diagonal(similarity, -1.0)
-        near = similarity.max(axis=1)
+        near = self._near
         if not len(self.rows):
             prior, slope = (
                 (PRIOR_SCORES, SLOPE_SCORES) if self.weight else (PRIOR_DISTANCES, SLOPE_DISTANCES)
@@ -395,7 +419,10 @@ class DecisionRule:
             "best": self.best,
             "own": self.own,
         }
-        return to_json(_Saved(self.weight, self.other)), arrays
+        document = to_json(_Saved(self.weight, self.other, self.lift))
+        if not self.lift:
+            del document["lift"]  # which earlier versions do not know
+        return document, arrays
 
     @classmethod
     def from_state(
@@ -428,7 +455,7 @@ class DecisionRule:
         ):
             raise InputError("the tensors 'decision.*' do not fit each other.")
         ready = {**arrays, "background": arrays["background"].astype(np.float32)}
-        return cls(weight=saved.weight, other=saved.other, **ready)
+        return cls(weight=saved.weight, other=saved.other, lift=saved.lift, **ready)
 
 
 @dataclass(frozen=True)
@@ -437,6 +464,7 @@ class _Saved:
 
     weight: float
     other: int | None = None
+    lift: float = 0.0
 
 
 def energy_of(logits: Floats) -> Floats:

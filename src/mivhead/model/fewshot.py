@@ -35,8 +35,9 @@ from mivhead.backbones.base import (
 from mivhead.backbones.preprocessing import DecodedImage
 from mivhead.backbones.preset import Preset
 from mivhead.classifier import MIVClassifier
+from mivhead.ensemble.names import names_of
 from mivhead.ensemble.unlabelled import LIMIT, UnlabelledUse
-from mivhead.errors import InputError, check_no_missing
+from mivhead.errors import InputError, NotAvailableError, check_no_missing
 from mivhead.extraction.cache import FeatureCache, open_cache
 from mivhead.features import Features, FeatureTable, is_array
 from mivhead.head.recipe import Recipe
@@ -54,6 +55,7 @@ from mivhead.methods.registry import Classifier, get_method, make_method
 from mivhead.model.base import ImageClassifier, Scores
 from mivhead.model.decision import Calibration, DecisionRule
 from mivhead.model.info import Estimate
+from mivhead.model.naming import Vectors, embed_classes, name_classes, read_vectors
 from mivhead.model.prediction import Prediction, Predictions
 from mivhead.model.readers import FeatureReader, Reader, reader_for
 from mivhead.model.shots import Change, Shots, Training, digests
@@ -103,6 +105,13 @@ class FewShotClassifier(ImageClassifier, Estimator):
         Hyperparameters of the method, by name.
     recipe : str, Recipe or None, default=None
         How the MIV-head is trained: `"mivhead"`, `"paper"`, or a `Recipe`. None: the method's own.
+    names : bool or None, default=None
+        Use the names of the classes as knowledge, embedded by the text tower of the backbone. None:
+        for backbones that have one. Names that do not help are not used (`names_used`). True: it is
+        an error if the backbone has none.
+    templates : sequence of str or None, default=None
+        Sentences in which `{}` stands for the name of a class, such as `"a photo of a {}, a bird"`.
+        None: `mivhead.backbones.text.TEMPLATES`.
     threshold : int or None, default=None
         T: classes with at most T shots get augmented views, as many as `views_rule` of the recipe
         says; 0 switches augmentation off. None: the threshold of the backbone's preset.
@@ -139,6 +148,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
     estimate_ : Estimate or None
         What `check` found out about the accuracy; None if it was not called after the last fit or
         change.
+    templates_ : tuple of str
+        The sentences in which names were embedded; empty if there are none, or vectors were given.
     fit_seconds_ : dict of str to float
         Duration of the last fit: `features` (or `reading`, for a method that tunes the backbone) is
         the time for reading the images, `training` the rest. Not part of a model file.
@@ -163,6 +174,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
     classes_: NDArray[Any]
     identity_: Identity | None
     estimate_: Estimate | None
+    templates_: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -173,6 +185,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
         method: str = "miv",
         method_params: Mapping[str, Any] | None = None,
         recipe: str | Recipe | None = None,
+        names: bool | None = None,
+        templates: Sequence[str] | None = None,
         threshold: int | None = None,
         augmentation: Augmentation | None = None,
         other: Any = "other",
@@ -187,6 +201,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
         self.method = method
         self.method_params = method_params
         self.recipe = recipe
+        self.names = names
+        self.templates = templates
         self.threshold = threshold
         self.augmentation = augmentation
         self.other = other
@@ -202,6 +218,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
         *,
         skip_bad: bool = False,
         unlabelled: Any = None,
+        classes: Sequence[Any] = (),
+        class_vectors: Vectors | None = None,
     ) -> Self:
         """Train on labelled images.
 
@@ -219,6 +237,12 @@ class FewShotClassifier(ImageClassifier, Estimator):
             like the images to predict, and some may show none of the classes. The method must be
             `miv` with its default recipe. The model does not keep them. Of more than 500, a random
             sample is used.
+        classes : sequence, default=()
+            Names of further classes, of which there are no images. The backbone must have a text
+            tower, or `class_vectors` must be given.
+        class_vectors : mapping of label to vector, FeatureTable or None, default=None
+            Vectors of all classes, in the space of the last block of the features, instead of those
+            of the backbone's text tower; or a table of them with labels.
 
         Returns
         -------
@@ -232,15 +256,16 @@ class FewShotClassifier(ImageClassifier, Estimator):
                 "fit takes images. To train on features, use MIVClassifier().fit(X, y), or "
                 "FewShotClassifier(backbone=None).fit_table(table)."
             )
+        how = {"unlabelled": unlabelled, "classes": classes, "class_vectors": class_vectors}
         if labels is None:
             if isinstance(images, str | Path | ImageSet):
-                return self.fit_folder(images, skip_bad=skip_bad, unlabelled=unlabelled)
+                return self.fit_folder(images, skip_bad=skip_bad, **how)
             raise InputError("Give a label for every image, or a folder of class folders.")
         if isinstance(images, str | Path | ImageSet):
             shots = label_images(as_image_set(images), labels)
         else:
             shots = label_images(from_images(images), labels)
-        return self._fit_images(shots, labels, skip_bad=skip_bad, unlabelled=unlabelled)
+        return self._fit_images(shots, labels, skip_bad=skip_bad, **how)
 
     def fit_folder(
         self,
@@ -250,6 +275,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
         label: str | None = None,
         encoding: str | None = None,
         unlabelled: Any = None,
+        classes: Sequence[Any] = (),
+        class_vectors: Vectors | None = None,
     ) -> Self:
         """Train on a folder of class folders, a zip of one, or a CSV of paths and labels.
 
@@ -265,6 +292,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
             The encoding of a CSV, such as `"cp1252"`; None: UTF-8.
         unlabelled : images, features or None, default=None
             Images without labels, as for `fit`.
+        classes, class_vectors : optional
+            Classes without images, and vectors of classes, as for `fit`.
 
         Returns
         -------
@@ -275,7 +304,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
             images = path
         else:
             images = open_labelled(path, label=label, encoding=encoding)
-        return self._fit_images(images, skip_bad=skip_bad, unlabelled=unlabelled)
+        how = {"unlabelled": unlabelled, "classes": classes, "class_vectors": class_vectors}
+        return self._fit_images(images, skip_bad=skip_bad, **how)
 
     def fit_table(
         self,
@@ -283,6 +313,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
         labels: Sequence[Any] | None = None,
         *,
         unlabelled: Any = None,
+        classes: Sequence[Any] = (),
+        class_vectors: Vectors | None = None,
     ) -> Self:
         """Train on features that were extracted before, by `extract` or elsewhere.
 
@@ -294,6 +326,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
             A label per image, instead of the table's.
         unlabelled : images, features or None, default=None
             Images without labels, as for `fit`.
+        classes, class_vectors : optional
+            Classes without images, and vectors of classes, as for `fit`.
 
         Returns
         -------
@@ -315,7 +349,10 @@ class FewShotClassifier(ImageClassifier, Estimator):
         classifier = self.make_classifier(preset)
         others = self._read_unlabelled(unlabelled, classifier, identity)
         shots = Shots.from_table(table, labels).in_order()
-        return self._fit(classifier, shots.training(), shots, identity, others)
+        # Features of known origin may be named by their backbone, which is loaded already.
+        backbone = None if identity is None else self.load_backbone()
+        vectors = self._class_vectors(classifier, backbone, shots.classes, classes, class_vectors)
+        return self._fit(classifier, shots.training(), shots, identity, others, vectors)
 
     def extract(self, images: Any, *, skip_bad: bool = False) -> FeatureTable:
         """Pass images, and the augmented views of labelled ones, through the frozen backbone.
@@ -386,6 +423,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
         *,
         skip_bad: bool = False,
         unlabelled: Any = None,
+        class_vectors: Vectors | None = None,
     ) -> Change:
         """Add shots, of new classes or of classes that the model has.
 
@@ -404,6 +442,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
         unlabelled : images, features or None, default=None
             Images without labels, as for `fit`. Without them, the changed model learns from its
             shots alone.
+        class_vectors : mapping of label to vector, FeatureTable or None, default=None
+            Vectors of new classes, for a model that was fitted with class vectors.
 
         Returns
         -------
@@ -428,11 +468,11 @@ class FewShotClassifier(ImageClassifier, Estimator):
         if not len(added):
             return Change.now("add", "added nothing", notes)
         counts = ", ".join(
-            f"{label} {count}" + ("" if label in shots.classes else " (a new class)")
+            f"{label} {count}" + ("" if label in shots.every_class else " (a new class)")
             for label, count in added.counts.items()
         )
         text = f"added {len(added)} {'shot' if len(added) == 1 else 'shots'}: {counts}"
-        return self._change("add", text, joined, notes, unlabelled)
+        return self._change("add", text, joined, notes, unlabelled, class_vectors)
 
     def remove(self, *names: Any, unlabelled: Any = None) -> Change:
         """Remove classes, or single shots.
@@ -472,10 +512,11 @@ class FewShotClassifier(ImageClassifier, Estimator):
         Change
             What was renamed.
         """
+        label = self._own_shots().find_label(old)
         shots = self._own_shots().rename(old, new, merge=merge)
         verb = ("merged", "into") if merge else ("renamed", "to")
         text = f"{verb[0]} {old} {verb[1]} {new}"
-        return self._change("rename", text, shots, unlabelled=unlabelled)
+        return self._change("rename", text, shots, unlabelled=unlabelled, renamed_from=label)
 
     def relabel(
         self,
@@ -573,7 +614,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
 
         Notes
         -----
-        Models of folds learn from shots alone, not from unlabelled images. A model of a compact
+        Models of folds learn from shots alone, not from unlabelled images. Classes without shots
+        take no part. A model of a compact
         file has no augmented views, so its estimate may differ from the one that `miv fit` printed.
         """
         from mivhead.diagnostics.cross_validation import cross_validate
@@ -583,8 +625,16 @@ class FewShotClassifier(ImageClassifier, Estimator):
         labels = tuple(map(str, training.y.tolist()))
         table = FeatureTable(training.X, shots.names, labels, training.views, training.view_of)
         unfitted = self.classifier_._unfitted()  # a loaded one, too, has its settings
-        result = cross_validate(unfitted, table, folds=folds, verbose=self.verbose)
-        self.estimate_ = result.estimate
+        vectors = None
+        if (names := names_of(self.classifier_)) is not None:
+            rows = zip(self.classes_[names.seen], names.vectors[names.seen], strict=True)
+            vectors = {str(label): vector for label, vector in rows}
+        result = cross_validate(
+            unfitted, table, folds=folds, class_vectors=vectors, verbose=self.verbose
+        )
+        known = dict(zip(result.classes.tolist(), result.estimate.per_class, strict=True))
+        per_class = tuple(known.get(str(label)) for label in self.classes_.tolist())
+        self.estimate_ = replace(result.estimate, per_class=per_class)
         return result
 
     def plot_attention(
@@ -834,6 +884,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
         *,
         skip_bad: bool = False,
         unlabelled: Any = None,
+        classes: Sequence[Any] = (),
+        class_vectors: Vectors | None = None,
     ) -> Self:
         self._check_params()  # before the backbone is loaded
         for name in ("identity_", "_loaded"):  # of an earlier fit, perhaps with other parameters
@@ -853,9 +905,11 @@ class FewShotClassifier(ImageClassifier, Estimator):
         if labels is not None:  # of any type; an image set holds strings
             given = [y for y, name in zip(labels, names, strict=True) if name in kept]
         assert given is not None, "the images are labelled"
+        names = np.unique(np.asarray(given)).tolist()
+        vectors = self._class_vectors(classifier, backbone, names, classes, class_vectors)
         training, shots = reader.read(images, given, self._view_rule(backbone.preset))
         reading = {reader.what: time.perf_counter() - started}
-        return self._fit(classifier, training, shots, backbone.identity, others, reading)
+        return self._fit(classifier, training, shots, backbone.identity, others, vectors, reading)
 
     def _fit(
         self,
@@ -864,18 +918,48 @@ class FewShotClassifier(ImageClassifier, Estimator):
         shots: Shots | None,
         identity: Identity | None,
         unlabelled: Features | None,
+        class_vectors: dict[Any, NDArray[Any]] | None = None,
         reading: Mapping[str, float] = MappingProxyType({}),
     ) -> Self:
         """Fit a method; `reading` is the time that it took to read what it is fitted to."""
         started = time.perf_counter()
         X, y, views, view_of = training
-        others = {} if unlabelled is None else {"unlabelled": unlabelled}
+        more = {"unlabelled": unlabelled, "class_vectors": class_vectors}
+        others = {name: value for name, value in more.items() if value is not None}
+        if shots is not None and class_vectors is not None:
+            shots = replace(shots, unseen=tuple(class_vectors)).in_order()
         if isinstance(classifier, MIVClassifier):
             _say_if_long(classifier, training)
         classifier.fit(X, y, views=views, view_of=view_of, **others)
         self._set_fitted(classifier, identity, shots)
         self.fit_seconds_ = {**reading, "training": time.perf_counter() - started}
         return self
+
+    @property
+    def names_used(self) -> bool | None:
+        """Whether the model uses the names of its classes; None if it was not given any."""
+        names = names_of(self.classifier_)
+        return None if names is None else names.used
+
+    def _class_vectors(
+        self,
+        classifier: Any,
+        backbone: Backbone | None,
+        names: Sequence[Any],
+        classes: Sequence[Any],
+        given: Vectors | None,
+    ) -> dict[Any, NDArray[Any]] | None:
+        """Return vectors of the classes with shots (`names`) and of further ones."""
+        named = name_classes(
+            backbone if getattr(classifier, "_has_ensemble", False) else None,
+            names,
+            classes,
+            given,
+            wanted=self.names,
+            templates=self.templates,
+        )
+        self.templates_ = () if named is None else named.templates
+        return None if named is None else named.vectors
 
     def _read_unlabelled(
         self,
@@ -887,7 +971,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
         """Return features of unlabelled images, in an order that follows from their contents."""
         if unlabelled is None:
             return None
-        if not getattr(classifier, "_learns_unlabelled", False):
+        if not getattr(classifier, "_has_ensemble", False):
             raise InputError(
                 f"{self.method} cannot learn from unlabelled images with these settings: use the "
                 "method miv with its default recipe, or omit them."
@@ -955,6 +1039,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
         shots: Shots,
         notes: Iterable[str] = (),
         unlabelled: Any = None,
+        class_vectors: Vectors | None = None,
+        renamed_from: Any = None,
     ) -> Change:
         """Fit to changed shots; if anything fails, the model stays as it was."""
         others = self._read_unlabelled(unlabelled, self.classifier_, self.identity_)
@@ -965,13 +1051,41 @@ class FewShotClassifier(ImageClassifier, Estimator):
                 how = shots.rule.augmentation
                 shots = shots.with_views(self._feature_reader().views(pictures, plan, how))
         X, y, views, view_of = shots.training()
+        vectors, renamed = self._changed_vectors(shots, class_vectors, renamed_from)
         classifier = self.classifier_.refitted(
-            X, y, views=views, view_of=view_of, unlabelled=others
+            X, y, views=views, view_of=view_of, unlabelled=others, class_vectors=vectors
         )
-        missing = [*self._what_is_missing(shots), *self._what_is_forgotten(others)]
+        forgotten = self._what_is_forgotten(others)
+        missing = [*self._what_is_missing(shots), *forgotten, *renamed]
         change = Change.now(action, text, [*notes, *missing])
         self._set_fitted(classifier, self.identity_, shots, [*self.history_, change])
         return change
+
+    def _changed_vectors(
+        self, shots: Shots, given: Vectors | None, renamed_from: Any
+    ) -> tuple[dict[Any, NDArray[Any]] | None, list[str]]:
+        """Return the vectors of the classes of changed shots, and what the user should know."""
+        names = names_of(self.classifier_)
+        if names is None and given is None:
+            return None, []
+        old = {} if names is None else dict(zip(self.classes_.tolist(), names.vectors, strict=True))
+        old |= {} if given is None else read_vectors(given)
+        new = [label for label in shots.every_class if label not in old]
+        notes = []
+        if new and self.templates_:
+            try:
+                old |= embed_classes(self.load_backbone(), new, self.templates_)
+            except NotAvailableError as error:
+                notes.append(f"The text tower is not available: {error}")
+        if [label for label in new if label not in old] and renamed_from in old:
+            old[new[0]] = old[renamed_from]
+            notes.append(f"{new[0]} keeps the vector of the name {renamed_from}.")
+        if missing := [label for label in new if label not in old]:
+            raise InputError(
+                f"The model knows its classes by vectors of their names, and there is none for "
+                f"{missing[0]!r}: give one with class_vectors. {' '.join(notes)}".strip()
+            )
+        return {label: old[label] for label in shots.every_class}, notes
 
     def _what_is_missing(self, shots: Shots) -> list[str]:
         """Say why the result is not exactly that of a fit from scratch."""

@@ -15,7 +15,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from mivhead._util.schema import from_json, to_json
 from mivhead._version import __version__
 from mivhead.backbones.base import Backbone, Identity, expected_preset, named_by_file
 from mivhead.classifier import FeatureClassifier, MIVClassifier
+from mivhead.ensemble.names import Names, names_of
 from mivhead.ensemble.unlabelled import UnlabelledUse
 from mivhead.errors import InputError, ModelFileError, NotAvailableError
 from mivhead.features import FeatureTable
@@ -152,6 +153,36 @@ def _read_estimate(model: FewShotClassifier, document: Any, tensors: Mapping[str
     model.estimate_ = estimate
 
 
+def _write_names(model: Any) -> tuple[Any, Mapping[str, Array]] | None:
+    names = names_of(getattr(model, "classifier_", model))
+    if names is None:
+        return None
+    document, tensors = names.state()
+    return document | {"templates": list(getattr(model, "templates_", ()))}, tensors
+
+
+def _read_names(model: FewShotClassifier, document: Any, tensors: Mapping[str, Array]) -> None:
+    classifier = model.classifier_
+    if not isinstance(classifier, MIVClassifier) or classifier.ensemble_ is None:
+        raise InputError("names.v1 does not fit the method.")
+    document = dict(document) if isinstance(document, Mapping) else {}
+    templates = document.pop("templates", None)
+    if not isinstance(templates, list) or not all(isinstance(each, str) for each in templates):
+        raise InputError("names.v1.templates must be a list of strings.")
+    width = classifier.support_.blocks[-1].channels
+    names = Names.from_state(document, tensors, classifier.shots_, width)
+    classifier.ensemble_ = replace(classifier.ensemble_, names=names)
+    model.templates_ = tuple(templates)
+
+
+def _check_shots(classifier: Any) -> None:
+    """Check that every class has shots, or a name that is used."""
+    if isinstance(classifier, MIVClassifier) and min(classifier.shots_) < 1:
+        names = names_of(classifier)
+        if names is None or not names.used:
+            raise InputError("a class has neither shots nor a name.")
+
+
 _HISTORY = ("action", "text", "when")
 SECTIONS: tuple[Section, ...] = (
     Section("shots.v1", "shots", _write_shots, _read_shots),
@@ -159,6 +190,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("decision.v1", "decision", _write_decision, _read_decision),
     Section("unlabelled.v1", "unlabelled", _write_unlabelled, _read_unlabelled),
     Section("estimate.v1", "estimate", _write_estimate, _read_estimate),
+    Section("names.v1", "names", _write_names, _read_names),
 )
 _SCALE = "scale"  # key of `config`: `FeatureClassifier.scale_`, if it is not 0
 _SECTION_NAME = re.compile(r"[a-z_]+\.v[0-9]+")
@@ -290,6 +322,7 @@ def load(
     try:
         for section, value, own in parts:
             section.read(model, value, own)
+        _check_shots(classifier)
     except InputError as error:
         raise ModelFileError(f"{path} cannot be used: {error}") from error
     return model
@@ -423,7 +456,8 @@ def _unnamed_shots(classifier: Classifier, identity: Identity | None) -> Shots |
             ViewRule(expected_preset(identity).threshold, classifier.head_.recipe.views_rule)
         )
     table = FeatureTable(support, names, view_rule=rule)
-    return Shots.from_table(table, np.repeat(classifier.classes_, counts))
+    shots = Shots.from_table(table, np.repeat(classifier.classes_, counts))
+    return replace(shots, unseen=tuple(classifier.classes_[counts == 0].tolist()))
 
 
 def _take_sections(

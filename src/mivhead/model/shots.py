@@ -103,6 +103,8 @@ class Shots:
     rule : ViewRule or None
         How many views the shots of a class use, and how they are made. None: they use those that
         they came with.
+    unseen : tuple, default=()
+        Classes without shots, which the model knows by their names only.
     """
 
     names: tuple[str, ...]
@@ -113,6 +115,7 @@ class Shots:
     view_of: NDArray[np.int64]
     pictures: tuple[bytes | None, ...]
     rule: ViewRule | None
+    unseen: tuple[Any, ...] = ()
 
     @classmethod
     def from_table(cls, table: FeatureTable, labels: Any) -> Self:
@@ -152,9 +155,15 @@ class Shots:
         return found
 
     @property
+    def every_class(self) -> list[Any]:
+        """The classes with and without shots, sorted."""
+        return sorted({*self.classes, *self.unseen})
+
+    @property
     def counts(self) -> dict[Any, int]:
-        """Number of shots per class, in the order of `classes`."""
-        return dict(sorted(Counter(self.labels.tolist()).items()))
+        """Number of shots per class, in the order of `every_class`."""
+        counts = Counter(self.labels.tolist())
+        return {label: counts[label] for label in self.every_class}
 
     def rows_of(self, label: Any) -> NDArray[np.int64]:
         """Return the rows of a class."""
@@ -316,7 +325,10 @@ class Shots:
             else:
                 rows.add(self.find(name, or_class=True))
         gone = np.isin(np.arange(len(self)), list(rows)) | np.isin(self.labels, classes)
-        left = self.take(np.flatnonzero(~gone))
+        left = replace(
+            self.take(np.flatnonzero(~gone)),
+            unseen=tuple(label for label in self.unseen if label not in classes),
+        )
         emptied = [c for c in self.classes if c not in classes and c not in left.classes]
         if emptied:
             raise InputError(
@@ -336,19 +348,21 @@ class Shots:
         name = self.as_label(new)
         if name == label:
             raise InputError(f"The class is already called {name!r}.")
-        if name in self.classes and not merge:
+        if name in self.every_class and not merge:
             raise InputError(
                 f"The class {name!r} already exists. To merge {label!r} into it, pass merge=True "
                 "(--merge)."
             )
-        if merge and name not in self.classes:
-            raise InputError(self._unknown("class", name, map(str, self.classes)))
-        if merge and len(self.classes) < 3:
+        if merge and name not in self.every_class:
+            raise InputError(self._unknown("class", name, map(str, self.every_class)))
+        if merge and len(self.classes) < 3 and {label, name} <= set(self.classes):
             raise InputError(
                 f"Merging {label!r} into {name!r} would leave one class; a classifier needs at "
                 "least 2."
             )
-        return self._relabelled(self.rows_of(label), name)
+        left = tuple(each for each in self.unseen if each != label)
+        unseen = left if merge or label in self.classes else (*left, name)
+        return replace(self._relabelled(self.rows_of(label), name), unseen=unseen)
 
     def relabel(self, shot: str, label: Any, *, new: bool = False) -> tuple[Self, str, Any]:
         """Move a shot to another class.
@@ -365,9 +379,9 @@ class Shots:
         row = self.find(shot)
         name, old = self.names[row], self.labels[row].item()
         target = self.as_label(label)
-        if target not in self.classes and not new:
+        if target not in self.every_class and not new:
             raise InputError(
-                self._unknown("class", target, map(str, self.classes))
+                self._unknown("class", target, map(str, self.every_class))
                 + " To make a new class of the shot, pass new=True (--new)."
             )
         if target == old:
@@ -408,18 +422,18 @@ class Shots:
                 "give the full name."
             )
         if or_class:
-            names = [*map(str, self.classes), *self.names]
+            names = [*map(str, self.every_class), *self.names]
             raise InputError(self._unknown("class or shot", name, names))
         raise InputError(self._unknown("shot", name, self.names))
 
     def find_label(self, name: Any) -> Any:
         """Return the label that a name, such as one from the command line, stands for."""
         if (label := self._find_label(name)) is None:
-            raise InputError(self._unknown("class", name, map(str, self.classes)))
+            raise InputError(self._unknown("class", name, map(str, self.every_class)))
         return label
 
     def _find_label(self, name: Any) -> Any | None:
-        return next((c for c in self.classes if c == name or str(c) == name), None)
+        return next((c for c in self.every_class if c == name or str(c) == name), None)
 
     def as_label(self, name: Any) -> Any:
         """Convert the name of a class to the type of the labels."""
@@ -449,7 +463,8 @@ class Shots:
         _, codes = np.unique(self.labels, return_inverse=True)
         keys = zip(codes.tolist(), digests(self.features), self.hashes, self.names, strict=True)
         ranked = sorted(zip(keys, range(len(self)), strict=True))
-        return self.take(row for _, row in ranked)
+        unseen = tuple(sorted({*self.unseen} - {*self.classes}))
+        return replace(self.take(row for _, row in ranked), unseen=unseen)
 
     # Files.
 
@@ -470,11 +485,10 @@ class Shots:
         view_blocks : sequence of int
             The blocks whose views the classifier uses; those of other blocks are not written.
         """
-        counts = self.counts
         document = {
             "names": list(self.names),
             "hashes": list(self.hashes),
-            "counts": [counts[label] for label in self.classes],
+            "counts": list(self.counts.values()),
             "views": self._view_counts.tolist(),
             "pictures": [0 if each is None else len(each) for each in self.pictures],
             "rule": None if self.rule is None else to_json(self.rule),
@@ -530,6 +544,7 @@ class Shots:
             view_of,
             tuple(each or None for each in split_bytes(pictures, saved.pictures)),
             saved.rule,
+            tuple(c for c, n in zip(classes.tolist(), saved.counts, strict=True) if not n),
         )
 
 
@@ -552,7 +567,7 @@ class _Saved:
             raise InputError("shots.v1.names are not distinct.")
         if not all(map(_HASH.fullmatch, self.hashes)):
             raise InputError("shots.v1.hashes must be SHA-256 hashes.")
-        if len(self.counts) != classes or sum(self.counts) != shots or min(self.counts) < 1:
+        if len(self.counts) != classes or sum(self.counts) != shots or min(self.counts) < 0:
             raise InputError(f"shots.v1.counts do not fit {classes} classes of {shots} shots.")
         if min(self.views) < 0 or min(self.pictures) < 0:
             raise InputError("shots.v1 has a negative count.")

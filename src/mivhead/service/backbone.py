@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -18,9 +19,12 @@ from mivhead.backbones.wire import (
     BACKBONE_PATH,
     FEATURES_PATH,
     IDENTITY_HEADER,
+    MAX_TEXT,
+    MAX_TEXTS,
     NPZ,
     PROTOCOL,
     SAFETENSORS,
+    TEXTS_PATH,
     ServerInfo,
     encode_features,
 )
@@ -35,14 +39,21 @@ from mivhead.service.server import DEFAULT_PORT, Server
 
 
 def backbone_routes(engine: Engine, backbone: Backbone) -> list[BaseRoute]:
-    """Return the two endpoints of the protocol."""
+    """Return the endpoints of the protocol: three, if the backbone has a text tower."""
     limits, identity = engine.limits, backbone.identity
-    about = ServerInfo(PROTOCOL, identity, backbone.preset, limits.max_images, limits.max_bytes)
+    about = asdict(
+        ServerInfo(PROTOCOL, identity, backbone.preset, limits.max_images, limits.max_bytes)
+    )
+    embed = getattr(backbone, "embed_texts", None)
+    if embed is None:
+        del about["texts"]  # which clients of earlier versions do not know
+    else:
+        about["texts"] = True
     size = identity.preprocessing.size
 
     async def describe(_: Request) -> Response:
         """Return what clients must know about the backbone."""
-        return JSONResponse(asdict(about))
+        return JSONResponse(about)
 
     def extract(pictures: list[Any]) -> list[Features]:
         """Pass a batch through the backbone: one `Features` of one image each."""
@@ -66,10 +77,36 @@ def backbone_routes(engine: Engine, backbone: Backbone) -> list[BaseRoute]:
         encoded = await to_thread.run_sync(encode_features, Features.concat(found), kind)
         return Response(encoded, media_type=kind, headers={IDENTITY_HEADER: identity.key})
 
-    return [
+    def embed_all(requests: list[list[str]]) -> list[Any]:
+        """Embed the sentences of several requests."""
+        assert embed is not None, "only then there is a route"
+        return [embed(sentences) for sentences in requests]
+
+    async def texts(request: Request) -> Response:
+        """Return the vectors of sentences."""
+        sentences = _read_texts(await request.body())
+        with engine.batcher.admit(1):
+            (found,) = await engine.batcher.run((embed_all,), [sentences])
+        encoded = encode_features(Features(np.asarray(found, np.float32)))
+        return Response(encoded, media_type=SAFETENSORS, headers={IDENTITY_HEADER: identity.key})
+
+    routes: list[BaseRoute] = [
         Route(BACKBONE_PATH, describe),
         Route(FEATURES_PATH, features, methods=["POST"]),
     ]
+    return routes if embed is None else [*routes, Route(TEXTS_PATH, texts, methods=["POST"])]
+
+
+def _read_texts(body: bytes) -> list[str]:
+    document = read_json(body)
+    texts = document.get("texts") if len(document) == 1 else None
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise InputError('Send {"texts": ["a sentence", ...]}.')
+    if not 1 <= len(texts) <= MAX_TEXTS or any(not 0 < len(t) <= MAX_TEXT for t in texts):
+        raise InputError(
+            f"A request must have 1 to {MAX_TEXTS} texts of 1 to {MAX_TEXT} characters."
+        )
+    return texts
 
 
 def _read_images(body: bytes, max_images: int) -> list[Upload]:

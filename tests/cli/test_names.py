@@ -1,0 +1,150 @@
+"""Class names on the command line, with a tiny text-and-image model: no word is mocked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mivhead.cli.main import main
+from tests.helpers.text_towers import COLOURS, picture, save_clip, save_pictures, teach
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that knows four colours, shots of three of them, and new pictures of all."""
+    folder: Path = tmp_path_factory.mktemp("names")
+    save_clip(folder / "clip")
+    known = {name: [picture(name, 900 + i) for i in range(6)] for name in COLOURS}
+    teach(folder / "clip", known)
+    save_pictures(folder / "shots", {"red": 5, "green": 2, "blue": 1})
+    save_pictures(folder / "new", dict.fromkeys(COLOURS, 4), first=50)
+    (folder / "names.txt").write_text("yellow\n\nred\n")
+    return folder
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: Any) -> Any:
+    """Run a command that must succeed, and return its JSON."""
+    capsys.readouterr()
+    assert main([*map(str, args), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def model(place: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A model with classes of five, two, one and no shots."""
+    how = ["--backbone", f"open_clip:{place / 'clip'}", "--template", "{}"]
+    output = place / "colours.miv"
+    found = run(
+        capsys, "fit", place / "shots", "-o", output, *how, "--classes", place / "names.txt"
+    )
+    assert found["classes"] == {"blue": 1, "green": 2, "red": 5, "yellow": 0}
+    assert found["names"] is True
+    return output
+
+
+def accuracy(capsys: pytest.CaptureFixture[str], model: Path, place: Path) -> float:
+    return float(run(capsys, "evaluate", model, place / "new")["accuracy"])
+
+
+def test_no_one_and_five_shots(
+    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert accuracy(capsys, model, place) >= 0.75
+    assert run(capsys, "info", model)["names"] is True
+    assert main(["info", str(model)]) == 0
+    assert "class names used" in capsys.readouterr().out
+    rows = run(capsys, "predict", model, place / "new" / "yellow")["predictions"]
+    assert sum(row["label"] == "yellow" for row in rows) >= 3
+
+
+def test_predicting_needs_no_text_tower(
+    model: Path, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the text tower was loaded")
+
+    monkeypatch.setattr("mivhead.backbones.open_clip_models.text_tower", refuse)
+    assert accuracy(capsys, model, place) >= 0.75
+
+
+def test_reasons(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(capsys, "explain", model, place / "new" / "yellow" / "50.png")
+    (one,) = found["explanations"] if isinstance(found, dict) else found
+    assert "class name" in {vote["member"] for vote in one["votes"]}
+
+
+def test_changes(
+    model: Path, place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    renamed = run(capsys, "rename", model, "yellow", "amber", "-o", tmp_path / "a.miv")
+    assert renamed["classes"] == {"amber": 0, "blue": 1, "green": 2, "red": 5}
+    removed = run(capsys, "remove", model, "yellow", "-o", tmp_path / "b.miv")
+    assert removed["classes"] == {"blue": 1, "green": 2, "red": 5}
+    moved = run(capsys, "relabel", model, "red/0.png", "yellow", "-o", tmp_path / "c.miv")
+    assert moved["classes"] == {"blue": 1, "green": 2, "red": 4, "yellow": 1}
+    added = run(capsys, "add", model, place / "new", "-o", tmp_path / "d.miv")
+    assert added["classes"] == {"blue": 5, "green": 6, "red": 9, "yellow": 4}
+    assert added["change"] == "added 16 shots: blue 4, green 4, red 4, yellow 4"
+
+
+def test_an_exported_model(
+    model: Path, place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("onnx")
+    run(capsys, "export", model, "-o", tmp_path / "colours.onnx")
+    exported = accuracy(capsys, tmp_path / "colours.onnx", place)
+    assert exported == accuracy(capsys, model, place)
+
+
+def test_names_are_on_by_default_and_can_be_switched_off(
+    place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    start = ["fit", place / "shots", "-o", tmp_path / "a.miv", "--backbone"]
+    clip = f"open_clip:{place / 'clip'}"
+    assert run(capsys, *start, clip)["names"] in (True, False)
+    assert run(capsys, *start, clip, "--no-names")["names"] is None
+    assert main([*map(str, start), clip, "--template", "{}", "--no-check"]) == 0
+    assert "names of the classes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "message"),
+    [
+        (["--names"], None, "text-and-image backbone"),
+        (["--classes", "NAMES"], "yellow\n", "text-and-image backbone"),
+        (["--classes", "NAMES"], "\n \n", "holds no names"),
+        (["--classes", "NAMES"], "unsure\n", "cannot be a class"),
+        (["--classes", "missing.txt"], None, "does not exist"),
+        (["--classes", "NAMES", "--backbone", "CLIP"], "a\na\n", "'a' is listed twice"),
+        (["--classes", "NAMES", "--backbone", "CLIP", "--no-names"], "a\n", "omit --no-names"),
+        (["--template", "a photo", "--backbone", "CLIP"], None, "where the name goes"),
+        (["--class-vectors", "SHORT", "--backbone", "CLIP"], None, "has the shape"),
+    ],
+)
+def test_bad_input(
+    place: Path,
+    options: list[str],
+    names: str | None,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    import numpy as np
+
+    from mivhead.features import Features, FeatureTable
+
+    stand_for = {
+        "NAMES": str(tmp_path / "names.txt"),
+        "CLIP": f"open_clip:{place / 'clip'}",
+        "SHORT": str(tmp_path / "short.safetensors"),
+    }
+    colours = ("red", "green", "blue")
+    FeatureTable(Features(np.eye(3)), colours, colours).save(tmp_path / "short.safetensors")
+    (tmp_path / "names.txt").write_text(names or "")
+    given = [stand_for.get(each, each) for each in options]
+    assert main(["fit", str(place / "shots"), "-o", str(tmp_path / "a.miv"), *given]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "a.miv").exists()
