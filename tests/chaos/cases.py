@@ -30,7 +30,7 @@ def ctrl_c(folder: Path) -> Iterator[Trial]:
     mivhead.save(MIVClassifier(random_state=0).fit(X, y), folder / "model.miv")
     X.save(folder / "new.safetensors")
     code = "from mivhead.__main__ import command; print('started', flush=True); command()"
-    command = [sys.executable, "-c", code, "predict", "model.miv", "new.safetensors"]
+    command = [sys.executable, "-c", code, "predict", "model.miv", "new.safetensors", "--quiet"]
 
     def start() -> subprocess.Popen[bytes]:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, helper
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 
 import mivhead
 from mivhead import MIVClassifier
