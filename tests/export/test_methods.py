@@ -13,9 +13,9 @@ import mivhead
 from mivhead import MIVClassifier, Recipe
 from mivhead.errors import InputError
 from mivhead.export.head import average, window
-from mivhead.export.methods import FORMULAS
 from mivhead.export.model import export_model
 from mivhead.methods import make_method
+from mivhead.methods.ncc import NearestCentroid
 from tests.helpers.few_shots import ON_FEATURES, RIVALS, clusters, maps, quick
 
 SHOTS = {"equal": [3, 3, 3, 3], "two classes": [2, 3], "one shot": [1] * 3}
@@ -178,7 +178,17 @@ def test_a_method_of_ones_own_cannot_be_exported(tmp_path: Path) -> None:
 def test_a_built_in_method_without_a_formula_says_so(tmp_path: Path, monkeypatch) -> None:
     X, y = clusters([2, 2], 4)
     classifier = make_method("ncc").fit(X, y)
-    monkeypatch.delitem(FORMULAS, type(classifier))
-    with pytest.raises(InputError, match=r"ncc cannot be exported: it has no formula in `mivhead"):
+    monkeypatch.delattr(type(classifier), "_graph")
+    with pytest.raises(InputError, match=r"ncc cannot be exported: its class has no `_graph`"):
         export_model(classifier, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_formula_of_a_class_is_not_that_of_its_subclass(tmp_path: Path) -> None:
+    class Other(NearestCentroid):
+        def _score(self, x):
+            return -super()._score(x)
+
+    X, y = clusters([2, 2], 4)
+    with pytest.raises(InputError, match="Other is not a registered method"):
+        export_model(Other().fit(X, y), tmp_path / "model.onnx")

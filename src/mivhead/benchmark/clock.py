@@ -1,8 +1,8 @@
 """The one clock of the benchmark.
 
 Durations that are added or compared come from the same clock. On a CPU this is processor time: in
-one thread it equals wall time on an idle machine, whatever else runs. On other devices, where the
-processor only waits, it is wall time. The wall clock is recorded as well.
+one thread it equals the wall time of an idle machine, no matter what else runs. On other devices,
+where the processor only waits, it is wall time. The wall clock is recorded as well.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class MethodConfig:
         return ":" in self.kind
 
     def runs_on(self, backbone: str) -> bool:
-        """Tell whether the method runs on a backbone of the run.
+        """Return whether the method runs on a backbone of the run.
 
         Parameters
         ----------
@@ -167,7 +167,7 @@ class MethodConfig:
 
 @dataclass(frozen=True)
 class ComparisonConfig:
-    """Columns that a report shows side by side, whatever their backbones.
+    """Columns that a report shows side by side, of any backbones.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ class ComparisonConfig:
 
     @property
     def name(self) -> str:
-        """The title, by which comparisons of a run are told apart."""
+        """The title, which is unique in a run."""
         return self.title
 
 

@@ -385,7 +385,7 @@ class Missing:
     bytes_needed: int
 
     def find_obstacle(self, cache: FeatureCache, name: str) -> str | None:
-        """Say why the features of a set do not fit into the cache or onto the disk, if so.
+        """Explain why the features of a set do not fit into the cache or onto the disk, if so.
 
         Raises
         ------

@@ -86,7 +86,7 @@ class Place:
         Where all backbones and methods run, such as `"cpu"` or `"cuda"`; by default a GPU if there
         is one.
     features : {"auto", "cache", "task"}, default="auto"
-        Whether features are computed once and kept in the cache, or for each task anew and
+        Whether features are computed once and kept in the cache, or for each task and then
         dropped, as the paper's authors do. `"auto"`: kept if they fit into the cache.
     """
 
@@ -215,7 +215,7 @@ def check_methods(config: RunConfig, place: Place, own: Mapping[str, Backbone]) 
 
 
 def _has_content(folder: Path) -> bool:
-    """Tell whether a run folder holds results or features."""
+    """Return whether a run folder holds results or features."""
     results = folder / RESULTS
     return (folder / FEATURES).exists() or (results.exists() and results.stat().st_size > 0)
 
@@ -488,7 +488,7 @@ class _SetRun:
                 yield from executor.run(own, most)  # type: ignore[misc]  # what it was given
 
     def _fitting(self, runs: Sequence[TaskRun], workers: int) -> int:
-        """Return how many of these tasks fit into memory at a time; say so if it limits them."""
+        """Return how many of these tasks fit into memory at a time; note a limit."""
         sample = self._sample
         each = candidate_bytes(resolve_blocks(sample, self._backbone.preset))
         if self.inputs.device != "cpu":

@@ -17,7 +17,7 @@ SUFFIXES = (".safetensors", ".pth", ".pt", ".pth.tar", ".bin")
 def assign_weights(
     backbones: Sequence[BackboneConfig], values: Sequence[str]
 ) -> tuple[BackboneConfig, ...]:
-    """Give backbones their checkpoints.
+    """Assign checkpoints to backbones.
 
     Parameters
     ----------

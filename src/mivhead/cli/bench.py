@@ -291,7 +291,7 @@ def run_run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _dry_run(args)
     if args.output is None:
-        raise InputError("Give a folder for the results with -o RUN.")
+        raise InputError("Name a folder for the results with -o RUN.")
     from mivhead.backbones.base import default_device
     from mivhead.benchmark import runner
     from mivhead.benchmark.live import LiveView
@@ -314,7 +314,7 @@ def run_run(args: argparse.Namespace) -> int:
         try:
             results = runner.run(config, place, executor, view=LiveView(quiet=args.quiet))
         except KeyboardInterrupt:
-            print("Give the same command again to resume.", file=sys.stderr)
+            print("Run the same command again to resume.", file=sys.stderr)
             raise
         finally:
             executor.close()
@@ -429,7 +429,7 @@ def _what(args: argparse.Namespace) -> tuple[RunConfig, Path]:
         return config, write_bundled(folder / IMAGES)
     if data is None:
         raise InputError(
-            f"Give the folder of your data sets with --data or in the variable {DATA}; "
+            f"Name the folder of your data sets with --data or in the variable {DATA}; "
             f"`--sets {','.join(BUNDLED)}` runs on images that pip packages contain instead."
         )
     return replace(config, sets=choose_sets(config, data)), Path(data)
@@ -518,7 +518,7 @@ def _report(args: argparse.Namespace, config: RunConfig, results: list[Result]) 
     print(table(header, cells, right="tasks accuracy errors"))
     failed = sum(row[6] for row in rows)
     if failed:
-        print(f"{plural(failed, 'result')} failed; give the same command again to retry.")
+        print(f"{plural(failed, 'result')} failed; run the same command again to retry.")
 
 
 def _summary(config: RunConfig, results: list[Result]) -> list[tuple[Any, ...]]:

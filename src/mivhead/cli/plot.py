@@ -143,7 +143,9 @@ def run_episode(args: argparse.Namespace) -> int:
     check_output(args.output)
     data = args.data or os.environ.get("MIV_DATA")
     if data is None:
-        raise InputError("Give the folder of your data sets with --data or in MIV_DATA.")
+        raise InputError(
+            "Name the folder of your data sets with --data or in the variable MIV_DATA."
+        )
     from mivhead.benchmark.episode import draw_episode
 
     draw_episode(

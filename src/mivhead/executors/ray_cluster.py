@@ -46,7 +46,7 @@ class RayExecutor:
                 log_to_driver=False,
                 logging_level="ERROR",
             )
-        # Ray raises all kinds of errors; whatever it is, the cluster cannot be used.
+        # Ray raises all kinds of errors; in any case, the cluster cannot be used.
         except Exception as error:
             raise NotAvailableError(
                 f"The Ray cluster {address or 'on this machine'} cannot be used: {_short(error)}"

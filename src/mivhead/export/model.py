@@ -27,10 +27,11 @@ from mivhead.backbones.preset import Preprocessing
 from mivhead.backbones.taps import MAX_PREFIX
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.export.graph import EXTRA, OPSET, Graph, Value
-from mivhead.export.methods import logits, scaled, unit, unknown
+from mivhead.export.methods import logits, scaled, unknown
 from mivhead.export.storage import Storage, store
 from mivhead.features import Features
 from mivhead.methods import base
+from mivhead.methods.base import graph_unit
 from mivhead.methods.registry import Classifier, method_name
 from mivhead.model.decision import DecisionRule
 from mivhead.model.exported import (
@@ -252,7 +253,7 @@ def _tuned_graph(classifier: Any, backbone: Backbone, graph: Graph) -> tuple[Any
     size = backbone.preset.preprocessing.size
     proto = trace(classifier.network_.cpu(), size, ["embedded"])
     means = base.unit(classifier.tensors_[MEANS])
-    return proto, unit(graph.input("embedded", np.float32)) @ means.T / TEMPERATURE
+    return proto, graph_unit(graph.input("embedded", np.float32)) @ means.T / TEMPERATURE
 
 
 def _finish(

@@ -1,7 +1,7 @@
 """Component 1: pooling by attention, from patches to one vector per image (equations 1 and 2).
 
 The patches of a candidate compete to represent the candidate (theta), and the candidates compete to
-represent the image (mu). Patches are frozen, so whatever depends on them alone is computed once.
+represent the image (mu). Patches are frozen, so all that depends on them alone is computed once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training with PyTorch: the path on a GPU, and the text beside `mivhead.engine.training`.
+"""Training with PyTorch: the path on a GPU, and the reference for `mivhead.engine.training`.
 
 Pseudo-queries are the support images and their augmented views; bags hold the original images only.
 Every image is pooled and projected once per step. Comparing needs memory for queries x shots x

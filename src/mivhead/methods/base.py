@@ -1,7 +1,8 @@
 """`PooledClassifier`: what all methods on one vector per image share.
 
 A method is a subclass that names its arrays and their dimensions in `TENSORS`, learns them in
-`_learn`, scores with them in `_score`, and counts its own cost in `_work`.
+`_learn`, scores with them in `_score`, exports that formula in `_graph`, and counts its own cost in
+`_work`.
 """
 
 from __future__ import annotations
@@ -89,6 +90,13 @@ class PooledClassifier(FeatureClassifier):
     def _score(self, x: Array) -> Array:
         """Logits (image, class) of pooled features (image, channel)."""
 
+    def _graph(self, _x: Any) -> Any:
+        """Return the formula of `_score` as an ONNX graph of a `mivhead.export.graph.Value`.
+
+        It computes in double precision where `_score` does. None if it cannot be exported.
+        """
+        return None
+
     def _work(self, _size: Vectors) -> Work | None:
         """Count the work of `_learn`; None if it is not known."""
         return None
@@ -166,6 +174,17 @@ def unit(x: Array) -> Array:
     lengths = np.sqrt(np.square(x).sum(axis=-1, keepdims=True))
     scaled: Array = x / np.maximum(lengths, NORM_EPS)
     return scaled
+
+
+def graph_unit(x: Any) -> Any:
+    """Scale vectors (n, C) of a graph to length 1, as `unit` does."""
+    return x / x.length(1, least=NORM_EPS)
+
+
+def graph_distances(x: Any, rows: Array) -> Any:
+    """Squared distances (n, row) in a graph; differences first, which keeps all digits."""
+    apart = x.reshape(0, 1, -1) - rows[None]  # (n, row, C)
+    return (apart * apart).sum(2)
 
 
 def class_means(x: Array, labels: NDArray[np.int64], classes: int) -> Array:

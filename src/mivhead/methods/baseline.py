@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -102,6 +102,9 @@ class Baseline(_Trained):
     def _score(self, x: Array) -> Array:
         return x @ self.learned_["weights"].T + self.learned_["biases"]
 
+    def _graph(self, x: Any) -> Any:
+        return x @ self.learned_["weights"].T + self.learned_["biases"]
+
     def _gradients(self, x: Array, grad: Array) -> list[Array]:
         return [grad.T @ x, grad.sum(axis=0)]
 
@@ -155,6 +158,11 @@ class BaselinePlusPlus(_Trained):
         cosines = _shortened(x) @ unit(self.learned_["directions"]).T  # (image, class)
         logits: Array = self.logit_scale * self.learned_["lengths"] * cosines
         return logits
+
+    def _graph(self, x: Any) -> Any:
+        x = x / ((x * x).sum(1, keepdims=True).sqrt() + LENGTH_EPS)
+        directions = unit(self.learned_["directions"]).T
+        return x @ (directions * self.logit_scale * self.learned_["lengths"])
 
     @property
     def logit_scale(self) -> float:

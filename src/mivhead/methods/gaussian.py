@@ -1,7 +1,7 @@
 """The FiT heads: Gaussian classes whose covariance is a trained mixture, and ProtoNets.
 
 Everything happens in the low-dimensional span of the support set. With m the mean of all support
-images, whatever differs between classes lies in the span of the n centred images, which has r < n
+images, all that differs between classes lies in the span of the n centred images, which has r < n
 dimensions. One singular value decomposition finds an orthonormal basis of it in which the total
 covariance is diagonal, so that
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from mivhead.methods.base import (
     class_means_work,
     counts,
     cross_entropy,
+    graph_distances,
     membership,
     minimise,
     padded_rows,
@@ -39,7 +40,7 @@ from mivhead.methods.base import (
 )
 from mivhead.methods.cost import BACKWARD, Work
 
-LEAST_IDENTITY = 1e-4  # keeps Sigma invertible, whatever training does to the identity's weight
+LEAST_IDENTITY = 1e-4  # keeps Sigma invertible even if training shrinks the identity's weight
 
 
 class Span(NamedTuple):
@@ -271,6 +272,21 @@ class _FitHead(PooledClassifier):
     def _score(self, x: Array) -> Array:
         return log_densities(x.astype(np.float64), self.learned_)
 
+    def _graph(self, x: Any) -> Any:
+        learned = self.learned_
+        precision, means, labels = (learned[name] for name in ("precision", "means", "labels"))
+        centred = x.cast(np.float64) - learned["mean"]
+        inside = centred @ learned["basis"].T  # (n, dimension)
+        rest = centred - inside @ learned["basis"]
+        outside = (rest * rest).sum(1, keepdims=True) / float(learned["weights"][2])  # (n, 1)
+        root = np.sqrt(precision)
+        distances = graph_distances(inside * root, means * root) + outside  # (n, class)
+        if len(labels):
+            offsets = (learned["rows"] * means[labels]).sum(axis=1)
+            gained = inside @ learned["rows"].T - offsets  # (n, row)
+            distances = distances - (gained * gained) @ membership(labels, len(means), np.float64)
+        return (distances + learned["volumes"]) * -0.5
+
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class FitLDA(_FitHead):
@@ -406,6 +422,9 @@ class ProtoNets(PooledClassifier):
 
     def _score(self, x: Array) -> Array:
         return -squared_distances(x.astype(np.float64), self.learned_["means"])  # (image, class)
+
+    def _graph(self, x: Any) -> Any:
+        return graph_distances(x.cast(np.float64), self.learned_["means"]) * -1.0
 
     def _work(self, size: Vectors) -> Work:
         return class_means_work(size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from mivhead.methods.base import (
     Vectors,
     check_count,
     check_positive,
+    graph_unit,
     membership,
     unit,
 )
@@ -71,6 +72,16 @@ class NearestNeighbours(PooledClassifier):
         votes = np.einsum("qn,qnc->qc", shares, voters)  # (image, class)
         found: Array = np.log(np.maximum(votes, LEAST_SHARE))
         return found
+
+    def _graph(self, x: Any) -> Any:
+        cosines = graph_unit(x.cast(np.float64)) @ self.learned_["keys"].T  # (n, shot)
+        k = min(self.neighbours, len(self.learned_["keys"]))
+        nearest, rows = cosines.top(k)  # (n, neighbour)
+        shares = (nearest / self.temperature).softmax(1)
+        hot = x.graph.value(membership(self.learned_["labels"], len(self.classes_), np.float64))
+        voters = hot.pick(rows)  # (n, neighbour, class)
+        votes = (shares.reshape(0, 1, -1) @ voters).reshape(0, -1)  # (n, class)
+        return votes.at_least(LEAST_SHARE).log()
 
     def _work(self, _size: Vectors) -> Work:
         return Work()  # features are stored as they are

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from mivhead.methods.base import (
     Vectors,
     check_count,
     check_positive,
+    graph_unit,
     unit,
 )
 from mivhead.methods.cost import BACKWARD, Work
@@ -80,6 +81,12 @@ class LogisticProbe(PooledClassifier):
 
     def _score(self, x: Array) -> Array:
         return self._prepare(x) @ self.learned_["coefficients"].T + self.learned_["intercepts"]
+
+    def _graph(self, x: Any) -> Any:
+        x = x.cast(np.float64)
+        x = graph_unit(x) if self.normalise else x
+        coefficients = self.learned_["coefficients"].T.astype(np.float64)
+        return x @ coefficients + self.learned_["intercepts"]
 
     def _prepare(self, x: Array) -> Array:
         return unit(x.astype(np.float64)) if self.normalise else x.astype(np.float64)

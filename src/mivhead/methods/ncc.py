@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from mivhead.methods.base import (
     check_positive,
     class_means,
     class_means_work,
+    graph_unit,
     unit,
 )
 from mivhead.methods.cost import Work
@@ -66,6 +67,13 @@ class NearestCentroid(PooledClassifier):
             middle = means.mean(axis=0)
             means, x = means - middle, x - middle
         return unit(x) @ unit(means).T / self.temperature  # (image, class)
+
+    def _graph(self, x: Any) -> Any:
+        means, x = self.learned_["means"], x.cast(np.float64)
+        if self.centred:
+            middle = means.mean(axis=0)
+            means, x = means - middle, x - middle
+        return graph_unit(x) @ (unit(means).T / self.temperature)
 
     def _work(self, size: Vectors) -> Work:
         return class_means_work(size)

@@ -401,7 +401,7 @@ T = TypeVar("T", bound=type[Any])
 
 
 def register_method(name: str) -> Callable[[T], T]:
-    """Give a class of your own a name, for this process: a decorator.
+    """Register a class of your own under a name, for this process: a decorator.
 
     Parameters
     ----------

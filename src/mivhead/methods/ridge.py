@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from mivhead.methods.base import (
     PooledShots,
     Vectors,
     check_positive,
+    graph_unit,
     membership,
     unit,
 )
@@ -74,6 +75,14 @@ class RidgeRegression(PooledClassifier):
 
     def _score(self, x: Array) -> Array:
         scores = self._prepare(x) @ self.learned_["coefficients"].T + self.learned_["intercepts"]
+        return scores / self.temperature
+
+    def _graph(self, x: Any) -> Any:
+        x = x.cast(np.float64)
+        if self.power != 1:
+            x = x.abs().power(self.power) * x.sign()
+        x = graph_unit(x) if self.normalise else x
+        scores = x @ self.learned_["coefficients"].T + self.learned_["intercepts"]
         return scores / self.temperature
 
     def _prepare(self, x: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from mivhead.methods.base import (
     check_positive,
     class_means,
     class_means_work,
+    graph_distances,
+    graph_unit,
     squared_distances,
     unit,
 )
@@ -64,6 +66,10 @@ class SimpleShot(PooledClassifier):
     def _score(self, x: Array) -> Array:
         x = unit(x.astype(np.float64) - self.learned_["middle"])
         return -squared_distances(x, self.learned_["means"]) / self.temperature  # (image, class)
+
+    def _graph(self, x: Any) -> Any:
+        x = graph_unit(x.cast(np.float64) - self.learned_["middle"])
+        return graph_distances(x, self.learned_["means"]) / -self.temperature
 
     def _work(self, size: Vectors) -> Work:
         return class_means_work(size) + class_means_work(size)

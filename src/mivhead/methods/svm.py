@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from mivhead.methods.base import (
     PooledShots,
     Vectors,
     check_positive,
+    graph_distances,
+    membership,
     squared_distances,
 )
 from mivhead.methods.cost import Work
@@ -106,6 +108,28 @@ class SupportVectors(PooledClassifier):
         images, first = np.arange(len(values)), votes.argmax(axis=1)
         values[images, first] = values.max(axis=1)
         return values
+
+    def _graph(self, x: Any) -> Any:
+        learned = self.learned_
+        channels, classes = len(learned["shift"]), len(self.classes_)
+        x = (x.cast(np.float64) - learned["shift"]) / learned["scale"]
+        kernel = (graph_distances(x, learned["vectors"]) * (-1 / channels)).exp()  # (n, vector)
+        # Evidence of the vectors of class i for i against j: one matrix for all pairs
+        own = (
+            membership(learned["labels"], classes, np.float64)[:, :, None]
+            * learned["coefficients"][:, None, :]
+        )
+        pairs = (own - own.swapaxes(1, 2)).reshape(len(own), -1)  # (vector, i and j)
+        margins = (kernel @ pairs).reshape(0, classes, classes) + learned["intercepts"]  # (n, i, j)
+        totals = margins.sum(2)  # (n, class)
+        if classes == 2:
+            return totals / 2.0
+        votes = (margins > 0.0).cast(np.float64).sum(2)  # (n, class)
+        values = votes + totals / ((totals.abs() + 1.0) * 3.0)
+        # The first of the classes with most votes gets the highest of all values.
+        earlier = votes - np.arange(classes) / (2 * classes)  # votes are integers
+        best = (earlier - earlier.largest(1) + 1e-9 > 0.0).cast(np.float64)  # (n, class): 1 for it
+        return values * (best * -1.0 + 1.0) + best * values.largest(1)
 
     def _work(self, size: Vectors) -> Work:
         return Work.once(size.n**2 * size.c)  # one kernel matrix; the rest of libsvm is small

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from mivhead.methods.base import (
     Vectors,
     check_positive,
     counts,
+    graph_unit,
     membership,
     unit,
 )
@@ -69,6 +70,12 @@ class TipAdapter(PooledClassifier):
         affinities = np.exp(self.beta * (cosines - 1))
         sums = affinities @ membership(labels, classes, keys.dtype)  # (image, class)
         return self.alpha * (sums / counts(labels, classes) if self.average else sums)
+
+    def _graph(self, x: Any) -> Any:
+        cosines = graph_unit(x.cast(np.float64)) @ self.learned_["keys"].T  # (n, shot)
+        hot = membership(self.learned_["labels"], len(self.classes_), np.float64)
+        shares = hot / hot.sum(axis=0) if self.average else hot
+        return ((cosines - 1.0) * self.beta).exp() @ (self.alpha * shares)
 
     def _work(self, _size: Vectors) -> Work:
         return Work()  # features are stored as they are

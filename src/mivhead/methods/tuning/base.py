@@ -209,7 +209,7 @@ class TuningClassifier(Estimator):
             parameter.requires_grad_(False)
 
     def attach(self, network: Network) -> Self:
-        """Give the estimator a network: to tune it in `fit`, or, after loading, to predict with it.
+        """Attach a network: to tune it in `fit`, or, after loading, to predict with it.
 
         Parameters
         ----------

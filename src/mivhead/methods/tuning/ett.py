@@ -243,12 +243,12 @@ class Prefixes:
         self.current: Tensor | None = None
 
     def make(self) -> None:
-        """Make the keys and values of the next pass; None if it is to have none."""
+        """Make the keys and values of the next pass; None for a pass without prefixes."""
         made = self.value if self.maker is None else self.maker()
         self.current = made if self.enabled else None
 
     def keep(self) -> None:
-        """Store what the maker makes, and let it go."""
+        """Store what the maker makes, and drop the maker."""
         if self.maker is not None:
             with torch.no_grad():
                 self.value.copy_(self.maker())
