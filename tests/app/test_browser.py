@@ -904,3 +904,55 @@ def test_pictures_of_the_documentation(browser: Browser, tmp_path: Path) -> None
                     expect(page.locator(".toast")).to_have_count(0)
                     page.wait_for_timeout(1000)
                     take(page, pictures / "app-try.png")
+
+
+@pytest.mark.skipif("MIV_PICTURES" not in os.environ, reason="MIV_PICTURES is not set")
+def test_animation_of_the_readme(browser: Browser, tmp_path: Path) -> None:
+    from matplotlib.cbook import get_sample_data
+
+    photos, new, frames = tmp_path / "photos", tmp_path / "new", []
+    write_regions(photos, 5, seed=0)
+    write_regions(new, 2, seed=1)
+    with get_sample_data("grace_hopper.jpg") as portrait:  # a photo of something else
+        Image.open(portrait).save(new / "portrait.jpg")
+    view = {"width": 1120, "height": 740}
+    with (
+        running(tmp_path / "garden", recipe="mivhead") as app,
+        visiting(browser, app, color_scheme="light", viewport=view) as page,
+    ):
+
+        def keep(milliseconds: int) -> None:
+            page.wait_for_timeout(1000)
+            path = tmp_path / f"{len(frames)}.png"
+            page.screenshot(path=path)
+            frames.append((Image.open(path).convert("RGB").resize((896, 592)), milliseconds))
+
+        names = page.locator("input[type=text]")
+        keep(1500)
+        names.nth(0).fill("temple")
+        names.nth(1).fill("dahlia")
+        keep(1200)
+        page.get_by_role("button", name="Start").click()
+        for name in ("temple", "dahlia"):
+            keep(900)
+            files = sorted((photos / name).iterdir())
+            card(page, name).locator("input[type=file]").set_input_files(files)
+        expect(page.locator(".ring")).to_be_visible(timeout=SECONDS)
+        expect(page.locator(".status.ready")).to_be_visible(timeout=SECONDS)
+        keep(3000)
+        page.get_by_role("link", name="Try it").click()
+        keep(900)
+        files = [new / "portrait.jpg", *(new / "temple").iterdir(), *(new / "dahlia").iterdir()]
+        page.locator(".try input[type=file]").first.set_input_files(files)
+        expect(page.locator(".result:not(.notYet)")).to_have_count(5, timeout=SECONDS)
+        expect(page.locator(".toast")).to_have_count(0, timeout=SECONDS)
+        keep(4000)
+    pictures, times = zip(*frames, strict=True)
+    pictures[0].save(
+        Path(os.environ["MIV_PICTURES"]) / "app.webp",
+        save_all=True,
+        append_images=pictures[1:],
+        duration=list(times),
+        loop=0,
+        quality=72,
+    )

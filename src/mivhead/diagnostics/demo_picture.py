@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from mivhead._util.text import percent
 from mivhead.classifier import MIVClassifier
 from mivhead.diagnostics.attention import explain
 from mivhead.diagnostics.pictures import overlay, square
@@ -213,7 +214,7 @@ def _draw_card(page: _Page, left: float, top: float, card: Card) -> None:
         middle = top + 0.64 + PICTURE + 0.19 * place
         _draw_bar(page, left + 0.62, middle, CARD - 1.06, p, PALE if place else colour, 0.12)
         page.write(left + 0.56, middle, _short(each), 9, anchor="rm")
-        page.write(left + CARD - 0.38, middle, f"{100 * p:.0f} %", 9, anchor="lm")
+        page.write(left + CARD - 0.38, middle, percent(p), 9, anchor="lm")
 
 
 def _draw_chart(page: _Page, left: float, top: float, bars: Sequence[Bar]) -> None:

@@ -157,7 +157,7 @@ class Explanation:
             ([kind for kind in speaking if totals[kind] < 0], self.runner_up),
         )
         parts = [
-            f"{_listed(kinds)} {'speaks' if len(kinds) == 1 else 'speak'} for {label}"
+            f"{_listed(kinds)} {'speak' if kinds[1:] or 'details' in kinds else 'speaks'} for {label}"
             for kinds, label in sides
             if kinds
         ]

@@ -42,7 +42,7 @@ def draw_reasons(reasons: Explanation) -> Figure:
     columns = max(1 + len(maps), len(reasons.shots), 4)
     bars = 0.0 if not votes else 0.5 + 0.24 * len(votes)
     heights = [CELL, CELL, bars] if votes else [CELL, CELL]
-    figure = Figure(figsize=(CELL * columns, 0.9 + sum(heights)), facecolor="white")
+    figure = Figure(figsize=(CELL * columns, 1.1 + sum(heights)), facecolor="white")
     grid = figure.add_gridspec(
         len(heights),
         columns,
@@ -51,7 +51,7 @@ def draw_reasons(reasons: Explanation) -> Figure:
         right=0.98,
         top=1 - 0.75 / figure.get_figheight(),
         bottom=0.12 / figure.get_figheight() + (0.02 if votes else 0.06),
-        hspace=0.45,
+        hspace=0.6,
         wspace=0.08,
     )
     figure.suptitle(_title(reasons), color=INK, fontsize=12, parse_math=False)
