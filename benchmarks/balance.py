@@ -1,30 +1,36 @@
 """Unequal shots: the default method against plain heads, each with its best correction.
 
-    python benchmarks/balance.py --data DIR [--sets tuning] [--tasks 6] [--shots 1,1,2,3,5,8,12]
+    python benchmarks/balance.py --data DIR [--protocol "unequal shots"] [--sets tuning] [--tasks 6]
+    python benchmarks/balance.py ... --csv results/accuracy.csv     # adds a row per task and method
 
-Every task has 5 to 10 classes, and shots per class are drawn from a list; `--shots 5 --ways 10` are
-tasks with equal shots. There are up to 10 queries per class, and accuracy is the mean over classes.
-The default method is measured as it is. The logits of every other method are corrected by minus a
-power of the number of shots, log p - tau log n, and the best of several powers counts: chosen on
-the very tasks of the table, which favours the rivals. About 3 s per task on one core.
+There are up to 10 queries per class, and accuracy is the mean over classes. The default method and
+the recipe `experts` are measured as they are. The logits of all others are corrected by minus a
+power of the number of shots, log p - tau log n, and the best of several powers counts, chosen on
+the very tasks of the table, which favours the rivals. About 3 s per task on one core, most of it
+the paper's recipe (`--no-paper`). Figures: docs/research-log.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+import mivhead
 from _bench import SETS, names
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
 from mivhead.backbones.base import Backbone
 from mivhead.benchmark.compare import summarise
+from mivhead.benchmark.samplers import Protocol
+from mivhead.datasets.catalogue import groups_of
 from mivhead.datasets.sets import open_set
 from mivhead.extraction import extract_table
 from mivhead.extraction.cache import open_cache
@@ -34,76 +40,191 @@ from mivhead.methods import make_method
 QUERIES = 10  # per class, at most
 LEAST_QUERIES = 3
 POWERS = (0.0, 0.5, 1.0, 1.5, 2.0)
-OURS = "miv"
+OURS, EXPERTS, PAPER = "miv", "miv, recipe experts", "miv-paper"
+CORRECTED = "+correction"
+
+DRAWN = {  # shots that are drawn for each of 5 to 10 classes
+    "unequal shots": ("U", (1, 1, 2, 3, 5, 8, 12)),
+    "3 to 8 shots": ("M", (3, 4, 5, 6, 7, 8)),
+    "1 to 3 shots": ("S", (1, 2, 3)),
+}
+LARGE = {"60 to 1": ("H60", 60), "300 to 1": ("H300", 300)}  # one class, perhaps made of several
+VARYING = "varying"  # Meta-Dataset's sampler, with at most 20 classes and 200 shots
+PROTOCOLS = (*DRAWN, VARYING, *LARGE)
+
+Ints = NDArray[np.int64]
 
 
 class UnequalTask(NamedTuple):
     """Features and class numbers of a task."""
 
     X: Features
-    y: NDArray[np.int64]
+    y: Ints
     queries: Features
-    wanted: NDArray[np.int64]
+    wanted: Ints
 
 
-def sample_tasks(
-    backbone: Backbone, data: str, name: str, tasks: int, shots: list[int], ways: list[int]
+def sample(name: str, labels: NDArray[Any], protocol: str, number: int) -> tuple[Any, Any]:
+    """Sample the rows of shots and of queries, a list per class; task i is always the same."""
+    classes = np.unique(labels)
+    short = VARYING[0].upper() if protocol == VARYING else (DRAWN | LARGE)[protocol][0]
+    rng = np.random.default_rng(zlib.crc32(f"{name} {short} {number}".encode()))
+    groups = groups_of(name, classes.tolist())
+    if len(set(groups.values())) > 1:  # one alphabet
+        members: dict[str, list[str]] = {}
+        for each in classes:
+            members.setdefault(groups[each], []).append(each)
+        large = [own for own in members.values() if len(own) >= 5]
+        classes = np.array(large[rng.integers(len(large))])
+    if protocol in LARGE:
+        return _with_large_class(labels, classes, LARGE[protocol][1], rng)
+    most = QUERIES
+    if protocol == VARYING:
+        sampler = Protocol(max_ways=20, max_support=200)
+        chosen = rng.choice(classes, int(rng.integers(5, min(20, len(classes)) + 1)), replace=False)
+        sizes = np.array([(labels == each).sum() for each in chosen])
+        shots, most = sampler.sample_shots(rng, sizes), sampler.queries_per_class(sizes)
+    else:
+        count = min(int(rng.integers(5, 11)), len(classes))
+        chosen = rng.choice(classes, count, replace=False)
+        shots = rng.choice(DRAWN[protocol][1], count)
+    support, queries = [], []
+    for wanted, label in zip(shots, chosen, strict=True):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        split = min(int(wanted), len(rows) - LEAST_QUERIES)
+        support.append(rows[:split])
+        queries.append(rows[split : split + most])
+    return support, queries
+
+
+def _with_large_class(
+    labels: NDArray[Any], classes: NDArray[Any], size: int, rng: np.random.Generator
+) -> tuple[Any, Any]:
+    """Sample 4 to 7 classes of 1 to 3 shots, and a large one: as many classes as it takes."""
+    count = min(int(rng.integers(4, 8)), len(classes) - 1)
+    order = rng.permutation(classes)
+    sizes = [(labels == each).sum() for each in order]
+    needed = 70 / min(sizes) if size == 60 else 310 / np.median(sizes)
+    joined = min(int(np.ceil(needed)), len(classes) - 2)
+    rows = rng.permutation(np.flatnonzero(np.isin(labels, order[:joined])))
+    split = min(size, len(rows) - QUERIES)
+    support, queries = [rows[:split]], [rows[split : split + QUERIES]]
+    for label in order[joined : joined + min(count, len(classes) - joined)]:
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        split = int(rng.integers(1, 4))
+        support.append(rows[:split])
+        queries.append(rows[split : split + QUERIES])
+    return support, queries
+
+
+def load_tasks(
+    backbone: Backbone, data: str, name: str, protocol: str, tasks: int
 ) -> Iterator[UnequalTask]:
-    """Sample tasks of a set; task i does not depend on how many there are."""
+    """Sample tasks of a set, and extract their features through the cache."""
     images, cache = open_set(name, data), open_cache()
     labels = np.asarray(images.labels)
-    classes = np.unique(labels)
     for number in range(tasks):
-        rng = np.random.default_rng(zlib.crc32(f"{name} {shots} {ways} {number}".encode()))
-        count = min(int(rng.integers(ways[0], ways[-1] + 1)), len(classes))
-        chosen = rng.choice(classes, count, replace=False)
-        support, queries = [], []
-        for wanted, label in zip(rng.choice(shots, count), chosen, strict=True):
-            rows = rng.permutation(np.flatnonzero(labels == label))
-            split = min(int(wanted), len(rows) - LEAST_QUERIES)
-            support.append(rows[:split])
-            queries.append(rows[split : split + QUERIES])
+        support, queries = sample(name, labels, protocol, number)
         y, wanted = (
-            np.repeat(np.arange(count), [len(rows) for rows in part]) for part in (support, queries)
+            np.repeat(np.arange(len(part)), [len(rows) for rows in part])
+            for part in (support, queries)
         )
-        rows = np.concatenate(support + queries)
+        rows = np.concatenate([*support, *queries])
         table = extract_table(backbone, images.take(rows), cache=cache, verbose=False)
         yield UnequalTask(table.features[: len(y)], y, table.features[len(y) :], wanted)
 
 
-def all_logits(task: UnequalTask, backbone: Backbone) -> dict[str, NDArray[np.float64]]:
+def all_logits(
+    task: UnequalTask, backbone: Backbone, *, paper: bool = True
+) -> dict[str, NDArray[np.float64]]:
     """Fit every method, and return its log probabilities of the queries."""
     preset: dict[str, Any] = {"preset": backbone.preset, "random_state": 0}
-    roots = [np.sqrt(np.maximum(pooled(x), 0)) for x in (task.X, task.queries)]
-    plain = (task.X, task.queries)
-    runs: dict[str, tuple[Any, Any]] = {
-        OURS: (make_method("miv", **preset), plain),
-        "miv-paper": (make_method("miv-paper", **preset), plain),
-        "ridge": (make_method("ridge"), plain),
-        "ridge, square roots": (make_method("ridge"), roots),
-        "logistic": (make_method("logistic"), plain),
-        "fit-lda": (make_method("fit-lda"), plain),
-        "ncc": (make_method("ncc"), plain),
-        "ncc, centred": (make_method("ncc", centred=True), plain),
+    methods = {
+        OURS: make_method("miv", **preset),
+        EXPERTS: make_method("miv", recipe="experts", **preset),
+        **({PAPER: make_method("miv-paper", **preset)} if paper else {}),
+        "ridge": make_method("ridge"),
+        "ridge, power 0.5": make_method("ridge", power=0.5),
+        "logistic": make_method("logistic"),
+        "ncc": make_method("ncc"),
+        "ncc, centred": make_method("ncc", centred=True),
+        "simpleshot": make_method("simpleshot"),
+        "fit-lda": make_method("fit-lda"),
     }
     found = {}
-    for name, (method, (X, queries)) in runs.items():
-        probabilities = method.fit(X, task.y).predict_proba(queries)
+    for name, method in methods.items():
+        probabilities = method.fit(task.X, task.y).predict_proba(task.queries)
         found[name] = np.log(np.maximum(probabilities, 1e-300))
     return found
 
 
-def pooled(features: Features) -> NDArray[np.float32]:
-    """Return the mean patch of the deepest map."""
-    map_ = np.asarray(features.blocks[-1].map, np.float32)
-    mean: NDArray[np.float32] = map_.mean(axis=(2, 3))
-    return mean
-
-
-def mean_class_accuracy(logits: NDArray[np.float64], wanted: NDArray[np.int64]) -> float:
+def mean_class_accuracy(logits: NDArray[np.float64], wanted: Ints) -> float:
     """Return the accuracy in percent, as a mean over classes."""
     right = logits.argmax(axis=1) == wanted
     return 100 * float(np.mean([right[wanted == c].mean() for c in np.unique(wanted)]))
+
+
+class Accuracies:
+    """Accuracies by method and power of the correction, task by task."""
+
+    def __init__(self) -> None:
+        self.tasks: list[tuple[str, int]] = []
+        self.found: dict[tuple[str, float], list[float]] = defaultdict(list)
+
+    def add(self, name: str, number: int, logits: dict[str, Any], y: Ints, wanted: Ints) -> None:
+        """Add a task, given the log probabilities of each method."""
+        self.tasks.append((name, number))
+        log_n = np.log(np.bincount(y))
+        for method, own in logits.items():
+            for power in POWERS[:1] if method in (OURS, EXPERTS) else POWERS:
+                accuracy = mean_class_accuracy(own - power * log_n, wanted)
+                self.found[method, power].append(accuracy)
+
+    @property
+    def methods(self) -> list[str]:
+        """All methods, in their order."""
+        return list(dict.fromkeys(method for method, _ in self.found))
+
+    def best_power(self, method: str) -> float:
+        """Return the power of the correction with the highest mean."""
+        own = [power for each, power in self.found if each == method]
+        return max(own, key=lambda power: np.mean(self.found[method, power]))
+
+    def print(self) -> None:
+        """Print a table in Markdown."""
+        ours = np.array(self.found[OURS, 0.0])
+        print(f"{len(ours)} tasks, {OURS}: {ours.mean():.1f}")
+        print("| method | as it is | corrected (tau) | miv minus that |\n|---|---:|---:|---:|")
+        for method in self.methods[1:]:
+            best = self.best_power(method)
+            theirs = np.array(self.found[method, best])
+            ahead = summarise(ours - theirs)
+            corrected = "" if method == EXPERTS else f"{theirs.mean():.1f} ({best:g})"
+            print(
+                f"| {method} | {np.mean(self.found[method, 0.0]):.1f} | {corrected} "
+                f"| {ahead.mean:+.1f} ± {ahead.half_width:.1f} |"
+            )
+
+    def rows(self, protocol: str) -> Iterator[tuple[object, ...]]:
+        """Yield rows for results/accuracy.csv."""
+        for method in self.methods:
+            for suffix, power in (("", 0.0), (CORRECTED, self.best_power(method))):
+                if suffix and method in (OURS, EXPERTS):
+                    continue
+                own = self.found[method, power]
+                for (name, number), accuracy in zip(self.tasks, own, strict=True):
+                    task = (DEFAULT_BACKBONE, protocol, name, number, f"{method}{suffix}")
+                    yield (*task, f"{accuracy:.2f}", mivhead.__version__)
+
+
+def replace_rows(path: Path, rows: list[tuple[object, ...]]) -> None:
+    """Write rows to a file of results, instead of those of the same tasks and methods."""
+    with path.open(newline="", encoding="utf-8") as file:
+        head, *old = list(csv.reader(file))
+    new = {tuple(map(str, row[:5])) for row in rows}
+    kept = [row for row in old if tuple(row[:5]) not in new]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([head, *kept, *rows])
 
 
 def main() -> None:
@@ -111,30 +232,20 @@ def main() -> None:
     parser.add_argument("--data", default=os.environ.get("MIV_DATA"))
     parser.add_argument("--sets", type=lambda text: SETS.get(text) or names(text), default="tuning")
     parser.add_argument("--tasks", type=int, default=6, help="per set")
-    parser.add_argument("--shots", default="1,1,2,3,5,8,12", help="drawn for each class")
-    parser.add_argument("--ways", default="5,10", help="smallest and largest number of classes")
+    parser.add_argument("--protocol", choices=PROTOCOLS, default="unequal shots")
+    parser.add_argument("--no-paper", action="store_true", help="leave the paper's recipe out")
+    parser.add_argument("--csv", type=Path, help="file to add the results to")
     args = parser.parse_args()
-    shots, ways = ([int(part) for part in names(text)] for text in (args.shots, args.ways))
     backbone = load_backbone(DEFAULT_BACKBONE)
-    accuracies: dict[tuple[str, float], list[float]] = defaultdict(list)
+    found = Accuracies()
     for name in args.sets:
-        for task in sample_tasks(backbone, args.data, name, args.tasks, shots, ways):
-            log_n = np.log(np.bincount(task.y))
-            for method, logits in all_logits(task, backbone).items():
-                for power in POWERS[:1] if method == OURS else POWERS:
-                    found = mean_class_accuracy(logits - power * log_n, task.wanted)
-                    accuracies[method, power].append(found)
-    ours = np.array(accuracies[OURS, 0.0])
-    print(f"{len(ours)} tasks, {OURS}: {ours.mean():.1f}")
-    print("| method | as it is | corrected | tau | miv minus that |\n|---|---:|---:|---:|---:|")
-    for method in dict.fromkeys(method for method, _ in accuracies if method != OURS):
-        best = max(POWERS, key=lambda power: np.mean(accuracies[method, power]))
-        theirs = np.array(accuracies[method, best])
-        ahead = summarise(ours - theirs)
-        print(
-            f"| {method} | {np.mean(accuracies[method, 0.0]):.1f} | {theirs.mean():.1f} | {best:g} "
-            f"| {ahead.mean:+.1f} ± {ahead.half_width:.1f} |"
-        )
+        tasks = load_tasks(backbone, args.data, name, args.protocol, args.tasks)
+        for number, task in enumerate(tasks):
+            logits = all_logits(task, backbone, paper=not args.no_paper)
+            found.add(name, number, logits, task.y, task.wanted)
+    found.print()
+    if args.csv:
+        replace_rows(args.csv, list(found.rows(args.protocol)))
 
 
 if __name__ == "__main__":

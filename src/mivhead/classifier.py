@@ -21,6 +21,7 @@ from mivhead._util.estimator import Estimator, check_fitted, random_seed, read_l
 from mivhead._util.progress import progress_bar
 from mivhead._util.schema import check_tensors, from_json, split_tensors, to_json
 from mivhead._util.threads import shared_cores
+from mivhead.backbones.classes import recognise
 from mivhead.backbones.preset import BlockPreset, Preset
 from mivhead.engine.head import Bags, Head, Projected, combine
 from mivhead.engine.training import Trainer
@@ -44,6 +45,7 @@ from mivhead.features import (
     blocks_of,
     is_array,
     layout_to_json,
+    mean_patches,
     read_layout,
 )
 from mivhead.head.blocks import BlockConfig, resolve_blocks, spans_of
@@ -687,6 +689,7 @@ class MIVClassifier(FeatureClassifier):
                 out_of_fold,
                 spans_of(blocks),
                 names=support.class_vectors,
+                recognised=self._recognised(support, blocks),
             )
             if ensemble.names is not None and out_of_fold is None:
                 shots = _compare(head, support, support.features)
@@ -719,6 +722,14 @@ class MIVClassifier(FeatureClassifier):
         if support.class_vectors is not None:
             return support.class_vectors.seen
         return np.arange(len(support.shots))
+
+    def _recognised(self, support: SupportSet, blocks: Sequence[BlockConfig]) -> float | None:
+        """Tell how well the backbone recognises the shots, if every class has one."""
+        classifier, map_ = blocks[-1].classifier, support.features.blocks[-1].map
+        if classifier is None or map_ is None or max(support.shots) > 1:
+            return None
+        means = np.ldexp(mean_patches(map_), self.scale_[-1])  # as they were given
+        return recognise(classifier, means)
 
     def _trainer(
         self,
@@ -858,7 +869,7 @@ class MIVClassifier(FeatureClassifier):
 
     def _unfitted(self) -> Self:
         copy = super()._unfitted()
-        fields = ("pool_sizes", "native", "form", "tau", "heads", "plain", "deepest")
+        fields = ("pool_sizes", "native", "form", "tau", "heads", "plain", "deepest", "classifier")
         presets = [BlockPreset(**{name: getattr(b, name) for name in fields}) for b in self.blocks_]
         unused = len(blocks_of(self.layout_)) - len(presets)  # by a recipe with `last_blocks`
         copy.preset = (*(BlockPreset() for _ in range(unused)), *presets)
@@ -952,9 +963,9 @@ class MIVClassifier(FeatureClassifier):
 
 
 def _block_to_json(block: BlockConfig) -> dict[str, Any]:
-    """Leave out `deepest`, which earlier versions do not know, where it is False."""
-    document = to_json(block)
-    return document if block.deepest else {k: v for k, v in document.items() if k != "deepest"}
+    """Leave out fields that earlier versions do not know, where they are not used."""
+    newer = {"deepest": False, "classifier": None}
+    return {k: v for k, v in to_json(block).items() if k not in newer or v != newer[k]}
 
 
 def _compare(head: Head, support: SupportSet, images: Features) -> Array:

@@ -19,6 +19,7 @@ ViewsRule: TypeAlias = Literal["few", "ceil", "floor"]  # how many views per ima
 
 USUAL_SIZE, LARGEST_USUAL_SIZE = 224, 256  # pixels
 _DEPTHS = (1 / 2, 2 / 3, 5 / 6, 1)  # of the taps
+CLASSIFIERS = ("efficientnet_lite0",)  # that `mivhead.backbones.classes` can read
 MAX_SIZE = 4096  # pixels; keeps a forged file from asking for memory
 
 
@@ -51,6 +52,9 @@ class BlockPreset:
         where that is not a function of the last block; the MIV-head leaves it out. It comes last.
     deepest : bool, default=False
         Whether this is the deepest block of a backbone, and blocks of another backbone follow.
+    classifier : {"efficientnet_lite0"} or None, default=None
+        The network whose own classifier is a linear map of the mean of this block, the last one.
+        What it says about the shots helps where every class has one shot.
     """
 
     pool_sizes: tuple[int, ...] = ()
@@ -62,9 +66,12 @@ class BlockPreset:
     candidates: int | None = None
     pooled: bool = False
     deepest: bool = False
+    classifier: str | None = None
 
     def __post_init__(self) -> None:
         check_one_of("form", self.form, ("cnn", "vit"))
+        if self.classifier is not None:
+            check_one_of("classifier", self.classifier, CLASSIFIERS)
         for size in self.pool_sizes:
             _check_count("each of pool_sizes", size)
         for name in ("heads", "candidates"):

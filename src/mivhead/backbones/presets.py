@@ -25,6 +25,7 @@ _EFFICIENTNET_LITE0 = Preset(
     blocks=(BlockPreset(), BlockPreset(), BlockPreset(), BlockPreset(plain=True)),
     preprocessing=Preprocessing(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
 )
+_ITS_CLASSIFIER = BlockPreset(plain=True, classifier="efficientnet_lite0")
 
 
 def _at_size(preset: Preset, size: int) -> Preset:
@@ -32,7 +33,9 @@ def _at_size(preset: Preset, size: int) -> Preset:
 
 
 PRESETS = {
-    "efficientnet_lite0": _EFFICIENTNET_LITE0,
+    "efficientnet_lite0": replace(
+        _EFFICIENTNET_LITE0, blocks=(*_EFFICIENTNET_LITE0.blocks[:-1], _ITS_CLASSIFIER)
+    ),
     "efficientnet_lite1": _at_size(_EFFICIENTNET_LITE0, 240),
     "efficientnet_lite2": _at_size(_EFFICIENTNET_LITE0, 260),
 }

@@ -51,6 +51,8 @@ SMALLEST = 0.001  # part of its prior weight that a member keeps, even if all me
 BLOCK, DEEPEST_BLOCK = 0.5, 1.0  # prior weights of the head's blocks
 ONE_SHOT_BLOCKS = 0.4  # factor of them, if every class has one shot
 ONE_SHOT_SCALE, ONE_SHOT_POWER = 1.34, 0.41  # of all prior weights, if every class has one shot
+RECOGNISED, RECOGNISED_POWER = 0.18, 3  # where the mean has its usual weight; how fast it grows
+LARGEST_TRUST = 16.0  # factor of its weight
 WEIGHT_FOLDS = 10  # in which images are left out of stacking to estimate the accuracy
 WEIGHTS = "weights"  # their name in a model file
 CLASS_WEIGHTS, OFFSETS = "class_weights", "offsets"  # likewise, if classes have unequal shots
@@ -288,6 +290,35 @@ def one_shot_scale(features: Features, labels: NDArray[np.int64]) -> float:
     return float(ONE_SHOT_SCALE * max(distance, 0.01) ** ONE_SHOT_POWER)
 
 
+def trust_mean(prior: Array, means: NDArray[np.bool_], recognised: float) -> Array:
+    """Give the mean more of the weight, the better the backbone recognises the shots.
+
+    Only for one shot per class: with more, stacking finds the weights. The constants were chosen on
+    16 image sets and validated with each of them left out (docs/research-log.md).
+
+    Parameters
+    ----------
+    prior : array of shape (member,)
+        The weights of one-shot tasks.
+    means : array of bool of shape (member,)
+        Which members look at the mean of the deepest block.
+    recognised : float
+        See `mivhead.backbones.classes.recognition`.
+
+    Examples
+    --------
+    >>> means = np.array([False, True])
+    >>> trust_mean(np.ones(2, np.float32), means, RECOGNISED)
+    array([1., 1.], dtype=float32)
+    >>> trust_mean(np.ones(2, np.float32), means, 0.0)
+    array([2., 0.], dtype=float32)
+    """
+    factor = min((recognised / RECOGNISED) ** RECOGNISED_POWER, LARGEST_TRUST)
+    weights = np.where(means, prior * np.float32(factor), prior)
+    trusted: Array = weights * np.float32(prior.sum() / weights.sum())
+    return trusted
+
+
 def is_one_shot(experts: Experts, labels: NDArray[np.int64]) -> bool:
     """Whether the weights of one-shot tasks apply: they are for features with maps."""
     second_order = any(expert.kind == "second_order" for expert in experts.ridges)
@@ -319,6 +350,7 @@ class Ensemble:
         *,
         together: bool = False,
         names: ClassVectors | None = None,
+        recognised: float | None = None,
     ) -> Self:
         """Fit the experts and the weights.
 
@@ -339,6 +371,9 @@ class Ensemble:
             default they leave out one image at a time, and learn from as many as possible.
         names : ClassVectors or None, default=None
             Vectors of the names of the classes, if names are a member.
+        recognised : float or None, default=None
+            How well the backbone recognises the images (`mivhead.backbones.classes`), which
+            matters if every class has one shot.
         """
         shots = np.bincount(labels)
         folds = out_of_fold[1] if together and out_of_fold is not None else None
@@ -351,6 +386,9 @@ class Ensemble:
             of_blocks *= np.float32(ONE_SHOT_BLOCKS)
         of_experts = prior_weights(list(experts.ridges), spans, one_shot=one_shot)
         prior = np.concatenate([of_blocks / np.float32(len(spans)), of_experts])
+        if one_shot and recognised is not None:
+            means = [False] * len(taken) + [expert.kind == "mean" for expert in experts.ridges]
+            prior = trust_mean(prior, np.array(means), recognised)
         cosines, fold = out_of_fold or (
             np.zeros((len(taken), *predictions.shape[1:]), np.float32),
             np.full(len(labels), -1),

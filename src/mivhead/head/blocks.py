@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from mivhead.backbones.preset import BlockPreset, Preset, replace_in_blocks
-from mivhead.errors import InputError
+from mivhead.backbones.preset import CLASSIFIERS, BlockPreset, Preset, replace_in_blocks
+from mivhead.errors import InputError, check_one_of
 from mivhead.features import Block, Features
 
 HEAD_WIDTH = 64  # channels per attention head that the paper aims at
@@ -35,8 +35,11 @@ class BlockConfig:
     plain: bool = False
     pooled: bool = False
     deepest: bool = False
+    classifier: str | None = None
 
     def __post_init__(self) -> None:
+        if self.classifier is not None:
+            check_one_of("classifier", self.classifier, CLASSIFIERS)
         if self.channels < 1 or self.heads < 1 or self.channels % self.heads:
             raise InputError(
                 f"heads must divide the channels, got {self.heads} heads for {self.channels}."
@@ -189,6 +192,7 @@ def _resolve_block(block: Block, preset: BlockPreset) -> BlockConfig:
         plain=preset.plain,
         pooled=preset.pooled,
         deepest=preset.deepest,
+        classifier=preset.classifier,
     )
 
 
