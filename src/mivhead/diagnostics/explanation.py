@@ -156,11 +156,10 @@ class Explanation:
             ([kind for kind in speaking if totals[kind] > 0], self.prediction.label),
             ([kind for kind in speaking if totals[kind] < 0], self.runner_up),
         )
-        parts = [
-            f"{_listed(kinds)} {'speak' if kinds[1:] or 'details' in kinds else 'speaks'} for {label}"
-            for kinds, label in sides
-            if kinds
-        ]
+        parts = []
+        for kinds, label in sides:
+            verb = "speak" if len(kinds) > 1 or kinds == ["details"] else "speaks"
+            parts += [f"{_listed(kinds)} {verb} for {label}"] if kinds else []
         text = "; ".join(parts)
         return f"{text[:1].upper()}{text[1:]}." if text else ""
 
