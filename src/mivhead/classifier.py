@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -87,7 +87,9 @@ class FeatureClassifier(Estimator):
         When to say "unsure" or "none of these"; None for a model file that has no such rule.
     """
 
+    needs: ClassVar[str] = "features"
     decision_: DecisionRule | None = None
+    unlabelled_: UnlabelledUse | None = None
     random_state: int | np.random.RandomState | None
     device: str | None
     classes_: NDArray[Any]
@@ -167,7 +169,7 @@ class FeatureClassifier(Estimator):
     ) -> Self:
         given = {"unlabelled images": unlabelled, "class vectors": class_vectors}
         for what, value in given.items():
-            if value is not None and not self._has_ensemble:
+            if value is not None and not self.has_ensemble:
                 raise InputError(
                     f"{type(self).__name__} cannot learn from {what} with these settings: "
                     "use the method miv with its default recipe, or omit them."
@@ -203,7 +205,7 @@ class FeatureClassifier(Estimator):
         return support, order
 
     @property
-    def _has_ensemble(self) -> bool:
+    def has_ensemble(self) -> bool:
         """Whether `fit` takes unlabelled images and class vectors."""
         return False
 
@@ -639,8 +641,6 @@ class MIVClassifier(FeatureClassifier):
     10
     """
 
-    unlabelled_: UnlabelledUse | None = None
-
     def __init__(
         self,
         recipe: str | Recipe = DEFAULT_RECIPE,
@@ -753,7 +753,8 @@ class MIVClassifier(FeatureClassifier):
         return self.device is not None and self.device != "cpu"
 
     @property
-    def _has_ensemble(self) -> bool:
+    def has_ensemble(self) -> bool:
+        """Whether the recipe has ridge experts beside the head."""
         return resolve_recipe(self.recipe).has_experts
 
     @property

@@ -178,3 +178,17 @@ def test_two_processes_that_change_one_model(mine, tmp_path):
     left = mivhead.load(mine)
     assert len(left.history_) == codes.count(0)
     assert np.isfinite(left.predict_proba(left.shots_.features)).all()
+
+
+def test_another_name_keeps_the_estimate(miv, shots, mine):
+    assert miv("fit", shots, "-o", mine).code == 0
+    before = json.loads(miv("info", mine, "--json").out)
+    first = next(iter(before["classes"]))
+    assert miv("rename", mine, first, "zzz").code == 0  # now the last class
+    after = json.loads(miv("info", mine, "--json").out)
+    assert list(after["classes"])[-1] == "zzz"
+    expected = before["estimate"]
+    assert after["estimate"] == {
+        **expected,
+        "per_class": [*expected["per_class"][1:], expected["per_class"][0]],
+    }

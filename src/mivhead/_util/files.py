@@ -139,8 +139,10 @@ def write(path: str | Path, tensors: Mapping[str, NDArray[Any]], meta: Mapping[s
             raise OSError(str(error)) from error
 
 
-def read(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Read arrays and the JSON document of a file written by `write`."""
+def read(
+    path: str | Path, *, arrays: bool = True
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Read arrays and the JSON document of a file written by `write`, or the document alone."""
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
@@ -155,7 +157,8 @@ def read(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
             if METADATA_KEY not in metadata:
                 raise ModelFileError(f"{path} was not written by mivhead.")
             meta = parse_json(metadata[METADATA_KEY])
-            arrays = {name: _read_array(path, file, name) for name in file.keys()}  # noqa: SIM118
+            names = list(file.keys()) if arrays else []
+            found = {name: _read_array(path, file, name) for name in names}
     except FileNotFoundError:
         raise ModelFileError(f"{path} does not exist.") from None
     except (OSError, SafetensorError, ValueError) as error:
@@ -166,9 +169,10 @@ def read(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         ) from error
     if not isinstance(meta, dict):
         raise ModelFileError(f"{path} is corrupted: its metadata is not a JSON object.")
-    if CHECKSUM in meta and meta.pop(CHECKSUM) != checksum(arrays, meta):
+    stored = meta.pop(CHECKSUM, None)
+    if arrays and stored is not None and stored != checksum(found, meta):
         raise ModelFileError(f"{path} is corrupted: its checksum does not match its contents.")
-    return arrays, meta
+    return found, meta
 
 
 def _read_array(path: Path, file: Any, name: str) -> NDArray[Any]:

@@ -129,7 +129,7 @@ class Learner:
     @cached_property
     def can_use_unlabelled(self) -> bool:
         """Whether the method can learn from photos without names."""
-        return bool(getattr(self._base.make_classifier(), "_has_ensemble", False))
+        return self._base.make_classifier().has_ensemble
 
     def start(self) -> None:
         """Start to follow the project."""
@@ -393,7 +393,7 @@ def _twin(model: FewShotClassifier) -> FewShotClassifier:
 
 
 def _learned_unlabelled(model: FewShotClassifier) -> int:
-    use = getattr(model.classifier_, "unlabelled_", None)
+    use = model.classifier_.unlabelled_
     return use.images if use is not None and use.used else 0
 
 

@@ -219,7 +219,7 @@ def _run(args: argparse.Namespace, change: Callable[[FewShotClassifier], Change]
         before = len(model.history_)
         done = change(model)
         changed = len(model.history_) > before
-        if changed and not args.no_check:
+        if changed and not args.no_check and model.estimate_ is None:
             model.check()
     _report(args, model, done, output if changed else None, time.perf_counter() - started)
     return 0

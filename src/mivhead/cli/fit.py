@@ -246,7 +246,7 @@ def _describe_model(model: FewShotClassifier, times: Mapping[str, float], output
 
 
 def _unlabelled_use(model: FewShotClassifier) -> UnlabelledUse | None:
-    use: UnlabelledUse | None = getattr(model.classifier_, "unlabelled_", None)
+    use: UnlabelledUse | None = model.classifier_.unlabelled_
     return use
 
 

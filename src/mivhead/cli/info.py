@@ -88,7 +88,7 @@ def _model_facts(path: str) -> dict[str, Any]:
     facts["shots"] = listed
     facts["views"] = model.view_count
     facts["pictures"] = kept is not None and None not in kept.pictures
-    use = getattr(model.classifier_, "unlabelled_", None)
+    use = model.classifier_.unlabelled_
     facts["unlabelled"] = None if use is None else asdict(use)
     facts["estimate"] = None if model.estimate_ is None else asdict(model.estimate_)
     facts["names"] = model.names_used

@@ -133,7 +133,7 @@ def export_model(
     else:
         proto = _from_images(model, input)
     store(proto, storage)
-    rule: DecisionRule | None = getattr(classifier, "decision_", None)
+    rule: DecisionRule | None = classifier.decision_
     document = {
         "format": FORMAT,
         "kind": KIND,
@@ -200,9 +200,9 @@ def _from_features(classifier: Any) -> Any:
     return model
 
 
-def _tunes(classifier: Any) -> bool:
+def _tunes(classifier: Classifier) -> bool:
     """Whether a method tunes the backbone, in PyTorch."""
-    return getattr(classifier, "needs", "features") == "images"
+    return classifier.needs == "images"
 
 
 def _from_images(model: FewShotClassifier, kind: Input) -> Any:
@@ -263,7 +263,7 @@ def _finish(
     onnx = need("onnx", EXTRA)
     graph.output(scores.softmax(1).cast(np.float32), PROBABILITIES)
     shapes = {PROBABILITIES: ["n", len(classifier.classes_)]}
-    rule: DecisionRule | None = getattr(classifier, "decision_", None)
+    rule: DecisionRule | None = classifier.decision_
     if rule is not None:
         graph.output(unknown(scores, features, classifier, rule).reshape(-1), UNKNOWN)
         shapes[UNKNOWN] = ["n"]
@@ -440,7 +440,7 @@ def _compare(model: FewShotClassifier | Classifier, content: bytes, kind: Input)
             array = np.ascontiguousarray(normalise(images, preprocessing).transpose(0, 3, 1, 2))
         feed = {session.inputs[0]: array}
     found = run(session, feed, name, len(classifier.classes_))
-    if getattr(classifier, "decision_", None) is None:
+    if classifier.decision_ is None:
         expected, unknown = classifier.predict_proba(given), None
     else:
         expected, unknown = classifier.score_unknown(given)

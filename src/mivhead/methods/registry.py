@@ -17,7 +17,7 @@ from functools import cache
 from importlib import import_module, invalidate_caches
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 from mivhead.errors import InputError, check_one_of
 
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from mivhead.ensemble.unlabelled import UnlabelledUse
     from mivhead.features import Features
     from mivhead.methods.cost import BackboneWork, TaskSize, Work
+    from mivhead.model.decision import DecisionRule
 
 GROUP = "mivhead.methods"  # of entry points
 MADE_AS = "_made_as"  # attribute of an estimator: the name of its method
@@ -38,10 +40,19 @@ MIV_PAPER = "Few-shot Classification as Multi-instance Verification (the MIV-hea
 class Classifier(Protocol):
     """The protocol of every method: an estimator on features, or on pixels."""
 
+    needs: ClassVar[str]  # "features", or "images" if it tunes a copy of the backbone
     classes_: NDArray[Any]
     seed_: int
     random_state: Any
     device: str | None
+    scale_: tuple[int, ...]
+    decision_: DecisionRule | None  # None if no shot is left out while it is fitted
+    unlabelled_: UnlabelledUse | None  # None if it learned from its shots alone
+
+    @property
+    def has_ensemble(self) -> bool:
+        """Whether `fit` takes unlabelled images."""
+        ...
 
     def fit(self, X: Any, y: Any, *, views: Any = None, view_of: Any = None) -> Self:
         """Train on a support set, and perhaps on augmented views."""

@@ -384,13 +384,13 @@ class FewShotClassifier(ImageClassifier, Estimator):
     def calibration(self) -> Calibration | None:
         """Out-of-fold scores of the shots, from which thresholds follow; None if there are none."""
         check_fitted(self, "classifier_")
-        rule: DecisionRule | None = getattr(self.classifier_, "decision_", None)
+        rule: DecisionRule | None = self.classifier_.decision_
         return None if rule is None else rule.calibration
 
     @property
     def no_decision(self) -> str | None:
         """Why the model always gives a name; None if it can be unsure or say "none of these"."""
-        if getattr(self.classifier_, "decision_", None) is not None:
+        if self.classifier_.decision_ is not None:
             return None
         if self.needs_images:
             return f"{self.method} tunes the backbone and leaves no shot out while it is fitted."
@@ -512,11 +512,19 @@ class FewShotClassifier(ImageClassifier, Estimator):
         Change
             What was renamed.
         """
-        label = self._own_shots().find_label(old)
-        shots = self._own_shots().rename(old, new, merge=merge)
+        own, estimate = self._own_shots(), self.estimate_
+        label = own.find_label(old)
+        shots = own.rename(old, new, merge=merge)
         verb = ("merged", "into") if merge else ("renamed", "to")
         text = f"{verb[0]} {old} {verb[1]} {new}"
-        return self._change("rename", text, shots, unlabelled=unlabelled, renamed_from=label)
+        change = self._change("rename", text, shots, unlabelled=unlabelled, renamed_from=label)
+        if estimate is not None and not merge and names_of(self.classifier_) is None:
+            # Another name does not change the accuracy.
+            names = [own.as_label(new) if each == label else each for each in own.classes]
+            known = dict(zip(names, estimate.per_class, strict=True))
+            per_class = tuple(known[name] for name in self.classes_.tolist())
+            self.estimate_ = replace(estimate, per_class=per_class)
+        return change
 
     def relabel(
         self,
@@ -873,7 +881,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
         -------
         Scores
         """
-        if getattr(self.classifier_, "decision_", None) is None:
+        if self.classifier_.decision_ is None:
             return Scores(self.classifier_.predict_proba(read), None)
         return Scores(*self.classifier_.score_unknown(read))
 
@@ -951,7 +959,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
     ) -> dict[Any, NDArray[Any]] | None:
         """Return vectors of the classes with shots (`names`) and of further ones."""
         named = name_classes(
-            backbone if getattr(classifier, "_has_ensemble", False) else None,
+            backbone if classifier.has_ensemble else None,
             names,
             classes,
             given,
@@ -971,7 +979,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
         """Return features of unlabelled images, in an order that follows from their contents."""
         if unlabelled is None:
             return None
-        if not getattr(classifier, "_has_ensemble", False):
+        if not classifier.has_ensemble:
             raise InputError(
                 f"{self.method} cannot learn from unlabelled images with these settings: use the "
                 "method miv with its default recipe, or omit them."
@@ -1100,7 +1108,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
 
     def _what_is_forgotten(self, unlabelled: Features | None) -> list[str]:
         """Report that the refitted model no longer learns from unlabelled images."""
-        before: UnlabelledUse | None = getattr(self.classifier_, "unlabelled_", None)
+        before: UnlabelledUse | None = self.classifier_.unlabelled_
         if before is None or not before.used or unlabelled is not None:
             return []
         return [
@@ -1169,7 +1177,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
 
     def _prepare_decisions(self, classifier: Any, identity: Identity | None) -> None:
         """Give a classifier that was just fitted the background that its decisions use."""
-        rule: DecisionRule | None = getattr(classifier, "decision_", None)
+        rule: DecisionRule | None = classifier.decision_
         if rule is None:
             return
         vectors = None if identity is None else background_vectors(identity)

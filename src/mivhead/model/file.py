@@ -78,7 +78,7 @@ def _write_decision(
     model: FewShotClassifier | Classifier,
 ) -> tuple[Any, Mapping[str, Array]] | None:
     classifier = model.classifier_ if isinstance(model, FewShotClassifier) else model
-    rule: DecisionRule | None = getattr(classifier, "decision_", None)
+    rule: DecisionRule | None = classifier.decision_
     if rule is None:
         return None
     return rule.state()
@@ -129,7 +129,7 @@ def _read_history(model: FewShotClassifier, document: Any, tensors: Mapping[str,
 
 
 def _write_unlabelled(model: Any) -> tuple[Any, Mapping[str, Array]] | None:
-    use: UnlabelledUse | None = getattr(getattr(model, "classifier_", model), "unlabelled_", None)
+    use: UnlabelledUse | None = getattr(model, "classifier_", model).unlabelled_
     return None if use is None else (to_json(use), {})
 
 
@@ -242,7 +242,7 @@ def _contents(
     if isinstance(model, FewShotClassifier):
         identity, trained = model.identity_, model.classifier_
     config, tensors = trained._state()
-    if any(scale := getattr(trained, "scale_", ())):
+    if any(scale := trained.scale_):
         config[_SCALE] = list(scale)
     document = {
         "format": FORMAT,
@@ -318,7 +318,9 @@ def load(
     )
     if identity is None and model.needs_images:
         raise ModelFileError(f"{path} cannot be used: it names no backbone for its adapters.")
-    model._set_fitted(classifier, identity, _unnamed_shots(classifier, identity))
+    named = any(section.name == "shots.v1" for section, *_ in parts)
+    shots = None if named else _unnamed_shots(classifier, identity)
+    model._set_fitted(classifier, identity, shots)
     try:
         for section, value, own in parts:
             section.read(model, value, own)
@@ -428,8 +430,8 @@ def _keep(path: Path) -> None:
 
 
 def read_info(path: str | Path) -> ModelInfo:
-    """Read what a model file says about itself; without its optional sections."""
-    tensors, document = files.read(path)
+    """Read what a model file says about itself, without its sections; `load` checks its tensors."""
+    tensors, document = files.read(path, arrays=False)
     files.check_format(path, document, FORMAT)
     _take_sections(path, document, tensors)
     try:
@@ -502,7 +504,7 @@ def _read_scale(value: Any) -> tuple[int, ...]:
 
 
 def _check_scale(classifier: Classifier) -> None:
-    scale = getattr(classifier, "scale_", ())
+    scale = classifier.scale_
     blocks = {name.partition(".")[0] for name in getattr(classifier, "layout_", ())}
     if scale and len(scale) != len(blocks):
         raise InputError(f"config.{_SCALE} has {len(scale)} entries for {len(blocks)} blocks.")

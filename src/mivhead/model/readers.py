@@ -65,7 +65,7 @@ def reader_for(
     verbose: bool,
 ) -> Reader:
     """Return the reader that a classifier needs."""
-    if getattr(classifier, "needs", "features") == "images":
+    if classifier.needs == "images":
         return PixelReader(backbone, augmentation, verbose)
     return FeatureReader(backbone, cache, verbose)
 

@@ -158,6 +158,10 @@ class TuningClassifier(Estimator):
     """
 
     needs: ClassVar = "images"
+    scale_: ClassVar = ()
+    decision_: ClassVar = None
+    unlabelled_: ClassVar = None
+    has_ensemble: ClassVar = False
     STORED: ClassVar[str]  # pattern of the names of its tensors
 
     steps: int
