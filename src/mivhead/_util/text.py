@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Iterable
+from html import escape
 
 MAX_CELL = 48  # characters of a name in a table
 
@@ -60,3 +62,25 @@ def shorten(text: str, limit: int = MAX_CELL) -> str:
     while width(tail) > room - room // 2:
         tail = tail[1:]
     return f"{head}...{tail}"
+
+
+class Html(str):
+    """Text that is HTML already, and is not escaped again."""
+
+    __slots__ = ()
+
+
+def html_table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Make a table for a notebook; everything but `Html` is escaped.
+
+    >>> html_table(["name"], [["<b>"]]).partition("<tbody>")[2]
+    '<tr><td style="text-align:left">&lt;b&gt;</td></tr></tbody></table>'
+    """
+
+    def row(tag: str, cells: Iterable[object]) -> str:
+        texts = (cell if isinstance(cell, Html) else escape(str(cell)) for cell in cells)
+        found = (f'<{tag} style="text-align:left">{text}</{tag}>' for text in texts)
+        return f"<tr>{''.join(found)}</tr>"
+
+    body = "".join(row("td", cells) for cells in rows)
+    return f"<table><thead>{row('th', header)}</thead><tbody>{body}</tbody></table>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from html import escape
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mivhead._util.text import html_table
 from mivhead.errors import ImageError, InputError
 from mivhead.images.imageset import ImageSet, Skipped, check_images
 from mivhead.images.sources import open_labelled
@@ -345,17 +346,6 @@ def summarise(score: Score, noun: str) -> str:
         f"{score.right} of {score.images} {noun} right, {100 * score.accuracy:.1f} % "
         f"(95 % interval {low} to {high})"
     )
-
-
-def html_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Make an HTML table; everything is escaped."""
-    style = ' style="text-align:left"'
-    head = "".join(f"<th{style}>{escape(name)}</th>" for name in header)
-    body = "".join(
-        "<tr>" + "".join(f"<td{style}>{escape(str(cell))}</td>" for cell in row) + "</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def mistakes_table(title: str, mistakes: Sequence[Mistake]) -> str:

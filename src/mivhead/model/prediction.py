@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mivhead._util.optional import need
-from mivhead._util.text import one_line
+from mivhead._util.text import Html, html_table, one_line
 from mivhead.model.decision import NONE, UNSURE, Thresholds
 
 if TYPE_CHECKING:
@@ -226,26 +226,19 @@ class Predictions(list[Prediction]):
         rows = [self._row(number, each) for number, each in enumerate(self[:MAX_ROWS])]
         more = len(self) - len(rows)
         note = f"<p>... and {more:,} more</p>" if more else ""
-        header = "<th></th>" * (self._load is not None) + "".join(
-            f'<th style="text-align:left">{name}</th>'
-            for name in ("file", "class", "probability", "runners-up")
-        )
-        table = f"<thead><tr>{header}</tr></thead><tbody>{''.join(rows)}</tbody>"
-        return f"<table>{table}</table>{note}"
+        pictures = [""] * (self._load is not None)
+        return html_table([*pictures, "file", "class", "probability", "runners-up"], rows) + note
 
-    def _row(self, number: int, prediction: Prediction) -> str:
-        cells = [] if self._load is None else [_thumbnail(self._load, number)]
+    def _row(self, number: int, prediction: Prediction) -> list[str]:
+        cells: list[str] = [] if self._load is None else [Html(_thumbnail(self._load, number))]
         name = f"<b>{escape(str(prediction.decision))}</b>"
         if prediction.decision != prediction.label:
             name += f" ({escape(str(prediction.label))}?)"
-        cells += [escape(prediction.id), name]
-        cells.append(
-            f'<meter value="{prediction.probability:.4f}" style="width:5em"></meter> '
-            f"{100 * prediction.probability:.1f} %"
-        )
-        others = prediction.top(SHOWN)[1:]
-        cells.append(", ".join(f"{escape(str(name))} {100 * p:.1f} %" for name, p in others))
-        return "<tr>" + "".join(f'<td style="text-align:left">{c}</td>' for c in cells) + "</tr>"
+        probability = prediction.probability
+        meter = f'<meter value="{probability:.4f}" style="width:5em"></meter>'
+        others = [f"{label} {100 * p:.1f} %" for label, p in prediction.top(SHOWN)[1:]]
+        shown = Html(f"{meter} {100 * probability:.1f} %")
+        return [*cells, prediction.id, Html(name), shown, ", ".join(others)]
 
 
 def _load_row(load: Callable[[int], Image], rows: range, row: int) -> Image:
