@@ -29,9 +29,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import torch
-
 from mivhead import FewShotClassifier
+from mivhead._util.threads import set_threads
 from mivhead.backbones import load_backbone
 from mivhead.backbones.preprocessing import to_picture
 from mivhead.images.decoding import load_image
@@ -49,7 +48,7 @@ def main() -> None:
     parser.add_argument("--soak", type=float, default=60, help="seconds")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    set_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         model, exported, queries = prepare(args.data, Path(folder))
         facts: dict[str, Any] = {"images": len(queries)}
@@ -60,7 +59,7 @@ def main() -> None:
         print("start-up, seconds until /readyz answers:", facts["start"], flush=True)
         facts["load"] = under_load(model, queries, args)
         if exported:
-            print("the exported model, without PyTorch:")
+            print("the exported model:")
             facts["exported load"] = under_load(exported, queries, args)
         with served(model) as (url, process):
             rate = facts["load"][str(CLIENTS[-1])]["images per second"]

@@ -321,7 +321,8 @@ def check_origin(backbone: Mapping[str, Any] | None, expected: Identity) -> None
     if backbone is not None and Identity.from_json(backbone) != expected:
         raise InputError(
             f"The features come from the backbone {backbone.get('name')!r} with other weights, "
-            f"taps or preprocessing than {expected.name!r} has here."
+            f"taps or preprocessing than {expected.name!r} has here: extract the features with the "
+            "model's backbone."
         )
 
 

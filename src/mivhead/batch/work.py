@@ -97,26 +97,7 @@ class Predicting:
 
     def check(self, *, features: bool, backbone: dict[str, Any] | None = None) -> None:
         """Raise an error if the model does not take what the source holds."""
-        model = self.loaded
-        exported = is_exported(self.model)
-        if not features:
-            if exported and not model.needs_images:
-                raise InputError(
-                    f"{self.model} was exported without its backbone: give it features, or export "
-                    "the model again without --features."
-                )
-            if model.identity_ is None:
-                raise InputError(
-                    f"The model {self.model} was trained on features of unknown origin, not on "
-                    "images: give it features."
-                )
-        elif model.needs_images:
-            reason = "contains its backbone" if exported else "has a tuned backbone"
-            raise InputError(f"{self.model} {reason}: give it images, not features.")
-        elif backbone is not None and model.identity_ is not None:
-            from mivhead.backbones.base import check_origin
-
-            check_origin(backbone, model.identity_)
+        self.loaded.check_takes(features=features, backbone=backbone)
 
     def prepare(self, content: Any, name: str) -> Any:
         """Decode an image and resize it, so that no large picture is kept."""

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from mivhead._util.text import one_line, percent, shorten, width
 from mivhead.cli import options
 from mivhead.cli.loading import (
-    check_takes_features,
-    check_takes_images,
     is_features,
     load_any_model,
 )
@@ -140,7 +138,7 @@ def _evaluate(
 
     how = {"include_shots": args.include_shots, **options.decision(args, model, warn=False)}
     if args.boxes or not is_features(args.images):
-        check_takes_images(model, args.model)
+        model.check_takes(features=False)
         if args.boxes:
             _, images = options.open_boxes(args, args.images, labelled=True)
         else:
@@ -155,7 +153,7 @@ def _evaluate(
         features = store.read()
     if features.labels is None:
         raise InputError(f"{args.images} has no labels to compare the predictions with.")
-    check_takes_features(model, args.model, features)
+    model.check_takes(features=True, backbone=features.backbone)
     return evaluate(model, features, foreign=_foreign_features(args), **how)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mivhead._util.text import percent
 from mivhead.cli import options
-from mivhead.cli.loading import check_takes_images, load_model
+from mivhead.cli.loading import load_model
 from mivhead.cli.output import check_output, plural, print_json, table
 from mivhead.errors import InputError
 
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         check_format(args.output)
     options.prepare(args)
     model = load_model(args.model, args)
-    check_takes_images(model, args.model)
+    model.check_takes(features=False)
     from mivhead.diagnostics.explanation import explain_images
     from mivhead.images.sources import open_unlabelled
 

@@ -12,7 +12,6 @@ from mivhead.cli import options
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
-    from mivhead.features import FeatureTable
     from mivhead.model.exported import ExportedClassifier
     from mivhead.model.fewshot import FewShotClassifier
 
@@ -96,35 +95,3 @@ def check_exported_options(path: str, args: argparse.Namespace) -> bool:
     if args.device not in (None, "cpu"):
         raise InputError(f"{path} is an exported model, which runs on the CPU: omit --device.")
     return True
-
-
-def check_takes_images(model: FewShotClassifier | ExportedClassifier, path: str) -> None:
-    """Raise an error if a model does not know its backbone."""
-    if is_exported(path) and not model.needs_images:
-        raise InputError(
-            f"{path} was exported without its backbone: give it features, or export the model "
-            "again without --features."
-        )
-    if model.identity_ is None:
-        raise InputError(
-            f"The model {path} was trained on features of unknown origin, not on images: "
-            "give it a features file."
-        )
-
-
-def check_takes_features(
-    model: FewShotClassifier | ExportedClassifier, path: str, table: FeatureTable
-) -> None:
-    """Raise an error if features come from another backbone than the model's."""
-    from mivhead.backbones.base import Identity
-
-    if is_exported(path) and model.needs_images:
-        raise InputError(f"{path} contains its backbone: give it images, not features.")
-    # A tuned model takes no features at all; its own error says so.
-    expected = None if model.needs_images else model.identity_
-    if expected and table.backbone and Identity.from_json(table.backbone) != expected:
-        raise InputError(
-            f"The features come from the backbone {table.backbone.get('name')!r}, but the model "
-            f"{path} was trained on {expected.name!r} with its own weights, taps and "
-            "preprocessing: extract the features with the model's backbone."
-        )

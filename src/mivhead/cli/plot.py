@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.loading import check_takes_images, load_model
+from mivhead.cli.loading import load_model
 from mivhead.cli.output import check_output, print_json
 from mivhead.errors import InputError, check_one_of
 
@@ -198,7 +198,7 @@ def _case(args: argparse.Namespace) -> Case:
     model = load_model(args.model, args)
     if not isinstance(model.classifier_, MIVClassifier):
         raise InputError(f"{args.model} is not a MIV-head; `miv plot` draws only those.")
-    check_takes_images(model, args.model)
+    model.check_takes(features=False)
     from mivhead.diagnostics.plots import Case
 
     return Case(model, args.image)

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 from mivhead._util.text import percent, shorten
 from mivhead.cli import jobs, options
 from mivhead.cli.loading import (
-    check_takes_features,
-    check_takes_images,
     is_features,
     load_any_model,
 )
@@ -155,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--write and --where are for database tables.")
     if args.sort_into:
         _check_sort_folder(Path(args.sort_into))
-    check_takes_images(model, args.model)
+    model.check_takes(features=False)
     boxes, images = _open(args)
     if args.html:
         predictions = _predict_to_page(model, images, args)
@@ -263,7 +261,7 @@ def _predict_features(
     decision = options.decision(args, model)
     with stores.open(args.images[0], where=args.where) as store:
         for batch in store.iter_batches():
-            check_takes_features(model, args.model, batch)
+            model.check_takes(features=True, backbone=batch.backbone)
             predictions += model.classify(batch, **decision)
         if args.write:
             decisions = [str(each.decision) for each in predictions]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options
-from mivhead.cli.loading import check_takes_images, kind_of, load_model
+from mivhead.cli.loading import kind_of, load_model
 from mivhead.cli.output import check_output, plural, print_json, table
 from mivhead.errors import InputError
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if kind_of(args.images[0]) == "model":
         path, *paths = args.images
         model = load_model(path, args)
-        check_takes_images(model, path)
+        model.check_takes(features=False)
     else:
         paths = args.images
     if not paths:

@@ -8,7 +8,7 @@ service, the app's camera, jobs) enters at `read_pictures` or `classify_pictures
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias, overload
@@ -62,6 +62,18 @@ class ImageClassifier(ABC):
     @abstractmethod
     def shot_counts(self) -> dict[Any, int] | None:
         """Number of shots per class; None if it is not known."""
+
+    @abstractmethod
+    def check_takes(self, *, features: bool, backbone: Mapping[str, Any] | None = None) -> None:
+        """Raise an error if the model does not take images, or features.
+
+        Parameters
+        ----------
+        features : bool
+            Whether features are given, not images.
+        backbone : mapping or None, default=None
+            Identity of the backbone that the features come from, if it is known.
+        """
 
     @abstractmethod
     def read_pictures(self, pictures: Sequence[DecodedImage]) -> Any:

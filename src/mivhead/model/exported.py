@@ -21,7 +21,7 @@ from mivhead._util.progress import progress_bar
 from mivhead._util.runtime import Session
 from mivhead._util.schema import from_json, parse_json
 from mivhead._util.threads import thread_count
-from mivhead.backbones.base import Identity
+from mivhead.backbones.base import Identity, check_origin
 from mivhead.backbones.preprocessing import DecodedImage, normalise
 from mivhead.errors import InputError, ModelFileError
 from mivhead.images.imageset import ImageSet, Skipped
@@ -155,6 +155,26 @@ class ExportedClassifier(ImageClassifier):
                 yield self.read_pictures([images.load(row) for row in rows])
                 advance(len(rows))
 
+    def check_takes(self, *, features: bool, backbone: Mapping[str, Any] | None = None) -> None:
+        """Raise an error if the model does not take images, or features.
+
+        Parameters
+        ----------
+        features : bool
+            Whether features are given, not images.
+        backbone : mapping or None, default=None
+            Identity of the backbone that the features come from, if it is known.
+        """
+        if features and self.needs_images:
+            raise InputError(f"{self.path} contains its backbone: give it images, not features.")
+        if features and self.identity_ is not None:
+            check_origin(backbone, self.identity_)
+        if not features and not self.needs_images:
+            raise InputError(
+                f"{self.path} was exported without its backbone: give it features, or export the "
+                "model again without --features."
+            )
+
     def read_pictures(self, pictures: Sequence[DecodedImage]) -> list[Feed]:
         """Turn a batch of decoded images into inputs of the graph, one per run.
 
@@ -167,11 +187,7 @@ class ExportedClassifier(ImageClassifier):
         -------
         list of dict
         """
-        if not self.needs_images:
-            raise InputError(
-                f"{self.path} was exported without its backbone: give it features, or export the "
-                "model again without --features."
-            )
+        self.check_takes(features=False)
         assert self.identity_ is not None
         (name,) = self.session.inputs
         if self._header.input == "pixels":  # one by one, because they may have different sizes

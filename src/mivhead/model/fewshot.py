@@ -854,6 +854,26 @@ class FewShotClassifier(ImageClassifier, Estimator):
         unlabelled = replace(images, labels=None)  # labelled ones would get augmented views
         yield from self._own_reader().parts(unlabelled)
 
+    def check_takes(self, *, features: bool, backbone: Mapping[str, Any] | None = None) -> None:
+        """Raise an error if the model does not take images, or features.
+
+        Parameters
+        ----------
+        features : bool
+            Whether features are given, not images.
+        backbone : mapping or None, default=None
+            Identity of the backbone that the features come from, if it is known.
+        """
+        if features and self.needs_images:
+            raise InputError("The model has a tuned backbone: it needs images, not features.")
+        if features and self.identity_ is not None:
+            check_origin(backbone, self.identity_)
+        if not features and self.identity_ is None and self.backbone is None:
+            raise InputError(
+                "The model was trained on features of unknown origin: give it features, or the "
+                "backbone they came from with `mivhead.load(path, backbone=...)`."
+            )
+
     def read_pictures(self, pictures: Sequence[DecodedImage]) -> Any:
         """Pass a batch of decoded images through the backbone, without the feature cache.
 
@@ -1036,7 +1056,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
             if labels is None:
                 raise InputError("Give a label for every image.")
             images = label_images(from_images(images), labels, min_classes=1)
-        self._check_takes_images()
+        self.check_takes(features=False)
         images = self.readable(images, skip_bad=skip_bad)
         return self._feature_reader().table(images, None)
 
@@ -1134,13 +1154,9 @@ class FewShotClassifier(ImageClassifier, Estimator):
         check_fitted(self, "classifier_")
         if not _is_features(X):
             return None
-        if self.needs_images:
-            raise InputError("The model has a tuned backbone: it needs images, not features.")
-        if isinstance(X, FeatureTable):
-            if self.identity_ is not None:
-                check_origin(X.backbone, self.identity_)
-            return X.features
-        return X
+        is_table = isinstance(X, FeatureTable)
+        self.check_takes(features=True, backbone=X.backbone if is_table else None)
+        return X.features if is_table else X
 
     def _given_table(self, X: Any) -> FeatureTable | None:
         """Return the features in X as a table, numbered if they have no names, or None."""
@@ -1149,16 +1165,9 @@ class FewShotClassifier(ImageClassifier, Estimator):
             return X if features is not None else None
         return FeatureTable(Features(features), tuple(map(str, range(len(features)))))
 
-    def _check_takes_images(self) -> None:
-        if self.identity_ is None and self.backbone is None:
-            raise InputError(
-                "The model was trained on features of unknown origin: give it features, or the "
-                "backbone they came from with `mivhead.load(path, backbone=...)`."
-            )
-
     def _own_reader(self) -> Reader:
         """Return what reads images for the fitted method."""
-        self._check_takes_images()
+        self.check_takes(features=False)
         reader = self._reader(self.classifier_)
         reader.attach(self.classifier_)
         return reader

@@ -89,8 +89,7 @@ class Engine:
         """Decode images and pass those that can be read through the steps of a computation."""
         if served.size is None:
             raise InputError(
-                f"The model {served.name} was trained on features of unknown origin, not on "
-                "images: send features."
+                f"The model {served.name} was trained on features of unknown origin: send features."
             )
         with self.batcher.admit(len(images)):
             decoded = await self.decode(images, served.size)
