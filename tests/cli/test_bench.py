@@ -19,6 +19,7 @@ from mivhead.cli.bench import _join
 from mivhead.cli.main import build_parser, main
 from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.bench_data import numbers, write_sets
+from tests.helpers.extras import needs
 
 MIV = "import sys; from mivhead.cli.main import main; sys.exit(main())"
 WHAT = ["--sets", "dots", "--protocol", "5-way 1-shot", "--views", "1", "--tasks", "6"]
@@ -116,6 +117,7 @@ def test_weights_of_several_backbones(tmp_path):
         join("sdl", "--weights", str(tmp_path))
 
 
+@needs("timm")
 def test_missing_weights_name_the_file_and_where_it_is_published():
     with pytest.raises(NotAvailableError, match=r"dino_resnet50_pretrain.pth of github.*dino") as e:
         load_backbone("dino_resnet50")

@@ -91,6 +91,7 @@ def test_both_models_use_the_checkpoint(miv, shots, new, tmp_path):
     assert "--weights" in missing.err
 
 
+@needs("timm")
 def test_an_episode_by_one_command(miv, tmp_path):
     """Samples a task, fits both methods, draws: one panel per block and one for the other."""
     data, path = write_bundled(tmp_path / "sets"), tmp_path / "episode.svg"
@@ -109,6 +110,7 @@ def test_an_episode_by_one_command(miv, tmp_path):
     assert "does not tune the backbone" in answer.err
 
 
+@needs("timm")
 def test_an_episode_with_a_tuned_backbone(tmp_path):
     data, path = write_bundled(tmp_path / "sets"), tmp_path / "episode.svg"
     draw_episode(
