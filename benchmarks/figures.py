@@ -39,10 +39,11 @@ METHODS = {
     "miv": "**mivhead**",
     "miv-paper": "the paper's recipe",
     "ridge": "ridge regression",
+    "ridge, power 0.5": "ridge regression on square roots",
     "logistic": "logistic regression",
     "ncc": "nearest centroid",
 }
-PLAIN = ("ridge", "logistic", "ncc")
+CORRECTED = "+correction"  # by the number of shots, as well as any power of it could
 NAMES = {
     "cub200_birds": "birds",
     "gtsrb_traffic_signs": "traffic signs",
@@ -79,7 +80,19 @@ def read(path: Path = FILE) -> dict[str, Scores]:
             for name, methods in sets.items()
         }
         for protocol, sets in found.items()
-        if protocol in PROTOCOLS
+    }
+
+
+def corrected(scores: Scores) -> Scores:
+    """Let rivals count with their correction, where they have one."""
+    return {
+        name: methods
+        | {
+            method.removesuffix(CORRECTED): values
+            for method, values in methods.items()
+            if method.endswith(CORRECTED)
+        }
+        for name, methods in scores.items()
     }
 
 
@@ -96,8 +109,9 @@ def lead(scores: Scores, other: str, sets: Iterable[str]) -> Paired:
 
 def best_plain(scores: Scores, sets: Iterable[str]) -> str:
     """Return the plain head with the highest mean on these sets."""
-    own = [method for method in PLAIN if all(method in scores[name] for name in sets)]
-    return max(own, key=lambda method: mean(scores, method, sets))
+    own = set.intersection(*({*scores[name]} for name in sets))
+    plain = [method for method in sorted(own) if not method.startswith("miv")]
+    return max(plain, key=lambda method: mean(scores, method, sets))
 
 
 def accuracy_table(found: dict[str, Scores]) -> list[str]:
@@ -111,7 +125,7 @@ def accuracy_table(found: dict[str, Scores]) -> list[str]:
     for method, title in METHODS.items():
         row = [title]
         for name in protocols:
-            scores = found[name]
+            scores = corrected(found[name])
             sets = [each for each in SETS["confirmation"] if each in scores]
             if not all(method in scores[each] for each in sets):
                 row += ["", ""]
@@ -122,6 +136,16 @@ def accuracy_table(found: dict[str, Scores]) -> list[str]:
             row += ["" if ours else lead(scores, method, sets).difference.signed]
         rows.append(row)
     return ["| " + " | ".join(row) + " |" for row in (head, rule, *rows)]
+
+
+def cells(scores: Scores, sets: list[str]) -> list[str]:
+    """Return mivhead's accuracy, and its lead over the paper's recipe and the best plain head."""
+    row = [f"{mean(scores, 'miv', sets):.1f}"]
+    for rival in ("miv-paper", best_plain(scores, sets)):
+        known = all(rival in scores[name] for name in sets)
+        test = lead(scores, rival, sets) if known else None
+        row += [f"{test.difference.signed} ({test.p:.1g})" if test else ""]
+    return row
 
 
 def sets_table(found: dict[str, Scores]) -> list[str]:
@@ -138,24 +162,75 @@ def sets_table(found: dict[str, Scores]) -> list[str]:
         for each in members:
             row = [NAMES[each]]
             for name in protocols:
-                scores = {each: found[name][each]}
-                plain = best_plain(scores, [each])
-                leads = [lead(scores, rival, [each]) for rival in ("miv-paper", plain)]
-                row += [f"{mean(scores, 'miv', [each]):.1f}"]
-                row += [f"{t.difference.signed} ({t.p:.1g})" for t in leads]
+                scores = corrected({each: found[name][each]})
+                row += cells(scores, [each])
             rows.append(row)
         row = [f"*8 {group} sets*"]
         for name in protocols:
-            sets = list(members)
-            plain = best_plain(found[name], sets)
-            leads = [lead(found[name], rival, sets) for rival in ("miv-paper", plain)]
-            row += [f"*{mean(found[name], 'miv', sets):.1f}*"]
-            row += [f"*{t.difference.signed} ({t.p:.1g})*" for t in leads]
+            row += [
+                f"*{cell}*" if cell else "" for cell in cells(corrected(found[name]), list(members))
+            ]
         rows.append(row)
     return ["| " + " | ".join(row) + " |" for row in (head, rule, *rows)]
 
 
-TABLES = {"accuracy": accuracy_table, "sets": sets_table}
+def unequal_table(found: dict[str, Scores]) -> list[str]:
+    """Return all methods on tasks with unequal shots of the confirmation sets, as corrected."""
+    scores = found["unequal shots"]
+    sets = list(SETS["confirmation"])
+    rows = [
+        ["method", "as it is", "corrected", "`miv` minus that"],
+        ["---", "---:", "---:", "---:"],
+    ]
+    rivals = {each.removesuffix(CORRECTED) for each in scores[sets[0]]}
+    for method in sorted(rivals, key=lambda each: -mean(scores, each, sets)):
+        row = [f"`{method}`", f"{mean(scores, method, sets):.1f}", ""]
+        other = method + CORRECTED
+        if other in scores[sets[0]]:
+            row[2] = f"{mean(scores, other, sets):.1f}"
+        test = lead(corrected(scores), method, sets)
+        rows.append([*row, "" if method == "miv" else test.difference.signed])
+    return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def protocols_table(found: dict[str, Scores]) -> list[str]:
+    """Return how mivhead and the best corrected plain head compare, however unequal shots are."""
+    head = ["protocol", "tasks, sets", "`miv`", "recipe `experts`", "best plain head, corrected"]
+    rows = [[*head, "`miv` minus that (p)"], ["---", *["---:"] * 5]]
+    for protocol in (
+        "1 to 3 shots",
+        "3 to 8 shots",
+        "unequal shots",
+        "varying",
+        "60 to 1",
+        "300 to 1",
+    ):
+        if protocol not in found:
+            continue
+        scores = corrected(found[protocol])
+        sets = list(scores)
+        plain = best_plain(scores, sets)
+        test = lead(scores, plain, sets)
+        experts = mean(scores, "miv, recipe experts", sets)
+        rows.append(
+            [
+                protocol,
+                f"{test.difference.n}, {len(sets)}",
+                f"{mean(scores, 'miv', sets):.1f}",
+                f"{experts:.1f}",
+                f"`{plain}` {mean(scores, plain, sets):.1f}",
+                f"{test.difference.signed} ({test.p:.1g})",
+            ]
+        )
+    return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+TABLES = {
+    "unequal": unequal_table,
+    "protocols": protocols_table,
+    "accuracy": accuracy_table,
+    "sets": sets_table,
+}
 
 
 def renew(text: str, found: dict[str, Scores]) -> str:
