@@ -2,7 +2,7 @@
 
     python benchmarks/backbone_rows.py RUN...          # run folders of `miv bench run modern`
     python benchmarks/backbone_rows.py --jsonl FILE    # a file of benchmarks/which_backbone.py
-    python benchmarks/backbone_rows.py --page          # renews the table of the documentation
+    python benchmarks/backbone_rows.py --page          # renews table and chart of the documentation
 
 Replaces the rows of the same backbone, protocol, set and method; other rows stay. Rows of a run
 have the version of the library and the hash of the tasks: only rows of equal tasks may be compared
@@ -25,6 +25,8 @@ import numpy as np
 
 FILE = Path(__file__).parent.parent / "results" / "backbones.csv"
 PAGE = FILE.parent.parent / "docs" / "research-log.md"
+CHART = PAGE.parent / "pictures" / "backbones.png"
+SHOWN = {"miv": "MIV-head", "ridge": "ridge", "logistic": "logistic regression", "ncc": "centroids"}
 START, END = "<!-- results/backbones.csv -->", "<!-- end of the table -->"
 COLUMNS = (
     *("backbone", "protocol", "set", "method", "tasks", "accuracy", "half_width", "seconds"),
@@ -109,9 +111,11 @@ def write(rows: Iterable[dict[str, Any]], path: Path = FILE) -> int:
     return len(merged)
 
 
-def table(rows: list[dict[str, str]]) -> str:
-    """Return the means over the sets that all backbones of a protocol have, as Markdown."""
-    lines = []
+Means = dict[str, dict[str, float]]  # accuracy by backbone and method
+
+
+def means(rows: list[dict[str, str]]) -> Iterator[tuple[str, Means]]:
+    """Yield, per protocol, its title and the means over the sets that all backbones have."""
     for protocol in sorted({row["protocol"] for row in rows}):
         own = [row for row in rows if row["protocol"] == protocol]
         backbones = sorted({row["backbone"] for row in own})
@@ -121,29 +125,66 @@ def table(rows: list[dict[str, str]]) -> str:
         for row in own:
             if row["set"] in common:
                 scores[row["backbone"]][row["method"]].append(float(row["accuracy"]))
-        methods = sorted({m for found in scores.values() for m in found})
-        lines += [f"| {protocol}, {len(common)} sets | " + " | ".join(methods) + " |"]
-        lines += ["|---|" + "---:|" * len(methods)]
-        for backbone in backbones:
-            found = [scores[backbone].get(method, []) for method in methods]
-            cells = [f"{np.mean(f):.1f}" if len(f) == len(common) else "" for f in found]
+        found = {
+            backbone: {m: float(np.mean(x)) for m, x in own.items() if len(x) == len(common)}
+            for backbone, own in scores.items()
+        }
+        yield f"{protocol}, {len(common)} sets", found
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """Return the means as Markdown."""
+    lines = []
+    for title, found in means(rows):
+        methods = sorted({method for own in found.values() for method in own})
+        lines += [f"| {title} | " + " | ".join(methods) + " |", "|---|" + "---:|" * len(methods)]
+        for backbone, own in found.items():
+            cells = [f"{own[method]:.1f}" if method in own else "" for method in methods]
             lines.append(f"| {backbone} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)
 
 
-def renew_page(path: Path = PAGE) -> None:
-    """Replace the table between the markers of the page."""
+def draw(rows: list[dict[str, str]], path: Path = CHART) -> None:
+    """Draw the means: a row per backbone, a mark per method."""
+    from matplotlib.figure import Figure
+
+    panels = list(means(rows))
+    lines = max(len(found) for _, found in panels)
+    size = 7.5, (0.9 + 0.32 * lines) * len(panels) + 0.3
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    for axis, (title, found) in zip(axes, panels, strict=True):
+        order = sorted(found, key=lambda backbone: found[backbone].get("miv", 0.0))
+        for (method, label), mark in zip(SHOWN.items(), "osD^", strict=True):
+            points = [(found[b][method], y) for y, b in enumerate(order) if method in found[b]]
+            if points:
+                axis.plot(*zip(*points, strict=True), mark, label=label, markersize=6)
+        labels = [
+            " + ".join(each.replace("efficientnet_", "") for each in b.split("+")) for b in order
+        ]
+        axis.set(yticks=range(len(order)), yticklabels=labels, ylim=(-0.6, len(order) - 0.4))
+        axis.set_title(f"{title}: accuracy in %", fontsize=10, loc="left")
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.savefig(path, dpi=120)
+
+
+def renew_page(path: Path = PAGE, chart: Path = CHART) -> None:
+    """Replace the table between the markers of the page, and the chart."""
     before, _, rest = path.read_text(encoding="utf-8").partition(START)
     _, _, after = rest.partition(END)
-    path.write_text(f"{before}{START}\n\n{table(read())}\n{END}{after}", encoding="utf-8")
+    rows = read()
+    path.write_text(f"{before}{START}\n\n{table(rows)}\n{END}{after}", encoding="utf-8")
+    draw(rows, chart)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--jsonl", type=Path)
-    parser.add_argument("--page", action="store_true", help="renew the table of the page")
+    parser.add_argument("--page", action="store_true", help="renew the table and the chart")
     parser.add_argument("--library", default="0.2.0", help="version that measured the .jsonl file")
     args = parser.parse_args()
     rows = [row for run in args.runs for row in of_run(run)]

@@ -76,6 +76,16 @@ def test_reasons(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -
     assert "class name" in {vote["member"] for vote in one["votes"]}
 
 
+def test_pictures_show_the_classes_with_shots(model: Path, place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    image = str(place / "new" / "yellow" / "50.png")
+    for kind in ("attention", "tsne"):
+        output = tmp_path / f"{kind}.png"
+        assert main(["plot", kind, str(model), image, "-o", str(output)]) == 0
+        assert output.stat().st_size > 1000
+
+
 def test_changes(
     model: Path, place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from mivhead.datasets import downloads
-from mivhead.datasets.catalogue import MORE_SETS, SETS
+from mivhead.datasets.catalogue import FEWTRANS, MORE_SETS, SETS
 from mivhead.datasets.downloads import (
     AIRCRAFT,
     BIRDS,
@@ -291,6 +291,11 @@ def test_what_can_be_prepared_is_declared():
     assert set(PREPARATIONS) == names
 
 
+def test_fewtrans_has_ten_sets_that_are_declared():
+    assert len(set(FEWTRANS)) == 10
+    assert set(FEWTRANS) <= set(PREPARATIONS)
+
+
 def test_fashion_mnist_has_names(tmp_path):
     images = np.zeros((3, 28, 28), np.uint8)
     write_idx(tmp_path / "raw" / "t10k-images-idx3-ubyte.gz", images)
@@ -302,6 +307,17 @@ def test_fashion_mnist_has_names(tmp_path):
 @pytest.mark.parametrize(
     ("name", "files", "expected"),
     [
+        ("imagenet_sketch", ["sketch/n01440764/1.jpg", "sketch/n01443537/1.jpg"], None),
+        (
+            "domainnet_quickdraw",
+            ["quickdraw/aircraft_carrier/1.png", "quickdraw/alarm_clock/1.png"],
+            None,
+        ),
+        (
+            "ucf101",
+            ["UCF-101-midframes/Apply_Eye_Makeup/1.jpg", "UCF-101-midframes/Archery/1.jpg"],
+            None,
+        ),
         ("trashnet", ["dataset-resized/cardboard/1.jpg", "dataset-resized/glass/1.jpg"], None),
         ("beans", ["train/bean_rust/1.jpg", "train/healthy/1.jpg", "test/bean_rust/2.jpg"], None),
         (

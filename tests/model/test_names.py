@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +307,15 @@ def test_a_tower_that_cannot_be_loaded_is_left_out_unless_it_is_asked_for() -> N
         FewShotClassifier(Missing(), threshold=0, names=True).fit(IMAGES, LABELS)
 
 
+def post(url: str, document: Any) -> tuple[int, Any]:
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(document).encode(), headers)
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(request)
+    with error.value as answer:
+        return answer.code, json.load(answer)
+
+
 def test_a_server_embeds_texts() -> None:
     pytest.importorskip("starlette")
     import threading
@@ -323,5 +335,9 @@ def test_a_server_embeds_texts() -> None:
         model = FewShotClassifier(server.url, threshold=0, cache=False)
         model.fit(IMAGES, LABELS, classes=["yellow"])
         assert model.predict([picture("yellow", 9)]).tolist() == ["yellow"]
+        for texts in ([], ["x" * 1001], ["x"] * 257, [1], "x"):
+            status, answer = post(f"{server.url}/v1/texts", {"texts": texts})
+            assert status == 400
+            assert "texts" in answer["error"]
     finally:
         server.stop()

@@ -244,9 +244,45 @@ SETS = (
     ),
 )
 
-# Sets that the paper does not use, with licences that allow to publish what was measured on them.
-# BSCD-FSL's four sets are among the paper's: CropDisease, EuroSAT, ISIC and ChestX.
+# Sets that the paper does not use. BSCD-FSL's four sets are among the paper's: CropDisease,
+# EuroSAT, ISIC and ChestX. So are seven of FewTrans' ten, as its code lists them
+# (github.com/Frankluox/FewTrans, write_yaml_test_with_arg.py, commit 9290c48); the other three
+# follow below. FewTrans does not crop aircraft, and takes classes beyond the paper's splits.
+FEWTRANS = (
+    *("imagenet_sketch", "domainnet_quickdraw", "vgg_flower", "aircraft", "dtd", "fungi"),
+    *("cifar100", "EuroSAT", "ucf101", "CropDisease"),
+)
 MORE_SETS = (
+    DataSet(
+        "imagenet_sketch",
+        "ImageNet-Sketch",
+        None,
+        1000,
+        "all classes and images",
+        "the download of github.com/HaohanWang/ImageNet-Sketch",
+        "none stated",
+        "none; the classes are ImageNet's numbers, such as n01440764",
+    ),
+    DataSet(
+        "domainnet_quickdraw",
+        "DomainNet Quickdraw",
+        None,
+        345,
+        "all classes and images",
+        "quickdraw.zip of DomainNet, ai.bu.edu/M3SDA",
+        "see its page",
+        "none",
+    ),
+    DataSet(
+        "ucf101",
+        "UCF101",
+        None,
+        101,
+        "the middle frame of every video",
+        "UCF-101-midframes.zip, linked in DATASETS.md of github.com/KaiyangZhou/CoOp",
+        "see the page of UCF101, crcv.ucf.edu/data/UCF101.php",
+        "none; one class per action",
+    ),
     DataSet(
         "medimeta",
         "MedIMeta",

@@ -241,6 +241,24 @@ def _food(raw: Path) -> Iterator[Item]:
     return _copy(_find_classes(raw, "apple_pie", ["images"]))
 
 
+@_prepares("imagenet_sketch")
+def _imagenet_sketch(raw: Path) -> Iterator[Item]:
+    """ImageNet-Sketch: all classes."""
+    return _copy(_find_classes(raw, "n01440764", ["sketch"]))
+
+
+@_prepares("domainnet_quickdraw")
+def _domainnet_quickdraw(raw: Path) -> Iterator[Item]:
+    """Quickdraw of DomainNet: all classes."""
+    return _copy(_find_classes(raw, "aircraft_carrier", ["quickdraw"]))
+
+
+@_prepares("ucf101")
+def _ucf101(raw: Path) -> Iterator[Item]:
+    """UCF101: middle frames of the videos of all actions."""
+    return _copy(_find_classes(raw, "Apply_Eye_Makeup", ["UCF-101-midframes"]))
+
+
 @_prepares("trashnet")
 def _trashnet(raw: Path) -> Iterator[Item]:
     """TrashNet: all classes."""

@@ -49,7 +49,10 @@ class Case:
         self.classifier: MIVClassifier = model.classifier_
         self.features = table.features
         self.prediction = model.classify(table)[0]
-        self.names = [str(name) for name in self.classifier.classes_]
+        # Classes that are known by name only have nothing to draw.
+        seen = self.classifier.shots_ > 0
+        self.names = [str(name) for name in self.classifier.classes_[seen]]
+        self.counts = self.classifier.shots_[seen]
 
     @property
     def title(self) -> str:
@@ -60,10 +63,11 @@ class Case:
         self, path: str | Path | None = None, *, shots: str | Path | None = None
     ) -> Figure:
         """Draw the attention over the image and over the shots of every class."""
-        ends = np.cumsum(self.classifier.shots_)
-        starts = ends - self.classifier.shots_
+        ends = np.cumsum(self.counts)
+        starts = ends - self.counts
         rows = {n: np.arange(a, b) for n, a, b in zip(self.names, starts, ends, strict=True)}
-        classes = [(str(n), p, rows[str(n)]) for n, p in self.prediction.probabilities.items()]
+        ranked = self.prediction.probabilities.items()
+        classes = [(str(n), p, rows[str(n)]) for n, p in ranked if str(n) in rows]
         return draw_attention(
             self.images.load(0),
             explain(self.classifier, self.features),
@@ -112,10 +116,10 @@ class Case:
         images = folder if isinstance(folder, ImageSet) else open_labelled(folder)
         labels = images.labels or ()
         counts = [labels.count(name) for name in self.names]
-        if counts != self.classifier.shots_.tolist() or len(labels) != sum(counts):
+        if counts != self.counts.tolist() or len(labels) != sum(counts):
             raise InputError(
                 f"{folder} does not hold the images that the model was trained on: the model has "
-                f"{self.classifier.shots_.sum()} shots in {len(self.names)} classes, the folder "
+                f"{self.counts.sum()} shots in {len(self.names)} classes, the folder "
                 f"{len(labels)} in {len(set(labels))}."
             )
         hashes = [LoadedImage(source).hash for source in images.sources]

@@ -92,7 +92,7 @@ def miv_embeddings(classifier: MIVClassifier, X: Any) -> list[Embeddings]:
         raise InputError("Only the MIV-head has prototypes that depend on the query.")
     features = _one(classifier._as_features(X, reset=False))
     head, bags = classifier.head_, classifier.bags_
-    labels = np.repeat(np.arange(len(classifier.shots_)), classifier.shots_)
+    labels = _labels(classifier)
     found = []
     for i, (layer, query) in enumerate(
         zip(head.layers, head.embed(head.prepare(features)), strict=True)
@@ -105,6 +105,12 @@ def miv_embeddings(classifier: MIVClassifier, X: Any) -> list[Embeddings]:
         own = _gated(layer, query, query)[0]
         found.append(Embeddings(name, gated, labels, prototypes, own))
     return found
+
+
+def _labels(classifier: MIVClassifier) -> NDArray[np.int64]:
+    """Return the class numbers of the shots, counting only classes that have some."""
+    counts = classifier.shots_[classifier.shots_ > 0]
+    return np.repeat(np.arange(len(counts)), counts)
 
 
 def centroid_embeddings(classifier: MIVClassifier, X: Any) -> Embeddings:
@@ -125,9 +131,8 @@ def centroid_embeddings(classifier: MIVClassifier, X: Any) -> Embeddings:
         Pooled features of the deepest block, and their class means.
     """
     features = _one(classifier._as_features(X, reset=False))
-    labels = np.repeat(np.arange(len(classifier.shots_)), classifier.shots_)
-    shots = pooled(classifier.support_)
-    means = class_means(shots, labels, len(classifier.shots_))
+    labels, shots = _labels(classifier), pooled(classifier.support_)
+    means = class_means(shots, labels, int(labels.max()) + 1)
     return Embeddings("nearest centroids", shots, labels, means, pooled(features)[0])
 
 

@@ -221,6 +221,13 @@ def _operations(limits: Limits) -> dict[str, _Operation]:
                 "application/x-npz": {"schema": _schema(str)},
             },
         ),
+        "POST /v1/texts": _Operation(
+            "Embed sentences",
+            body=_json({"texts": [str]}, example={"texts": ["a photo of a robin"]}),
+            errors=(400,),
+            success="The tensor block0.token (n, C), in the space of the last block of images.",
+            content={"application/x-safetensors": {"schema": _schema(str)}},
+        ),
     }
     return found | _change_operations(files) | _protocol_operations() | _label_studio_operations()
 
