@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -311,3 +312,83 @@ def test_other_channels_in_prediction_than_in_fitting() -> None:
     classifier = MIVClassifier(**FAST).fit(X, y)
     with pytest.raises(InputError, match=r"expected .*'block0.map': \(8, 4, 4\)"):
         classifier.predict(np.ones((1, 9, 4, 4)))
+
+
+# How frequent classes are, and how many shots they have.
+
+
+def log_odds(model: MIVClassifier, X: Features) -> np.ndarray:
+    logs = np.log(model.predict_proba(X))
+    return logs - logs[:, :1]
+
+
+def test_a_class_prior_shifts_the_log_odds() -> None:
+    X, y = clusters(0, [4, 6, 2])
+    plain = MIVClassifier(**FAST).fit(X, y)
+    for prior, shares in (
+        ({0: 1, 1: 3, 2: 0.5}, [1, 3, 0.5]),
+        ((1, 3, 0.5), [1, 3, 0.5]),
+        ("shots", [4, 6, 2]),
+    ):
+        model = MIVClassifier(class_prior=prior, **FAST).fit(X, y)
+        shift = np.log(shares) - np.log(shares[0])
+        np.testing.assert_allclose(log_odds(model, X), log_odds(plain, X) + shift, atol=1e-3)
+        rule, other = model.decision_, plain.decision_
+        assert not np.allclose(rule.best, other.best)  # decisions follow from the same prior
+    named = MIVClassifier(class_prior="uniform", **FAST).fit(X, y)
+    np.testing.assert_array_equal(named.logits(X), plain.logits(X))
+
+
+def test_a_class_that_never_occurs_is_never_predicted() -> None:
+    X, y = clusters(0, [3, 3, 3])
+    model = MIVClassifier(class_prior=[1, 0, 1], **FAST).fit(X, y)
+    assert 1 not in model.predict(X)
+    assert model.predict_proba(X)[:, 1].max() == 0
+
+
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [
+        ("often", "'uniform', 'shots' or a frequency for each class, got 'often'"),
+        ({0: 1, 1: 1}, "no frequency for '2'"),
+        ({0: 1, 1: 1, 2: 1, 3: 1}, "no class '3'"),
+        ([1, 1], "2 frequencies for 3 classes"),
+        ([1, -1, 1], "at least 0, got -1 for 1"),
+        ([1, float("nan"), 1], "at least 0, got nan for 1"),
+        ([1, "2", 1], "at least 0, got '2' for 1"),
+        ([0, 0, 0], "only zeros"),
+    ],
+)
+def test_a_class_prior_that_cannot_be_used(prior: Any, message: str) -> None:
+    X, y = clusters(0, [2, 2, 2])
+    with pytest.raises(InputError, match=message):
+        MIVClassifier(class_prior=prior, **FAST).fit(X, y)
+
+
+def test_a_class_prior_needs_experts() -> None:
+    X, y = clusters(0, [2, 2])
+    with pytest.raises(InputError, match="needs a recipe with ridge experts"):
+        MIVClassifier(Recipe.paper(steps=2), class_prior="shots").fit(X, y)
+
+
+def test_copies_of_all_shots_of_a_class_change_few_names() -> None:
+    """They bring nothing new: on hard tasks, at most 1 in 6 new images gets another name.
+
+    An estimator on features counts them as shots; `FewShotClassifier` leaves them out.
+    """
+    changed = images = right = 0
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        centres = rng.normal(size=(4, 16))
+        y, wanted = np.repeat(np.arange(4), 3), np.repeat(np.arange(4), 25)
+        X, new = (
+            centres[labels] + 1.2 * rng.normal(size=(len(labels), 16)) for labels in (y, wanted)
+        )
+        plain = MIVClassifier(**FAST).fit(X, y).predict(new)
+        rows = np.concatenate([np.arange(len(y)), np.flatnonzero(y == seed % 4)])
+        twice = MIVClassifier(**FAST).fit(X[rows], y[rows]).predict(new)
+        changed += int((plain != twice).sum())
+        right += int((plain == wanted).sum())
+        images += len(new)
+    assert 0.5 < right / images < 0.9
+    assert changed / images <= 1 / 6

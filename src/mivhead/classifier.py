@@ -25,6 +25,7 @@ from mivhead.backbones.classes import recognise
 from mivhead.backbones.preset import BlockPreset, Preset
 from mivhead.engine.head import Bags, Head, Projected, combine
 from mivhead.engine.training import Trainer
+from mivhead.ensemble.balance import UNIFORM, Prior, is_uniform, log_prior
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.ensemble.stacking import (
     FOLDS,
@@ -592,6 +593,11 @@ class MIVClassifier(FeatureClassifier):
     preset : Preset, list of BlockPreset, dict or None, default=None
         The settings that belong to the backbone. None derives them from the shapes of the
         features; a dict such as `{"tau": 100.0}` replaces fields of each derived `BlockPreset`.
+    class_prior : {"uniform", "shots"}, mapping of class to frequency, or sequence of float, \
+default="uniform"
+        How frequent the classes are among new images: all alike, in proportion to their numbers of
+        shots, or as given. Other priors than the uniform one need a recipe with ridge experts, as
+        the default has.
     random_state : int, RandomState instance or None, default=None
         Seed of the initial weights. The same seed gives the same model, bit for bit.
     device : str or None, default=None
@@ -646,18 +652,25 @@ class MIVClassifier(FeatureClassifier):
         recipe: str | Recipe = DEFAULT_RECIPE,
         preset: Preset | Sequence[BlockPreset] | Mapping[str, Any] | None = None,
         *,
+        class_prior: Prior = UNIFORM,
         random_state: int | np.random.RandomState | None = None,
         device: str | None = None,
         verbose: bool = False,
     ) -> None:
         self.recipe = recipe
         self.preset = preset
+        self.class_prior = class_prior
         self.random_state = random_state
         self.device = device
         self.verbose = verbose
 
     def _check_params(self) -> None:
-        resolve_recipe(self.recipe)
+        recipe = resolve_recipe(self.recipe)
+        if not is_uniform(self.class_prior) and not recipe.has_experts:
+            raise InputError(
+                f"class_prior={self.class_prior!r:.80} needs a recipe with ridge experts, as the "
+                'default recipe "mivhead": other recipes compare classes without a prior.'
+            )
 
     def _as_features(self, X: Any, *, reset: bool) -> Features:
         features = super()._as_features(X, reset=reset)
@@ -665,6 +678,7 @@ class MIVClassifier(FeatureClassifier):
         return features if reset else _last_blocks(features, self.head_.recipe, self.blocks_)
 
     def _fit(self, support: SupportSet, seed: int) -> None:
+        self._check_params()
         recipe = resolve_recipe(self.recipe)
         blocks = resolve_blocks(support.features, self.preset)
         support = _select(support, recipe, blocks)
@@ -711,6 +725,9 @@ class MIVClassifier(FeatureClassifier):
                     fold,
                     votes,
                 )
+        if ensemble is not None and not is_uniform(self.class_prior):
+            prior = log_prior(self.class_prior, self.classes_.tolist(), support.shots)
+            ensemble = ensemble.with_prior(prior)
         features = support.features if recipe.has_head else support.features[:0]
         counts = np.zeros(len(self.classes_), np.int64)
         counts[self._seen(support)] = support.shots
@@ -917,6 +934,14 @@ class MIVClassifier(FeatureClassifier):
             "blocks": [_block_to_json(block) for block in self.blocks_],
             "shots": self.shots_.tolist(),
         }
+        if not is_uniform(prior := self.class_prior):
+            if isinstance(prior, Mapping):
+                given = {str(name): share for name, share in prior.items()}
+                prior = [given[str(name)] for name in self.classes_.tolist()]
+            if isinstance(prior, str):
+                config["class_prior"] = prior
+            else:
+                config["frequencies"] = [float(share) for share in prior]
         if self.layout_ != self.support_.layout:  # the head uses only the last blocks
             config["layout"] = layout_to_json(self.layout_)
         tensors = {f"support.{name}": tensor for name, tensor in self.support_.tensors.items()}
@@ -958,6 +983,12 @@ class MIVClassifier(FeatureClassifier):
         if expected:
             ensemble = Ensemble.from_tensors(members, support.blocks, spans_of(blocks))
         self.recipe = recipe
+        names = self.classes_.tolist()
+        self.class_prior = saved.class_prior or UNIFORM
+        if saved.frequencies is not None:
+            log_prior(saved.frequencies, names)  # raises an error if there are more, or fewer
+            self.class_prior = dict(zip(names, saved.frequencies, strict=True))
+        log_prior(self.class_prior, names, saved.shots)  # or if they cannot be used
         self.layout_, self.n_features_in_ = whole.layout, whole.shape[1]
         safe = support.divide(self.scale_[-len(blocks) :])
         self._set_fitted(blocks, head, ensemble, safe, saved.shots)
@@ -1009,6 +1040,8 @@ class _Saved:
     blocks: tuple[dict[str, Any], ...]
     shots: tuple[int, ...]
     layout: dict[str, Any] | None = None  # of the features; None: that of the support
+    class_prior: str | None = None  # a name; or
+    frequencies: tuple[float, ...] | None = None  # of each class
     params: dict[str, Any] | None = None  # of an ablation, in files of version 0.1.0
 
     def read_recipe(self) -> Recipe:

@@ -130,6 +130,7 @@ class Client:
         *,
         model: str | None = None,
         top: int | None = None,
+        class_prior: str | Mapping[str, float] | None = None,
         skip_bad: bool = False,
     ) -> list[Prediction]:
         """Predict names, probabilities and decisions.
@@ -142,6 +143,8 @@ class Client:
             Name of the model; needed if the service has several.
         top : int, optional
             Number of probabilities per image, the largest first; by default all.
+        class_prior : {"uniform", "shots"} or mapping of class to frequency, optional
+            How frequent the classes are among the images; by default all alike.
         skip_bad : bool, default=False
             Leave out images that cannot be read, and list them in `skipped`.
 
@@ -150,7 +153,10 @@ class Client:
         list of Prediction
             One per image, in their order.
         """
-        options = {k: v for k, v in (("model", model), ("top", top)) if v is not None}
+        if isinstance(class_prior, Mapping):
+            class_prior = ",".join(f"{name}={share}" for name, share in class_prior.items())
+        given = {"model": model, "top": top, "prior": class_prior}
+        options = {name: value for name, value in given.items() if value is not None}
         self.skipped = []
         results: list[Prediction] = []
 

@@ -82,7 +82,7 @@ def test_hard_shots_are_not_called_mislabelled() -> None:
             labels = np.array([rng.choice(10, p=row) for row in p])
             called += int(likely_mislabelled(p, labels)[1].sum())
             shots += len(labels)
-    assert called / shots < 0.02
+    assert called / shots < 0.01
 
 
 def test_swaps_are_called_mislabelled() -> None:
@@ -96,7 +96,7 @@ def test_swaps_are_called_mislabelled() -> None:
         labels[wrong] = (labels[wrong] + rng.integers(1, 10, 5)) % 10
         surprise, mislabelled = likely_mislabelled(p, labels)
         expected = np.zeros(50, bool)
-        for t in sorted(surprise[surprise > math.log(2)]):
+        for t in sorted(surprise[surprise > math.log(8)]):
             hard = sum(
                 p[i, c]
                 for i in range(50)
@@ -104,7 +104,7 @@ def test_swaps_are_called_mislabelled() -> None:
                 if math.log(p[i].max() / p[i, c]) >= t - 1e-12
             )
             if hard + MARGIN <= SHARE * (surprise >= t).sum():
-                expected = surprise >= t
+                expected = (surprise >= t) & ((surprise >= t).sum() <= 6)  # of 50
                 break
         np.testing.assert_array_equal(mislabelled, expected)
         called += int(mislabelled.sum())

@@ -447,9 +447,51 @@ def test_many_shots_are_announced_with_their_cost(
     monkeypatch.setattr("mivhead.classifier.MIVClassifier.fit", lambda *_, **__: 1 / 0)
     for shots, expected in ((100, 0), (5000, 1)):
         blocks = [np.zeros((2 * shots, c, 1, 1), np.float16) for c in (112, 192, 320, 1280)]
+        blocks[0][:, :2, 0, 0] = np.stack(np.divmod(np.arange(2 * shots), 100), axis=1)  # distinct
         ids = tuple(map(str, range(2 * shots)))
         table = FeatureTable(Features(blocks), ids, ("a", "b") * shots)
         with pytest.raises(ZeroDivisionError):
             FewShotClassifier(None).fit_table(table)
         assert len(caplog.records) == expected
     assert "Fitting 10,000 shots takes roughly" in caplog.text
+
+
+@pytest.mark.parametrize("threshold", [0, 3])
+def test_exact_copies_change_nothing(shots, queries, tmp_path, threshold) -> None:
+    """Neither names nor the estimate, bit for bit; views of a class follow its distinct shots."""
+    copied = shutil.copytree(shots, tmp_path / "copied")
+    for path in sorted((copied / "red").iterdir()):
+        shutil.copy(path, path.with_name(f"copy of {path.name}"))
+    given = {"threshold": threshold, "verbose": False}
+    plain = FewShotClassifier(TinyBackbone(), **given).fit_folder(shots)
+    model = FewShotClassifier(TinyBackbone(), **given).fit_folder(copied)
+    assert plain.copies_ == {}
+    reds = len(list((shots / "red").iterdir()))
+    assert len(model.copies_) == reds
+    assert model.shot_counts == plain.shot_counts
+    assert model.view_count == plain.view_count
+    np.testing.assert_array_equal(model.predict_proba(queries), plain.predict_proba(queries))
+    assert model.check().accuracy == plain.check().accuracy
+
+
+def test_a_class_prior_is_kept_and_can_be_replaced(shots, queries, tmp_path) -> None:
+    how = {"threshold": 0, "verbose": False}
+    plain = FewShotClassifier(TinyBackbone(), **how).fit_folder(shots)
+    prior = {"red": 5.0, "green": 1.0, "blue": 1.0}
+    model = FewShotClassifier(TinyBackbone(), class_prior=prior, **how).fit_folder(shots)
+    model.save(tmp_path / "m.miv")
+    loaded = mivhead.load(tmp_path / "m.miv", backbone=TinyBackbone())
+    assert loaded.class_prior == prior
+    wanted = plain.classify(queries, class_prior=prior)
+    for each in (model, loaded):
+        for found, expected in zip(each.classify(queries), wanted, strict=True):
+            assert found.probabilities == pytest.approx(expected.probabilities, abs=1e-4)
+        back = each.classify(queries, class_prior="uniform")
+        for found, expected in zip(back, plain.classify(queries), strict=True):
+            assert found.probabilities == pytest.approx(expected.probabilities, abs=1e-4)
+    loaded.remove("blue/0.png")
+    assert loaded.class_prior == prior  # changes keep it
+    with pytest.raises(InputError, match="no class 'blue'"):
+        loaded.remove("blue")
+    with pytest.raises(InputError, match="ncc takes no class_prior"):
+        FewShotClassifier(TinyBackbone(), method="ncc", class_prior="shots").fit_folder(shots)

@@ -61,15 +61,20 @@ def test_a_model_tells_what_accuracy_its_shots_suggest(tmp_path: Path) -> None:
     shots = [(name, i) for name in ("red", "green", "blue") for i in range(5)]
     images = [Image.open(io.BytesIO(photo(name, i))) for name, i in shots]
     model = FewShotClassifier(toy(), threshold=0, verbose=False)
-    model.fit(images, [name for name, _ in shots]).save(tmp_path / "colours.miv")
-    app = create_app([tmp_path / "colours.miv"], load=ModelLoader(backbone=toy()))
+    model.fit(images, [name for name, _ in shots]).save(tmp_path / "unchecked.miv")
+    check = model.check()
+    model.save(tmp_path / "colours.miv")
+    files = [tmp_path / "colours.miv", tmp_path / "unchecked.miv"]
+    app = create_app(files, load=ModelLoader(backbone=toy()))
     with serving(Server(app, port=0)) as url:
+        assert web.get(f"{url}/v1/models/unchecked").json()["estimate"] is None
         estimate = web.get(f"{url}/v1/models/colours").json()["estimate"]
-        assert (estimate["accuracy"], estimate["high"], estimate["shots"]) == (1, 1, 15)
-        assert 0.7 < estimate["low"] < 0.9
+        assert (estimate["accuracy"], estimate["shots"]) == (check.accuracy, 15)
+        assert (estimate["low"], estimate["high"]) == check.interval
         for i in range(3):
             files = [("images", photo((250, 250, 250), 10 * i + k)) for k in range(10)]
-            assert web.post(f"{url}/v1/predict", files=files).status_code == 200
+            sent = web.post(f"{url}/v1/predict?model=colours", files=files)
+            assert sent.status_code == 200
         metrics = web.get(f"{url}/metrics").text
     (line,) = [each for each in metrics.splitlines() if each.startswith("miv_drift{")]
     assert float(line.split()[1]) > 0.7  # white is unlike all shots

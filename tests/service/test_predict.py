@@ -19,6 +19,7 @@ from PIL import Image
 
 from mivhead import FewShotClassifier
 from mivhead.backbones.wire import encode_features
+from mivhead.client import Client
 from tests.helpers.services import serving, toy
 from tests.helpers.tiny_backbone import TinyBackbone
 from tests.service.conftest import photo, train
@@ -155,6 +156,51 @@ def test_explanations(url: str, colours: FewShotClassifier) -> None:
     assert bad["error"].startswith("b.txt is not a JPEG")
     response = web.post(f"{url}/v1/explain", json={"features": [[1.0]]})
     assert response.status_code == 400
+
+
+def test_a_class_prior(url: str, colours: FewShotClassifier) -> None:
+    red = photo("red", 40)
+    picture = Image.open(io.BytesIO(red))
+    frequencies = {"red": 0.0, "green": 1.0, "blue": 2.5}
+    (wanted,) = colours.classify([picture], class_prior=frequencies)
+    assert wanted.label != "red"
+    text_form = "red=0,green=1,blue=2.5"
+    answers = [
+        web.post(f"{url}{PATH}?prior={text_form}", files={"images": red}),
+        web.post(url + PATH, files={"images": red}, data={"prior": text_form}),
+        web.post(url + PATH, json={"images": [text(red), text(b"damaged")], "prior": frequencies}),
+    ]
+    for each in answers:
+        first = each.json()["predictions"][0]
+        assert first["label"] == wanted.label
+        assert first["decision"] == wanted.decision
+        top = {t["label"]: t["probability"] for t in first["top"]}
+        assert top == pytest.approx(wanted.probabilities, abs=1e-4)
+    plain = web.post(f"{url}{PATH}?prior=uniform", files={"images": red})
+    assert found(plain) == [pytest.approx(expected(colours, red)[0], abs=1e-4)]
+    with Client(url) as client:
+        assert client.predict(red, class_prior=frequencies)[0].label == wanted.label
+
+
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [
+        ("often", "'often'"),
+        ("red=1,green=1,blue=1,pink=1", "no class 'pink'"),
+        ("red=1", "no frequency for"),
+        ("red=-1,green=1,blue=1", "at least 0, got -1.0 for red"),
+        ("red=nan,green=1,blue=1", "at least 0, got nan for red"),
+        ("red=0,green=0,blue=0", "only zeros"),
+        ("red=much,green=1,blue=1", "not a list of frequencies"),
+        ({"red": "1", "green": 1, "blue": 1}, "at least 0, got '1' for red"),
+        ({"red": True, "green": 1, "blue": 1}, "at least 0, got True for red"),
+        (3, "prior must be a string or an object"),
+    ],
+)
+def test_a_prior_that_cannot_be_used(url: str, prior: Any, message: str) -> None:
+    answer = web.post(url + PATH, json={"images": [text(photo("red"))], "prior": prior})
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]
 
 
 def test_the_most_probable_classes_only(url: str) -> None:

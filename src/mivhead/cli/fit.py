@@ -55,6 +55,7 @@ miv fit shots/ -o birds.miv --backbone efficientnet_lite0 --backbone efficientne
 miv fit photos/ -o animals.miv --boxes annotations.json   # crops of the boxes, with their classes
 miv fit shots/ -o birds.miv --backbone clip_vitb32 --template "a photo of a {}, a bird"
 miv fit shots/ -o birds.miv --backbone bioclip2 --classes rare.txt   # names without photos, too
+miv fit shots/ -o birds.miv --prior robin=10,wren=1   # ten times as many robins as wrens
 miv fit features.safetensors -o birds.miv
 miv fit lancedb://data/birds -o birds.miv --label species --where "split = 'train'"
 miv fit shots/ -o plain.miv --method logistic --param use_views=true --param C=10
@@ -92,6 +93,7 @@ def add_parser(subparsers: Any) -> None:
     options.add_table(parser)
     options.add_extraction(parser)
     options.add_training(parser)
+    options.add_prior(parser)
     options.add_device(parser)
     parser.add_argument(
         "--compact",
@@ -119,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     notes = _check_classes(model, args)
     times = _fit(model, args)
     if model.shots_ is not None:
-        notes += notes_on_duplicates(model.shots_)
+        notes += notes_on_duplicates(model.shots_, model.copies_)
     skipped = getattr(model, "skipped_", [])
     report_skipped(skipped)
     for note in notes:

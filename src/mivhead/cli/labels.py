@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -89,19 +89,23 @@ def notes_on_ignored(files: Sequence[str]) -> list[str]:
     return [f"Ignored {plural(len(files), 'file')} that {what} in {place} ({shown})."]
 
 
-def notes_on_duplicates(shots: Shots) -> list[str]:
-    """Return which shots have the same content, those in different classes first."""
-    same: defaultdict[str, list[int]] = defaultdict(list)
-    for row, hash_ in enumerate(shots.hashes):
-        same[hash_].append(row)
-    across: list[str] = []
-    within: list[str] = []
-    for rows in (each for each in same.values() if len(each) > 1):
-        names = " = ".join(str(shots.names[row]) for row in rows)
-        labels = sorted({str(shots.labels[row]) for row in rows})
-        (across if len(labels) > 1 else within).append(names)
+def notes_on_duplicates(shots: Shots, copies: Mapping[str, str]) -> list[str]:
+    """Return which shots have the same content as others.
+
+    Parameters
+    ----------
+    shots : Shots
+        The shots of a model, which may have the same image in several classes.
+    copies : mapping of str to str
+        Names of images that were left out, and of the shots that they equal.
+    """
+    same: defaultdict[str, list[str]] = defaultdict(list)
+    for name, hash_ in zip(shots.names, shots.hashes, strict=True):
+        same[hash_].append(name)
+    across = [" = ".join(names) for names in same.values() if len(names) > 1]
     notes = _listed(across, "The same image is in several classes, so at least one label is wrong")
-    return notes + _listed(within, "The same image is there more than once, and counts as often")
+    within = [f"{copy} = {shot}" for copy, shot in copies.items()]
+    return notes + _listed(within, "The same image is there more than once, and counts once")
 
 
 def _listed(found: Sequence[str], text: str) -> list[str]:

@@ -251,30 +251,33 @@ def add_decision(parser: Parser, *, sets: bool = True) -> None:
             help="also give each image a set of classes; this share of the sets holds the right "
             "one",
         )
-    group.add_argument(
+    add_prior(group)
+
+
+def add_prior(parser: argparse._ActionsContainer) -> None:
+    """Add `--prior`."""
+    parser.add_argument(
         "--prior",
         type=prior,
         metavar="PRIOR",
-        help='how frequent the classes are: "uniform" (the default, all alike), "shots" (in '
-        'proportion to their shots), or frequencies such as "robin=3,wren=1"',
+        help='how frequent the classes are among new images: "uniform" (all alike), "shots" (in '
+        'proportion to their shots), or frequencies such as "robin=3,wren=1" (default: uniform, '
+        "or as the model was fitted)",
     )
 
 
-def prior(text: str) -> str | dict[str, float]:
+def prior(text: str) -> Any:
     """Read a class prior: a name, or frequencies.
 
     >>> prior("robin=3,wren=0.5"), prior("shots")
     ({'robin': 3.0, 'wren': 0.5}, 'shots')
     """
-    if "=" not in text:
-        return text
+    from mivhead.ensemble.balance import read_prior  # here: it imports NumPy
+
     try:
-        pairs = [each.rpartition("=") for each in text.split(",")]
-        return {name.strip(): float(value) for name, _, value in pairs}
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of frequencies, such as robin=3,wren=1"
-        ) from None
+        return read_prior(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from None
 
 
 def decision(
@@ -468,6 +471,7 @@ def classifier_from(args: argparse.Namespace) -> FewShotClassifier:
         augmentation=Augmentation(flip=0.0) if args.no_flip else None,
         random_state=args.seed,
         device=args.device,
+        class_prior=getattr(args, "prior", None) or "uniform",
         method_params=dict(getattr(args, "params", ())),
         names=getattr(args, "names", None),
         templates=getattr(args, "templates", None),

@@ -39,8 +39,10 @@ from mivhead.model.info import Estimate
 FOLDS = 5
 SHARE = 0.5  # of the shots that are called mislabelled which may be hard instead
 MARGIN = 0.4  # added to the expected number of hard shots
-LEAST = math.log(2)  # surprise of a shot that is called mislabelled
+LEAST = math.log(8)  # surprise of a shot that is called mislabelled
+MOST = 0.12  # of the shots that can be called mislabelled: beyond that, the task is hard
 NOISE = 0.05  # share of wrong labels that calibration reckons with
+SPREAD = 0.5  # by how much the scale of calibrated log probabilities may err, in logarithms
 TINY = 1e-6  # a probability below this says no more
 
 
@@ -114,7 +116,10 @@ class CrossValidation:
         right = self.probabilities[rows].argmax(axis=1) == own
         behind = shots_behind(numbers, fold)[rows, own]
         shots = np.bincount(numbers, minlength=len(self.classes))
-        confidence = self.probabilities[rows].max(axis=1) if self.calibrated else None
+        confidence = None
+        if self.calibrated:  # on average; a task as hard as chest X-rays may need another scale
+            calibrated = _calibrate(self.probabilities[rows], own, spread=SPREAD)
+            confidence = calibrated.max(axis=1)
         return expected_accuracy(right, own, np.maximum(behind, 1), shots, confidence)
 
     @property
@@ -156,7 +161,7 @@ class CrossValidation:
         numbers = np.searchsorted(self.classes, np.asarray(self.labels))[rows]
         probabilities = self.probabilities[rows]
         if not self.calibrated:
-            probabilities = _calibrate(probabilities, numbers)
+            probabilities = _calibrate(probabilities, numbers, noise=NOISE)
         surprise, called = likely_mislabelled(probabilities, numbers)
         found = []
         for i in np.argsort(-surprise, kind="stable"):
@@ -182,7 +187,8 @@ def likely_mislabelled(
 
     If N(t) shots are observed there, about N(t) - E(t) of them are mislabelled. Shots above the
     smallest t with E(t) + MARGIN <= SHARE N(t) are called mislabelled: at least half of them should
-    be, and a single surprise must be a great one.
+    be, and a single surprise must be a great one. If that is more than one in eight, none is:
+    predictions of such a task are overconfident.
 
     Parameters
     ----------
@@ -221,23 +227,36 @@ def likely_mislabelled(
     count = np.searchsorted(-ranked, -ranked, side="right")  # shots that are as surprising
     called = (expected[above] + MARGIN <= SHARE * count) & (ranked > LEAST)
     least = ranked[called].min() if called.any() else np.inf
-    return surprise, surprise >= least
+    mislabelled = surprise >= least
+    if mislabelled.sum() > max(2, MOST * len(p)):
+        mislabelled[:] = False
+    return surprise, mislabelled
 
 
 def _calibrate(
-    probabilities: NDArray[np.floating[Any]], labels: NDArray[np.int64]
+    probabilities: NDArray[np.floating[Any]],
+    labels: NDArray[np.int64],
+    *,
+    spread: float = math.inf,
+    noise: float = 0.0,
 ) -> NDArray[np.floating[Any]]:
-    """Scale log probabilities so that the labels, a few of them wrong, become most likely."""
+    """Scale log probabilities so that the labels become most likely, each class counting the same.
+
+    The logarithm of the scale has a normal prior of this spread around 0, and a share `noise` of
+    the labels is taken to be wrong.
+    """
+    if not len(labels):
+        return probabilities
     logs = np.log(np.maximum(probabilities, TINY))
-    rows = np.arange(len(labels))
+    rows, weights = np.arange(len(labels)), 1 / np.bincount(labels)[labels]
+    weights /= weights.mean()
 
     def likelihood(scale: float) -> float:
         own = softmax(scale * logs)[rows, labels]
-        return float(np.log((1 - NOISE) * own + NOISE / logs.shape[1]).sum())
+        fit = float(weights @ np.log((1 - noise) * own + noise / logs.shape[1]))
+        return fit - math.log(scale) ** 2 / (2 * spread**2)
 
-    if not len(labels):
-        return probabilities
-    return softmax(max(np.geomspace(0.05, 50, 61).tolist(), key=likelihood) * logs)
+    return softmax(max(np.geomspace(0.05, 20, 81).tolist(), key=likelihood) * logs)
 
 
 def cross_validate(

@@ -31,9 +31,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from mivhead.diagnostics.evaluation import wilson_interval
 
-SLOPE = 1.0  # of the log-odds of a right prediction in log n
+SLOPE = 0.8  # of the log-odds of a right prediction in log n
 HITS = 0.3  # how much the outcome of a prediction counts, compared with its probability
-RHO = 0.2  # correlation of predictions of the same class
+RHO = 0.4  # correlation of predictions of the same class
 UNTESTED = 1.0  # predictions that a class without any counts as, in the interval
 OWN = 2.0  # predictions that the shared curve counts as in the figure of one class
 
@@ -98,7 +98,7 @@ def expected_accuracy(
     >>> right, labels = [1, 1, 1, 1, 1, 0], [0, 0, 0, 1, 1, 1]
     >>> expected = expected_accuracy(right, labels, [2] * 6, [3, 3, 1])
     >>> round(expected.accuracy, 2), [round(x, 2) for x in expected.per_class.tolist()]
-    (0.83, [0.95, 0.75, 0.71])
+    (0.83, [0.95, 0.75, 0.74])
     """
     hits, y = np.asarray(right, np.float64), np.asarray(labels, np.int64)
     shots = np.asarray(shots, np.int64)
@@ -124,7 +124,7 @@ def _effective_number(tested: NDArray[np.int64]) -> float:
     """Return how many independent predictions tell as much about the mean over classes.
 
     >>> [round(_effective_number(np.array(tested)), 2) for tested in ([5, 5], [300, 0])]
-    [5.56, 3.33]
+    [3.85, 2.85]
     """
     own = np.where(tested > 0, tested / (1 + (tested - 1) * RHO), UNTESTED)
     return float(len(tested) ** 2 / (1 / own).sum())

@@ -404,6 +404,28 @@ def fold_into_weights(
     return member * factors, (member * shifts).sum(axis=0) + of_shots * shot_scores(shots, shots)
 
 
+def is_uniform(prior: Prior | None) -> bool:
+    """Return whether a class prior has that name; None stands for it."""
+    return prior is None or (isinstance(prior, str) and prior == UNIFORM)
+
+
+def read_prior(text: str) -> Prior:
+    """Read a class prior from text: a name, or frequencies.
+
+    >>> read_prior("robin=3, wren=0.5"), read_prior("shots")
+    ({'robin': 3.0, 'wren': 0.5}, 'shots')
+    """
+    if "=" not in text:
+        return text.strip()
+    try:
+        pairs = [each.rpartition("=") for each in text.split(",")]
+        return {name.strip(): float(share) for name, _, share in pairs}
+    except ValueError:
+        raise InputError(
+            f"{text!r:.80} is not a list of frequencies, such as robin=3,wren=1."
+        ) from None
+
+
 def log_prior(
     prior: Prior,
     classes: Sequence[Any],
@@ -451,21 +473,22 @@ def log_prior(
             raise InputError(f"class_prior={SHOTS!r} needs a model that knows its shots.")
         prior = list(shots)
     if isinstance(prior, Mapping):
-        unknown = [str(name) for name in prior if name not in classes]
-        missing = [str(name) for name in classes if name not in prior]
+        given, names = {str(name): share for name, share in prior.items()}, list(map(str, classes))
+        unknown = [name for name in given if name not in names]
+        missing = [name for name in names if name not in given]
         if unknown or missing:
             problem = f"no class {unknown[0]!r}" if unknown else f"no frequency for {missing[0]!r}"
             raise InputError(
                 f"class_prior needs a frequency for each of {', '.join(map(str, classes))}; there "
                 f"is {problem}."
             )
-        prior = [prior[name] for name in classes]
+        prior = [given[name] for name in names]
     if len(prior) != len(classes):
         raise InputError(
             f"class_prior has {len(prior)} frequencies for {len(classes)} classes; give one each."
         )
     for name, value in zip(classes, prior, strict=True):
-        if not isinstance(value, Real) or not 0 <= value < np.inf:
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < np.inf:
             raise InputError(
                 f"A frequency in class_prior must be a number of at least 0, got {value!r} for "
                 f"{name}."

@@ -56,6 +56,7 @@ LARGEST_TRUST = 16.0  # factor of its weight
 WEIGHT_FOLDS = 10  # in which images are left out of stacking to estimate the accuracy
 WEIGHTS = "weights"  # their name in a model file
 CLASS_WEIGHTS, OFFSETS = "class_weights", "offsets"  # likewise, if classes have unequal shots
+NEVER = -1e4  # logarithm of the prior of a class that does not occur
 NEWTON_STEPS, CLOSE = 50, 1e-10  # of `fit_weights`: at most, and when the loss no longer falls
 
 
@@ -460,6 +461,17 @@ class Ensemble:
         logits[rows, labels] = others + HONEST * (logits[rows, labels] - others)
         logits += self.names.weight * own
         return replace(self, names=self.names.fit_unseen(logits, own, labels))
+
+    def with_prior(self, added: NDArray[np.float64]) -> Self:
+        """Return an ensemble whose logits (image, class) have the logarithm of a prior added."""
+        # A class that does not occur: finite, as a file needs it, and never named.
+        prior = np.maximum(added, NEVER).astype(np.float32)
+        offsets = np.zeros(len(prior), np.float32) if self.offsets is None else self.offsets
+        by_class = np.broadcast_to(self.weights_by_class, (len(self.weights), len(prior)))
+        found = replace(self, class_weights=np.ascontiguousarray(by_class), offsets=offsets + prior)
+        if (left := self.left_out) is not None:
+            found = replace(found, left_out=replace(left, logits=left.logits + prior))
+        return found
 
     def logits(self, cosines: Array, features: Features) -> Array:
         """Logits (image, class) from the head's cosines (block, image, class) and the experts.

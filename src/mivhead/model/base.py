@@ -47,6 +47,7 @@ class ImageClassifier(ABC):
 
     classes_: NDArray[Any]
     skipped_: list[Skipped]
+    class_prior: Prior = UNIFORM
 
     @property
     @abstractmethod
@@ -213,8 +214,8 @@ class ImageClassifier(ABC):
         coverage : float or None, default=None
             Share of prediction sets that hold the true class, such as 0.9; None makes no sets.
         class_prior : {"uniform", "shots"}, mapping of class to frequency, or None, default=None
-            How frequent the classes are among the images: all alike (None or `"uniform"`), in
-            proportion to their shots, or as given.
+            How frequent the classes are among the images: all alike, in proportion to their shots,
+            or as given. None: as the model was fitted, by default all alike.
 
         Returns
         -------
@@ -285,11 +286,18 @@ class ImageClassifier(ABC):
             found = calibration.thresholds(reject, max_errors, coverage)
         elif coverage is not None:
             raise InputError(f"There are no prediction sets: {self.no_decision}")
-        if class_prior is None or class_prior == UNIFORM:
+        if class_prior is None:
             return found
         counts, names = self.shot_counts, self.classes_.tolist()
         shots = None if counts is None else [counts[name] for name in names]
-        return replace(found, prior=tuple(np.exp(log_prior(class_prior, names, shots)).tolist()))
+        own, wanted = (log_prior(each, names, shots) for each in (self.class_prior, class_prior))
+        if np.isneginf(own).any():
+            raise InputError(
+                "The model was fitted with a class that never occurs, so that it cannot be given "
+                "another prior: fit it again."
+            )
+        added = wanted - own
+        return replace(found, prior=tuple(np.exp(added).tolist())) if added.any() else found
 
     @overload
     def predict(self, images: Any, *, coverage: None = None) -> NDArray[Any]: ...

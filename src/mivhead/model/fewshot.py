@@ -35,6 +35,7 @@ from mivhead.backbones.base import (
 from mivhead.backbones.preprocessing import DecodedImage
 from mivhead.backbones.preset import Preset
 from mivhead.classifier import MIVClassifier
+from mivhead.ensemble.balance import UNIFORM, Prior, is_uniform
 from mivhead.ensemble.names import names_of
 from mivhead.ensemble.unlabelled import LIMIT, UnlabelledUse
 from mivhead.errors import InputError, NotAvailableError, check_no_missing
@@ -121,6 +122,9 @@ class FewShotClassifier(ImageClassifier, Estimator):
         A class of this name stands for everything else. It is trained like a class, its images are
         background for decisions, and it is never predicted as a name: an image of it is "none of
         these". None: it is a class like all others.
+    class_prior : {"uniform", "shots"} or mapping of class to frequency, default="uniform"
+        How frequent the classes are among new images: all alike, in proportion to their numbers of
+        shots, or as given. `classify(class_prior=...)` replaces it.
     random_state : int, default=0
         Random seed of the views and of the initial weights.
     device : str or None, default=None
@@ -145,6 +149,9 @@ class FewShotClassifier(ImageClassifier, Estimator):
         tunes the backbone.
     history_ : list of Change
         The changes since the fit, oldest first.
+    copies_ : dict of str to str
+        Images that the last fit left out, because they are exact copies of a shot of the same
+        class, and the names of these shots. Not part of a model file.
     estimate_ : Estimate or None
         What `check` found out about the accuracy; None if it was not called after the last fit or
         change.
@@ -190,6 +197,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
         threshold: int | None = None,
         augmentation: Augmentation | None = None,
         other: Any = "other",
+        class_prior: Prior = UNIFORM,
         random_state: int = 0,
         device: str | None = None,
         cache: bool | str | Path | None = None,
@@ -206,6 +214,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
         self.threshold = threshold
         self.augmentation = augmentation
         self.other = other
+        self.class_prior = class_prior
         self.random_state = random_state
         self.device = device
         self.cache = cache
@@ -348,7 +357,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
         preset, identity = self._origin(table)
         classifier = self.make_classifier(preset)
         others = self._read_unlabelled(unlabelled, classifier, identity)
-        shots = Shots.from_table(table, labels).in_order()
+        shots = self._without_copies(Shots.from_table(table, labels).in_order())
         # Features of known origin may be named by their backbone, which is loaded already.
         backbone = None if identity is None else self.load_backbone()
         vectors = self._class_vectors(classifier, backbone, shots.classes, classes, class_vectors)
@@ -798,7 +807,14 @@ class FewShotClassifier(ImageClassifier, Estimator):
         FeatureClassifier or TuningClassifier
         """
         known = get_method(self.method).hyperparameters()
-        shown = {"verbose": self.verbose} if "verbose" in known else {}
+        shown: dict[str, Any] = {"verbose": self.verbose} if "verbose" in known else {}
+        if not is_uniform(self.class_prior):
+            if "class_prior" not in known:
+                raise InputError(
+                    f"{self.method} takes no class_prior: use the method miv, or give the prior "
+                    "when you predict."
+                )
+            shown["class_prior"] = self.class_prior
         classifier: Classifier = make_method(
             self.method,
             preset=preset,
@@ -936,6 +952,9 @@ class FewShotClassifier(ImageClassifier, Estimator):
         names = np.unique(np.asarray(given)).tolist()
         vectors = self._class_vectors(classifier, backbone, names, classes, class_vectors)
         training, shots = reader.read(images, given, self._view_rule(backbone.preset))
+        if shots is not None:
+            shots = self._without_copies(shots)
+            training = shots.training()
         reading = {reader.what: time.perf_counter() - started}
         return self._fit(classifier, training, shots, backbone.identity, others, vectors, reading)
 
@@ -1024,6 +1043,22 @@ class FewShotClassifier(ImageClassifier, Estimator):
             found = self._feature_reader().table(images, None).features
         return found[np.argsort(digests(found), kind="stable")]
 
+    def _without_copies(self, shots: Shots) -> Shots:
+        """Leave out exact copies of a shot, which would count as further shots of its class."""
+        distinct, self.copies_ = shots.distinct()
+        return self._with_missing_views(distinct) if self.copies_ else shots
+
+    def _with_missing_views(self, shots: Shots) -> Shots:
+        """Make the views that shots of a smaller class need, if there are pictures of them."""
+        if shots.rule is None or not shots.missing_views:
+            return shots
+        pictures, plan = shots.plan_missing_views()
+        if not pictures:
+            return shots
+        return shots.with_views(
+            self._feature_reader().views(pictures, plan, shots.rule.augmentation)
+        )
+
     def _own_shots(self) -> Shots:
         """Return the shots, which a model needs to be changed."""
         check_fitted(self, "classifier_")
@@ -1072,12 +1107,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
     ) -> Change:
         """Fit to changed shots; if anything fails, the model stays as it was."""
         others = self._read_unlabelled(unlabelled, self.classifier_, self.identity_)
-        shots = shots.in_order()
-        if shots.rule is not None and shots.missing_views:
-            pictures, plan = shots.plan_missing_views()
-            if pictures:
-                how = shots.rule.augmentation
-                shots = shots.with_views(self._feature_reader().views(pictures, plan, how))
+        shots = self._with_missing_views(shots.in_order())
         X, y, views, view_of = shots.training()
         vectors, renamed = self._changed_vectors(shots, class_vectors, renamed_from)
         classifier = self.classifier_.refitted(

@@ -29,6 +29,7 @@ from mivhead._util.schema import from_json, to_json
 from mivhead._version import __version__
 from mivhead.backbones.base import Backbone, Identity, expected_preset, named_by_file
 from mivhead.classifier import FeatureClassifier, MIVClassifier
+from mivhead.ensemble.balance import UNIFORM
 from mivhead.ensemble.names import Names, names_of
 from mivhead.ensemble.unlabelled import UnlabelledUse
 from mivhead.errors import InputError, ModelFileError, NotAvailableError
@@ -314,6 +315,7 @@ def load(
         method=info.method,
         method_params=info.config.get("params"),
         recipe=getattr(classifier, "recipe", None),
+        class_prior=getattr(classifier, "class_prior", UNIFORM),
         device=device,
     )
     if identity is None and model.needs_images:

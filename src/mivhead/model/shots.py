@@ -247,6 +247,27 @@ class Shots:
             pictures=tuple(self.pictures[row] for row in chosen),
         )
 
+    def distinct(self) -> tuple[Self, dict[str, str]]:
+        """Leave out exact copies of shots of the same class, which bring nothing new.
+
+        Returns
+        -------
+        distinct : Shots
+            The others.
+        copies : dict of str to str
+            Names of the copies, and of the shots that they equal.
+        """
+        keys = list(zip(self.labels.tolist(), self.hashes, strict=True))
+        first: dict[tuple[Any, str], int] = {}
+        for row, key in enumerate(keys):
+            first.setdefault(key, row)
+        copies = {
+            self.names[row]: self.names[first[key]]
+            for row, key in enumerate(keys)
+            if first[key] != row
+        }
+        return (self.take(first.values()) if copies else self), copies
+
     def add(self, other: Shots) -> tuple[Self, Shots, list[str]]:
         """Join other shots to these.
 

@@ -125,14 +125,22 @@ class Service:
         """Predict images or features."""
         sent = await read_request(request, self.limits)
         served = self.models.get(sent.option("model"))
-        top = sent.number("top")
+        top, prior = sent.number("top"), sent.prior()
+        if prior is not None:
+            served.model.thresholds(class_prior=prior)  # an error now, before anything is computed
         note(request.scope, model=served.name, images=len(sent.images))
         document: dict[str, Any] = {"model": served.name, "version": served.version}
         if sent.features is not None:
             predictions = await self.engine.predict_features(served, sent.features)
+            if prior is not None:
+                predictions = served.with_prior(predictions, prior)
             document["predictions"] = [each.as_json(top) for each in predictions]
             return JSONResponse(document)
         results = await self.engine.predict(served, sent.images)
+        if prior is not None:
+            good = [each for each in results if not isinstance(each, Unreadable)]
+            decided = iter(served.with_prior(good, prior) if good else [])
+            results = [e if isinstance(e, Unreadable) else next(decided) for e in results]
         found = [each if isinstance(each, Unreadable) else each.as_json(top) for each in results]
         return _answer(document, "predictions", found)
 

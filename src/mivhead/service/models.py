@@ -14,13 +14,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from PIL import Image
 
 from mivhead._util.files import stamp
-from mivhead.diagnostics.evaluation import Score
+from mivhead.ensemble.balance import Prior
 from mivhead.errors import InputError, MivError
-from mivhead.model.decision import Calibration
+from mivhead.model.base import Scores
 from mivhead.model.exported import ExportedClassifier
+from mivhead.model.info import Estimate
 from mivhead.model.load import load
 from mivhead.service.protection import Refusal
 
@@ -119,6 +121,16 @@ class ServedModel:
         scores = self.model.score_read(read)
         found: list[Prediction] = self.model.decide([""] * len(scores.probabilities), scores)
         return found
+
+    def with_prior(self, found: Sequence[Prediction], prior: Prior) -> list[Prediction]:
+        """Decide again about predictions, for classes that are as frequent as a client says."""
+        thresholds = self.model.thresholds(class_prior=prior)
+        names = self.model.classes_.tolist()
+        rows = [[each.probabilities[name] for name in names] for each in found]
+        unknown = [each.unknown for each in found]
+        scores = Scores(np.array(rows), None if None in unknown else np.array(unknown))
+        decided: list[Prediction] = self.model.decide([e.id for e in found], scores, thresholds)
+        return decided
 
     def explain(self, pictures: Sequence[Image.Image]) -> list[dict[str, Any]]:
         """Explain the predictions for a batch of decoded images."""
@@ -311,21 +323,19 @@ def _facts(model: Any) -> dict[str, Any]:
     return {
         "classes": classes,
         "shots": counts and {str(label): count for label, count in counts.items()},
-        "estimate": _estimate(model.calibration),
+        "estimate": _estimate(getattr(model, "estimate_", None)),
         "method": method,
         "backbone": None if identity is None else identity.name,
         "image_size": identity.preprocessing.size if takes_images else None,
     }
 
 
-def _estimate(calibration: Calibration | None) -> dict[str, Any] | None:
-    """Return the accuracy that out-of-fold predictions of the shots suggest."""
-    if calibration is None or not calibration.own:
+def _estimate(estimate: Estimate | None) -> dict[str, Any] | None:
+    """Return the accuracy to expect, if it was estimated when the model was fitted."""
+    if estimate is None or estimate.accuracy is None:
         return None
-    pairs = zip(calibration.own, calibration.best, strict=True)
-    score = Score(len(calibration.own), sum(own >= best for own, best in pairs))
-    low, high = score.interval
-    return {"accuracy": score.accuracy, "low": low, "high": high, "shots": score.images}
+    figures = {name: getattr(estimate, name) for name in ("accuracy", "low", "high")}
+    return {**figures, "shots": estimate.tested}
 
 
 class Reloader:

@@ -67,7 +67,8 @@ _SCHEMAS: dict[str, Any] = {
         "shots?": (dict | None, "Images per class."),
         "estimate?": (
             {"accuracy?": _SHARE, "low?": _SHARE, "high?": _SHARE, "shots?": int},
-            "Accuracy of out-of-fold predictions of the shots, with a 95 % confidence interval.",
+            "The accuracy to expect on new images if every class is equally frequent, with a 95 % "
+            "interval; null if `miv fit` did not estimate it.",
             {"type": ["object", "null"]},
         ),
         "method?": str | None,
@@ -127,6 +128,12 @@ _PARAMETERS = {
         "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
         "description": "Number of classes to return, the most probable first; by default all.",
     },
+    "prior": {
+        "name": "prior",
+        "in": "query",
+        "schema": {"type": "string"},
+        "description": "How frequent the classes are: `uniform`, `shots`, or `robin=3,wren=1`.",
+    },
 }
 
 
@@ -146,6 +153,7 @@ def _operations(limits: Limits) -> dict[str, _Operation]:
     """Return everything that a service can do, by method and path."""
     many = {"minItems": 1, "maxItems": limits.max_images}
     closed = {"additionalProperties": False}
+    prior = (any, str, (dict, "Frequencies by class."))
     options = {"model?": str, "top?": (int, {"minimum": 1})}
     files = ([_FILE], many)
     image = (any, _BASE64, ({"name?": str, "data": _BASE64}, closed))
@@ -155,7 +163,8 @@ def _operations(limits: Limits) -> dict[str, _Operation]:
         ([[float]], {"minItems": 1}),
         (dict, "Nested lists by the name of the tensor: block0.map, block0.token, ..."),
     )
-    features = ({"features": vectors, **options}, closed)
+    in_json = {**options, "prior?": prior}
+    features = ({"features": vectors, **in_json}, closed)
     body = {"schema": _schema(_FILE)}
     raw = {"image/*": body, "application/octet-stream": body}
     examples = {
@@ -163,9 +172,9 @@ def _operations(limits: Limits) -> dict[str, _Operation]:
         "named": {"value": {"images": [{"name": "red.png", "data": _PIXEL}]}},
     }
     to_predict = {
-        **_form(({"images": files, **options}, closed)),
+        **_form(({"images": files, **options, "prior?": str}, closed)),
         **raw,
-        **_json((any, ({**images, **options}, closed), features), examples=examples),
+        **_json((any, ({**images, **in_json}, closed), features), examples=examples),
         "application/x-safetensors": body,
     }
     to_explain = {
@@ -194,7 +203,7 @@ def _operations(limits: Limits) -> dict[str, _Operation]:
             {**results, "predictions": ["Prediction"]},
             to_predict,
             (400, 404, 415),
-            ("model", "top"),
+            ("model", "top", "prior"),
             description=f"At most {limits.max_images} images and {limits.max_bytes:,} bytes per "
             "request. An image that cannot be used has an `error` in place of its prediction; the "
             "status is 400 if there is no image left.",

@@ -17,6 +17,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from mivhead._util.schema import parse_json
+from mivhead.ensemble.balance import Prior, read_prior
 from mivhead.errors import InputError
 from mivhead.service.protection import Limits, Refusal
 
@@ -77,9 +78,18 @@ class Sent:
             raise InputError(f"{name} must be an integer from 1 to 999999999, got {value!s:.80}.")
         return value
 
+    def prior(self) -> Prior | None:
+        """Return the class prior: a name, or frequencies as text or as an object."""
+        value = self.options.get("prior")
+        if value is None or isinstance(value, dict):
+            return value
+        if not isinstance(value, str):
+            raise InputError(f"prior must be a string or an object, got {value!r:.80}.")
+        return read_prior(value)
+
 
 async def read_request(
-    request: Request, limits: Limits, allowed: tuple[str, ...] = ("model", "top")
+    request: Request, limits: Limits, allowed: tuple[str, ...] = ("model", "top", "prior")
 ) -> Sent:
     """Read the images or features of a request, and its options.
 
