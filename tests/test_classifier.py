@@ -209,7 +209,7 @@ def test_the_default_recipe_has_experts_whatever_is_changed() -> None:
 
 def test_a_knob_of_the_recipe_is_set_in_the_recipe_only() -> None:
     assert set(MIVClassifier().get_params()) == {
-        "recipe", "preset", "random_state", "device", "verbose",
+        "recipe", "preset", "class_prior", "random_state", "device", "verbose",
     }  # fmt: skip
 
 
