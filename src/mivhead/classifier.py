@@ -679,7 +679,14 @@ default="uniform"
 
     def _fit(self, support: SupportSet, seed: int) -> None:
         self._check_params()
-        recipe = resolve_recipe(self.recipe)
+        recipe, prior = resolve_recipe(self.recipe), None
+        if not is_uniform(self.class_prior):
+            if len(support.shots) < len(self.classes_):
+                raise InputError(
+                    "class_prior needs shots of every class, and some classes have only a name: "
+                    "give the prior when you predict."
+                )
+            prior = log_prior(self.class_prior, self.classes_.tolist(), support.shots)
         blocks = resolve_blocks(support.features, self.preset)
         support = _select(support, recipe, blocks)
         blocks = blocks[-len(support.features.blocks) :]
@@ -725,8 +732,7 @@ default="uniform"
                     fold,
                     votes,
                 )
-        if ensemble is not None and not is_uniform(self.class_prior):
-            prior = log_prior(self.class_prior, self.classes_.tolist(), support.shots)
+        if ensemble is not None and prior is not None:
             ensemble = ensemble.with_prior(prior)
         features = support.features if recipe.has_head else support.features[:0]
         counts = np.zeros(len(self.classes_), np.int64)

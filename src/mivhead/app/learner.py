@@ -424,8 +424,8 @@ def describe(result: CrossValidation, id_of: dict[str, str]) -> dict[str, Any]:
             confused[label, best] = confused.get((label, best), 0) + 1
     pairs = sorted(confused.items(), key=lambda pair: -pair[1])
     return {
-        "accuracy": result.accuracy if score.images else None,
-        "interval": list(result.interval) if score.images else None,
+        "accuracy": None if math.isnan(result.accuracy) else result.accuracy,
+        "interval": None if math.isnan(result.accuracy) else list(result.interval),
         "tested": score.images,
         "right": score.right,
         "classes": per_class,

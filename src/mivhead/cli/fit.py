@@ -275,9 +275,11 @@ def _describe_names(used: bool | None, without_shots: int) -> str:
 
 def _describe_estimate(estimate: CrossValidation) -> str:
     score = estimate.score
-    if not score.images:
+    if math.isnan(estimate.accuracy):
         return (
-            "\nNo estimate of the accuracy: cross-validation needs a class with at least 2 shots."
+            "\nNo estimate of the accuracy: it needs two classes with at least 2 shots each, so that "
+            "some can be\nleft out to test the model. Add a second image to each class, or measure "
+            "the model with `miv evaluate`."
         )
     name = "leave-one-out" if estimate.leave_one_out else f"{estimate.folds}-fold"
     text = (
@@ -287,6 +289,11 @@ def _describe_estimate(estimate: CrossValidation) -> str:
         "were predicted right by a model that had not seen them."
     )
     shots = Counter(estimate.labels)
+    if single := sum(count == 1 for count in shots.values()):
+        text += (
+            f"\n{plural(single, 'class')} with one shot could not be tested: the estimate takes "
+            "for granted\nwhat is usual for one shot in this task. A second shot makes it surer."
+        )
     if min(shots.values()) < max(shots.values()) or len(shots) <= MAX_CLASSES:
         text += "\n\n" + _class_table(estimate, shots)
     fewest, most = min(shots.values()), max(shots.values())

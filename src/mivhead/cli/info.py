@@ -148,7 +148,8 @@ def _describe(facts: dict[str, Any]) -> str:
         if found := facts.get("estimate"):
             from mivhead.model.info import Estimate
 
-            lines.append(("accuracy", f"{expected_accuracy(Estimate(**found))} on new images"))
+            expected = expected_accuracy(Estimate(**found))
+            lines.append(("accuracy", f"expected on new images: {expected}"))
         if (used := facts.get("names")) is not None:
             lines.append(("class names", "used" if used else "not used: they did not help"))
         if use := facts.get("unlabelled"):

@@ -69,7 +69,7 @@ def expected_accuracy(estimate: Estimate) -> str:
     '83 % (95 % interval 70 % to 91 %)'
     """
     if estimate.accuracy is None or estimate.low is None or estimate.high is None:
-        return "unknown, because no class has two shots"
+        return "unknown, because fewer than two classes have two shots"
     bounds = interval((estimate.low, estimate.high))
     return f"{percent(estimate.accuracy)} (95 % interval {bounds})"
 

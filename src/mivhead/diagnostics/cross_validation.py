@@ -146,8 +146,9 @@ class CrossValidation:
             float(share) if tested else None
             for share, tested in zip(expected.per_class, expected.tested, strict=True)
         )
-        if not score.images:
-            return Estimate(None, None, None, 0, 0, per_class)
+        if math.isnan(expected.accuracy):
+            unknown = (None,) * len(per_class)
+            return Estimate(None, None, None, score.images, score.right, unknown)
         low, high = expected.interval
         return Estimate(expected.accuracy, low, high, score.images, score.right, per_class)
 

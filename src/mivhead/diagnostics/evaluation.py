@@ -560,7 +560,7 @@ def wilson_interval(successes: float, trials: float, z: float = 1.96) -> tuple[f
     centre = share + z * z / (2 * trials)
     half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     scale = 1 + z * z / trials
-    return (centre - half) / scale, (centre + half) / scale
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
 def _check_labels(

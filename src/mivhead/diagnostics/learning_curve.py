@@ -47,7 +47,7 @@ class ExpectedAccuracy:
     Parameters
     ----------
     accuracy : float
-        Mean over classes; NaN if no class has several shots.
+        Mean over classes; NaN if fewer than two classes have several shots.
     interval : tuple of float
         95 % interval; from 0 to 1 if nothing is known.
     per_class : array of shape (class,)
@@ -104,7 +104,7 @@ def expected_accuracy(
     shots = np.asarray(shots, np.int64)
     tested = np.bincount(y, minlength=len(shots))
     rights = np.bincount(y, hits, minlength=len(shots)).astype(np.int64)
-    if not len(y):
+    if (tested > 0).sum() < 2:  # a model that always names the same class would be right
         unknown = np.full(len(shots), np.nan)
         return ExpectedAccuracy(float("nan"), (0.0, 1.0), unknown, tested, rights)
     if confidence is not None:
@@ -116,8 +116,9 @@ def expected_accuracy(
     curve = _sigmoid(theta + SLOPE * np.log(shots))
     accuracy = float(curve.mean())
     per_class = (rights + OWN * curve) / (tested + OWN)
-    low, high = wilson_interval(accuracy * (count := _effective_number(tested)), count)
-    return ExpectedAccuracy(accuracy, (max(0.0, low), min(1.0, high)), per_class, tested, rights)
+    count = _effective_number(tested)
+    interval = wilson_interval(accuracy * count, count)
+    return ExpectedAccuracy(accuracy, interval, per_class, tested, rights)
 
 
 def _effective_number(tested: NDArray[np.int64]) -> float:

@@ -167,8 +167,8 @@ def fit_weights(
     >>> (weights > 1).tolist()
     [True, False]
     """
-    if not len(labels):
-        return prior
+    if len(np.unique(labels)) < 2:
+        return prior  # images of one class do not show how to tell classes apart
     counts = np.ones(len(labels)) if counts is None else counts
     if strength is None:
         strength = max(WEAK, (ENOUGH / effective_number(counts)) ** 2)

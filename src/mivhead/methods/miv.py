@@ -29,7 +29,12 @@ AnyPreset: TypeAlias = "Preset | Sequence[BlockPreset] | Mapping[str, Any] | Non
 
 RECIPE_FIELDS = tuple(field.name for field in fields(Recipe))
 PRESET_FIELDS = ("tau", "pool_sizes", "candidates")  # that a parameter may replace in every block
-HEAD_DEFAULTS = {"random_state": None, "device": None, "verbose": False}  # of `MIVClassifier`
+HEAD_DEFAULTS = {  # of `MIVClassifier`
+    "class_prior": "uniform",
+    "random_state": None,
+    "device": None,
+    "verbose": False,
+}
 
 
 def make_head(settings: Mapping[str, Any]) -> MIVClassifier:

@@ -59,7 +59,7 @@ class Estimate:
     Parameters
     ----------
     accuracy, low, high : float or None
-        Mean over classes, and its 95 % interval; None if no class has several shots.
+        Mean over classes, and its 95 % interval; None if fewer than two classes have several shots.
     tested, right : int
         How many shots were predicted by a model that had not seen them, and how many correctly.
     per_class : tuple of float or None
