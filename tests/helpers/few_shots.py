@@ -19,7 +19,6 @@ RIVALS = (
     "svm",
     "knn",
     "ridge",
-    "ridge-sqrt",
     "simpleshot",
     "tip-adapter",
 )

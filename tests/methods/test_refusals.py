@@ -46,7 +46,7 @@ def test_the_counter_counts() -> None:
         own.extract([torch.zeros(8, 8, 3, dtype=torch.uint8).numpy()])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["miv", "ncc", "tsa"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_one_class_and_one_sample(method: str, count: int) -> None:
     own: Any = TinyBackbone() if method in ON_FEATURES else backbone(resnet())

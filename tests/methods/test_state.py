@@ -25,8 +25,10 @@ def restore(name: str, classes: Any, config: Any, tensors: Any) -> FeatureClassi
     return classifier
 
 
-@pytest.mark.parametrize("token", [False, True])
-@pytest.mark.parametrize("name", ON_FEATURES)
+@pytest.mark.parametrize(
+    ("name", "token"),
+    [*((name, False) for name in ON_FEATURES), ("miv", True), ("miv-paper", True), ("ncc", True)],
+)
 def test_round_trip_through_a_file_is_exact(name: str, token: bool, tmp_path: Path) -> None:
     _, y = clusters([3, 1, 2], 4)
     X, Q = maps(y, 1, token=token), maps(y, 2, token=token)
@@ -82,15 +84,24 @@ FORGERIES = {
 }
 
 
-@pytest.mark.parametrize("forgery", FORGERIES)
-@pytest.mark.parametrize("name", RIVALS)
-def test_forged_state_is_refused(name: str, forgery: str) -> None:
-    X, y = clusters([3, 2, 2], 4)
-    before = fitted(name, X, y)
+def check_refusal(name: str, before: FeatureClassifier, forgery: str) -> None:
     config, tensors = before._state()
     FORGERIES[forgery](config, tensors)
     with pytest.raises(InputError):
         restore(name, before.classes_, config, tensors)
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_forged_state_is_refused(forgery: str) -> None:
+    check_refusal("ncc", fitted("ncc", *clusters([3, 2, 2], 4)), forgery)
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_forged_tensors_of_every_method_are_refused(name: str) -> None:
+    before = fitted(name, *clusters([3, 2, 2], 4))
+    for forgery in FORGERIES:
+        if forgery.startswith("tensor"):
+            check_refusal(name, before, forgery)
 
 
 @pytest.mark.parametrize("name", ["knn", "tip-adapter", "svm", "fit-qda"])

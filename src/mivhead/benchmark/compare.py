@@ -110,20 +110,11 @@ def student_95(freedom: int) -> float:
 
 @dataclass(frozen=True)
 class Paired:
-    """One method minus another on the same tasks.
+    """One method minus another on the same tasks."""
 
-    Parameters
-    ----------
-    difference : Summary
-        Mean difference and its interval.
-    p : float
-        Of the two-sided paired t-test; 1 with fewer than two tasks.
-    p_wilcoxon : float
-        Of the two-sided signed-rank test, which does not assume a normal distribution.
-    """
-
-    difference: Summary
-    p: float
+    difference: Summary  # mean difference and its interval
+    p: float  # of the two-sided paired t-test; 1 with fewer than two tasks
+    # Of the two-sided signed-rank test, which does not assume a normal distribution.
     p_wilcoxon: float
 
     @property
@@ -312,27 +303,14 @@ class Marks:
 
 @dataclass(frozen=True)
 class Average:
-    """The mean of the means of several data sets.
+    """The mean of the means of several data sets."""
 
-    Parameters
-    ----------
-    title : str
-        Such as `MD`.
-    sets : tuple of str
-        The sets that are averaged, by their names in the run.
-    missing : dict of str to str
-        The other sets of this benchmark, by their declared names, with the reason.
-    means : dict of str to float
-        By method.
-    marks : Marks
-        What to emphasise, by the tasks of these sets.
-    """
-
-    title: str
-    sets: tuple[str, ...]
+    title: str  # such as `MD`
+    sets: tuple[str, ...]  # the sets that are averaged, by their names in the run
+    # The other sets of this benchmark, by their declared names, with the reason.
     missing: dict[str, str]
-    means: dict[str, float]
-    marks: Marks
+    means: dict[str, float]  # by method
+    marks: Marks  # what to emphasise, by the tasks of these sets
 
 
 class Comparison:

@@ -167,24 +167,14 @@ class MethodConfig:
 
 @dataclass(frozen=True)
 class ComparisonConfig:
-    """Columns that a report shows side by side, of any backbones.
+    """Columns that a report shows side by side, of any backbones."""
 
-    Parameters
-    ----------
-    title : str
-        Title of the group of columns.
-    columns : tuple of str
-        As `METHOD@BACKBONE`, in the order of the table.
-    rival : str, optional
-        The column that ours is compared with, and whose cost is the basis of all percentages; by
-        default the costliest.
-    bold : {"test", "highest"}, default="test"
-        What is bold: what is significantly better, or simply the highest accuracy.
-    """
-
-    title: str
-    columns: tuple[str, ...]
+    title: str  # title of the group of columns
+    columns: tuple[str, ...]  # as `METHOD@BACKBONE`, in the order of the table
+    # The column that ours is compared with, and whose cost is the basis of all percentages; by
+    # default the costliest.
     rival: str | None = None
+    # What is bold: what is significantly better, or simply the highest accuracy.
     bold: Literal["test", "highest"] = "test"
 
     @property
@@ -420,20 +410,11 @@ def choose_sets(config: RunConfig, data: str | Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ConfigInfo:
-    """What a ready-made configuration is.
+    """What a ready-made configuration is."""
 
-    Parameters
-    ----------
-    title : str
-        In one line.
-    paper : str, default=""
-        Which tables and figures of the paper it reproduces, by their labels there.
-    hours : float, optional
-        Hours of one core for all sets and tasks, estimated by `miv bench run NAME --dry-run`.
-    """
-
-    title: str
-    paper: str = ""
+    title: str  # in one line
+    paper: str = ""  # which tables and figures of the paper it reproduces, by their labels there
+    # Hours of one core for all sets and tasks, estimated by `miv bench run NAME --dry-run`.
     hours: float | None = None
 
 

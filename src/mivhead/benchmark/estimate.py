@@ -44,24 +44,13 @@ RANDOM = "random"
 
 @dataclass(frozen=True)
 class BackbonePlan:
-    """One backbone: what it takes per image, and what is missing of it.
+    """One backbone: what it takes per image, and what is missing of it."""
 
-    Parameters
-    ----------
-    name : str
-        Its name in the run.
-    missing : str or None
-        Why its weights cannot be loaded; None if they can. It was then measured with random ones.
-    seconds : float
-        Processor time of one image.
-    bytes : int
-        Size of the features of one image on the disk.
-    """
-
-    name: str
+    name: str  # its name in the run
+    # Why its weights cannot be loaded; None if they can. It was then measured with random ones.
     missing: str | None
-    seconds: float
-    bytes: int
+    seconds: float  # processor time of one image
+    bytes: int  # size of the features of one image on the disk
 
 
 @dataclass(frozen=True)
@@ -87,39 +76,20 @@ class ColumnPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run would take.
+    """What a run would take."""
 
-    Parameters
-    ----------
-    backbones, sets, columns : tuple
-        Its parts.
-    tasks : int
-        Number of tasks, over all sets and protocols.
-    passes : int
-        Images and views that pass a backbone, over all backbones.
-    bytes : int
-        Size of their features, if they are kept.
-    extraction_hours : float
-        Hours of one core for those passes.
-    largest : int
-        Size of the features of one backbone on one set, at most: what the cache has to hold.
-    task_passes, task_hours
-        The same numbers if features are computed for each task and dropped.
-    memory : int
-        Bytes that the largest task needs, about.
-    """
-
-    backbones: tuple[BackbonePlan, ...]
+    backbones: tuple[BackbonePlan, ...]  # its parts
     sets: tuple[SetPlan, ...]
     columns: tuple[ColumnPlan, ...]
-    tasks: int
-    passes: int
-    bytes: int
-    extraction_hours: float
+    tasks: int  # number of tasks, over all sets and protocols
+    passes: int  # images and views that pass a backbone, over all backbones
+    bytes: int  # size of their features, if they are kept
+    extraction_hours: float  # hours of one core for those passes
+    # Size of the features of one backbone on one set, at most: what the cache has to hold.
     largest: int = 0
-    task_passes: int = 0
+    task_passes: int = 0  # the same numbers if features are computed for each task and dropped
     task_hours: float = 0.0
-    memory: int = 0
+    memory: int = 0  # bytes that the largest task needs, about
 
     @property
     def hours(self) -> float:

@@ -31,20 +31,11 @@ PAPER_GIGA = 2.0**30
 
 @dataclass(frozen=True)
 class Cost:
-    """GFLOPs of one adaptation, the backbone's passes included; None if they are not known.
+    """GFLOPs of one adaptation, the backbone's passes included; None if they are not known."""
 
-    Parameters
-    ----------
-    gflops : float or None
-        All arithmetic, in units of 10^9.
-    gflops_paper : float or None
-        By the paper's rule, in units of 2^30.
-    gflops_authors : float or None
-        By the same rule for the authors' implementation: what the paper prints.
-    """
-
-    gflops: float | None
-    gflops_paper: float | None
+    gflops: float | None  # all arithmetic, in units of 10^9
+    gflops_paper: float | None  # by the paper's rule, in units of 2^30
+    # By the same rule for the authors' implementation: what the paper prints.
     gflops_authors: float | None
 
 

@@ -47,39 +47,20 @@ class Inputs:
     """Where the images and features of one data set come from.
 
     Workers receive this description and open images and backbone themselves.
-
-    Parameters
-    ----------
-    backbone : BackboneConfig, Backbone or None
-        What to load; or a backbone, for calls that stay in the process that created it; or None,
-        for calls that only read features.
-    set : str
-        Name of the data set.
-    data : Path
-        Folder of the data sets.
-    features : Path
-        Folder of the feature cache.
-    limit : int
-        Bytes that the cache may hold.
-    seed : int
-        Random seed of the views.
-    device : str, optional
-        Where the backbone runs.
-    paper_sizes : bool, default=False
-        Whether images are resized first as the paper's authors did (see
-        `mivhead.datasets.open_set`).
-    others : tuple of str, default=()
-        Names of the other sets of the run, if a protocol is open: their images are there too.
     """
 
+    # What to load; or a backbone, for calls that stay in the process that created it; or None, for
+    # calls that only read features.
     backbone: BackboneConfig | Backbone | None
-    set: str
-    data: Path
-    features: Path
-    limit: int
-    seed: int
-    device: str | None = None
+    set: str  # name of the data set
+    data: Path  # folder of the data sets
+    features: Path  # folder of the feature cache
+    limit: int  # bytes that the cache may hold
+    seed: int  # random seed of the views
+    device: str | None = None  # where the backbone runs
+    # Whether images are resized first as the paper's authors did (see `mivhead.datasets.open_set`).
     paper_sizes: bool = False
+    # Names of the other sets of the run, if a protocol is open: their images are there too.
     others: tuple[str, ...] = ()
 
     @property
@@ -364,25 +345,13 @@ def _grey(backbone: Backbone) -> Image.Image:
 
 @dataclass(frozen=True)
 class Missing:
-    """What the cache lacks.
+    """What the cache lacks."""
 
-    Parameters
-    ----------
-    extractions : tuple of Extraction
-        Calls that extract it.
-    images, views : int
-        Number of missing images and views.
-    bytes : int
-        Size of their features.
-    bytes_needed : int
-        Size of all features that the tasks need.
-    """
-
-    extractions: tuple[Extraction, ...]
-    images: int
-    views: int
-    bytes: int
-    bytes_needed: int
+    extractions: tuple[Extraction, ...]  # calls that extract it
+    images: int  # number of missing images
+    views: int  # number of missing views
+    bytes: int  # size of their features
+    bytes_needed: int  # size of all features that the tasks need
 
     def find_obstacle(self, cache: FeatureCache, name: str) -> str | None:
         """Explain why the features of a set do not fit into the cache or onto the disk, if so.

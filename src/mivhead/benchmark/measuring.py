@@ -52,42 +52,22 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskRun:
-    """Runs methods on one task and returns their results, including failures, when called.
+    """Runs methods on one task and returns their results, including failures, when called."""
 
-    Parameters
-    ----------
-    inputs : Inputs
-        Images, backbone and cache.
-    preset, identity : Preset, Identity
-        Settings of the backbone, and which one it is.
-    task : Task
-        The task.
-    seed : int
-        Random seed of the methods on this task.
-    keys : TaskKeys, tuple of int or None
-        Keys of the features in the cache. A tuple of int: the views of each support image, to
-        compute the features for this task alone. None if the methods need images.
-    blank : Result
-        A result that names the backbone, the data set, the protocol and the task.
-    methods, rules : tuple
-        The methods, which need either features or images, and how many views each of them gets.
-    flops : BackboneWork or None
-        Operations of one pass of an image through the backbone, if known.
-    seconds : Seconds
-        Duration of that pass.
-    """
-
-    inputs: Inputs
-    preset: Preset
-    identity: Identity
+    inputs: Inputs  # images, backbone and cache
+    preset: Preset  # settings of the backbone
+    identity: Identity  # which backbone it is
     task: Task
-    seed: int
+    seed: int  # random seed of the methods on this task
+    # Keys of the features in the cache. A tuple of int: the views of each support image, to compute
+    # the features for this task alone. None if the methods need images.
     keys: TaskKeys | tuple[int, ...] | None
-    blank: Result
+    blank: Result  # a result that names the backbone, the data set, the protocol and the task
+    # The methods, which need either features or images, and how many views each of them gets.
     methods: tuple[MethodConfig, ...]
     rules: tuple[ViewLimit, ...]
-    flops: BackboneWork | None
-    seconds: Seconds
+    flops: BackboneWork | None  # operations of one pass of an image through the backbone, if known
+    seconds: Seconds  # duration of that pass
 
     def __call__(self) -> list[Outcome]:
         """Run all methods, one after the other."""

@@ -36,52 +36,32 @@ Floats = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class Separation:
-    """How well one score separates known queries from unknown ones.
+    """How well one score separates known queries from unknown ones."""
 
-    Parameters
-    ----------
-    score : str
-        Name of the score.
-    auroc_same, auroc_other : float
-        Area under the ROC curve: known queries against unknown classes of the same set, and
-        against images of other sets.
-    fpr_same, fpr_other : float
-        Share of the unknown images that are accepted if 95 % of the known ones are.
-    accuracy_80 : float
-        Of the 80 % of the known queries with the smallest score.
-    """
-
-    score: str
+    score: str  # name of the score
+    # Area under the ROC curve: known queries against unknown classes of the same set, and against
+    # images of other sets.
     auroc_same: float
     auroc_other: float
-    fpr_same: float
+    fpr_same: float  # share of the unknown images that are accepted if 95 % of the known ones are
     fpr_other: float
-    accuracy_80: float
+    accuracy_80: float  # of the 80 % of the known queries with the smallest score
 
 
 @dataclass(frozen=True)
 class OpenResult:
-    """What one method made of the unknown queries of one task.
+    """What one method made of the unknown queries of one task."""
 
-    Parameters
-    ----------
-    scores : tuple of Separation
-        One per score.
-    known_rejected, same_rejected, other_rejected : float or None, default=None
-        Share of the decisions that are "none of these"; None for a method without decisions.
-    named, named_wrong : float or None, default=None
-        Share of the known queries that get a name, and of wrong ones among these names.
-    coverage, size : float or None, default=None
-        Share of the 90 % prediction sets that contain the true class, and their mean size; None if
-        the number of shots allows none.
-    """
-
-    scores: tuple[Separation, ...]
+    scores: tuple[Separation, ...]  # one per score
+    # Share of the decisions that are "none of these"; None for a method without decisions.
     known_rejected: float | None = None
     same_rejected: float | None = None
     other_rejected: float | None = None
+    # Share of the known queries that get a name, and of wrong ones among these names.
     named: float | None = None
     named_wrong: float | None = None
+    # Share of the 90 % prediction sets that contain the true class, and their mean size; None if
+    # the number of shots allows none.
     coverage: float | None = None
     size: float | None = None
 

@@ -28,22 +28,12 @@ _COMPLETE_HEAD = ("resnet50", "miv-blocks2")
 
 @dataclass(frozen=True)
 class Published:
-    """One entry of the paper's tables; None where the paper prints no value.
+    """One entry of the paper's tables; None where the paper prints no value."""
 
-    Parameters
-    ----------
-    accuracy, half_width : float
-        In percent.
-    gflops : float
-        Of adaptation.
-    train_seconds, infer_seconds : float
-        Per task.
-    """
-
-    accuracy: float
+    accuracy: float  # in percent
     half_width: float | None
-    gflops: float | None
-    train_seconds: float | None
+    gflops: float | None  # of adaptation
+    train_seconds: float | None  # per task
     infer_seconds: float | None
 
     @property

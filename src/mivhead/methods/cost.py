@@ -70,25 +70,15 @@ class TaskSize:
 
 @dataclass(frozen=True)
 class Work:
-    """Arithmetic of an adaptation, without a frozen backbone's pass over the images.
+    """Arithmetic of an adaptation, without a frozen backbone's pass over the images."""
 
-    Parameters
-    ----------
-    products : float, default=0.0
-        Multiply-adds of matrix products, forward and backward.
-    others : float, default=0.0
-        Single operations besides: L1 distances, cosines, factorisations.
-    paper : float, default=0.0
-        Multiply-adds by the paper's rule: matrix products of a forward pass, times three for each
-        training step.
-    authors : float or None, default=None
-        The same count for the implementation of the paper's authors, where it does more work than
-        ours; None where it does the same.
-    """
-
-    products: float = 0.0
-    others: float = 0.0
+    products: float = 0.0  # multiply-adds of matrix products, forward and backward
+    others: float = 0.0  # single operations besides: L1 distances, cosines, factorisations
+    # Multiply-adds by the paper's rule: matrix products of a forward pass, times three for each
+    # training step.
     paper: float = 0.0
+    # The same count for the implementation of the paper's authors, where it does more work than
+    # ours; None where it does the same.
     authors: float | None = None
 
     @classmethod
@@ -104,18 +94,8 @@ class Work:
 
 @dataclass(frozen=True)
 class BackboneWork:
-    """Multiply-adds of one image's pass through a backbone.
+    """Multiply-adds of one image's pass through a backbone."""
 
-    Parameters
-    ----------
-    total : float
-        All convolutions and matrix products.
-    conv3x3 : float, default=0.0
-        Those of 3x3 convolutions, to which TSA adds adapters.
-    attention : float, default=0.0
-        Those between activations: queries with keys, weights with values.
-    """
-
-    total: float
-    conv3x3: float = 0.0
-    attention: float = 0.0
+    total: float  # all convolutions and matrix products
+    conv3x3: float = 0.0  # those of 3x3 convolutions, to which TSA adds adapters
+    attention: float = 0.0  # those between activations: queries with keys, weights with values

@@ -26,30 +26,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose first column holds names and whose other columns hold numbers.
+    """A table whose first column holds names and whose other columns hold numbers."""
 
-    Parameters
-    ----------
-    title : str
-        One line.
-    header : tuple of str
-        Names of the columns.
-    rows : tuple of tuple of Entry
-        One entry per column.
-    groups : tuple of (str, int), default=()
-        Titles that span several columns, with their widths; the first spans the names.
-    rules : frozenset of int, default=frozenset()
-        Rows that are preceded by a line.
-    notes : tuple of str, default=()
-        Sentences below the table.
-    """
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[Entry, ...], ...]
+    title: str  # one line
+    header: tuple[str, ...]  # names of the columns
+    rows: tuple[tuple[Entry, ...], ...]  # one entry per column
+    # Titles that span several columns, with their widths; the first spans the names.
     groups: tuple[tuple[str, int], ...] = ()
-    rules: frozenset[int] = frozenset()
-    notes: tuple[str, ...] = ()
+    rules: frozenset[int] = frozenset()  # rows that are preceded by a line
+    notes: tuple[str, ...] = ()  # sentences below the table
 
 
 @dataclass(frozen=True)
