@@ -277,9 +277,9 @@ def _describe_estimate(estimate: CrossValidation) -> str:
     score = estimate.score
     if math.isnan(estimate.accuracy):
         return (
-            "\nNo estimate of the accuracy: it needs two classes with at least 2 shots each, so that "
-            "some can be\nleft out to test the model. Add a second image to each class, or measure "
-            "the model with `miv evaluate`."
+            "\nNo estimate of the accuracy: it needs two classes with at least 2 shots each, so "
+            "that some can be\nleft out to test the model. Add a second image to each class, or "
+            "measure the model with `miv evaluate`."
         )
     name = "leave-one-out" if estimate.leave_one_out else f"{estimate.folds}-fold"
     text = (
