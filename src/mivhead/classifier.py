@@ -588,7 +588,7 @@ class MIVClassifier(FeatureClassifier):
         How the head is trained and combined. `"mivhead"` is `Recipe()`: the head and ridge
         experts, weighted by stacking; it is more accurate and faster than `"paper"`, which is
         `Recipe.paper()`, the head as published. `"experts"` leaves the head out: everything has a
-        closed form, and no features of the shots are stored. To change one value, pass a recipe,
+        closed form, and one mean vector of each shot is stored. To change one value, pass a recipe,
         such as `Recipe(eta=0.2)`.
     preset : Preset, list of BlockPreset, dict or None, default=None
         The settings that belong to the backbone. None derives them from the shapes of the
