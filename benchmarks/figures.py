@@ -303,7 +303,7 @@ def add_jsonl(path: Path, library: str) -> None:
     with FILE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
-        writer.writerows(rows[key] for key in sorted(rows))
+        writer.writerows(rows.values())
 
 
 def main() -> None:
