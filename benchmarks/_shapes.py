@@ -73,7 +73,7 @@ class Task:
 
 
 def _paper(name: str, *maps: tuple[int, int, int], tokens: bool = False) -> Shapes:
-    return Shapes(maps, PAPER[name].preset.blocks, tokens)
+    return Shapes(maps, PAPER[name].preset.blocks[: len(maps)], tokens)  # no pooled vector
 
 
 LITE0: Preset = PRESETS["efficientnet_lite0"]
