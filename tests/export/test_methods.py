@@ -11,8 +11,8 @@ import torch
 
 import mivhead
 from mivhead import MIVClassifier, Recipe
+from mivhead.ensemble.descriptors import average_pooling, window
 from mivhead.errors import InputError
-from mivhead.export.head import average, window
 from mivhead.export.model import export_model
 from mivhead.methods import make_method
 from mivhead.methods.ncc import NearestCentroid
@@ -152,7 +152,7 @@ def test_windows_are_those_of_pytorch() -> None:
 def test_average_pooling_is_that_of_pytorch() -> None:
     x = torch.rand(2, 3, 10, 13)
     expected = torch.nn.functional.adaptive_avg_pool2d(x, (7, 7)).flatten(2)
-    found = x.flatten(2).double() @ torch.as_tensor(average((10, 13)))
+    found = x.flatten(2) @ torch.as_tensor(average_pooling((10, 13)))
     torch.testing.assert_close(found.float(), expected)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -177,23 +178,30 @@ def unit(x: Array) -> Array:
 
 def _layout(patches: Array) -> Array:
     """Concatenate all patches, after average pooling to at most 7x7."""
-    height, width = patches.shape[2:]
-    if max(height, width) > SIDE:
-        patches = _average_pool(patches, 2, min(SIDE, height))
-        patches = _average_pool(patches, 3, min(SIDE, width))
-    return unit(patches.reshape(len(patches), -1))
+    grid = patches.shape[2:]
+    x = patches.reshape(*patches.shape[:2], -1)  # (image, component, patch)
+    if max(grid) > SIDE:
+        x = x @ average_pooling(grid)
+    return unit(x.reshape(len(x), -1))
 
 
-def _average_pool(x: Array, axis: int, size: int) -> Array:
-    """Adaptive average pooling along one axis: windows overlap if the size does not divide."""
-    side = x.shape[axis]
-    if side == size:
-        return x
-    windows = [
-        np.take(x, range(i * side // size, -(-(i + 1) * side // size)), axis).mean(axis)
-        for i in range(size)
-    ]
-    return np.stack(windows, axis)
+@cache
+def average_pooling(grid: tuple[int, ...]) -> Array:
+    """Adaptive average pooling to at most 7x7, as a matrix (patch, pooled patch)."""
+    rows, columns = (
+        np.stack([np.isin(np.arange(n), window(i, n, m)) / len(window(i, n, m)) for i in range(m)])
+        for n, m in ((n, min(SIDE, n)) for n in grid)
+    )
+    return np.ascontiguousarray(np.kron(rows, columns).T, np.float32)
+
+
+def window(i: int, length: int, count: int) -> range:
+    """Rows of window i of adaptive pooling, as PyTorch cuts them.
+
+    >>> [list(window(i, 7, 5)) for i in range(5)]
+    [[0, 1], [1, 2], [2, 3, 4], [4, 5], [5, 6]]
+    """
+    return range(i * length // count, -(-(i + 1) * length // count))
 
 
 def _second_order(patches: Array) -> Array:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from mivhead.classifier import MIVClassifier
 from mivhead.engine.head import LN_EPS, Bags, HeadBlock, Projected
 from mivhead.engine.plain import NORM_EPS, BagComparison
-from mivhead.ensemble.descriptors import COMPONENTS, SIDE, PatchPCA
+from mivhead.ensemble.descriptors import COMPONENTS, SIDE, PatchPCA, average_pooling, window
 from mivhead.ensemble.names import Names
 from mivhead.ensemble.ridge import Expert
 from mivhead.ensemble.stacking import Ensemble
@@ -99,15 +98,6 @@ def max_pooled(x: Value, grid: tuple[int, int], size: tuple[int, int]) -> Value:
         x = x.take(np.asarray(rows), axis)
         kernel.append(width)
     return x.unary("MaxPool", kernel_shape=kernel, strides=kernel)
-
-
-def window(i: int, length: int, count: int) -> range:
-    """Rows of window i of adaptive pooling, as PyTorch cuts them.
-
-    >>> [list(window(i, 7, 5)) for i in range(5)]
-    [[0, 1], [1, 2], [2, 3, 4], [4, 5], [5, 6]]
-    """
-    return range(i * length // count, -(-(i + 1) * length // count))
 
 
 # Components 2 and 3
@@ -257,17 +247,8 @@ def descriptor(
         pairs = (x @ x.transpose(0, 2, 1)).reshape(0, -1).take(row * size + column, 1)
         x = pairs.abs().sqrt() * pairs.sign()
     else:
-        x = (x @ average(grid)[None] if max(grid) > SIDE else x).reshape(0, -1)
+        x = (x @ average_pooling(grid)[None] if max(grid) > SIDE else x).reshape(0, -1)
     return x / x.length(1, least=NORM_EPS)
-
-
-def average(grid: tuple[int, ...]) -> NDArray[np.floating[Any]]:
-    """Adaptive average pooling to at most 7x7, as a matrix (patch, pooled patch)."""
-    rows, columns = (
-        np.stack([np.isin(np.arange(n), window(i, n, m)) / len(window(i, n, m)) for i in range(m)])
-        for n, m in ((n, min(SIDE, n)) for n in grid)
-    )
-    return np.kron(rows, columns).T
 
 
 def mean_vector(parts: Mapping[str, Value], block: Block) -> Value:
