@@ -7,8 +7,10 @@ in `tests/model`, the run folders of both in `tests/benchmark`. 0.2.0 had every 
 from __future__ import annotations
 
 import argparse
+import shlex
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from safetensors.numpy import load_file
 import mivhead
 from mivhead import Features, FeatureTable
 from mivhead.cli.main import build_parser
+from mivhead.cli.options import REMOVED
 from tests.helpers.tiny_backbone import TinyBackbone
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -100,9 +103,22 @@ def test_every_option_of_0_2_0_is_known() -> None:
     for line in (GOLDEN / "options-0.2.0.txt").read_text().splitlines():
         words = line.split()
         command = " ".join(word for word in words if not word.startswith("-"))
+        if command.split()[-1] in REMOVED:
+            continue
         missing = {word for word in words if word.startswith("-")} - known.get(command, set())
         assert command in known, f"`{command}` is gone"
         assert not missing, f"`{command}` does not know {', '.join(sorted(missing))}"
+
+
+@pytest.mark.parametrize("line", ["bench open-set --data sets -o open", "bench open-set"])
+def test_a_command_that_was_removed_names_its_successor(line: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(line.split())
+    error = capsys.readouterr().err
+    successor = "bench run --protocol '10-way 5-shot, open'"
+    assert f"miv {successor}" in error
+    args = build_parser().parse_args(shlex.split(f"{successor} -o run"))
+    assert args.run is not None
 
 
 def test_every_public_name_of_0_2_0_can_be_imported() -> None:

@@ -28,6 +28,7 @@ SHARED_MODULES = {  # modules of the same name in several rooms, and why
     "engine": "the room that trains heads, and what answers requests",
     "export": "the room and the command",
     "head": "the head, and its export",
+    "http": "the client of all that ask servers, and backbones behind an address",
     "info": "what a model's file says: read, and printed",
     "methods": "the room, the command, and the export of methods",
     "model": "the room, and the export of a model",

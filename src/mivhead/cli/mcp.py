@@ -94,26 +94,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def commands() -> dict[str, argparse.ArgumentParser]:
+def commands() -> dict[str, options.Parser]:
     """Return the parsers of the commands that are tools."""
     from mivhead.cli.main import build_parser
 
-    (group,) = (
-        action
-        for action in build_parser()._actions
-        if isinstance(action, argparse._SubParsersAction)
-    )
-    return {name: group.choices[name] for name in TOOLS}
+    known = build_parser().commands
+    return {name: known[name] for name in TOOLS}
 
 
-def parameters(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+def parameters(parser: options.Parser) -> Iterator[argparse.Action]:
     """Yield the parameters of a command that its tool offers."""
-    for action in parser._actions:
+    for action in parser.parameters:
         if action.dest not in HIDDEN and action.help != argparse.SUPPRESS:
             yield action
 
 
-def describe(parser: argparse.ArgumentParser) -> dict[str, Any]:
+def describe(parser: options.Parser) -> dict[str, Any]:
     """Return the description of a tool and the JSON schema of its parameters."""
     properties, required = {}, []
     for action in parameters(parser):
@@ -147,7 +143,7 @@ def _schema(action: argparse.Action) -> dict[str, Any]:
 
 
 def arguments(
-    name: str, parser: argparse.ArgumentParser, given: Mapping[str, Any], folders: list[Path]
+    name: str, parser: options.Parser, given: Mapping[str, Any], folders: list[Path]
 ) -> list[str]:
     """Turn the arguments of a tool into those of its command; refuse what could reach elsewhere."""
     known = {action.dest: action for action in parameters(parser)}

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 LINE = 79  # characters; argparse does not wrap descriptions, for the sake of the examples
 CONSTANTS = {"true": True, "false": False, "none": None}
+# Commands of earlier versions, and what replaces them.
+REMOVED = {
+    "open-set": "`miv bench open-set` is now `miv bench run --protocol '10-way 5-shot, open'`"
+}
 # Parameters of a method that `--param` does not set, and what does.
 NOT_PARAMS = {
     "random_state": "use --seed",
@@ -41,6 +45,17 @@ class Parser(argparse.ArgumentParser):
         settings = {"formatter_class": _HelpFormatter} | settings
         super().__init__(allow_abbrev=False, **settings)
 
+    @property
+    def parameters(self) -> list[argparse.Action]:
+        """The arguments and options that it reads."""
+        return list(self._actions)
+
+    @property
+    def commands(self) -> dict[str, Parser]:
+        """The parsers of its commands, by name."""
+        groups = (each for each in self._actions if isinstance(each, argparse._SubParsersAction))
+        return {name: parser for group in groups for name, parser in group.choices.items()}
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown arguments where the options of the command are known."""
         for each in sys.argv[1:] if args is None else args:
@@ -57,6 +72,8 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
+            if value in REMOVED:
+                raise argparse.ArgumentError(None, REMOVED[value])
             names = [str(choice) for choice in action.choices]
             hint = _suggest(str(value), names) or f"; choose from {', '.join(names)}"
             raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint}")

@@ -12,6 +12,7 @@ from mivhead.errors import InputError
 from mivhead.export.graph import Graph, Value
 from mivhead.export.head import head_logits, mean_vector, pooled
 from mivhead.features import Block, read_layout
+from mivhead.methods.base import PooledClassifier
 from mivhead.methods.registry import method_name
 from mivhead.methods.user import UserMethod
 from mivhead.model.decision import FAR, USUAL_FAR, DecisionRule
@@ -28,9 +29,8 @@ def logits(graph: Graph, features: Mapping[str, Value], classifier: Any) -> Valu
     if isinstance(classifier, MIVClassifier):
         return head_logits(graph, features, classifier)
     scores: Value | None = None
-    owner = next((kind for kind in type(classifier).__mro__ if "_score" in vars(kind)), object)
-    if "_graph" in vars(owner):  # of the same class, so that both are the same formula
-        scores = classifier._graph(pooled(*_deepest(features, classifier)))
+    if isinstance(classifier, PooledClassifier):
+        scores = classifier.graph(pooled(*_deepest(features, classifier)))
     if scores is None:
         raise InputError(_why_not(classifier))
     return scores

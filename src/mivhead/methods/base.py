@@ -97,6 +97,12 @@ class PooledClassifier(FeatureClassifier):
         """
         return None
 
+    def graph(self, x: Any) -> Any:
+        """Return the formula of `_score` as an ONNX graph; None if it cannot be exported."""
+        owner = next(kind for kind in type(self).__mro__ if "_score" in vars(kind))
+        # Of the same class, so that both are the same formula.
+        return self._graph(x) if "_graph" in vars(owner) else None
+
     def _work(self, _size: Vectors) -> Work | None:
         """Count the work of `_learn`; None if it is not known."""
         return None
