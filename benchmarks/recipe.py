@@ -37,6 +37,7 @@ VARIANTS = {
     "blocks of mivhead, logsumexp": BLOCKS,
     "mivhead, weights as they start": replace(OURS, vote="prior"),
     "mivhead": OURS,
+    "experts": RECIPES["experts"],
     "mivhead, joint loss": replace(OURS, objective="joint"),
     "mivhead, random start": replace(OURS, start="random"),
     "mivhead, no self-mask": replace(OURS, self_mask=False),
@@ -53,8 +54,8 @@ def without(kind: str) -> Iterator[None]:
     """Leave a kind of expert out."""
     choose = experts.choose_experts
 
-    def fewer(blocks: Sequence[Block]) -> list[experts.Expert]:
-        return [expert for expert in choose(blocks) if expert.kind != kind]
+    def fewer(blocks: Sequence[Block], spans: Sequence[range] = ()) -> list[experts.Expert]:
+        return [expert for expert in choose(blocks, spans) if expert.kind != kind]
 
     experts.choose_experts = fewer
     try:
