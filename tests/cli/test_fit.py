@@ -151,7 +151,7 @@ def test_features_of_unknown_origin_give_a_model_on_features(miv, fails, new, tm
     assert miv("fit", tmp_path / "f.safetensors", "-o", model, "--folds", "2").code == 0
     answer = miv("predict", model, tmp_path / "f.safetensors", "--csv")
     assert [line.split(",")[1] for line in answer.out.split()] == ["label", *"xxxyyy"]
-    assert "give it a features file" in fails("predict", model, new)
+    assert "give it features" in fails("predict", model, new)
 
 
 @pytest.mark.parametrize("method", [m for m in ON_FEATURES if not m.startswith(("miv-", "miv+"))])

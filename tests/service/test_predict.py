@@ -286,7 +286,7 @@ def test_models_and_health(url: str, model_file: Path) -> None:
     assert model == web.get(f"{url}/v1/models/colours").json()
     assert model["classes"] == ["blue", "green", "red"]
     assert model["shots"] == {"blue": 3, "green": 3, "red": 3}
-    assert (model["backbone"], model["image_size"], model["method"]) == ("toy", 16, "miv-paper")
+    assert (model["backbone"], model["image_size"], model["method"]) == ("toy", 16, "miv")
     assert (model["file"], model["problem"]) == ("colours.miv", None)
     assert str(model_file.parent) not in json.dumps(model)
     assert web.get(f"{url}/v1/models/birds").status_code == 404
