@@ -95,9 +95,11 @@ class Metrics:
         if self._recent.get(model, ("", None))[0] != version:
             self._recent[model] = version, deque(maxlen=WINDOW)
         recent = self._recent[model][1]
+        missing = len(recent) < FEWEST
         recent.extend(scores)
-        if len(recent) >= FEWEST and len(reference) >= FEWEST:
-            self.drift.labels(model).set(ks_distance(reference, recent))
+        if missing and len(recent) >= FEWEST and len(reference) >= FEWEST:
+            # Computed when the metrics are read, not for every request.
+            self.drift.labels(model).set_function(lambda: ks_distance(reference, recent))
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
