@@ -78,7 +78,7 @@ def read_preprocessing(folder: Path) -> Preprocessing:
     scale = config.get("rescale_factor", 1 / 255)
     try:
         if abs(float(scale) - 1 / 255) < 1e-6 and type(size) is int and size > 0:
-            return Preprocessing(size, _three(mean), _three(std))
+            return Preprocessing(size, three(mean), three(std))
     except (TypeError, ValueError):
         pass  # reported below
     raise InputError(
@@ -87,6 +87,7 @@ def read_preprocessing(folder: Path) -> Preprocessing:
     )
 
 
-def _three(values: Any) -> tuple[float, float, float]:
+def three(values: Any) -> tuple[float, float, float]:
+    """Read three numbers, one per colour channel."""
     first, second, third = map(float, values)
     return first, second, third

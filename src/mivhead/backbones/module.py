@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -15,15 +16,14 @@ from torch import Tensor, nn
 from mivhead.backbones.base import Identity, default_device, storage_type
 from mivhead.backbones.checkpoints import state_hash
 from mivhead.backbones.preprocessing import DecodedImage, preprocess
-from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
-from mivhead.backbones.taps import Parts, Taps, check_taps, join, read_output
+from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset, spread_taps
+from mivhead.backbones.taps import EMBEDDING, Parts, Taps, check_taps, join, read_output
 from mivhead.features import Features
 from mivhead.head.blocks import derive_presets
 
 if TYPE_CHECKING:
     from mivhead.backbones.text import TextTower
 
-EMBEDDING = "embedding"  # a tap: the vector in the space that images share with texts
 _CHUNK = 4  # images per forward pass on a CPU: keeps activations in the processor's cache
 
 Tapped: TypeAlias = Callable[[Tensor], list[Parts]]  # maps a batch to the parts of every tap
@@ -217,3 +217,32 @@ def suggest_blocks(tapped: Tapped, size: int, device: torch.device) -> tuple[Blo
     with torch.inference_mode():
         blocks = tapped(torch.zeros(1, 3, size, size, device=device))
     return derive_presets(join([blocks], np.dtype("float32")))
+
+
+class Tappable(Protocol):
+    """A tower with named layers."""
+
+    is_vit: bool
+
+    def tap(self, taps: Sequence[str]) -> Tapped:
+        """Return a function that taps some of its layers."""
+        ...
+
+
+def suggest_preset(
+    tower: Tappable,
+    layers: Sequence[str],
+    pooled: tuple[str, ...],
+    preprocessing: Preprocessing,
+    device: torch.device,
+) -> Preset:
+    """Derive the settings of a tower: layers of a ViT over its depth, or the last two stages.
+
+    `pooled` is the tap, if there is one, of the vector that heads on one vector per image use.
+    """
+    taps = spread_taps(layers) if tower.is_vit else tuple(layers[-2:])
+    blocks = suggest_blocks(tower.tap(taps), preprocessing.size, device)
+    if tower.is_vit:  # also without [CLS]
+        blocks = tuple(replace(block, form="vit", tau=200.0) for block in blocks)
+    more = tuple(BlockPreset(form="vit", tau=200.0, pooled=True) for _ in pooled)
+    return Preset((*taps, *pooled), (*blocks, *more), preprocessing)

@@ -39,12 +39,11 @@ from mivhead.backbones.preset import (
     near_usual_size,
     spread_taps,
 )
+from mivhead.backbones.taps import EMBEDDING, POOLED
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.features import Features
 
 SCHEME = "hf-onnx:"
-EMBEDDING = "embedding"  # a tap: the vector in the space that images share with texts
-POOLED = "pooled"  # a tap: CLIP's normed [CLS]
 METADATA_KEY = "mivhead"  # of files that `miv backbones export` wrote
 # Where the graph is, by preference; quantized ones are used only if their file is named.
 GRAPHS = ("onnx/vision_model.onnx", "onnx/model.onnx", "vision_model.onnx", "model.onnx")

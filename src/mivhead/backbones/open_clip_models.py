@@ -15,7 +15,6 @@ import difflib
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,19 +25,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mivhead._util.optional import need
+from mivhead._util.text import reason_of
 from mivhead.backbones import hub
 from mivhead.backbones.base import default_device
 from mivhead.backbones.checkpoints import state_hash
-from mivhead.backbones.module import EMBEDDING, ModuleBackbone, Tapped, freeze, suggest_blocks
+from mivhead.backbones.hub_folders import three
+from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, suggest_preset
 from mivhead.backbones.preset import (
-    BlockPreset,
     Preprocessing,
     Preset,
     near_usual_size,
-    spread_taps,
 )
 from mivhead.backbones.presets import NAMED
-from mivhead.backbones.taps import Parts, check_taps
+from mivhead.backbones.taps import EMBEDDING, Parts, check_taps
 from mivhead.backbones.text import TextTower
 from mivhead.backbones.timm_models import RANDOM, has_class_token, has_tokens
 from mivhead.errors import InputError, NotAvailableError
@@ -133,7 +132,7 @@ def load(
     sha256 = state_hash(tower.visual)
     freeze(tower, device)
     if preset is None:
-        preset = _suggest(tower, usual, device)
+        preset = suggest_preset(tower, tower.blocks, (EMBEDDING,), usual, device)
     check_taps(spec, preset.taps, [*tower.blocks, EMBEDDING])
     name = f"{spec} (random weights)" if weights == RANDOM else spec
     return ModuleBackbone(
@@ -152,15 +151,6 @@ def _tapped(tower: nn.Module, taps: Sequence[str], _dtype: torch.dtype) -> Tappe
     if not isinstance(tower, ImageTower):
         raise TypeError(f"expected an ImageTower, got {type(tower).__name__}")
     return tower.tap(taps)
-
-
-def _suggest(tower: ImageTower, preprocessing: Preprocessing, device: torch.device) -> Preset:
-    taps = spread_taps(tower.blocks) if tower.is_vit else tower.blocks[-2:]
-    blocks = suggest_blocks(tower.tap(taps), preprocessing.size, device)
-    if tower.is_vit:  # also without [CLS]
-        blocks = tuple(replace(block, form="vit", tau=200.0) for block in blocks)
-    pooled = BlockPreset(form="vit", tau=200.0, pooled=True)
-    return Preset((*taps, EMBEDDING), (*blocks, pooled), preprocessing)
 
 
 def read_model(
@@ -200,7 +190,7 @@ def read_model(
         found = open_clip.get_model_preprocess_cfg(model)
     usual = Preprocessing()
     mean, std = found.get("mean", usual.mean), found.get("std", usual.std)
-    return model.eval(), Preprocessing(size, _three(mean), _three(std))
+    return model.eval(), Preprocessing(size, three(mean), three(std))
 
 
 @contextmanager
@@ -212,11 +202,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-def _three(values: Any) -> tuple[float, float, float]:
-    first, second, third = map(float, values)
-    return first, second, third
 
 
 def architecture(spec: str) -> str:
@@ -320,7 +305,7 @@ def text_tower(spec: str, weights: str | Path | None) -> TextTower:
         tokenizer = open_clip.get_tokenizer(name)
     # Tokenizers of some models are downloaded from the hub, by several libraries.
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        reason = reason_of(error)
         raise NotAvailableError(f"The tokenizer of {spec} is not available: {reason}.") from error
 
     def embed(sentences: list[str]) -> NDArray[np.float32]:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:  # backbones in onnxruntime do without PyTorch
     from mivhead.features import Features
 
 
+EMBEDDING = "embedding"  # a tap: the vector in the space that images share with texts
+POOLED = "pooled"  # a tap: what the model's own classifier would see
+
+
 class _AllFound(Exception):  # noqa: N818  # control flow, not an error
     """Raised when the deepest tap has been reached, to skip the rest of the forward pass."""
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from mivhead._util.optional import need
+from mivhead._util.text import reason_of
 from mivhead.backbones import hub
 from mivhead.backbones.base import default_device
 from mivhead.backbones.checkpoints import load_exactly, read_tensors, state_hash
@@ -39,11 +40,10 @@ from mivhead.backbones.module import (
 )
 from mivhead.backbones.preset import Preprocessing, Preset, near_usual_size, spread_taps
 from mivhead.backbones.presets import NAMED, PAPER
-from mivhead.backbones.taps import Parts, check_taps
+from mivhead.backbones.taps import POOLED, Parts, check_taps
 from mivhead.errors import InputError, NotAvailableError
 
 RANDOM = "random"
-POOLED = "pooled"  # a tap: what the model's own classifier would see
 SCHEME = "timm:"
 _PATCH = re.compile(r"patch(\d+)")  # in the names of ViTs
 
@@ -235,7 +235,7 @@ def _suggest(
         tapped = _tapped(model, taps, dtype, normed=True)
         blocks = suggest_blocks(tapped, preprocessing.size, device)
     except Exception as error:  # whatever an architecture that we have never seen raises
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        reason = reason_of(error)
         raise InputError(
             f"{spec} cannot be tapped at {' and '.join(taps)} ({reason}): choose another model of "
             "timm, or give a preset whose taps are other layers."
@@ -331,7 +331,7 @@ def _pretrained(spec: str, name: str, settings: dict[str, Any]) -> nn.Module:
             name, pretrained=True, pretrained_cfg_overlay={"file": cached}, **settings
         )
     except (OSError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        reason = reason_of(error)
         raise _missing(spec, f"not in {hub.cache_folder()}, nor from the hub: {reason}") from error
     model.reset_classifier(0)  # type: ignore[operator]  # timm's models have it
     return model

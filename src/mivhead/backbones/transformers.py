@@ -29,6 +29,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from mivhead._util.optional import need
+from mivhead._util.text import reason_of
 from mivhead.backbones import hub
 from mivhead.backbones.base import default_device
 from mivhead.backbones.hub_folders import (
@@ -38,21 +39,23 @@ from mivhead.backbones.hub_folders import (
     read_json,
     read_preprocessing,
 )
-from mivhead.backbones.module import EMBEDDING, ModuleBackbone, Tapped, freeze, suggest_blocks
+from mivhead.backbones.module import (
+    ModuleBackbone,
+    Tapped,
+    freeze,
+    suggest_preset,
+)
 from mivhead.backbones.preset import (
-    BlockPreset,
     Preprocessing,
     Preset,
     near_usual_size,
-    spread_taps,
 )
 from mivhead.backbones.presets import PAPER
-from mivhead.backbones.taps import Parts, Taps, check_taps
+from mivhead.backbones.taps import EMBEDDING, POOLED, Parts, Taps, check_taps
 from mivhead.backbones.text import TextTower
 from mivhead.errors import InputError, NotAvailableError
 
 SCHEME = "hf:"
-POOLED = "pooled"  # a tap
 _FILES = ["config.json", "preprocessor_config.json", "processor_config.json"]
 _WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]
 # Settings that change the features but no tensor; all others determine names and shapes.
@@ -226,7 +229,7 @@ def find_folder(name: str, *, with_text: bool = False) -> Path:
         return Path(client.snapshot_download(name, allow_patterns=files))
     # The hub's library passes on errors of several network libraries.
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        reason = reason_of(error)
         raise NotAvailableError(
             f"{name} is not a folder, and it could not be downloaded from the hub ({reason}): "
             f"download it on another machine and give its folder as {SCHEME}FOLDER."
@@ -275,7 +278,7 @@ def _read_model(transformers: Any, family: Family, folder: Path) -> Any:
             )
     # What the library raises for inconsistent configurations and tensors.
     except (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        reason = reason_of(error)
         raise InputError(f"{folder} cannot be loaded as {family.model}: {reason}.") from error
     if missing := sorted(report["missing_keys"]):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
@@ -307,14 +310,8 @@ def _suggest(tower: Tower, preprocessing: Preprocessing, device: torch.device) -
     shape = (*(getattr(config, name, None) for name in names), preprocessing.size)
     if POOLED in tower.names and shape == (1024, 24, 14, 224):
         return replace(PAPER["clip_vitl14"].preset, preprocessing=preprocessing)
-    taps = spread_taps(tower.layers) if tower.is_vit else tower.layers[-2:]
-    blocks = suggest_blocks(tower.tap(taps), preprocessing.size, device)
-    if tower.is_vit:  # also without [CLS]
-        blocks = tuple(replace(block, form="vit", tau=200.0) for block in blocks)
-    if len(tower.names) > len(tower.layers):
-        taps += tower.names[-1:]
-        blocks += (BlockPreset(form="vit", tau=200.0, pooled=True),)
-    return Preset(taps, blocks, preprocessing)
+    last = tower.names[-1:] if len(tower.names) > len(tower.layers) else ()
+    return suggest_preset(tower, tower.layers, last, preprocessing, device)
 
 
 def text_tower(spec: str, weights: str | Path | None) -> TextTower:
@@ -342,7 +339,7 @@ def text_tower(spec: str, weights: str | Path | None) -> TextTower:
             )
     # What the library raises for missing or inconsistent files.
     except (OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        reason = reason_of(error)
         raise InputError(f"The text tower of {folder} cannot be loaded: {reason}.") from error
     length = model.config.text_config.max_position_embeddings
     model.eval()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 from mivhead._util.optional import need
+from mivhead._util.text import reason_of
 from mivhead.errors import ImageError, InputError, MivError, NotAvailableError
 from mivhead.images.decoding import read_capped, read_file
 from mivhead.images.imageset import is_litter, natural_key
@@ -146,7 +147,7 @@ def reach(path: str, action: Callable[[], T]) -> T:
         # Every driver has exceptions of its own.
         except Exception as error:
             if wait is None or not _is_transient(error):
-                text = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+                text = reason_of(error)
                 raise NotAvailableError(
                     f"{path} cannot be reached: {text}. Check the address and your credentials."
                 ) from error
