@@ -69,7 +69,7 @@ def test_a_job_over_boxes(miv, fails, photos, tmp_path):
     boxes, model = str(tmp_path / "boxes.json"), str(tmp_path / "m.miv")
     assert miv("fit", str(photos), "-o", model, "--boxes", boxes, "--no-check").code == 0
     out = str(tmp_path / "out.csv")
-    what = ("predict", model, str(photos), "--boxes", boxes, "--out", out, "--part-rows", "5")
+    what = ("predict", model, str(photos), "--boxes", boxes, "--job", out, "--part-rows", "5")
     assert miv(*what).code == 0
     rows = list(csv.DictReader(Path(out).read_text().splitlines()))
     assert len(rows) == 12
@@ -79,4 +79,4 @@ def test_a_job_over_boxes(miv, fails, photos, tmp_path):
     np.testing.assert_allclose([float(row["probability"]) for row in rows], expected, atol=1e-4)
     result = batch.predict(model, photos, tmp_path / "again.csv", boxes=boxes, verbose=False)
     assert result.rows == 12
-    assert "give one folder" in fails(*what[:2], "a", "b", *what[3:5], "--out", out + ".csv")
+    assert "give one folder" in fails(*what[:2], "a", "b", *what[3:5], "--job", out + ".csv")
