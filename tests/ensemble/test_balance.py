@@ -7,16 +7,15 @@ import math
 import numpy as np
 import pytest
 
+from mivhead import MIVClassifier
 from mivhead.ensemble.balance import (
     PENALTY,
     SHOTS_SCALE,
     ShotLines,
-    distinct_rows,
     effective_number,
     fold_into_weights,
     left_out_predictions,
     log_prior,
-    rounds,
     shot_scores,
     shot_weights,
     shots_behind,
@@ -56,8 +55,6 @@ def predict(coefficients, x):
 
 def balanced_names(x, y, queries):
     """Name queries by one balanced ridge expert, as the ensemble does."""
-    kept = distinct_rows(x, y)
-    x, y = x[kept], y[kept]
     shots = np.bincount(y)
     coefficients, hat = solve_ridge(x, y, len(shots), shot_weights(y))
     targets = np.eye(len(shots))[y]
@@ -90,9 +87,9 @@ def test_left_out_predictions_equal_refitting(folds):
     x, y, *_ = make_task([1, 2, 4, 6])
     weights = shot_weights(y)
     if folds is not None:
-        folds = (
-            rounds(y) if folds == "rounds" else np.where(np.bincount(y)[y] > 1, rounds(y) % 2, -1)
-        )
+        number = np.concatenate([np.arange(n) for n in np.bincount(y)])  # within its class
+        number = np.where(np.bincount(y)[y] > 1, number, -1)
+        folds = number if folds == "rounds" else np.where(number < 0, -1, number % 2)
     _, hat = solve_ridge(x, y, 4, weights)
     targets = np.eye(4)[y]
     found = left_out_predictions(hat, targets, hat @ targets, folds)
@@ -102,15 +99,6 @@ def test_left_out_predictions_equal_refitting(folds):
         # The weights stay those of the whole support set.
         coefficients, _ = solve_ridge(x[kept], y[kept], 4, weights[kept])
         assert found[row] == pytest.approx(predict(coefficients, x[row : row + 1])[0], abs=1e-9)
-
-
-def test_rounds_leave_out_one_shot_of_every_class_and_ignore_order():
-    labels = np.array([0, 0, 0, 1, 1, 2])
-    for number in range(2):
-        assert sorted(labels[rounds(labels) == number].tolist())[:2] == [0, 1]
-    key = np.array([3.0, 1.0, 2.0, 9.0, 8.0, 0.0])
-    order = np.array([4, 2, 5, 0, 3, 1])
-    assert (rounds(labels[order], key[order]) == rounds(labels, key)[order]).all()
 
 
 def test_shots_behind_counts_what_is_left():
@@ -210,14 +198,21 @@ def test_balance_makes_up_for_unequal_shots():
     assert np.mean(after) > np.mean(before) + 0.05
 
 
-@pytest.mark.parametrize("shots", [[1, 3, 8], [5, 5, 5], [1, 1, 1]])
-def test_copies_of_shots_change_no_name(shots):
-    """The bound for exact copies is zero, whatever their number."""
-    x, y, queries, _ = make_task(shots)
-    names = balanced_names(x, y, queries)
-    for label in range(len(shots)):
-        rows = np.concatenate([np.arange(len(y)), *[np.flatnonzero(y == label)] * 9])
-        assert (balanced_names(x[rows], y[rows], queries) == names).all()
+@pytest.mark.parametrize("shots", [[3, 3, 3, 3], [2, 4, 8, 1]], ids=str)
+def test_copies_of_all_shots_of_a_class_change_few_names(shots):
+    """Copies count as shots although they teach nothing; the bounds hold for hard tasks."""
+    changed, lost = [], []
+    for seed in range(3):
+        x, y, queries, wanted = make_task(shots, seed, noise=1.5)
+        names = MIVClassifier("experts", random_state=0).fit(x, y).predict(queries)
+        for label in range(len(shots)):
+            rows = np.concatenate([np.arange(len(y)), np.flatnonzero(y == label)])
+            model = MIVClassifier("experts", random_state=0).fit(x[rows], y[rows])
+            again = model.predict(queries)
+            changed.append((again != names).mean())
+            lost.append((names == wanted).mean() - (again == wanted).mean())
+    assert np.mean(changed) < 0.15
+    assert np.mean(lost) < 0.05
 
 
 def test_more_shots_of_one_class_leave_the_others_their_names():

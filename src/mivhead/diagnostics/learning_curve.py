@@ -17,8 +17,8 @@ The interval is Wilson's for an effective number of predictions. Shots of a clas
 their correlation), so m of them count as m / (1 + (m - 1) RHO); a class that was not tested counts
 as if it had UNTESTED prediction. The mean over classes has the variance of the mean of these.
 
-Predictions must come from rounds that leave out one shot of every class
-(`mivhead.ensemble.balance.rounds`); leaving out a single shot puts its class at a disadvantage.
+Predictions must come from rounds that leave out one shot of every class; leaving out a single shot
+puts its class at a disadvantage.
 The constants were chosen on the tuning sets (docs/research-log.md).
 """
 

@@ -94,68 +94,6 @@ def effective_number(weights: ArrayLike) -> float:
     return float(weights.sum() ** 2 / (weights**2).sum())
 
 
-def distinct_rows(values: ArrayLike, labels: ArrayLike) -> Ints:
-    """Find the shots that are no exact copies of an earlier shot of their class.
-
-    A copy brings nothing new, so it must not count as a further shot.
-
-    Parameters
-    ----------
-    values : array-like of shape (shot, value)
-        What tells shots apart, such as the values of the deepest block.
-    labels : array-like of shape (shot,)
-        Their class numbers.
-
-    Returns
-    -------
-    ndarray of int
-        Rows, ascending.
-
-    Examples
-    --------
-    >>> distinct_rows([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [0.0, 2.0]], [0, 0, 1, 1]).tolist()
-    [0, 2, 3]
-    """
-    values = np.ascontiguousarray(values)
-    first: dict[tuple[int, bytes], int] = {}
-    for row, label in enumerate(np.asarray(labels, np.int64).tolist()):
-        first.setdefault((label, values[row].tobytes()), row)
-    return np.fromiter(first.values(), np.int64, len(first))
-
-
-def rounds(labels: ArrayLike, rank: ArrayLike | None = None) -> Ints:
-    """Assign shots to rounds that leave out one shot of *every* class with several.
-
-    Leaving out a single shot makes a task with equal shots unequal: its own class then has one shot
-    less than the others and loses, so that accuracy is underestimated. A round leaves out
-    the same number everywhere.
-
-    Parameters
-    ----------
-    labels : array-like of shape (shot,)
-        Class numbers.
-    rank : array-like of shape (shot,) or None, default=None
-        Any key by which the shots of a class are ordered; None: their order.
-
-    Returns
-    -------
-    ndarray of shape (shot,)
-        The round in which a shot is left out; -1 for the only shot of a class.
-
-    Examples
-    --------
-    >>> rounds([0, 0, 0, 1, 1, 2]).tolist()
-    [0, 1, 2, 0, 1, -1]
-    """
-    labels = np.asarray(labels, np.int64)
-    key = np.arange(len(labels)) if rank is None else np.asarray(rank)
-    shots = np.bincount(labels)
-    order = np.lexsort((key, labels))
-    number = np.empty(len(labels), np.int64)
-    number[order] = np.concatenate([np.arange(n) for n in shots])
-    return np.where(shots[labels] > 1, number, -1)
-
-
 def shots_behind(labels: ArrayLike, folds: ArrayLike | None = None) -> Ints:
     """Count the shots of every class that an out-of-fold score was learned from.
 
