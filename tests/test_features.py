@@ -8,6 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from mivhead import Features
 from mivhead.errors import InputError, ModelFileError
+from mivhead.features import AT_ONCE, mean_patches, to_single
 
 
 def two_blocks(n: int = 5, dtype: type = np.float32) -> Features:
@@ -192,3 +193,21 @@ def test_powers_of_two_make_values_safe_to_square(scale: float, dtype: str) -> N
 def test_powers_of_two_that_do_not_fit(exponents: tuple) -> None:
     with pytest.raises(InputError, match="cannot be divided"):
         Features(np.ones((2, 3))).divide(exponents)
+
+
+def test_every_finite_half_becomes_the_same_number() -> None:
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    halves = halves[np.isfinite(halves)]
+    for some in (halves, halves[::-2], halves.reshape(-1, 4).T):  # also where it is not contiguous
+        found = to_single(some)
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, some.astype(np.float32))
+    assert np.signbit(to_single(np.array([-0.0], np.float16)))[0]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_mean_patches_of_more_images_than_are_converted_at_once(dtype) -> None:
+    maps = np.random.default_rng(0).normal(size=(AT_ONCE + 3, 2, 3, 5)).astype(dtype)
+    expected = [[sum(map(float, channel.ravel())) / 15 for channel in image] for image in maps]
+    np.testing.assert_allclose(mean_patches(maps), expected, atol=1e-6)
+    assert mean_patches(maps[:0]).shape == (0, 2)
