@@ -291,8 +291,8 @@ def _describe_estimate(estimate: CrossValidation) -> str:
     shots = Counter(estimate.labels)
     if single := sum(count == 1 for count in shots.values()):
         text += (
-            f"\n{plural(single, 'class')} with one shot could not be tested: the estimate takes "
-            "for granted\nwhat is usual for one shot in this task. A second shot makes it surer."
+            f"\n{plural(single, 'class')} with one shot could not be tested: the estimate assumes "
+            "what is usual\nfor one shot in this task. A second shot makes it surer."
         )
     if min(shots.values()) < max(shots.values()) or len(shots) <= MAX_CLASSES:
         text += "\n\n" + _class_table(estimate, shots)
