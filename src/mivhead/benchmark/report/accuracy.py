@@ -58,18 +58,22 @@ def accuracy_table(comparisons: Sequence[Comparison]) -> Table:
         (Entry(set_title(name)), *(e for c in comparisons for e in _accuracies(c, name)))
         for name in names
     ]
-    rules, notes = set(), []
+    rules = set()
+    missing: dict[str, list[str]] = {}  # backbones by their note
     averages = [(c, {a.title: a for a in c.averages()}) for c in comparisons]
     for title in dict.fromkeys(title for _, each in averages for title in each):
         rules.add(len(rows))
         means = (e for c, each in averages for e in _means(c, each.get(title)))
         rows.append((Entry(f"Average ({title})"), *means))
-        notes += [_missing_note(c, each[title]) for c, each in averages if title in each]
+        for c, each in averages:
+            if title in each and each[title].missing:
+                missing.setdefault(_missing_note(each[title]), []).append(c.backbone)
     counts = [c.tasks(s) for c in comparisons for s in c.sets]
     least, most = min(counts), max(counts)
     tasks = f"{most}" if least == most else f"{least} to {most}"
+    tasks += " task" if most == 1 else " tasks"
     return Table(
-        f"Accuracy in %, {comparisons[0].protocol}, {tasks} tasks per set",
+        f"Accuracy in %, {comparisons[0].protocol}, {tasks} per set",
         ("data set", *(m for c in comparisons for m in c.methods)),
         tuple(rows),
         (("", 1), *((c.backbone, len(c.methods)) for c in comparisons)),
@@ -77,7 +81,7 @@ def accuracy_table(comparisons: Sequence[Comparison]) -> Table:
         (
             HALF_WIDTHS[comparisons[0].interval],
             *dict.fromkeys(map(_bold_note, comparisons)),
-            *(note for note in notes if note),
+            *(note.format(", ".join(backbones)) for note, backbones in missing.items()),
         ),
     )
 
@@ -118,18 +122,15 @@ def _means(comparison: Comparison, average: Average | None) -> Iterator[Entry]:
             yield Entry(text, method in marks.bold, method in marks.underlined)
 
 
-def _missing_note(comparison: Comparison, average: Average) -> str:
-    if not average.missing:
-        return ""
+def _missing_note(average: Average) -> str:
+    """Say which sets an average lacks, with a place for the names of backbones."""
     total = len(average.sets) + len(average.missing)
     reasons: dict[str, list[str]] = {}
     for name, reason in average.missing.items():
         reasons.setdefault(reason, []).append(name)
     listed = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
-    return (
-        f"Average ({average.title}) of {comparison.backbone}: {len(average.sets)} of {total} sets; "
-        f"missing: {listed}."
-    )
+    note = f"{len(average.sets)} of {total} sets; missing: {listed}."
+    return f"Average ({average.title}) of {{}}: " + note.replace("{", "{{").replace("}", "}}")
 
 
 def rank_table(comparisons: Sequence[Comparison]) -> Table | None:
