@@ -93,7 +93,7 @@ def test_commands_work(arguments: list[str], folder: Path) -> None:
 def test_jobs_work(workers: list[str], folder: Path) -> None:
     pytest.importorskip("pyarrow", reason="the extra batch is not installed")
     pytest.importorskip("fsspec", reason="the extra batch is not installed")
-    job = ["predict", "model.onnx", "new/", "--out", "out.csv", "--overwrite", "--part-rows", "3"]
+    job = ["predict", "model.onnx", "new/", "--job", "out.csv", "--overwrite", "--part-rows", "3"]
     program = folder / "miv.py"  # workers import it, so that PyTorch is absent there too
     program.write_text(
         f"{BLOCKED}from mivhead.cli.main import main\n"

@@ -177,7 +177,7 @@ def test_addresses_in_lists_with_permission(here, memory, tmp_path):
     paths = tmp_path / "list.csv"
     paths.write_text("path\nmemory://bucket/a.png\n")
     out = tmp_path / "out.csv"
-    command = ["predict", str(here / "model.onnx"), str(paths), "--out", str(out), "--quiet"]
+    command = ["predict", str(here / "model.onnx"), str(paths), "--job", str(out), "--quiet"]
     assert main(command) == 2
     assert main([*command, "--allow-remote"]) == 0
     assert "memory://bucket/a.png" in out.read_text()
