@@ -738,6 +738,7 @@ default="uniform"
         counts = np.zeros(len(self.classes_), np.int64)
         counts[self._seen(support)] = support.shots
         self._set_fitted(blocks, head, ensemble, features, counts.tolist())
+        self.embedded_ = head.embed(head.prepare(features))  # now: `predict` must change nothing
 
     @staticmethod
     def _seen(support: SupportSet) -> NDArray[np.int64]:
