@@ -196,3 +196,16 @@ def test_strange_values_are_refused(value: Any, tmp_path: Path) -> None:
 
 def test_a_folder_that_does_not_exist(fails: Any, tmp_path: Path) -> None:
     assert "is not a folder" in fails("mcp", "--allow", tmp_path / "no")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, []), ({"names": True}, ["--names"]), ({"names": False}, ["--no-names"])],
+)
+def test_a_choice_between_two_options(
+    given: dict[str, bool], expected: list[str], tmp_path: Path
+) -> None:
+    command = {"shots": "shots", "output": "m.miv", "no_augmentation": False, **given}
+    found = mcp.arguments("fit", mcp.commands()["fit"], command, [tmp_path])
+    assert [each for each in found if each.endswith("names")] == expected
+    assert "--no-augmentation" not in found

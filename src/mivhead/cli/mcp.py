@@ -152,12 +152,15 @@ def arguments(
     before, after = [name, "--json", "--quiet"], []
     for dest, action in known.items():
         value = given.get(dest)
-        if value is None or value is False:
+        if value is None:
             continue
         if action.nargs == 0:
-            if value is not True:
+            if not isinstance(value, bool):
                 raise InputError(f"{dest} must be true or false, got {value!r:.80}.")
-            before.append(action.option_strings[-1])
+            if isinstance(action, argparse.BooleanOptionalAction):  # --names, --no-names
+                before.append(action.option_strings[0 if value else -1])
+            elif value:
+                before.append(action.option_strings[-1])
             continue
         values = value if isinstance(value, list) and action.nargs in ("+", "*") else [value]
         texts = [_checked(dest, each, folders) for each in values]
