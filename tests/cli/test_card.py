@@ -15,9 +15,12 @@ import pytest
 import mivhead
 from mivhead.cli import card
 from mivhead.errors import InputError, NotAvailableError
+from mivhead.features import Features, FeatureTable
+from mivhead.model.exported import ExportedClassifier
 from tests.helpers.extras import needs
 from tests.helpers.services import FaultyServer, Reply, Request, as_json, running
 
+EXPORTED = Path(__file__).parents[1] / "golden" / "model-0.2.0.onnx"
 COMMIT = "0123456789" * 4
 
 
@@ -49,6 +52,8 @@ class Hub:
                 if line["key"] == "file":
                     content = base64.b64decode(line["value"]["content"])
                     self.files[line["value"]["path"]] = content
+                if line["key"] == "deletedFile":
+                    del self.files[line["value"]["path"]]
             page = f"http://{request.headers['Host']}/me/birds/commit/{COMMIT}"
             return as_json({"commitUrl": page, "commitOid": COMMIT})
         if path == "/api/models/me/birds":
@@ -96,9 +101,25 @@ def test_a_card_says_what_a_model_knows_and_contains(miv: Any, model: Path, tmp_
     assert json.loads(miv("card", model, "--license", "cc-by-4.0", "--json").out)["card"] == text
 
 
+def test_a_card_shows_the_estimate_of_the_file(
+    miv: Any, features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert miv("fit", features, "-o", tmp_path / "m.miv").code == 0
+    shown = next(s for s in miv("info", tmp_path / "m.miv").out.splitlines() if "accuracy" in s)
+    monkeypatch.delattr(mivhead.FewShotClassifier, "check")
+    text = miv("card", tmp_path / "m.miv").out.replace("**", "")
+    assert shown.partition("images: ")[2] in text
+
+
+def test_a_card_of_a_model_that_cannot_be_tested(miv: Any, tmp_path: Path) -> None:
+    single = FeatureTable(Features(np.eye(4, dtype=np.float32)[:3]), tuple("123"), tuple("aab"))
+    single.save(tmp_path / "f.safetensors")
+    assert miv("fit", tmp_path / "f.safetensors", "-o", tmp_path / "m.miv").code == 0
+    assert "Not measured: run `miv evaluate`" in miv("card", tmp_path / "m.miv").out
+
+
 def test_a_card_of_an_exported_model(miv: Any) -> None:
-    golden = Path(__file__).parents[1] / "golden" / "model-0.2.0.onnx"
-    text = miv("card", golden).out
+    text = miv("card", EXPORTED).out
     assert "Not measured: run `miv evaluate`" in text
     assert "small copies" not in text
     assert "small, frozen; licence of the weights: not known to mivhead" in text
@@ -148,6 +169,35 @@ def test_pictures_are_not_published_by_mistake(miv: Any, fails: Any, model: Path
     assert miv("push", model, "hf://me/birds", "--public", "--with-pictures").code == 0
     assert not hub.private
     assert "can be read by everyone" in fails("push", model, "hf://me/birds")  # it exists already
+
+
+@needs("huggingface_hub", "hub")
+def test_a_few_pictures_are_not_published_by_mistake(
+    fails: Any, model: Path, features: Path, hub: Hub, tmp_path: Path
+) -> None:
+    changed = mivhead.load(model)
+    table = FeatureTable.load(features)
+    doubled = Features([2 * block.map for block in table.features.blocks])
+    ids = tuple(f"more/{name}" for name in table.ids)
+    changed.add(FeatureTable(doubled, ids, table.labels, backbone=table.backbone))
+    changed.save(tmp_path / "m.miv")
+    message = fails("push", tmp_path / "m.miv", "hf://me/birds", "--public")
+    assert "small copies of its images" in message
+    assert not hub.files
+
+
+@needs("huggingface_hub", "hub")
+def test_another_kind_of_model_takes_the_place_of_the_first(
+    miv: Any, model: Path, hub: Hub
+) -> None:
+    assert miv("push", model, "hf://me/birds").code == 0
+    assert isinstance(mivhead.load("hf://me/birds"), mivhead.FewShotClassifier)
+    assert miv("push", EXPORTED, "hf://me/birds").code == 0
+    assert set(hub.files) == {"model.onnx", "README.md"}
+    assert isinstance(mivhead.load("hf://me/birds"), ExportedClassifier)
+    hub.status = 503
+    with pytest.warns(UserWarning, match="An earlier download is used"):
+        assert isinstance(mivhead.load("hf://me/birds"), ExportedClassifier)
 
 
 @needs("huggingface_hub", "hub")

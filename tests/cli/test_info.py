@@ -21,3 +21,10 @@ def test_info_of_features(miv, features):
     document = json.loads(miv("info", features, "--json").out)
     assert document["kind"] == "features"
     assert document["images"] == document["views"] == 9
+
+
+def test_only_random_weights_have_a_seed(miv, features, tmp_path):
+    for settings in (["--recipe", "experts"], ["--method", "ncc"]):
+        model = tmp_path / "m.miv"
+        assert miv("fit", features, "-o", model, "--no-check", *settings).code == 0
+        assert "seed" not in miv("info", model).out

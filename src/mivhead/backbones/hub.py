@@ -150,14 +150,34 @@ def download(
     NotAvailableError
         If the hub cannot be reached or refuses; the message says what to copy where.
     """
+    target = own_folder() / repository if folder is None else Path(folder).expanduser()
+    _download(repository, patterns, target, show)
+    return target
+
+
+def download_first(repository: str, names: Sequence[str]) -> Path:
+    """Download the first of several files that a repository has, and return its path.
+
+    Raises
+    ------
+    NotAvailableError
+        As for `download`.
+    """
+    (path,) = _download(repository, ["|".join(names)], own_folder() / repository)
+    return path
+
+
+def _download(
+    repository: str, patterns: Sequence[str], target: Path, show: bool | None = None
+) -> list[Path]:
     if not is_repository(repository):
         raise InputError(f"{repository!r} is not the name of a model on the hub, OWNER/NAME.")
-    target = own_folder() / repository if folder is None else Path(folder).expanduser()
     client = _Client(repository, patterns, target)
     revision, files = client.list_files()
-    for file in _choose(repository, files, patterns):
+    chosen = _choose(repository, files, patterns)
+    for file in chosen:
         _fetch(client, revision, file, target, show)
-    return target
+    return [target / file.path for file in chosen]
 
 
 def files_of(spec: str) -> tuple[str, tuple[str, ...]]:

@@ -74,22 +74,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def expected_accuracy(path: str) -> str | None:
-    """Return what cross-validation on the shots says; None for a file that cannot be checked."""
+    """Return what the model's estimate says, or a new one; None if there can be none."""
     if is_exported(path):
         return None
     from mivhead.model.file import load
 
     model = load(path)
-    if model.shots_ is None or model.needs_images:
-        return None
-    found = model.check()
-    if not found.score.images:
+    if model.estimate_ is None and model.shots_ is not None:
+        model.check()
+    found = model.estimate_
+    if found is None or found.accuracy is None or found.low is None or found.high is None:
         return None
     return (
         f"Expected accuracy on new images: **{percent(found.accuracy)}** (95 % interval "
-        f"{interval(found.interval)}), if every class is equally frequent and new images are like "
-        f"those that it learned from. From cross-validation: {found.score.right} of "
-        f"{found.score.images} images were named correctly by a model that had not seen them."
+        f"{interval((found.low, found.high))}), if every class is equally frequent and new images "
+        f"are like those that it learned from. From cross-validation: {found.right} of "
+        f"{found.tested} images were named correctly by a model that had not seen them."
     )
 
 

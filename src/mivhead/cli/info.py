@@ -15,6 +15,7 @@ from mivhead.cli import options
 from mivhead.cli.loading import kind_of
 from mivhead.cli.output import expected_accuracy, plural, print_json, size, table
 from mivhead.errors import InputError
+from mivhead.methods import METHODS
 
 if TYPE_CHECKING:
     from mivhead.model.info import ModelInfo
@@ -87,7 +88,7 @@ def _model_facts(path: str) -> dict[str, Any]:
     facts = _facts(path, description, model.shot_counts or {})
     facts["shots"] = listed
     facts["views"] = model.view_count
-    facts["pictures"] = kept is not None and None not in kept.pictures
+    facts["pictures"] = kept is not None and any(each is not None for each in kept.pictures)
     use = model.classifier_.unlabelled_
     facts["unlabelled"] = None if use is None else asdict(use)
     facts["estimate"] = None if model.estimate_ is None else asdict(model.estimate_)
@@ -144,7 +145,8 @@ def _describe(facts: dict[str, Any]) -> str:
         lines.append(("exported", f"from {facts['input']}, weights in {facts['storage']}"))
     if facts["kind"] in ("model", "exported"):
         lines.append(("method", facts["method"]))
-        lines.append(("weights", f"initialised by seed {facts['seed']}, drawn from --seed"))
+        if _is_random(facts):
+            lines.append(("weights", f"initialised by seed {facts['seed']}, drawn from --seed"))
         if found := facts.get("estimate"):
             from mivhead.model.info import Estimate
 
@@ -182,6 +184,14 @@ def _describe_shots(facts: dict[str, Any]) -> str:
         changes = [(each["when"], each["text"]) for each in facts["history"]]
         text += "\n\n" + table(["when", "change"], changes, limit=sys.maxsize)
     return text
+
+
+def _is_random(facts: dict[str, Any]) -> bool:
+    """Return whether the method starts from random weights: a head, or a tuned backbone."""
+    recipe = facts["recipe"]
+    if recipe is not None:
+        return recipe.get("vote") != "experts"
+    return facts["method"] in METHODS and METHODS[facts["method"]].needs == "images"
 
 
 def _contents(facts: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     need("huggingface_hub", "hub")
     announce(f"Uploading {args.model} ({size(facts['bytes'])}) to {args.address} ...", args)
     name = NAMES[is_exported(args.model)]
-    page = upload(repository, {name: Path(args.model), "README.md": text}, public=args.public)
+    files = {name: Path(args.model), "README.md": text}
+    page = upload(repository, files, public=args.public, instead_of=set(NAMES) - {name})
     if args.json:
         print_json({"model": args.model, "address": args.address, "url": page, "file": name})
     elif not args.quiet:
@@ -74,9 +76,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def upload(repository: str, files: dict[str, Path | bytes], *, public: bool) -> str:
-    """Write files to a repository of the hub in one commit; return its address."""
-    from huggingface_hub import CommitOperationAdd, HfApi
+def upload(
+    repository: str,
+    files: dict[str, Path | bytes],
+    *,
+    public: bool,
+    instead_of: Collection[str] = (),
+) -> str:
+    """Write files to a repository of the hub in one commit; return its address.
+
+    Files of the names in `instead_of` are removed: they are of the model that is replaced.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     from mivhead.backbones.hub import endpoint
@@ -85,13 +96,16 @@ def upload(repository: str, files: dict[str, Path | bytes], *, public: bool) -> 
     api = HfApi(endpoint=endpoint())
     try:
         page = api.create_repo(repository, private=not public, exist_ok=True)
-        if not public and not api.model_info(repository).private:
+        found = api.model_info(repository)
+        if not public and not found.private:
             raise InputError(
                 f"{repository} can be read by everyone: say --public if that is meant."
             )
+        there = {each.rfilename for each in found.siblings or ()}
+        added = [CommitOperationAdd(name, content) for name, content in files.items()]
         api.create_commit(
             repository,
-            [CommitOperationAdd(name, content) for name, content in files.items()],
+            [*added, *map(CommitOperationDelete, sorted(there.intersection(instead_of)))],
             commit_message="Publish a model of mivhead",
         )
     except InputError:

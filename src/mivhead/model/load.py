@@ -84,11 +84,10 @@ def fetch(path: str | Path) -> str | Path:
     if not hub.is_repository(repository) or not all(map(hub.is_file_name, wanted)):
         raise InputError(f"{path!r:.200} is not an address like {HUB}me/birds.")
     try:
-        folder = hub.download(repository, ["|".join(wanted)])
-        copies = [folder / each for each in wanted]
+        return hub.download_first(repository, wanted)
     except NotAvailableError as error:
         copies = [found for each in wanted if (found := hub.find(repository, each))]
         if not copies:
             raise
         warnings.warn(f"{error} An earlier download is used.", stacklevel=2)
-    return next(copy for copy in copies if copy.is_file())
+        return max(copies, key=lambda copy: copy.stat().st_mtime)
