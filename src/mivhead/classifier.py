@@ -712,7 +712,7 @@ default="uniform"
                 names=support.class_vectors,
                 recognised=self._recognised(support, blocks),
             )
-            if ensemble.names is not None and out_of_fold is None:
+            if ensemble.names is not None and len(ensemble.names.unseen) and out_of_fold is None:
                 shots = _compare(head, support, support.features)
                 ensemble = ensemble.fit_unseen(shots, support.features, support.labels)
             if support.unlabelled is not None:

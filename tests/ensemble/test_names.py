@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,16 @@ def test_what_stands_for_a_class_without_shots_minimises_its_loss() -> None:
     least = loss(a, b)
     for da, db in ((0.3, 0), (-0.3, 0), (0, 0.03), (0, -0.03), (0.2, -0.04), (-0.2, 0.04)):
         assert loss(a + da, b + db) > least
+
+
+def test_many_classes_take_little_memory() -> None:
+    labels = np.arange(150).repeat(2)
+    logits = np.random.default_rng(0).normal(size=(300, 150))
+    tracemalloc.start()
+    fit_unseen(logits, 0.01 * logits, labels, 1.0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 30 * logits.nbytes  # not images x classes x classes
 
 
 @settings(max_examples=25, deadline=None)

@@ -52,6 +52,22 @@ def model() -> FewShotClassifier:
 NEW = draw([6] * 5, seed=2)
 
 
+def test_a_table_is_fitted_as_by_fit_table(model: FewShotClassifier) -> None:
+    again = FewShotClassifier(None, verbose=False).fit(draw(SHOTS), class_vectors=VECTORS)
+    assert again.classes_.tolist() == NAMES
+    assert np.array_equal(again.predict_proba(NEW), model.predict_proba(NEW))
+    with pytest.raises(InputError, match="text-and-image backbone"):
+        FewShotClassifier(None, verbose=False).fit(draw(SHOTS), classes=["ant"])
+
+
+@pytest.mark.parametrize("counts", [[3] * 5, [1] * 5])
+def test_with_shots_of_every_class_nothing_stands_for_others(counts: list[int]) -> None:
+    model = FewShotClassifier(None, verbose=False)
+    rule = model.fit_table(draw(counts), class_vectors=VECTORS).classifier_.decision_
+    assert model.names_used
+    assert "lift" not in rule.state()[0]  # which earlier versions do not read
+
+
 def test_classes_with_and_without_shots(model: FewShotClassifier) -> None:
     assert model.classes_.tolist() == NAMES
     assert model.shot_counts == dict(zip(NAMES, SHOTS, strict=True))

@@ -139,10 +139,8 @@ class Names:
     def fit_unseen(self, logits: Floats, found: Floats, labels: NDArray[np.int64]) -> Self:
         """Fit `scale` and `offset` to logits and cosines (image, class with shots)."""
         scale, offset = fit_unseen(logits, found, labels, self.scale)
-        top = logits.max(axis=1)
-        energy = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
         alone = scale * found[np.arange(len(labels)), labels] + offset
-        lift = float(np.average(energy - alone, weights=shot_weights(labels)))
+        lift = float(np.average(_energy(logits) - alone, weights=shot_weights(labels)))
         return replace(self, scale=scale, offset=offset, lift=lift)
 
     @property
@@ -332,9 +330,7 @@ def fit_unseen(
     """
     images, classes = logits.shape
     own = np.eye(classes)[labels].ravel()  # (image x class,)
-    hidden = logits[:, None, :] - np.where(np.eye(classes), np.inf, 0.0)  # without the class itself
-    top = hidden.max(axis=2, keepdims=True)
-    rivals = (top[..., 0] + np.log(np.exp(hidden - top).sum(axis=2))).ravel()
+    rivals = np.stack([_energy(np.delete(logits, c, axis=1)) for c in range(classes)], 1).ravel()
     centre, spread = float(found.mean()), max(float(found.std()), EPS)
     x = np.stack([(found.ravel() - centre) / spread, np.ones(images * classes)], axis=1)
     counts = np.repeat(shot_weights(labels), classes)
@@ -347,3 +343,10 @@ def fit_unseen(
         theta = theta - np.clip(np.linalg.solve(curvature, slope), -1, 1)
     a = max(float(theta[0]), 0.0) / spread
     return a, float(theta[1]) - a * centre
+
+
+def _energy(logits: Floats) -> Floats:
+    """Return the logarithm of the sum of exponentials, per row."""
+    top = logits.max(axis=1)
+    energy: Floats = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
+    return energy

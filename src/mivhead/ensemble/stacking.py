@@ -431,7 +431,7 @@ class Ensemble:
                     left_out, of_names = with_names, float(with_names.weights[-1])
             weight = of_names * scores.factor
             member = Names(names.vectors, centres, names.seen, weight, scores.scale, 0.0, useful)
-            if left_out is not None and useful:
+            if left_out is not None and unseen:
                 member = member.fit_unseen(left_out.logits, by_name[rows], labels[rows])
         if left_out is not None:
             weights = left_out.weights[: len(prior)]

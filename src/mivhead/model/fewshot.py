@@ -258,14 +258,14 @@ class FewShotClassifier(ImageClassifier, Estimator):
         FewShotClassifier
             Itself.
         """
+        how = {"unlabelled": unlabelled, "classes": classes, "class_vectors": class_vectors}
         if isinstance(images, FeatureTable):
-            return self.fit_table(images, labels, unlabelled=unlabelled)
+            return self.fit_table(images, labels, **how)
         if _is_features(images):
             raise InputError(
                 "fit takes images. To train on features, use MIVClassifier().fit(X, y), or "
                 "FewShotClassifier(backbone=None).fit_table(table)."
             )
-        how = {"unlabelled": unlabelled, "classes": classes, "class_vectors": class_vectors}
         if labels is None:
             if isinstance(images, str | Path | ImageSet):
                 return self.fit_folder(images, skip_bad=skip_bad, **how)
