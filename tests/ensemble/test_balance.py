@@ -266,6 +266,8 @@ def test_priors_are_plain_bayes():
         ([1, float("inf")], "at least 0"),
         ({"cat": 1, "dog": "many"}, "at least 0, got 'many' for dog"),
         ([0, 0], "only zeros"),
+        ([1e308, 1e308], "at least 0"),  # whose sum is infinite
+        ([1, 10**400], "at least 0"),
     ],
 )
 def test_unusable_priors_are_refused(prior, message):

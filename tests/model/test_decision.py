@@ -265,3 +265,8 @@ def test_other_is_never_a_name() -> None:
     assert [each.decision for each in found] == [NONE, "cat"]
     assert [each.prediction_set for each in found] == [("dog",), ("cat",)]
     assert found[0].probabilities["other"] == 0.7
+
+
+def test_a_prior_may_leave_a_class_that_seemed_impossible() -> None:
+    exported = np.array([[1.0, 0.0]], np.float32)  # in which small probabilities are 0
+    assert Thresholds(prior=(0.0, 2.0)).adjust(exported).tolist() == [[0.0, 1.0]]

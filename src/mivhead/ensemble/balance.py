@@ -53,6 +53,7 @@ from mivhead.errors import InputError
 
 PENALTY = 1.0  # on the slope of a line in log n, in units of (log n)^2 summed over classes
 SHOTS_SCALE = 0.25  # of the scores of `shot_scores`; the smaller, the closer to the textbook
+LARGEST = 1e100  # frequency: the sum of all must be finite
 UNIFORM, SHOTS = "uniform", "shots"  # class priors that have a name
 
 Floats = NDArray[np.float64]
@@ -426,9 +427,9 @@ def log_prior(
             f"class_prior has {len(prior)} frequencies for {len(classes)} classes; give one each."
         )
     for name, value in zip(classes, prior, strict=True):
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < np.inf:
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= LARGEST:
             raise InputError(
-                f"A frequency in class_prior must be a number of at least 0, got {value!r} for "
+                f"A frequency in class_prior must be a number of at least 0, got {value!r:.80} for "
                 f"{name}."
             )
     frequencies = np.asarray(prior, np.float64)

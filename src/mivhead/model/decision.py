@@ -128,8 +128,9 @@ class Thresholds:
         """
         if self.prior is None:
             return probabilities
-        weighted = probabilities * np.asarray(self.prior)
-        adjusted: Floats = weighted / np.maximum(weighted.sum(axis=1, keepdims=True), 1e-300)
+        # In double precision no probability is 0: another class may be the only one that occurs.
+        weighted = np.maximum(probabilities.astype(np.float64), 1e-300) * np.asarray(self.prior)
+        adjusted: Floats = weighted / weighted.sum(axis=1, keepdims=True)
         return adjusted
 
     def decide(self, label: Any, probability: float, unknown: float | None) -> Any:
