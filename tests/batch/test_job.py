@@ -551,9 +551,20 @@ def test_images_that_vanish_and_appear(folder, here, monkeypatch):
 def test_two_processes_do_not_share_an_output(folder):
     from mivhead.batch.output import Output
 
-    own = Output("out.parquet").locked()
-    with own, pytest.raises(InputError, match=r"Another process is working on out.parquet"):
-        batch.predict("model.onnx", "new", "out.parquet")
+    with Output("out.parquet").locked():
+        with pytest.raises(InputError, match=r"Another process is working on out.parquet"):
+            batch.predict("model.onnx", "new", "out.parquet")
+        assert Path("out.parquet.parts").is_dir()  # of the other process, also if it is empty
+
+
+def test_a_job_where_folders_cannot_be_locked(folder, monkeypatch):
+    from mivhead._util import files
+    from mivhead.batch.output import Output
+
+    monkeypatch.setattr(files, "fcntl", None)  # Windows
+    assert batch.predict("model.onnx", "new", "out.parquet").rows
+    with Output("more.parquet").locked(), pytest.raises(InputError, match="Another process"):
+        batch.predict("model.onnx", "new", "more.parquet")
 
 
 def test_what_is_not_a_job_is_never_removed(folder):

@@ -19,6 +19,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from filelock import FileLock, Timeout
+
+from mivhead._util import files
 from mivhead._util.files import locked, replacing
 from mivhead._util.optional import need
 from mivhead._util.schema import from_json, parse_json, to_json
@@ -107,17 +110,21 @@ class Output:
         if places.is_address(self.folder.path):
             yield
             return
-        Path(self.folder.path).mkdir(exist_ok=True)
+        folder = Path(self.folder.path)
+        folder.mkdir(exist_ok=True)
+        beside = FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0)
         try:
-            with locked(Path(self.folder.path), wait=False):
-                yield
-        except BlockingIOError:
+            # Windows cannot lock a folder.
+            with beside if files.fcntl is None else locked(folder, wait=False):
+                try:
+                    yield
+                finally:
+                    with suppress(OSError):
+                        folder.rmdir()  # if it is empty
+        except (BlockingIOError, Timeout):
             raise InputError(
                 f"Another process is working on {self.out}: wait for it, or stop it."
             ) from None
-        finally:
-            with suppress(OSError):
-                Path(self.folder.path).rmdir()  # if it is empty
 
     def prepare(self, job: Job, *, resume: bool, overwrite: bool) -> Job | None:
         """Check what is there; return the job that is resumed, or None for a new one."""
