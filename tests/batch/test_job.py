@@ -561,7 +561,7 @@ def test_a_job_where_folders_cannot_be_locked(folder, monkeypatch):
     from mivhead._util import files
     from mivhead.batch.output import Output
 
-    monkeypatch.setattr(files, "fcntl", None)  # Windows
+    monkeypatch.setattr(files, "LOCKS_FOLDERS", False)  # Windows
     assert batch.predict("model.onnx", "new", "out.parquet").rows
     with Output("more.parquet").locked(), pytest.raises(InputError, match="Another process"):
         batch.predict("model.onnx", "new", "more.parquet")

@@ -30,6 +30,7 @@ except ImportError:  # Windows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+LOCKS_FOLDERS = fcntl is not None
 HUB = "hf://"  # how the address of a model on the Hugging Face hub starts
 METADATA_KEY = "mivhead"
 CHECKSUM = "checksum.v1"  # key of the document: CRC-32 of everything else in the file

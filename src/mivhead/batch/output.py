@@ -115,7 +115,7 @@ class Output:
         beside = FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0)
         try:
             # Windows cannot lock a folder.
-            with beside if files.fcntl is None else locked(folder, wait=False):
+            with locked(folder, wait=False) if files.LOCKS_FOLDERS else beside:
                 try:
                     yield
                 finally:

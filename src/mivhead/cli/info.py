@@ -188,7 +188,7 @@ def _describe_shots(facts: dict[str, Any]) -> str:
 
 def _is_random(facts: dict[str, Any]) -> bool:
     """Return whether the method starts from random weights: a head, or a tuned backbone."""
-    recipe = facts["recipe"]
+    recipe: dict[str, object] | None = facts["recipe"]
     if recipe is not None:
         return recipe.get("vote") != "experts"
     return facts["method"] in METHODS and METHODS[facts["method"]].needs == "images"

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     need("huggingface_hub", "hub")
     announce(f"Uploading {args.model} ({size(facts['bytes'])}) to {args.address} ...", args)
     name = NAMES[is_exported(args.model)]
-    files = {name: Path(args.model), "README.md": text}
+    files: dict[str, Path | bytes] = {name: Path(args.model), "README.md": text}
     page = upload(repository, files, public=args.public, instead_of=set(NAMES) - {name})
     if args.json:
         print_json({"model": args.model, "address": args.address, "url": page, "file": name})
