@@ -166,3 +166,12 @@ def test_a_model_fitted_over_http_is_the_same_model(url: str, shots: Path, queri
     paths = sorted(queries.glob("*/*.png"))
     np.testing.assert_array_equal(local.predict_proba(paths), remote.predict_proba(paths))
     assert remote.identity_ == local.identity_
+
+
+def test_a_server_says_nothing_that_clients_of_0_2_0_do_not_know() -> None:
+    backbone = load_backbone("efficientnet_lite0", device="cpu")
+    about = wire.ServerInfo(wire.PROTOCOL, backbone.identity, backbone.preset, 8, 2**20).as_json()
+    assert set(about) == {"protocol", "identity", "preset", "max_images", "max_bytes"}
+    names = ("pool_sizes", "native", "form", "tau", "heads", "plain", "candidates")
+    for block in about["preset"]["blocks"]:
+        assert set(block) == {*names, "pooled", "deepest"}

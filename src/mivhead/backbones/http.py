@@ -26,6 +26,7 @@ from mivhead._util.schema import from_json
 from mivhead.backbones.base import Identity, storage_type
 from mivhead.backbones.preprocessing import DecodedImage, to_pixels
 from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
+from mivhead.backbones.presets import PRESETS
 from mivhead.backbones.transport import MAX_BYTES, JsonClient
 from mivhead.backbones.wire import (
     BACKBONE_PATH,
@@ -276,7 +277,7 @@ class MivServer:
             )
         self.identity = about.identity
         self.texts = about.texts
-        self.preset = preset or about.preset
+        self.preset = preset or _with_classifier(about.identity, about.preset)
         image_bytes = 2 * 4 * self.identity.preprocessing.size**2  # more than a base64 PNG
         self.max_images = max(1, min(about.max_images, about.max_bytes // image_bytes))
         if (self.preset.taps, self.preset.preprocessing) != (
@@ -314,6 +315,15 @@ class MivServer:
                 raise InputError(f"{self.shown} did not return one vector for each text.")
             parts.append(found[0].token)
         return np.concatenate(parts)
+
+
+def _with_classifier(identity: Identity, preset: Preset) -> Preset:
+    """Add to a preset which network's own classifier its last block belongs to, if it is known."""
+    known = PRESETS.get(identity.name)
+    if known is None or known.taps != preset.taps:
+        return preset
+    last = replace(preset.blocks[-1], classifier=known.blocks[-1].classifier)
+    return replace(preset, blocks=(*preset.blocks[:-1], last))
 
 
 class EmbeddingService:

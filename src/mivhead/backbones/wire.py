@@ -19,7 +19,7 @@ import io
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -52,8 +52,16 @@ class ServerInfo:
     preset: Preset
     max_images: int  # per request
     max_bytes: int  # per request
-    # Whether it embeds sentences, too. Sent only if so: clients of 0.2.0 do not know it.
-    texts: bool = False
+    texts: bool = False  # whether it embeds sentences, too
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what is sent: without what clients of 0.2.0 do not know, if that is possible."""
+        document = asdict(self)
+        if not self.texts:
+            del document["texts"]
+        for block in document["preset"]["blocks"]:
+            del block["classifier"]  # a client knows those of named backbones itself
+        return document
 
 
 def encode_image(pixels: np.ndarray[Any, Any]) -> str:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -41,14 +40,9 @@ from mivhead.service.server import DEFAULT_PORT, Server
 def backbone_routes(engine: Engine, backbone: Backbone) -> list[BaseRoute]:
     """Return the endpoints of the protocol: three, if the backbone has a text tower."""
     limits, identity = engine.limits, backbone.identity
-    about = asdict(
-        ServerInfo(PROTOCOL, identity, backbone.preset, limits.max_images, limits.max_bytes)
-    )
     embed = getattr(backbone, "embed_texts", None)
-    if embed is None:
-        del about["texts"]  # which clients of earlier versions do not know
-    else:
-        about["texts"] = True
+    room = limits.max_images, limits.max_bytes
+    about = ServerInfo(PROTOCOL, identity, backbone.preset, *room, embed is not None).as_json()
     size = identity.preprocessing.size
 
     async def describe(_: Request) -> Response:
