@@ -39,11 +39,6 @@ class Inside:
     Every method takes paths relative to the folder, with `/`. They raise an `OSError` for a path
     that passes through a link, and an `InputError` for one that is not relative.
 
-    Parameters
-    ----------
-    root : Path
-        The folder, resolved.
-
     Examples
     --------
     >>> import tempfile
@@ -62,7 +57,7 @@ class Inside:
     mivhead.errors.InputError: '../..' is not a path inside the folder.
     """
 
-    root: Path
+    root: Path  # the folder, resolved
 
     def exists(self, path: str) -> bool:
         """Tell whether there is something, be it a link; False beyond a link."""

@@ -34,22 +34,13 @@ Attribute: TypeAlias = "int | float | str | NDArray[Any] | Sequence[int] | Seque
 
 @dataclass
 class Node:
-    """One operation of a graph.
+    """One operation of a graph."""
 
-    Parameters
-    ----------
-    op_type : str
-        Its name in ONNX, such as `"Conv"`.
-    inputs, outputs : list of str
-        Names of tensors. An empty name stands for an optional input that is not given.
-    attributes : dict
-        Its other settings.
-    """
-
-    op_type: str
+    op_type: str  # its name in ONNX, such as `"Conv"`
+    # Names of tensors. An empty name stands for an optional input that is not given.
     inputs: list[str]
     outputs: list[str]
-    attributes: dict[str, Attribute] = field(default_factory=dict)
+    attributes: dict[str, Attribute] = field(default_factory=dict)  # its other settings
 
 
 @dataclass(frozen=True)

@@ -38,27 +38,13 @@ Move = tuple[str, str]  # from, to: paths relative to the folder, with `/`
 
 @dataclass(frozen=True)
 class FolderChange:
-    """A change of the folder.
+    """A change of the folder."""
 
-    Parameters
-    ----------
-    id : str
-        Distinct.
-    action : str
-        What the user did, such as `add`.
-    target : str
-        The name of the class concerned, or empty.
-    moves : tuple of (str, str)
-        From where to where, relative to the folder.
-    batch : str
-        Successive changes with the same batch are undone together; empty: on its own.
-    """
-
-    id: str
-    action: str
-    target: str
-    moves: tuple[Move, ...]
-    batch: str = ""
+    id: str  # distinct
+    action: str  # what the user did, such as `add`
+    target: str  # the name of the class concerned, or empty
+    moves: tuple[Move, ...]  # from where to where, relative to the folder
+    batch: str = ""  # successive changes with the same batch are undone together; empty: on its own
 
 
 @dataclass(frozen=True)

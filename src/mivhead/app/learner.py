@@ -52,39 +52,19 @@ WAITING, READING, FITTING, NAMING, CHECKING, READY, FAILED = (
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What the learner has found out; replaced as a whole.
+    """What the learner has found out; replaced as a whole."""
 
-    Parameters
-    ----------
-    stage : str
-        What it is doing.
-    problem : str
-        Why it failed, or what the user should know.
-    model : FewShotClassifier or None
-        The model that was fitted last.
-    shots : dict
-        The class of every photo that the model has learned from, by the id of the photo.
-    predictions : dict
-        By the id of a new photo.
-    suggested : tuple of str
-        Ids of new photos, those first that would help most if they were labelled.
-    estimate : dict or None
-        How good the model is, as JSON.
-    unlabelled : int
-        Number of new photos that the model has learned from, without names.
-    seconds : float
-        Time from the change to the fitted model.
-    """
-
-    stage: str = WAITING
-    problem: str = ""
-    model: FewShotClassifier | None = None
+    stage: str = WAITING  # what it is doing
+    problem: str = ""  # why it failed, or what the user should know
+    model: FewShotClassifier | None = None  # the model that was fitted last
+    # The class of every photo that the model has learned from, by the id of the photo
     shots: dict[str, str] = field(default_factory=dict)
-    predictions: dict[str, Prediction] = field(default_factory=dict)
+    predictions: dict[str, Prediction] = field(default_factory=dict)  # by the id of a new photo
+    # Ids of new photos, those first that would help most if they were labelled
     suggested: tuple[str, ...] = ()
-    estimate: dict[str, Any] | None = None
-    unlabelled: int = 0
-    seconds: float = 0.0
+    estimate: dict[str, Any] | None = None  # how good the model is, as JSON
+    unlabelled: int = 0  # number of new photos that the model has learned from, without names
+    seconds: float = 0.0  # time from the change to the fitted model
 
 
 class Learner:

@@ -53,24 +53,12 @@ PREVIEW = 1280
 
 @dataclass(frozen=True)
 class Photo:
-    """A photo in the project.
+    """A photo in the project."""
 
-    Parameters
-    ----------
-    id : str
-        Stays the same when the photo is moved or renamed.
-    path : str
-        Relative to the project, with `/`.
-    size : int
-        Bytes.
-    time : int
-        When it was last written, in nanoseconds.
-    """
-
-    id: str
-    path: str
-    size: int
-    time: int
+    id: str  # stays the same when the photo is moved or renamed
+    path: str  # relative to the project, with `/`
+    size: int  # bytes
+    time: int  # when it was last written, in nanoseconds
 
     @property
     def name(self) -> str:
@@ -80,34 +68,19 @@ class Photo:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a project contains at one moment.
+    """What a project contains at one moment."""
 
-    Parameters
-    ----------
-    version : int
-        Grows with every change.
-    classes : dict
-        The photos of each class, the newest first; classes in natural order.
-    new : tuple of Photo
-        Photos to be named, the newest first.
-    """
-
-    version: int
+    version: int  # grows with every change
+    # The photos of each class, the newest first; classes in natural order
     classes: dict[str, tuple[Photo, ...]]
-    new: tuple[Photo, ...]
+    new: tuple[Photo, ...]  # photos to be named, the newest first
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user has chosen for a project.
+    """What the user has chosen for a project."""
 
-    Parameters
-    ----------
-    unlabelled : bool, default=False
-        Learn from the new photos as well, which have no names.
-    """
-
-    unlabelled: bool = False
+    unlabelled: bool = False  # learn from the new photos as well, which have no names
 
 
 class Project:

@@ -44,21 +44,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PipWeights:
-    """A checkpoint inside an installed package, found without importing the package.
+    """A checkpoint inside an installed package, found without importing the package."""
 
-    Parameters
-    ----------
-    package : str
-        Name of the package, for importing and for pip.
-    file : str
-        Path of the checkpoint inside the package.
-    sha256 : str
-        Expected hash of the file.
-    """
-
-    package: str
-    file: str
-    sha256: str
+    package: str  # name of the package, for importing and for pip
+    file: str  # path of the checkpoint inside the package
+    sha256: str  # expected hash of the file
 
     def locate(self) -> Path:
         """Return the path of the file."""

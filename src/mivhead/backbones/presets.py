@@ -43,31 +43,18 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class PaperBackbone:
-    """A backbone of the paper.
+    """A backbone of the paper."""
 
-    Parameters
-    ----------
-    model : str
-        Name of the architecture in timm; with a tag if the weights are on timm's hub.
-    preset : Preset
-        Its settings. `pool_sizes` are the paper's lists; `native` says whether the map itself is
-        among them.
-    origin : str
-        Where the weights come from, for users who have to download them.
-    normed : bool, default=True
-        Whether the final norm is applied to every returned block of a ViT (not to CLIP's).
-    files : tuple of str, default=()
-        Names under which its authors publish the checkpoint.
-    lowered : mapping of str to int, optional
-        Data sets on which the paper's authors lowered the augmentation threshold, for lack of
-        memory, and the threshold there (their published code states them).
-    """
-
-    model: str
+    model: str  # name of the architecture in timm; with a tag if the weights are on timm's hub
+    # Its settings. `pool_sizes` are the paper's lists; `native` says whether the map itself is
+    # among them.
     preset: Preset
-    origin: str
+    origin: str  # where the weights come from, for users who have to download them
+    # Whether the final norm is applied to every returned block of a ViT (not to CLIP's)
     normed: bool = True
-    files: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # names under which its authors publish the checkpoint
+    # Data sets on which the paper's authors lowered the augmentation threshold, for lack of memory,
+    # and the threshold there (their published code states them)
     lowered: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -29,23 +29,12 @@ from mivhead.images.imageset import is_image_name, is_litter, natural_key
 
 @dataclass(frozen=True)
 class Item:
-    """One image of a prepared set.
+    """One image of a prepared set."""
 
-    Parameters
-    ----------
-    label : str
-        Its class.
-    name : str
-        File name without the suffix.
-    content : Path or PIL.Image.Image
-        A file to copy unchanged, or an image to save.
-    photograph : bool, default=False
-        Whether an image is saved as JPEG, like the photograph it was cropped from, instead of PNG.
-    """
-
-    label: str
-    name: str
-    content: Path | Image.Image
+    label: str  # its class
+    name: str  # file name without the suffix
+    content: Path | Image.Image  # a file to copy unchanged, or an image to save
+    # Whether an image is saved as JPEG, like the photograph it was cropped from, instead of PNG
     photograph: bool = False
 
 

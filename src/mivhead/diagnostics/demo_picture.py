@@ -38,27 +38,13 @@ CAPTIONS = ("image", "looked at", "closest shot")
 
 @dataclass(frozen=True, eq=False)
 class Card:
-    """One classified image.
+    """One classified image."""
 
-    Parameters
-    ----------
-    image : PIL.Image.Image
-        The image.
-    heats : sequence of array of shape (H, W)
-        The attention to every patch, per block.
-    shot : PIL.Image.Image
-        The shot of the predicted class that received the most attention.
-    truth : str
-        The true class.
-    probabilities : mapping of str to float
-        By class, in descending order.
-    """
-
-    image: Image.Image
-    heats: Sequence[NDArray[np.floating[Any]]]
-    shot: Image.Image
-    truth: str
-    probabilities: Mapping[str, float]
+    image: Image.Image  # the image
+    heats: Sequence[NDArray[np.floating[Any]]]  # (H, W): the attention to every patch, per block
+    shot: Image.Image  # the shot of the predicted class that received the most attention
+    truth: str  # the true class
+    probabilities: Mapping[str, float]  # by class, in descending order
 
 
 @dataclass(frozen=True)

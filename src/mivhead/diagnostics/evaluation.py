@@ -34,18 +34,10 @@ MAX_ROWS = 50  # of a table in a notebook
 
 @dataclass(frozen=True)
 class Score:
-    """How many images of a set were predicted correctly.
+    """How many images of a set were predicted correctly."""
 
-    Parameters
-    ----------
-    images : int
-        Number of images.
-    right : int
-        Number of images whose predicted class is their label.
-    """
-
-    images: int
-    right: int
+    images: int  # number of images
+    right: int  # number of images whose predicted class is their label
 
     @property
     def accuracy(self) -> float:
@@ -69,50 +61,29 @@ class Score:
 
 @dataclass(frozen=True)
 class Mistake:
-    """An image whose predicted class differs from its label.
+    """An image whose predicted class differs from its label."""
 
-    Parameters
-    ----------
-    id : str
-        Name of the image.
-    label, predicted : str
-        Its label and the predicted class.
-    probability : float
-        Probability of the predicted class.
-    mislabelled : bool, default=False
-        Whether the label of a shot is likely to be wrong; False for an image that is just hard.
-    """
-
-    id: str
+    id: str  # name of the image
+    # Its label and the predicted class
     label: str
     predicted: str
-    probability: float
+    probability: float  # probability of the predicted class
+    # Whether the label of a shot is likely to be wrong; False for an image that is just hard
     mislabelled: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Tradeoff:
-    """What thresholds of decisions trade for each other.
+    """What thresholds of decisions trade for each other."""
 
-    Parameters
-    ----------
-    probabilities : array of shape (image,)
-        Probability of the predicted class of every image of a known class.
-    right : array of bool of shape (image,)
-        Whether it is the true class.
-    unknown : array of shape (image,) or None
-        How unlike the shots these images are; None if the model cannot tell.
-    foreign : array of shape (foreign image,)
-        How unlike the shots images of other things are; empty if there were none.
-    thresholds : Thresholds
-        The default thresholds of the model.
-    """
-
+    # (image,): probability of the predicted class of every image of a known class
     probabilities: NDArray[np.floating[Any]]
-    right: NDArray[np.bool_]
+    right: NDArray[np.bool_]  # (image,): whether it is the true class
+    # (image,) or None: how unlike the shots these images are; None if the model cannot tell
     unknown: NDArray[np.floating[Any]] | None
+    # (foreign image,): how unlike the shots images of other things are; empty if there were none
     foreign: NDArray[np.floating[Any]]
-    thresholds: Thresholds
+    thresholds: Thresholds  # the default thresholds of the model
 
     def risk_coverage(self) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]:
         """Return coverage and risk: of the surest images, their share, and how many are wrong.

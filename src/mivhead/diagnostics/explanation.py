@@ -43,48 +43,28 @@ BALANCE = "numbers of shots, evened out"
 
 @dataclass(frozen=True)
 class Vote:
-    """The vote of one member of the ensemble.
+    """The vote of one member of the ensemble."""
 
-    Parameters
-    ----------
-    member : str
-        What it looks at, and in which block of the backbone.
-    weight : float
-        Its weight in the ensemble.
-    label : object
-        The class that it prefers.
-    separates : float or None
-        How much it adds to the log-odds of the predicted class against the runner-up; negative if
-        it speaks for the runner-up. The sum over all members is the log-odds. None if the recipe
-        does not add up votes.
-    """
-
-    member: str
-    weight: float
-    label: Any
+    member: str  # what it looks at, and in which block of the backbone
+    weight: float  # its weight in the ensemble
+    label: Any  # the class that it prefers
+    # How much it adds to the log-odds of the predicted class against the runner-up; negative if it
+    # speaks for the runner-up. The sum over all members is the log-odds. None if the recipe does
+    # not add up votes.
     separates: float | None
 
 
 @dataclass(frozen=True)
 class CloseShot:
-    """A shot that an image was compared with.
+    """A shot that an image was compared with."""
 
-    Parameters
-    ----------
-    name, label : str, object
-        The shot and its class.
-    weight : float or None
-        Its share of the attention to its class; None for methods without attention.
-    similarity : float
-        Cosine of the mean vectors of the two images in the deepest block.
-    picture : bytes or None
-        A small picture of it, if the model has one.
-    """
-
+    # The shot and its class
     name: str
     label: Any
+    # Its share of the attention to its class; None for methods without attention
     weight: float | None
-    similarity: float
+    similarity: float  # cosine of the mean vectors of the two images in the deepest block
+    # A small picture of it, if the model has one
     picture: bytes | None = field(default=None, repr=False)
 
 

@@ -42,24 +42,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class ExpectedAccuracy:
-    """The expected accuracy on new images of which every class is equally frequent.
+    """The expected accuracy on new images of which every class is equally frequent."""
 
-    Parameters
-    ----------
-    accuracy : float
-        Mean over classes; NaN if fewer than two classes have several shots.
-    interval : tuple of float
-        95 % interval; from 0 to 1 if nothing is known.
-    per_class : array of shape (class,)
-        The figure of each class: the curve, corrected by its own predictions.
-    tested, right : array of shape (class,)
-        Predictions of its own shots, and how many of them were right. A class with one shot has
-        none: its figure is only what is usual in this task for one shot.
-    """
-
-    accuracy: float
-    interval: tuple[float, float]
+    accuracy: float  # mean over classes; NaN if fewer than two classes have several shots
+    interval: tuple[float, float]  # 95 % interval; from 0 to 1 if nothing is known
+    # (class,): the figure of each class: the curve, corrected by its own predictions
     per_class: Floats
+    # (class,): predictions of its own shots, and how many of them were right. A class with one shot
+    # has none: its figure is only what is usual in this task for one shot.
     tested: NDArray[np.int64]
     right: NDArray[np.int64]
 

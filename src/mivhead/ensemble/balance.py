@@ -178,20 +178,11 @@ def left_out_predictions(
 
 @dataclass(frozen=True, eq=False)
 class ShotLines:
-    """How scores of images of other classes depend on the number of shots, for each member.
+    """How scores of images of other classes depend on the number of shots, for each member."""
 
-    Parameters
-    ----------
-    reference : float
-        The mean of log n over the classes.
-    level : array of shape (member,)
-        Mean score at the reference.
-    slope, spread_slope : array of shape (member,)
-        Change of the mean, and of the log standard deviation, per unit of log n.
-    """
-
-    reference: float
-    level: Floats
+    reference: float  # the mean of log n over the classes
+    level: Floats  # (member,): mean score at the reference
+    # (member,): change of the mean, and of the log standard deviation, per unit of log n
     slope: Floats
     spread_slope: Floats
 

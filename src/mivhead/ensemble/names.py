@@ -60,34 +60,19 @@ EPS = 1e-12  # smallest length
 
 @dataclass(frozen=True, eq=False)
 class Names:
-    """The fitted member.
+    """The fitted member."""
 
-    Parameters
-    ----------
-    vectors : array of shape (class, channel)
-        Text vectors of all classes, of length 1.
-    centres : array of shape (class,)
-        What is subtracted from the cosines.
-    seen : array of shape (class with shots,)
-        The numbers of the classes with shots.
-    weight : float
-        Factor of the cosines of classes with shots.
-    scale, offset : float
-        The logit of a class without shots is scale * cosine + offset.
-    used : bool, default=True
-        Whether the member takes part: if it is useful, or there are classes without shots.
-    lift : float, default=0.0
-        How much lower the logit of the right class is without its shots, compared with the energy
-        of all logits with them; decisions use it. Not in a model file.
-    """
-
-    vectors: Floats
-    centres: Floats
-    seen: NDArray[np.int64]
-    weight: float
+    vectors: Floats  # (class, channel): text vectors of all classes, of length 1
+    centres: Floats  # (class,): what is subtracted from the cosines
+    seen: NDArray[np.int64]  # (class with shots,): the numbers of the classes with shots
+    weight: float  # factor of the cosines of classes with shots
+    # The logit of a class without shots is scale * cosine + offset
     scale: float
     offset: float
+    # Whether the member takes part: if it is useful, or there are classes without shots
     used: bool = True
+    # How much lower the logit of the right class is without its shots, compared with the energy of
+    # all logits with them; decisions use it. Not in a model file.
     lift: float = 0.0
 
     def cosines(self, features: Features) -> Floats:
@@ -238,24 +223,12 @@ def name_cosines(block: Block, vectors: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class NameScores:
-    """The scores of the shots before stacking.
+    """The scores of the shots before stacking."""
 
-    Parameters
-    ----------
-    cosines : array of shape (image, class with shots)
-        Cosines of the shots and class vectors.
-    spread : float
-        Their standard deviation over the classes.
-    scale : float
-        The posterior mean of s.
-    evidence : float
-        Logarithm of how much more likely the labels are with the names than without.
-    """
-
-    cosines: Floats
-    spread: float
-    scale: float
-    evidence: float
+    cosines: Floats  # (image, class with shots): cosines of the shots and class vectors
+    spread: float  # their standard deviation over the classes
+    scale: float  # the posterior mean of s
+    evidence: float  # logarithm of how much more likely the labels are with the names than without
 
     @classmethod
     def fit(cls, found: Floats, labels: NDArray[np.int64]) -> Self:

@@ -214,34 +214,17 @@ def fit_weights(
 
 @dataclass(frozen=True, eq=False)
 class OutOfFold:
-    """Predictions of support images that no member was trained on.
+    """Predictions of support images that no member was trained on."""
 
-    Parameters
-    ----------
-    rows : array of shape (image,)
-        Which support images.
-    labels : array
-        Their class numbers (image,).
-    members : array
-        Predictions of each member, balanced: (member, image, class). If classes have unequal shots,
-        the last one is `shot_scores`.
-    prior : array
-        The weights (member,) that stacking started from.
-    counts : array
-        How much each image counted: (image,).
-    weights : array
-        The fitted weights (member,).
-    logits : array of shape (image, class)
-        The sum of the members with the fitted weights.
-    """
-
-    rows: NDArray[np.int64]
-    labels: NDArray[np.int64]
+    rows: NDArray[np.int64]  # (image,): which support images
+    labels: NDArray[np.int64]  # their class numbers (image,)
+    # Predictions of each member, balanced: (member, image, class). If classes have unequal shots,
+    # the last one is `shot_scores`.
     members: Array
-    prior: Array
-    counts: NDArray[np.float64]
-    weights: Array
-    logits: Array
+    prior: Array  # the weights (member,) that stacking started from
+    counts: NDArray[np.float64]  # how much each image counted: (image,)
+    weights: Array  # the fitted weights (member,)
+    logits: Array  # (image, class): the sum of the members with the fitted weights
 
     def cross_fitted(self) -> Array:
         """Logits (image, class) with weights that were fitted without the image, too.

@@ -52,18 +52,10 @@ TOLERANCE = 1.0  # standard errors that the log-loss of left-out shots may grow 
 
 @dataclass(frozen=True)
 class UnlabelledUse:
-    """What a model made of unlabelled images.
+    """What a model made of unlabelled images."""
 
-    Parameters
-    ----------
-    images : int
-        How many it was given, or its sample of them.
-    used : bool
-        Whether it learned from them; not if that made predictions of left-out shots worse.
-    """
-
-    images: int
-    used: bool
+    images: int  # how many it was given, or its sample of them
+    used: bool  # whether it learned from them; not if that made predictions of left-out shots worse
 
 
 class SoftLabels(NamedTuple):

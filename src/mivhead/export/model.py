@@ -59,21 +59,12 @@ IMAGES = 4  # that the two are compared on
 
 @dataclass(frozen=True)
 class Export:
-    """What was written.
+    """What was written."""
 
-    Parameters
-    ----------
-    bytes : int
-        Size of the file.
-    opset : int
-        Its version of the ONNX operations.
-    difference : float
-        The largest difference between a probability of the model and of the file, on the images or
-        features that the two were compared on.
-    """
-
-    bytes: int
-    opset: int
+    bytes: int  # size of the file
+    opset: int  # its version of the ONNX operations
+    # The largest difference between a probability of the model and of the file, on the images or
+    # features that the two were compared on
     difference: float
 
 

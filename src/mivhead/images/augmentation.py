@@ -151,21 +151,11 @@ def views_per_image(shots: int, threshold: int, rule: ViewsRule = "ceil") -> int
 
 
 class ViewPlan(NamedTuple):
-    """The augmented views to make from a set of images.
+    """The augmented views to make from a set of images."""
 
-    Parameters
-    ----------
-    view_of : array of shape (n_views,)
-        Row of the image that each view is made from.
-    numbers : array of shape (n_views,)
-        Number of each view among the views of its image, from 0.
-    seed : int, default=0
-        Random seed that the views depend on.
-    """
-
-    view_of: Integers
-    numbers: Integers
-    seed: int = 0
+    view_of: Integers  # (n_views,): row of the image that each view is made from
+    numbers: Integers  # (n_views,): number of each view among the views of its image, from 0
+    seed: int = 0  # random seed that the views depend on
 
 
 NO_VIEWS = ViewPlan(np.empty(0, np.int64), np.empty(0, np.int64))
@@ -195,27 +185,16 @@ class ViewRule:
 
     With the content of an image, this is everything that its views depend on.
 
-    Parameters
-    ----------
-    threshold : int
-        T: classes with at most T shots have views.
-    rule : {"few", "ceil", "floor"}, default="ceil"
-        See `views_per_image`.
-    seed : int, default=0
-        Random seed that the views depend on.
-    augmentation : Augmentation, default=Augmentation()
-        How a view is made.
-
     Examples
     --------
     >>> ViewRule(threshold=2).plan(["cat", "cat", "dog"]).view_of.tolist()
     [0, 1, 2, 2]
     """
 
-    threshold: int
-    rule: ViewsRule = "ceil"
-    seed: int = 0
-    augmentation: Augmentation = Augmentation()
+    threshold: int  # T: classes with at most T shots have views
+    rule: ViewsRule = "ceil"  # see `views_per_image`
+    seed: int = 0  # random seed that the views depend on
+    augmentation: Augmentation = Augmentation()  # how a view is made
 
     def per_image(self, shots: int) -> int:
         """Return how many views each image of a class with this many shots has."""

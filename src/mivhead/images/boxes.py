@@ -44,33 +44,16 @@ FORMATS = "MegaDetector's or COCO's .json, a .csv, or a folder of YOLO's .txt or
 
 @dataclass(frozen=True)
 class Box:
-    """One box of a photo.
+    """One box of a photo."""
 
-    Parameters
-    ----------
-    photo : str
-        Path of the photo inside its folder, with `/`.
-    number : int
-        Its place among the boxes of the photo.
-    sides : tuple of four floats
-        Left, top, width and height: in pixels, or as shares of the photo's sides.
-    relative : bool
-        Whether the sides are shares.
-    label : str or None
-        The class that the document gives it.
-    confidence : float or None
-        The detector's.
-    place : tuple
-        Where it is in the document, for `BoxFile.write`.
-    """
-
-    photo: str
-    number: int
+    photo: str  # path of the photo inside its folder, with `/`
+    number: int  # its place among the boxes of the photo
+    # Left, top, width and height: in pixels, or as shares of the photo's sides
     sides: tuple[float, float, float, float]
-    relative: bool
-    label: str | None
-    confidence: float | None
-    place: tuple[Any, ...]
+    relative: bool  # whether the sides are shares
+    label: str | None  # the class that the document gives it
+    confidence: float | None  # the detector's
+    place: tuple[Any, ...]  # where it is in the document, for `BoxFile.write`
 
     @property
     def id(self) -> str:

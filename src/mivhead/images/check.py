@@ -20,21 +20,11 @@ from mivhead.images.imageset import ImageSet, ImageSource, Skipped
 
 @dataclass(frozen=True)
 class Duplicate:
-    """Images with the same pixels.
+    """Images with the same pixels."""
 
-    Parameters
-    ----------
-    ids : tuple of str
-        Ids of the images, in the order of the set.
-    labels : tuple of str
-        Their distinct classes; more than one is a contradiction.
-    same_files : bool
-        Whether the files are identical too, or only the decoded pixels.
-    """
-
-    ids: tuple[str, ...]
-    labels: tuple[str, ...]
-    same_files: bool
+    ids: tuple[str, ...]  # ids of the images, in the order of the set
+    labels: tuple[str, ...]  # their distinct classes; more than one is a contradiction
+    same_files: bool  # whether the files are identical too, or only the decoded pixels
 
 
 @dataclass(frozen=True)

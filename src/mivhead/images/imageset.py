@@ -19,21 +19,12 @@ from mivhead.images.decoding import ImageLike, load_image, read_capped
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Where one image comes from.
+    """Where one image comes from."""
 
-    Parameters
-    ----------
-    id : str
-        Relative path with `/`, the same on every machine.
-    get : callable
-        Returns what `load_image` accepts: a path, the bytes of a zip member, or an array.
-    name : str
-        Its name in errors, so that a user can find it.
-    """
-
-    id: str
+    id: str  # relative path with `/`, the same on every machine
+    # Returns what `load_image` accepts: a path, the bytes of a zip member, or an array
     get: Callable[[], ImageLike]
-    name: str
+    name: str  # its name in errors, so that a user can find it
 
     def load(self) -> Image.Image:
         """Decode the image."""

@@ -91,20 +91,6 @@ Floats = NDArray[np.floating[Any]]
 class Thresholds:
     """What a decision compares scores and probabilities with.
 
-    Parameters
-    ----------
-    unknown : float, default=infinity
-        An image with a larger score is none of these.
-    probability : float, default=0.0
-        A class with a smaller probability is unsure.
-    set : float or None, default=None
-        A prediction set holds the classes with at least this probability; None: no sets.
-    other : int or None, default=None
-        Number of the class that stands for everything else, if there is one: an image of it is
-        none of these.
-    prior : tuple of float or None, default=None
-        How frequent each class is, relative to the mean of all classes; None: all are alike.
-
     Examples
     --------
     >>> thresholds = Thresholds(unknown=0.5, probability=0.6)
@@ -114,10 +100,14 @@ class Thresholds:
     'none of these'
     """
 
-    unknown: float = math.inf
-    probability: float = 0.0
+    unknown: float = math.inf  # an image with a larger score is none of these
+    probability: float = 0.0  # a class with a smaller probability is unsure
+    # A prediction set holds the classes with at least this probability; None: no sets
     set: float | None = None
+    # Number of the class that stands for everything else, if there is one: an image of it is none
+    # of these
     other: int | None = None
+    # How frequent each class is, relative to the mean of all classes; None: all are alike
     prior: tuple[float, ...] | None = None
 
     def adjust(self, probabilities: Floats) -> Floats:
@@ -149,30 +139,18 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Out-of-fold predictions of shots, from which thresholds follow. Exported models keep them.
+    """Out-of-fold predictions of shots, from which thresholds follow. Exported models keep them."""
 
-    Parameters
-    ----------
-    scores : tuple of float
-        The score of each shot, computed without it.
-    best, own : tuple of float
-        The largest probability, and the probability of its own class. Empty for a method that
-        makes no out-of-fold predictions.
-    calibrated : bool, default=False
-        Whether probabilities can be trusted even if there are no out-of-fold predictions, as those
-        of `miv` with one shot per class.
-    other : int or None, default=None
-        Number of the class that stands for everything else.
-    errors : float, default=1.0
-        Errors per error that the probabilities lead one to expect.
-    """
-
-    scores: tuple[float, ...]
+    scores: tuple[float, ...]  # the score of each shot, computed without it
+    # The largest probability, and the probability of its own class. Empty for a method that makes
+    # no out-of-fold predictions.
     best: tuple[float, ...]
     own: tuple[float, ...]
+    # Whether probabilities can be trusted even if there are no out-of-fold predictions, as those of
+    # `miv` with one shot per class
     calibrated: bool = False
-    other: int | None = None
-    errors: float = 1.0
+    other: int | None = None  # number of the class that stands for everything else
+    errors: float = 1.0  # errors per error that the probabilities lead one to expect
 
     def thresholds(
         self,
@@ -238,42 +216,25 @@ class Calibration:
 
 @dataclass(frozen=True, eq=False)
 class DecisionRule:
-    """How unlike its shots an image is for a model, and which thresholds follow from the shots.
+    """How unlike its shots an image is for a model, and which thresholds follow from the shots."""
 
-    Parameters
-    ----------
-    shots : array of shape (shot, channel)
-        Mean vectors of the support images, of length 1.
-    labels : array of shape (shot,)
-        Their class numbers.
-    background : array of shape (image, channel)
-        Mean vectors of images of other things; there may be none.
-    rows : array of shape (m,)
-        The shots that have out-of-fold predictions, as rows of `shots`.
-    energy, best, own : array of shape (m,) or (0,)
-        Out-of-fold predictions of these shots: the energy, the largest probability and the
-        probability of their own class. Empty for a method that makes none.
-    weight : float
-        Weight of the energy in the score.
-    other : int or None, default=None
-        Number of the class that stands for everything else; its images are background.
-    logits : array of shape (m, class) or None, default=None
-        The out-of-fold logits, as long as the model has not been saved.
-    lift : float, default=0.0
-        What the energy of an image of a class without shots lacks.
-    """
-
-    shots: Floats
-    labels: NDArray[np.int64]
+    shots: Floats  # (shot, channel): mean vectors of the support images, of length 1
+    labels: NDArray[np.int64]  # (shot,): their class numbers
+    # (image, channel): mean vectors of images of other things; there may be none
     background: Floats
-    rows: NDArray[np.int64]
+    rows: NDArray[np.int64]  # (m,): the shots that have out-of-fold predictions, as rows of `shots`
+    # (m,) or (0,): out-of-fold predictions of these shots: the energy, the largest probability and
+    # the probability of their own class. Empty for a method that makes none.
     energy: Floats
     best: Floats
     own: Floats
-    weight: float = ENERGY
+    weight: float = ENERGY  # weight of the energy in the score
+    # Number of the class that stands for everything else; its images are background
     other: int | None = None
+    # (m, class) or None, default=None: the out-of-fold logits, as long as the model has not been
+    # saved
     logits: Floats | None = None
-    lift: float = 0.0
+    lift: float = 0.0  # what the energy of an image of a class without shots lacks
 
     @classmethod
     def fit(

@@ -52,26 +52,18 @@ class Section:
 
     A file of an earlier version lacks it. A section that changes in an incompatible way gets a new
     name; the old one stays in `SECTIONS` for reading.
-
-    Parameters
-    ----------
-    name : str
-        Its key in the JSON document: a word, `.v` and its version, such as `"shots.v1"`.
-    prefix : str
-        First part of the names of its tensors, such as `"views"` for `views.block0.map`; no other
-        part of a file uses it.
-    write : callable
-        Called with the model that is saved, a `FewShotClassifier` or an estimator on features.
-        Returns the JSON value and the tensors by name, without the prefix; None if the model has
-        no such part.
-    read : callable
-        Called with the loaded `FewShotClassifier`, the JSON value and the tensors, neither of which
-        can be trusted. Checks everything, raises `InputError`, and sets attributes of the model.
     """
 
-    name: str
+    name: str  # its key in the JSON document: a word, `.v` and its version, such as `"shots.v1"`
+    # First part of the names of its tensors, such as `"views"` for `views.block0.map`; no other
+    # part of a file uses it
     prefix: str
+    # Called with the model that is saved, a `FewShotClassifier` or an estimator on features.
+    # Returns the JSON value and the tensors by name, without the prefix; None if the model has no
+    # such part.
     write: Callable[[FewShotClassifier | Classifier], tuple[Any, Mapping[str, Array]] | None]
+    # Called with the loaded `FewShotClassifier`, the JSON value and the tensors, neither of which
+    # can be trusted. Checks everything, raises `InputError`, and sets attributes of the model.
     read: Callable[[FewShotClassifier, Any, Mapping[str, Array]], None]
 
 

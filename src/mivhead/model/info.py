@@ -20,58 +20,33 @@ MAX_CLASSES = 100_000
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a model says about itself: the JSON document of its file.
+    """What a model says about itself: the JSON document of its file."""
 
-    Parameters
-    ----------
-    format : int
-        Version of the file format.
-    method : str
-        Name of the method, such as `miv`.
-    recipe : dict or None
-        How the head was trained and combined; None for a method that has no recipe.
-    config : dict
-        What else the method needs to be rebuilt: blocks, shots per class.
-    classes : list
-        The labels: all strings, all integers, all other numbers, or all booleans.
-    backbone : dict or None
-        Identity of the backbone; None if the model was trained on features of unknown origin.
-    seed : int
-        Random seed of the initial weights.
-    library : str
-        Version of mivhead that wrote the file.
-    """
-
-    format: int
-    method: str
+    format: int  # version of the file format
+    method: str  # name of the method, such as `miv`
+    # How the head was trained and combined; None for a method that has no recipe
     recipe: dict[str, Any] | None
-    config: dict[str, Any]
-    classes: list[Any]
+    config: dict[str, Any]  # what else the method needs to be rebuilt: blocks, shots per class
+    classes: list[Any]  # the labels: all strings, all integers, all other numbers, or all booleans
+    # Identity of the backbone; None if the model was trained on features of unknown origin
     backbone: dict[str, Any] | None
-    seed: int
-    library: str
+    seed: int  # random seed of the initial weights
+    library: str  # version of mivhead that wrote the file
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The accuracy to expect on new images, as cross-validation of the shots estimates it.
+    """The accuracy to expect on new images, as cross-validation of the shots estimates it."""
 
-    Parameters
-    ----------
-    accuracy, low, high : float or None
-        Mean over classes, and its 95 % interval; None if fewer than two classes have several shots.
-    tested, right : int
-        How many shots were predicted by a model that had not seen them, and how many correctly.
-    per_class : tuple of float or None
-        The accuracy of each class, in their order; None for a class with one shot, which cannot be
-        tested.
-    """
-
+    # Mean over classes, and its 95 % interval; None if fewer than two classes have several shots
     accuracy: float | None
     low: float | None
     high: float | None
+    # How many shots were predicted by a model that had not seen them, and how many correctly
     tested: int
     right: int
+    # The accuracy of each class, in their order; None for a class with one shot, which cannot be
+    # tested
     per_class: tuple[float | None, ...]
 
     def check(self, classes: int) -> None:

@@ -260,20 +260,14 @@ def _thumbnail(load: Callable[[int], Image], row: int) -> str:
 
 @dataclass(frozen=True)
 class DecisionCounts:
-    """How many of some images got a name.
+    """How many of some images got a name."""
 
-    Parameters
-    ----------
-    images, named, unsure, none : int
-        Number of images, and how many of them were named, "unsure" and "none of these".
-    wrong : int or None, default=None
-        How many of the names are not the label of the image; None if there are no labels.
-    """
-
+    # Number of images, and how many of them were named, "unsure" and "none of these"
     images: int
     named: int
     unsure: int
     none: int
+    # How many of the names are not the label of the image; None if there are no labels
     wrong: int | None = None
 
     @classmethod

@@ -37,23 +37,12 @@ _HASH = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a fitted model.
+    """A change of a fitted model."""
 
-    Parameters
-    ----------
-    action : {"add", "remove", "rename", "relabel"}
-        What was done.
-    text : str
-        The same in words, with names.
-    when : str
-        Time of the change in UTC, such as `2026-11-17T09:30:00Z`.
-    notes : tuple of str, default=()
-        What the user should know, such as duplicates that were left out. Not part of the history.
-    """
-
-    action: str
-    text: str
-    when: str
+    action: str  # what was done
+    text: str  # the same in words, with names
+    when: str  # time of the change in UTC, such as `2026-11-17T09:30:00Z`
+    # What the user should know, such as duplicates that were left out. Not part of the history.
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -82,40 +71,21 @@ class Training(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Shots:
-    """The shots of a model, in the order of its support.
+    """The shots of a model, in the order of its support."""
 
-    Parameters
-    ----------
-    names : tuple of str
-        A distinct name per shot, such as `robin/1.jpg`.
-    labels : array of shape (shot,)
-        Their classes.
-    hashes : tuple of str
-        SHA-256 of each image; of its features if no image was seen.
-    features : Features
-        One row per shot.
-    views : Features or None
-        Features of augmented views; a shot may have more than its class uses.
-    view_of : array of shape (view,)
-        The shot of each view, ascending. The views of a shot are numbered in this order.
-    pictures : tuple of bytes or None
-        Each image as the backbone sees it, to make further views of; None if it is not known.
-    rule : ViewRule or None
-        How many views the shots of a class use, and how they are made. None: they use those that
-        they came with.
-    unseen : tuple, default=()
-        Classes without shots, which the model knows by their names only.
-    """
-
-    names: tuple[str, ...]
-    labels: NDArray[Any]
-    hashes: tuple[str, ...]
-    features: Features
-    views: Features | None
+    names: tuple[str, ...]  # a distinct name per shot, such as `robin/1.jpg`
+    labels: NDArray[Any]  # (shot,): their classes
+    hashes: tuple[str, ...]  # SHA-256 of each image; of its features if no image was seen
+    features: Features  # one row per shot
+    views: Features | None  # Features of augmented views; a shot may have more than its class uses
+    # (view,): the shot of each view, ascending. The views of a shot are numbered in this order.
     view_of: NDArray[np.int64]
+    # Each image as the backbone sees it, to make further views of; None if it is not known
     pictures: tuple[bytes | None, ...]
+    # How many views the shots of a class use, and how they are made. None: they use those that they
+    # came with.
     rule: ViewRule | None
-    unseen: tuple[Any, ...] = ()
+    unseen: tuple[Any, ...] = ()  # classes without shots, which the model knows by their names only
 
     @classmethod
     def from_table(cls, table: FeatureTable, labels: Any) -> Self:

@@ -34,17 +34,10 @@ FETCH_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class LabelStudio:
-    """The Label Studio server whose images may be fetched.
+    """The Label Studio server whose images may be fetched."""
 
-    Parameters
-    ----------
-    url : str
-        Its address, such as `http://localhost:8080`.
-    key : str, optional
-        Name of the environment variable that holds an access token of Label Studio.
-    """
-
-    url: str
+    url: str  # its address, such as `http://localhost:8080`
+    # Name of the environment variable that holds an access token of Label Studio
     key: str | None = None
 
     def __post_init__(self) -> None:

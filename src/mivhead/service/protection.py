@@ -70,31 +70,19 @@ def error_response(status: int, message: str, headers: Mapping[str, str] | None 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a service takes on.
+    """How much a service takes on."""
 
-    Parameters
-    ----------
-    max_bytes : int
-        Size of a request.
-    max_images : int
-        Images per request.
-    max_pixels : int
-        Pixels that are being decoded at the same time, in all requests together; an image with
-        more pixels than that is refused.
-    max_queue : int
-        Images that wait or are being computed, in all requests together; beyond it, requests are
-        answered with 503 and `Retry-After`.
-    max_memory : int
-        Bytes of all request bodies that are held in memory at the same time.
-    deadline : float
-        Seconds from the first byte of a request to the last byte of its answer.
-    """
-
-    max_bytes: int = 64 * 2**20
-    max_images: int = 64
+    max_bytes: int = 64 * 2**20  # size of a request
+    max_images: int = 64  # images per request
+    # Pixels that are being decoded at the same time, in all requests together; an image with more
+    # pixels than that is refused
     max_pixels: int = 64 * 2**20
+    # Images that wait or are being computed, in all requests together; beyond it, requests are
+    # answered with 503 and `Retry-After`
     max_queue: int = 256
+    # Bytes of all request bodies that are held in memory at the same time
     max_memory: int = 256 * 2**20
+    # Seconds from the first byte of a request to the last byte of its answer
     deadline: float = 60.0
 
     def __post_init__(self) -> None:

@@ -46,20 +46,12 @@ class Upload:
 
 @dataclass(frozen=True)
 class Sent:
-    """What a client sent.
+    """What a client sent."""
 
-    Parameters
-    ----------
-    images : list of Upload
-        Image files; empty if there are features.
-    features : dict of arrays, array, or None
-        Features by the name of their tensor, or vectors of shape (image, channel).
-    options : dict
-        The other fields, as strings or JSON values.
-    """
-
-    images: list[Upload] = field(default_factory=list)
+    images: list[Upload] = field(default_factory=list)  # image files; empty if there are features
+    # Features by the name of their tensor, or vectors of shape (image, channel)
     features: dict[str, NDArray[Any]] | NDArray[Any] | None = None
+    # The other fields, as strings or JSON values
     options: dict[str, Any] = field(default_factory=dict)
 
     def option(self, name: str, default: str | None = None) -> str | None:

@@ -38,25 +38,15 @@ POSITION = "position"  # order of the rows
 
 @dataclass(frozen=True)
 class Columns:
-    """Which rows and columns of a table to read.
+    """Which rows and columns of a table to read."""
 
-    Parameters
-    ----------
-    id : str, optional
-        Column of the row ids; by default `id`, or the database's own ids.
-    label : str, optional
-        Column of the labels; by default `label`, if it exists.
-    vectors : tuple of str, default=()
-        Columns of the features, one per block, shallow to deep; by default those that mivhead
-        wrote, or the only column of vectors.
-    where : str, optional
-        Filter in the database's own language. It is passed on unchanged: never build it from
-        untrusted strings.
-    """
-
-    id: str | None = None
-    label: str | None = None
+    id: str | None = None  # column of the row ids; by default `id`, or the database's own ids
+    label: str | None = None  # column of the labels; by default `label`, if it exists
+    # Columns of the features, one per block, shallow to deep; by default those that mivhead wrote,
+    # or the only column of vectors
     vectors: tuple[str, ...] = ()
+    # Filter in the database's own language. It is passed on unchanged: never build it from
+    # untrusted strings.
     where: str | None = None
 
     def choose_vectors(self, candidates: Sequence[str], table: str) -> tuple[str, ...]:
