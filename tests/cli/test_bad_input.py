@@ -175,7 +175,7 @@ def test_model_files_that_cannot_be_used(fails, model, new, features, tmp_path):
             assert name in error
             assert re.search(expected, error)
     assert "shots.safetensors" in fails("predict", features, new)
-    assert "is not a file" in fails("predict", tmp_path, new)
+    assert "is a folder, not a model" in fails("predict", tmp_path, new)
 
 
 def test_features_of_other_channels(fails, model, tmp_path):

@@ -56,6 +56,14 @@ def test_every_wrong_shot_is_listed():
     ]
 
 
+def test_one_wrong_shot_that_is_hard():
+    probabilities = np.array([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8], [0.1, 0.9]])
+    result = CrossValidation(
+        tuple("abcd"), tuple("xxyy"), np.array(["x", "y"]), probabilities, 2, calibrated=True
+    )
+    assert "another class. It does not look mislabelled: it is hard." in _describe_estimate(result)
+
+
 @pytest.mark.parametrize(("hard", "words"), [(0, "It is likely"), (1, "1 is likely")])
 def test_a_shot_that_is_likely_to_be_mislabelled(hard, words):
     sure = [[0.99, 0.01]] * 9 + [[0.001, 0.999]] + [[0.01, 0.99]] * 9 + [[0.6, 0.4]] * hard

@@ -150,7 +150,8 @@ def read(
     try:
         size = path.stat().st_size
         if not path.is_file():
-            raise ModelFileError(f"{path} is not a file.")
+            kind = "a folder, not a model: the model comes first" if path.is_dir() else "not a file"
+            raise ModelFileError(f"{path} is {kind}.")
         if size > MAX_BYTES:
             raise ModelFileError(f"{path} is {size:,} bytes; at most {MAX_BYTES:,} are read.")
         with safe_open(path, framework="np") as file:

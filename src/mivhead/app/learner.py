@@ -452,23 +452,27 @@ def extrapolate(half: CrossValidation, most: CrossValidation) -> dict[str, float
 def advise(per_class: dict[str, list[int]]) -> list[dict[str, Any]]:
     """Return what would help, the most important first.
 
-    The classes in which most mistakes happen come first, however many photos they have; then, all
-    classes with few photos in one piece of advice.
+    The classes with a single photo come first, as in `miv fit`; then those in which most mistakes
+    happen, however many photos they have; then all others with few photos in one piece of advice.
 
     >>> advise({"robin": [2, 2, 2], "wren": [8, 8, 4], "dunnock": [9, 9, 9]})
     [{'why': 'errors', 'class': 'wren', 'right': 4, 'tested': 8}, {'why': 'few', \
 'classes': ['robin']}]
+    >>> advise({"robin": [9, 9, 9], "wren": [1, 0, 0]})
+    [{'why': 'single', 'classes': ['wren']}]
     """
+    single = sorted(name for name, (n, _, _) in per_class.items() if n == 1)
     weak = sorted(
         (right / tested, name)
         for name, (_, tested, right) in per_class.items()
         if tested and right / tested < GOOD
     )[:MAX_WEAK]
-    found: list[dict[str, Any]] = [
+    found: list[dict[str, Any]] = [{"why": "single", "classes": single}] if single else []
+    found += [
         {"why": "errors", "class": name, "right": per_class[name][2], "tested": per_class[name][1]}
         for _, name in weak
     ]
-    named = {name for _, name in weak}
+    named = {*single, *(name for _, name in weak)}
     few = sorted(
         (n, name) for name, (n, _, _) in per_class.items() if n < ENOUGH and name not in named
     )

@@ -30,10 +30,12 @@ KINDS = ("model", "csv", "sorted", "report", *SLOW)
 UNNAMED = "not named yet"
 
 STYLE = """
+:root { color-scheme: light dark }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
-  color: #1c2024; background: #fff }
-table { border-collapse: collapse } td, th { padding: .3rem .8rem; text-align: left;
-  border-bottom: 1px solid #e3e6ea } td.n, th.n { text-align: right }
+  color: light-dark(#1c2024, #eceef0); background: light-dark(#fff, #111518) }
+table { border-collapse: collapse } td, th { padding: .3rem .6rem; text-align: left;
+  overflow-wrap: anywhere; border-bottom: 1px solid light-dark(#e3e6ea, #2c3238) }
+td.n, th.n { text-align: right }
 figure { display: inline-block; margin: 0 .8rem .8rem 0; width: 10rem; vertical-align: top }
 figure img { width: 10rem; height: 10rem; object-fit: cover; border-radius: 8px }
 figcaption { font-size: .85rem; overflow-wrap: anywhere } .big { font-size: 2rem; font-weight: 650 }
@@ -179,14 +181,14 @@ def report(project: Project, learner: Learner) -> str:
         parts.append(
             f'<p><span class="big">{percent(estimate["accuracy"])}</span> of new photos like these '
             f"should be named correctly ({low} to {high} are plausible). This is an estimate, in "
-            "which every class counts the same: a model that had not seen them named "
-            f"{estimate['right']} of {estimate['tested']} photos correctly.</p>"
+            "which every class counts the same. It comes from a model that had not seen them: it "
+            f"named {estimate['right']} of {estimate['tested']} photos correctly.</p>"
         )
     checked: dict[str, Any] = {} if estimate is None else estimate["classes"]
     rows = []
     for name, photos in found.classes.items():
         _, tested, right = checked.get(name, (0, 0, 0))
-        score = f"{right} of {tested}" if tested else "-"
+        score = f"{right} of {tested}" if tested else "not tested"
         cells = f'<td>{escape(name)}<td class="n">{len(photos)}<td class="n">{score}'
         rows.append(f"<tr>{cells}")
     parts.append(
@@ -220,7 +222,7 @@ def report(project: Project, learner: Learner) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>'
-        f"<body>{''.join(parts)}</body></html>"
+        f"<body><main>{''.join(parts)}</main></body></html>"
     )
 
 

@@ -170,7 +170,7 @@ def _usage(model: str) -> str:
         f"```sh\npip install mivhead\nmiv predict {model} photo.jpg\n```\n\n"
         f'```python\nimport mivhead\n\nmodel = mivhead.load("{model}")\n'
         'print(model.classify(["photo.jpg"]))\n```\n\n'
-        "It runs on this computer; images are not sent anywhere."
+        "It runs on your computer; images are not sent anywhere."
     )
 
 

@@ -292,7 +292,7 @@ def _describe_estimate(estimate: CrossValidation) -> str:
     if single := sum(count == 1 for count in shots.values()):
         text += (
             f"\n{plural(single, 'class')} with one shot could not be tested: the estimate assumes "
-            "what is usual\nfor one shot in this task. A second shot makes it surer."
+            "what is usual\nfor one shot in this task. A second shot makes it more certain."
         )
     if min(shots.values()) < max(shots.values()) or len(shots) <= MAX_CLASSES:
         text += "\n\n" + _class_table(estimate, shots)
@@ -314,7 +314,11 @@ def _describe_suspects(estimate: CrossValidation) -> str:
     likely = sum(each.mislabelled for each in wrong)
     text = f"\n\n{_all_of(len(wrong))} predicted as another class. "
     if not likely:
-        text += "None looks mislabelled: they are hard.\n"
+        text += (
+            "It does not look mislabelled: it is hard.\n"
+            if len(wrong) == 1
+            else "None looks mislabelled: they are hard.\n"
+        )
     else:
         text += (
             f"{'It is' if len(wrong) == 1 else '1 is' if likely == 1 else f'{likely} are'} likely "

@@ -38,7 +38,7 @@ MEMBERS = {
     "mean": "overall look",
     "names": "class name",
 }
-BALANCE = "numbers of shots, evened out"
+BALANCE = "the correction for unequal shots"
 
 
 @dataclass(frozen=True)

@@ -254,12 +254,14 @@ const keepPhoto = (id) => localStorage.setItem(KEPT, `${localStorage.getItem(KEP
 // the same kind are not what helps.
 function adviceOf({ advice, accuracy, trend, tested, right }, suspects) {
   const weak = advice.filter((each) => each.why === "errors");
+  const single = advice.find((each) => each.why === "single");
   const few = advice.find((each) => each.why === "few");
   const doubtful = suspects.length > 0 && suspects.length >= tested - right; // all mistakes may be wrong labels
   const flat = trend && trend.half >= trend.most && trend.most < 1 && !doubtful;
   const rising = trend && trend.twice - accuracy >= 0.01;
   const found = [];
   if (suspects.length) found.push(t.adviceCheck(suspects.length));
+  if (single) found.push(t.adviceSingle(single.classes));
   if (weak.length) found.push(flat ? t.adviceVary(weak) : t.adviceErrors(weak));
   if (few) found.push(t.adviceFew(few.classes));
   if (flat && !weak.length) found.push(t.trendFlat);
@@ -293,19 +295,6 @@ function Insights({ open }) {
             <ul class="plain">
               ${adviceOf(estimate, suspects).map((text) => html`<li key=${text}>${text}</li>`)}
             </ul>
-            <${Fold} title=${t.confusions}>
-              ${estimate.confusions.length
-                ? html`
-                    <ul class="plain confusions">
-                      ${estimate.confusions.slice(0, 6).map(
-                        ([n, label, best]) => html`
-                          <li key=${label + "\n" + best}><b>${n} ×</b> <span>${t.confusion(n, label, best)}</span></li>
-                        `,
-                      )}
-                    </ul>
-                  `
-                : html`<p class="quiet">${t.noConfusions}</p>`}
-            <//>
           `
         : html`
             <p class="quiet">${stale ? t.stages[learner.stage] : t.noEstimateYet}</p>
@@ -340,6 +329,22 @@ function Insights({ open }) {
             `;
           })}
         </ul>
+        <//>
+      `}
+      ${estimate?.accuracy != null &&
+      html`
+        <${Fold} title=${t.confusions}>
+          ${estimate.confusions.length
+            ? html`
+                <ul class="plain confusions">
+                  ${estimate.confusions.slice(0, 6).map(
+                    ([n, label, best]) => html`
+                      <li key=${label + "\n" + best}><b>${n} ×</b> <span>${t.confusion(n, label, best)}</span></li>
+                    `,
+                  )}
+                </ul>
+              `
+            : html`<p class="quiet">${t.noConfusions}</p>`}
         <//>
       `}
       ${learner.fitted > 0 &&
