@@ -359,3 +359,12 @@ def test_numbers_of_shots_for_other_classes_are_refused(exported, tmp_path) -> N
     onnx.save(proto, tmp_path / "forged.onnx")
     with pytest.raises(ModelFileError, match="numbers of shots for"):
         mivhead.load(tmp_path / "forged.onnx")
+
+
+def test_a_vote_of_tuned_backbones_is_refused(tmp_path) -> None:
+    rates = {"steps": 1, "backbone_rates": (1e-5, 1e-4), "head_rates": (1e-2,)}
+    preprocessing = Preprocessing(size=32)
+    backbone = from_module(small_cnn(), ["1", "3"], name="small", preprocessing=preprocessing)
+    model = fitted(backbone, method="finetune-vote", method_params=rates, cache=False)
+    with pytest.raises(InputError, match="finetune-vote cannot be exported: it has 2 networks"):
+        model.export(tmp_path / "m.onnx")

@@ -240,11 +240,17 @@ def _tuned_graph(classifier: Any, backbone: Backbone, graph: Graph) -> tuple[Any
     from mivhead.methods.tuning.base import MEANS, TEMPERATURE
     from mivhead.model.readers import PixelReader
 
+    means = classifier.tensors_[MEANS]
+    if means.ndim > 2:  # (class, network, channel)
+        raise InputError(
+            f"The method {method_name(classifier)} cannot be exported: it has {means.shape[1]} "
+            "networks; export the method finetune instead."
+        )
     PixelReader(backbone, None, verbose=False).attach(classifier)
     size = backbone.preset.preprocessing.size
     proto = trace(classifier.network_.cpu(), size, ["embedded"])
-    means = base.unit(classifier.tensors_[MEANS])
-    return proto, graph_unit(graph.input("embedded", np.float32)) @ means.T / TEMPERATURE
+    embedded = graph_unit(graph.input("embedded", np.float32))
+    return proto, embedded @ base.unit(means).T / TEMPERATURE
 
 
 def _finish(

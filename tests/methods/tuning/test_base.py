@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +262,16 @@ def test_the_vote_is_the_mean_of_its_pairs_of_rates() -> None:
     ]
     np.testing.assert_allclose(vote.predict_proba(queries), np.mean(single, axis=0), atol=1e-6)
     assert np.abs(single[0] - single[1]).max() > 1e-3
+
+
+def test_a_vote_may_be_asked_by_several_threads() -> None:
+    X, y = digits(2)
+    rates = {"backbone_rates": (1e-5, 1e-2), "head_rates": (1e-2,)}
+    vote = make_method("finetune-vote", steps=2, **rates).attach(network(resnet())).fit(X, y)
+    expected = vote.predict_proba(X)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(vote.predict_proba, [X] * 12):
+            np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_a_rate_of_the_head_trains_the_vectors_of_the_classes() -> None:

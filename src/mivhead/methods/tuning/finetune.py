@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
+from threading import Lock
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,6 +33,7 @@ from mivhead.methods.tuning.base import (
 from mivhead.model.decision import softmax
 
 HEAD = "head"  # the vectors of the classes, if they are trained
+_TURN = Lock()  # of a thread that sets the weights of a network and predicts with them
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -178,9 +180,10 @@ class FinetuneVote(Finetune):
         """Logarithms of the mean probabilities (image, class)."""
         check_fitted(self, "means_")
         votes = []
-        for vote in self.votes_:
-            self._set(vote)
-            votes.append(softmax(super().logits(X).astype(np.float64)))
+        with _TURN:
+            for vote in self.votes_:
+                self._set(vote)
+                votes.append(softmax(super().logits(X).astype(np.float64)))
         mean: NDArray[np.float32] = np.log(np.mean(votes, axis=0)).astype(np.float32)
         return mean
 
