@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from mivhead.benchmark.compare import student_95
+
 FILE = Path(__file__).parent.parent / "results" / "backbones.csv"
 PAGE = FILE.parent.parent / "docs" / "research-log.md"
 CHART = PAGE.parent / "pictures" / "backbones.png"
@@ -38,7 +40,9 @@ KEY = COLUMNS[:4]
 def summarise(scores: Iterable[float]) -> dict[str, Any]:
     """Return the number of tasks, the mean and the half-width of its 95 % interval, in %."""
     values = 100 * np.array(list(scores))
-    half = 1.96 * values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    half = 0.0
+    if len(values) > 1:
+        half = student_95(len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
     return {
         "tasks": len(values),
         "accuracy": f"{values.mean():.2f}",

@@ -47,16 +47,17 @@ class Summary:
     n: int
 
     def __str__(self) -> str:
-        return f"{100 * self.mean:.1f}{self._interval}"
+        # A share lies between 0 and 1, but the interval of two tasks may be wider than that.
+        return f"{100 * self.mean:.1f}{self._within(max(self.mean, 1 - self.mean))}"
 
     @property
     def signed(self) -> str:
         """The same with an explicit sign, for differences."""
-        return f"{100 * self.mean:+.1f}{self._interval}"
+        return f"{100 * self.mean:+.1f}{self._within(1 + abs(self.mean))}"
 
-    @property
-    def _interval(self) -> str:
-        return "" if math.isnan(self.half_width) else f" ± {100 * self.half_width:.1f}"
+    def _within(self, most: float) -> str:
+        shown = min(self.half_width, most)
+        return "" if math.isnan(self.half_width) else f" ± {100 * shown:.1f}"
 
 
 def summarise(values: ArrayLike, interval: Interval = "student") -> Summary:
@@ -83,6 +84,8 @@ def summarise(values: ArrayLike, interval: Interval = "student") -> Summary:
     '70.0 ± 18.5'
     >>> str(summarise([0.5]))
     '50.0'
+    >>> str(summarise([0.5, 0.7]))  # Student's interval of two tasks is wider than all shares
+    '60.0 ± 60.0'
     """
     x = np.asarray(values, dtype=np.float64)
     if not x.size:
