@@ -1,4 +1,4 @@
-"""What `miv serve` and `miv backbones serve` share: where to listen, who may ask, how much."""
+"""What `miv serve` and `miv backbones serve` share: addresses, access and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Balance: every class counts the same, whatever its number of shots.
+"""Balance: every class counts the same, regardless of its number of shots.
 
 A member of the ensemble that has seen one shot of a class and twelve of another scores the first
 class lower, and more evenly, on every image. This has nothing to do with how frequent the classes
