@@ -20,6 +20,7 @@ import mivhead
 from mivhead import Features, FeatureTable
 from mivhead.cli.main import build_parser
 from mivhead.cli.options import REMOVED
+from mivhead.diagnostics.evaluation import Mistake
 from tests.helpers.tiny_backbone import TinyBackbone
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -125,3 +126,9 @@ def test_every_public_name_of_0_2_0_can_be_imported() -> None:
     for name in (GOLDEN / "names-0.2.0.txt").read_text().split():
         module, _, attribute = name.rpartition(".")
         assert hasattr(import_module(module), attribute), name
+
+
+def test_mistakes_can_still_be_asked_whether_they_are_confident() -> None:
+    mistake = Mistake("1.jpg", "a", "b", 0.6)
+    with pytest.warns(FutureWarning, match="mislabelled"):
+        assert mistake.confident

@@ -12,7 +12,8 @@ from mivhead._util.lazy import lazy
 
 if TYPE_CHECKING:
     from mivhead.batch.job import JobResult as JobResult
+    from mivhead.batch.job import Result as Result
     from mivhead.batch.job import extract as extract
     from mivhead.batch.job import predict as predict
 
-__getattr__, __dir__ = lazy(__name__, {"job": "JobResult extract predict"})
+__getattr__, __dir__ = lazy(__name__, {"job": "JobResult Result extract predict"})

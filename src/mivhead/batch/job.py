@@ -72,6 +72,9 @@ class JobResult:
     complete: bool = False
 
 
+Result = JobResult  # its name in 0.2.0
+
+
 def predict(
     model: str | os.PathLike[str] | Predicting,
     sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],

@@ -151,8 +151,11 @@ def plain(text: object) -> str:
 
     >>> print(plain("a|b <script> [x](y)\n# c"))
     a\|b \<script\> \[x\]\(y\) \# c
+    >>> print(plain("www.evil.example a@b.example 0.3.0"))  # which some sites make links of
+    www\.evil.example a\@b.example 0.3.0
     """
-    return re.sub(r"([\\`*_{}\[\]()<>#+!|~&:-])", r"\\\1", one_line(str(text)))
+    marks = r"([\\`*_{}\[\]()<>#+!|~&:@-]|(?<=www)\.)"
+    return re.sub(marks, r"\\\1", one_line(str(text)), flags=re.IGNORECASE)
 
 
 def _classes(classes: dict[str, int | None]) -> str:

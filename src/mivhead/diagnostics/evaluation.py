@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -70,6 +71,16 @@ class Mistake:
     probability: float  # probability of the predicted class
     # Whether the label of a shot is likely to be wrong; False for an image that is just hard
     mislabelled: bool = False
+
+    @property
+    def confident(self) -> bool:
+        """Whether the probability is more than one half. Deprecated: see `mislabelled`."""
+        warnings.warn(
+            "Mistake.confident is deprecated: mislabelled says whether a label is likely wrong.",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return self.probability > 0.5
 
 
 @dataclass(frozen=True, eq=False)
