@@ -56,7 +56,10 @@ export async function change(action, more = {}) {
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify({ action, ...more }),
     });
-    if (answer.ok) return await answer.json();
+    if (answer.ok) {
+      store.toasts = store.toasts.filter((each) => !each.action); // what they undo is no longer the last change
+      return await answer.json();
+    }
     toast(await message(answer), "error");
   } catch {
     store.offline = true;
@@ -65,7 +68,7 @@ export async function change(action, more = {}) {
   return null;
 }
 
-// A change with a message that offers to undo it, as long as it is the last one.
+// A change with a message that offers to undo it, until the next change.
 export async function undoable(action, more, text) {
   const made = await change(action, more);
   if (made) toast(text, "info", { text: t.undo, run: () => change("undo", { id: made.change }) });

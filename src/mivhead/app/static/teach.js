@@ -254,19 +254,20 @@ const keepPhoto = (id) => localStorage.setItem(KEPT, `${localStorage.getItem(KEP
 // the same kind are not what helps.
 function adviceOf({ advice, accuracy, trend, tested, right }, suspects) {
   const weak = advice.filter((each) => each.why === "errors");
-  const single = advice.find((each) => each.why === "single");
-  const few = advice.find((each) => each.why === "few");
+  const named = (why) =>
+    advice.flatMap((each) => (each.why === why ? each.classes : [])).filter((name) => name !== store.state.other);
+  const [single, few] = [named("single"), named("few")];
   const doubtful = suspects.length > 0 && suspects.length >= tested - right; // all mistakes may be wrong labels
   const flat = trend && trend.half >= trend.most && trend.most < 1 && !doubtful;
   const rising = trend && trend.twice - accuracy >= 0.01;
   const found = [];
   if (suspects.length) found.push(t.adviceCheck(suspects.length));
-  if (single) found.push(t.adviceSingle(single.classes));
+  if (single.length) found.push(t.adviceSingle(single));
   if (weak.length) found.push(flat ? t.adviceVary(weak) : t.adviceErrors(weak));
-  if (few) found.push(t.adviceFew(few.classes));
+  if (few.length) found.push(t.adviceFew(few));
   if (flat && !weak.length) found.push(t.trendFlat);
   if (rising) found.push(t.trendUp(trend));
-  if (!found.length) found.push(accuracy === 1 ? t.adviceTry : t.adviceNone);
+  if (!found.length) found.push(right === tested ? t.adviceTry : t.adviceNone);
   return found;
 }
 
