@@ -220,7 +220,7 @@ def journey(page: Page, app: Any, tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", 4)
     new = write_photos(tmp_path / "new", 2, first=20)
     fit(page, photos)
-    expect(page.locator(".insights")).to_contain_text("of 12 photos")
+    expect(page.locator(".insights")).to_contain_text("of 12 were right")
 
     page.get_by_role("link", name="Try it").click()
     files = [path for paths in new.values() for path in paths]

@@ -167,6 +167,7 @@ export const de = {
   noneLeft: "Hier sind keine Fotos.",
   isIt: (name) => `Es ist ${name}`,
   isNone: "Es ist nichts davon",
+  unsureHint: "Warum so viele unsicher sind: Einen Namen gibt es nur, wenn höchstens einer von zehn solchen falsch sein dürfte. Mehr Fotos jeder Klasse helfen.",
   confirmHint: "Wähle den richtigen Namen, und das Foto hilft beim Lernen.",
   keysHint: "Tasten: 1 bis 9 für einen Namen, 0 für nichts davon, X zum Auswählen, Pfeile, Eingabe, Entf.",
   otherClass: "Andere …",

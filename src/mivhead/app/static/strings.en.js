@@ -166,6 +166,7 @@ export const en = {
   noneLeft: "No photos here.",
   isIt: (name) => `It is ${name}`,
   isNone: "It is none of these",
+  unsureHint: "Why so many are unsure: a name is given only if at most one in ten such names should be wrong. More photos of each class help.",
   confirmHint: "Choose the right name, and the photo helps to teach it.",
   keysHint: "Keys: 1 to 9 for a name, 0 for none of these, X to select, arrows, Enter, Delete.",
   otherClass: "Other…",

@@ -100,6 +100,7 @@ export function TryIt({ open }) {
             <span>${t.learnUnlabelled} <span class="quiet">${t.learnUnlabelledHint}</span></span>
           </label>
         `}
+        ${counts.unsure > Math.max(2, counts.sure) && html`<p class="quiet hint">${t.unsureHint}</p>`}
         <p class="quiet hint">${t.confirmHint} <span class="keys">${t.keysHint}</span></p>
         <div ref=${box}>
           <${VirtualGrid}
