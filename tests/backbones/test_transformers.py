@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -345,3 +346,19 @@ def test_a_tower_alone_has_no_text(tmp_path: Path) -> None:
     save(clip, tmp_path)
     with pytest.raises(InputError, match="model type 'clip_vision_model' and no text tower"):
         class_vectors(f"hf:{tmp_path}", ["robin"])
+
+
+def test_code_that_a_tokenizer_names_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(clip_with_words, tmp_path)
+    tokenizer_of("a photo of robin wren").save_pretrained(tmp_path)
+    (tmp_path / "evil.py").write_text("open('ran', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # a user who is asked, and agrees
+    with suppress(InputError):  # some versions of the library take a usual tokenizer instead
+        class_vectors(f"hf:{tmp_path}", ["robin"])
+    assert not Path("ran").exists()

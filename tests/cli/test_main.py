@@ -316,3 +316,8 @@ def test_fit_and_predict_import_nothing_heavy(shots, tmp_path, monkeypatch):
 def test_lists_import_no_library():
     for command in (["methods"], ["backbones", "list"]):
         assert not imported(*command) & {*HEAVY, "PIL", "numpy", "onnxruntime"}
+
+
+def test_a_long_list_in_an_option_is_not_a_file(fails, tmp_path):
+    prior = ",".join(f"class-{number}=1" for number in range(50))  # longer than any file name
+    assert "no.miv does not exist" in fails("predict", tmp_path / "no.miv", "x", f"--prior={prior}")

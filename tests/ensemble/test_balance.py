@@ -261,13 +261,13 @@ def test_priors_are_plain_bayes():
         ({"cat": 1, "cow": 2}, "no class 'cow'"),
         ({"cat": 1}, "no frequency for 'dog'"),
         ([1], "1 frequencies for 2 classes"),
-        ([1, -1], "at least 0, got -1 for dog"),
-        ([1, float("nan")], "at least 0"),
-        ([1, float("inf")], "at least 0"),
-        ({"cat": 1, "dog": "many"}, "at least 0, got 'many' for dog"),
+        ([1, -1], r"from 0 to 1e\+100, got -1 for dog"),
+        ([1, float("nan")], "from 0 to"),
+        ([1, float("inf")], "from 0 to"),
+        ({"cat": 1, "dog": "many"}, "got 'many' for dog"),
         ([0, 0], "only zeros"),
-        ([1e308, 1e308], "at least 0"),  # whose sum is infinite
-        ([1, 10**400], "at least 0"),
+        ([1e308, 1e308], "from 0 to"),  # whose sum is infinite
+        ([1, 10**400], "from 0 to"),
     ],
 )
 def test_unusable_priors_are_refused(prior, message):

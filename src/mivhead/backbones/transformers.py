@@ -329,7 +329,10 @@ def text_tower(spec: str, weights: str | Path | None) -> TextTower:
     local = {"local_files_only": True}
     try:
         with quiet(transformers):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
+            # Code that a folder names is refused, without a question to the user.
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, trust_remote_code=False, **local
+            )
             model = getattr(transformers, TEXT_MODELS[kind]).from_pretrained(
                 folder,
                 use_safetensors=True,

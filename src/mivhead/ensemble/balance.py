@@ -420,8 +420,8 @@ def log_prior(
     for name, value in zip(classes, prior, strict=True):
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= LARGEST:
             raise InputError(
-                f"A frequency in class_prior must be a number of at least 0, got {value!r:.80} for "
-                f"{name}."
+                f"A frequency in class_prior must be a number from 0 to {LARGEST:g}, got "
+                f"{value!r:.80} for {name}."
             )
     frequencies = np.asarray(prior, np.float64)
     if not frequencies.any():
