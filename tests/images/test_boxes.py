@@ -271,3 +271,16 @@ def test_bad_folders(photos: Path, tmp_path: Path) -> None:
         read_boxes(labels)
     with pytest.raises(InputError, match="give the folder of the photos"):
         open_boxes(labels, tmp_path / "nowhere")
+
+
+def test_a_category_without_a_name_that_no_box_has(tmp_path: Path) -> None:
+    document = {
+        "images": [{"id": 1, "file_name": "1.jpg"}],
+        "annotations": [{"image_id": 1, "category_id": 2, "bbox": [0, 0, 4, 4]}],
+        "categories": [{"id": 1}, {"id": 2, "name": "animal"}],
+    }
+    path = tmp_path / "boxes.json"
+    path.write_text(json.dumps(document))
+    read_boxes(path).write(tmp_path / "out.json", {"1.jpg#0": ("robin", "robin", 0.9)})
+    (found,) = read_boxes(tmp_path / "out.json").boxes
+    assert found.label == "robin"

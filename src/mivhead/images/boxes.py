@@ -383,7 +383,7 @@ def _key(value: Any, path: Path) -> int | str:
 
 
 def _write_coco(path: Path, document: Any, decided: list[Any]) -> None:
-    ids = {each["name"]: each["id"] for each in document["categories"]}
+    ids = {each.get("name"): each["id"] for each in document["categories"]}  # some have none
     largest = max((each for each in ids.values() if isinstance(each, int)), default=0)
     for box, decision, label, probability in decided:
         if decision not in ids:
