@@ -712,11 +712,12 @@ def test_new_photos_are_learned_from_if_that_is_chosen(browser: Browser, tmp_pat
         page.get_by_label("Learn from these photos, too").check()
         page.get_by_role("link", name="Teach").click()
         expect(page.locator(".insights")).to_contain_text(
-            "Also from 9 new photos without names", timeout=SECONDS
+            "Learned from 9 new photos without names", timeout=SECONDS
         )
         page.reload()
         page.get_by_role("link", name="Try it").click()
         expect(page.get_by_label("Learn from these photos, too")).to_be_checked()
+        expect(page.locator(".check")).to_contain_text("Learned from 9 new photos")
 
 
 def test_code_to_copy_and_a_phone(page: Page, app: Any) -> None:

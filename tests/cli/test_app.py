@@ -51,7 +51,7 @@ def test_a_phone_is_invited_with_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mivhead", "app", str(tmp_path / "birds"), "--no-browser"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([*command, "--host", "0.0.0.0"], text=True, **pipes) as started:  # type: ignore[call-overload]
-        assert "is open in the browser" in started.stdout.readline()
+        assert "is open at this address" in started.stdout.readline()
         link = started.stdout.readline().strip()
         assert link.startswith("http://localhost:")
         lines: list[str] = []

@@ -95,7 +95,8 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print_json({"folder": str(project.folder), "url": link, "phone": phone})
         else:
-            print(f"{project.folder} is open in the browser (press Ctrl-C to stop):\n  {link}")
+            where = "at this address" if args.no_browser else "in the browser"
+            print(f"{project.folder} is open {where} (press Ctrl-C to stop):\n  {link}")
         if phone is not None:
             _invite(phone)
         sys.stdout.flush()

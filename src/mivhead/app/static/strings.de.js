@@ -141,7 +141,7 @@ export const de = {
   keep: "Stimmt so",
   keepPhoto: (name) => `${name} ist dort richtig`,
   learnedIn: (n, s) => `Aus ${fotos(n)} gelernt, in ${s.toLocaleString("de")} s.`,
-  learnedUnlabelled: (n) => `Auch aus ${n === 1 ? "einem neuen Foto" : `${zahl(n)} neuen Fotos`} ohne Namen.`,
+  learnedUnlabelled: (n) => `Auch aus ${n === 1 ? "einem neuen Foto" : `${zahl(n)} neuen Fotos`} ohne Namen gelernt.`,
 
   tryTitle: "Lass es neue Fotos benennen",
   tryText: "Ziehe Fotos irgendwo auf diese Seite, füge sie ein oder wähle sie.",
@@ -154,6 +154,7 @@ export const de = {
   keepFrame: "Dieses Foto behalten",
   keptFrame: "Das Foto ist bei den neuen.",
   learnUnlabelled: "Auch von diesen Fotos lernen, obwohl sie keine Namen haben",
+  unlabelledLeftOut: "Diesmal weggelassen: Es hätte nicht geholfen.",
   learnUnlabelledHint: "Hilft oft bei wenigen Fotos je Klasse; wo es nicht hilft, wird es weggelassen.",
   all: "Alle",
   sure: "Benannt",

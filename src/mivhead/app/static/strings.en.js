@@ -140,7 +140,7 @@ export const en = {
   keep: "It is right",
   keepPhoto: (name) => `${name} is right where it is`,
   learnedIn: (n, s) => `Learned from ${plural(n, "photo")} in ${s} s.`,
-  learnedUnlabelled: (n) => `Also from ${plural(n, "new photo")} without names.`,
+  learnedUnlabelled: (n) => `Learned from ${plural(n, "new photo")} without names, too.`,
 
   tryTitle: "Let it name new photos",
   tryText: "Drop photos anywhere on this page, paste them, or choose them.",
@@ -153,6 +153,7 @@ export const en = {
   keepFrame: "Keep this photo",
   keptFrame: "The photo is among the new ones.",
   learnUnlabelled: "Learn from these photos, too, although they have no names",
+  unlabelledLeftOut: "Left out this time: it would not have helped.",
   learnUnlabelledHint: "Often helps with few photos per class; it is left out where it would not.",
   all: "All",
   sure: "Named",

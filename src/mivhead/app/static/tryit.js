@@ -27,7 +27,7 @@ const SORTS = {
 };
 
 export function TryIt({ open }) {
-  const { classes, new: photos, predictions, unlabelled } = store.state;
+  const { classes, new: photos, predictions, unlabelled, learner } = store.state;
   const [live, setLive] = useState(false);
   const liveButton = useRef();
   const [filter, setFilter] = useState("all");
@@ -41,6 +41,8 @@ export function TryIt({ open }) {
   let shown = filter === "all" ? items : items.filter((each) => kindOf(each.found) === filter);
   if (SORTS[sort]) shown = [...shown].sort(SORTS[sort]);
   const list = shown.map((each) => each.photo);
+  const learned = unlabelled.used ? t.learnedUnlabelled(unlabelled.used) : t.unlabelledLeftOut;
+  const outcome = unlabelled.on && learner.stage === "ready" ? learned : t.learnUnlabelledHint;
   const teachable = store.state.model || classes.filter((each) => each.photos.length).length > 1;
   return html`
     <section class="try ${over ? "over" : ""}" ...${drop}>
@@ -97,7 +99,7 @@ export function TryIt({ open }) {
               type="checkbox" checked=${unlabelled.on}
               onChange=${(event) => change("settings", { unlabelled: event.target.checked })}
             />
-            <span>${t.learnUnlabelled} <span class="quiet">${t.learnUnlabelledHint}</span></span>
+            <span>${t.learnUnlabelled} <span class="quiet">${outcome}</span></span>
           </label>
         `}
         ${counts.unsure > Math.max(2, counts.sure) && html`<p class="quiet hint">${t.unsureHint}</p>`}
