@@ -296,7 +296,7 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
         mivhead.load(tmp_path / "m.miv")
     with pytest.raises(ModelFileError, match="does not exist"):
         mivhead.load(tmp_path / "none.miv")
-    with pytest.raises(ModelFileError, match="not a file"):
+    with pytest.raises(ModelFileError, match="is a folder, not a model"):
         mivhead.load(tmp_path)
 
 
