@@ -10,8 +10,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python $(TESTS)
 # The variables do the same for what builds the package: the first for pip before 25.3, the second later.
 # Python compiles what is imported; pip would compile everything.
 LOCK   := constraints.txt
-PIP    := PIP_CONSTRAINT=$(LOCK) PIP_BUILD_CONSTRAINT=$(LOCK) \
-          $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c $(LOCK)
+PIP    := PIP_CONSTRAINT=$(LOCK) PIP_BUILD_CONSTRAINT=$(LOCK) $(BIN)/python -m pip install -c $(LOCK) \
+          --quiet --no-compile --disable-pip-version-check
 
 .PHONY: help demo web-runtime docs bench-small test light test-all test-oldest test-latest chaos lint wheel lock clean
 

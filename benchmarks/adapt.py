@@ -287,7 +287,7 @@ def time_predictions(head: Head, features: Features, task: Task) -> float:
 
 
 def repeated(features: Features, count: int) -> Features:
-    """Take so many images, some of them several times if there are too few."""
+    """Take `count` images, some of them several times if there are too few."""
     return features[np.arange(count) % len(features)]
 
 

@@ -10,8 +10,8 @@ again.
 
 Protocols: `unequal` (5 to 10 classes, shots drawn from 1, 1, 2, 3, 5, 8, 12), `10w5s`, `5w3s`,
 `5w1s`, `alike` (a class and the nine that look most like it, 5 shots; sets of at least 20 classes),
-`10w10s`; and `swap1`, `swap2`, `swap5` (so many wrong labels in a 10w5s task) and `swap10` (in a
-10w10s task).
+`10w10s`; and `swap1`, `swap2`, `swap5` (that number of wrong labels in a 10w5s task) and `swap10`
+(in a 10w10s task).
 """
 
 from __future__ import annotations
