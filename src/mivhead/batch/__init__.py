@@ -16,4 +16,6 @@ if TYPE_CHECKING:
     from mivhead.batch.job import extract as extract
     from mivhead.batch.job import predict as predict
 
+__all__ = ["JobResult", "extract", "predict"]  # `Result` was the name of JobResult in 0.2.0
+
 __getattr__, __dir__ = lazy(__name__, {"job": "JobResult Result extract predict"})
