@@ -43,11 +43,11 @@ from mivhead._util.threads import run_parts, set_threads, shared_cores, thread_c
 from mivhead.benchmark.measuring import PeakMemory
 from mivhead.engine.head import PREDICT, Bags, Head
 from mivhead.engine.training import Trainer
-from mivhead.features import SupportSet
 from mivhead.head.blocks import BlockConfig, resolve_blocks
 from mivhead.head.recipe import Recipe
 from mivhead.methods.cost import TaskSize
 from mivhead.methods.miv import experts_work
+from mivhead.support import SupportSet
 
 STEPS = 40
 PLAIN_STEPS = 3

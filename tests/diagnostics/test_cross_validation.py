@@ -12,6 +12,7 @@ from mivhead.diagnostics.cross_validation import (
     MARGIN,
     SHARE,
     cross_validate,
+    cross_validate_support,
     likely_mislabelled,
 )
 from mivhead.diagnostics.evaluation import wilson_interval
@@ -20,6 +21,7 @@ from mivhead.ensemble.stacking import OutOfFold, fit_weights
 from mivhead.errors import InputError
 from mivhead.features import FeatureTable
 from mivhead.model.decision import softmax
+from mivhead.support import SupportSet
 from tests.test_classifier import FAST, clusters
 
 
@@ -35,13 +37,13 @@ def table(shots: list[int], swap: tuple[int, int] | None = None) -> FeatureTable
 def test_every_shot_is_predicted_by_a_head_that_has_not_seen_it(monkeypatch) -> None:
     data = table([5, 3, 1])
     seen = []
-    original = MIVClassifier.fit
+    original = MIVClassifier.fit_support
 
-    def spy(self, X, y, *, views=None, view_of=None):
-        seen.append((X, views, view_of))
-        return original(self, X, y, views=views, view_of=view_of)
+    def spy(self, support):
+        seen.append((support.features, support.views, support.view_rows))
+        return original(self, support)
 
-    monkeypatch.setattr(MIVClassifier, "fit", spy)
+    monkeypatch.setattr(MIVClassifier, "fit_support", spy)
     result = cross_validate(MIVClassifier(Recipe.paper(steps=8)), data, folds=5)
     assert len(seen) == 5
     left_out = []
@@ -168,13 +170,45 @@ def test_cheap_cross_validation_leaves_the_shot_out_of_everything() -> None:
 def test_cheap_cross_validation_does_not_depend_on_the_order() -> None:
     data = table([4, 5, 3])
     fold = np.arange(12) % 3
-    expected = MIVClassifier(**FAST).cross_validated_logits(data.features, data.labels, fold)
-    order = np.random.default_rng(1).permutation(12)
-    found = MIVClassifier(**FAST).cross_validated_logits(
-        data.features[order], np.array(data.labels)[order], fold[order]
-    )
+    support = SupportSet.read(data.features, data.labels)
+    expected = MIVClassifier(**FAST).cross_validated_logits(support, fold)
+    rng = np.random.default_rng(1)
+    order = np.concatenate([rng.permutation(rows) for rows in np.split(np.arange(12), [4, 9])])
+    other = SupportSet.read(data.features[order], data.labels)
+    found = MIVClassifier(**FAST).cross_validated_logits(other, fold[order])
     assert (found.argmax(axis=1) == expected[order].argmax(axis=1)).mean() > 0.8
     np.testing.assert_allclose(found, expected[order], atol=0.5)  # other shots test the weights
+
+
+def test_results_are_in_the_order_of_the_table() -> None:
+    data = table([4, 5, 3])
+    expected = cross_validate(MIVClassifier(**FAST), data, folds=3)
+    order = np.argsort([*range(4), *range(5), *range(3)], kind="stable")  # classes mixed
+    views = np.argsort(order)[data.view_of]
+    mixed = FeatureTable(
+        data.features[order],
+        tuple(data.ids[row] for row in order),
+        tuple(data.labels[row] for row in order),
+        data.views,
+        views,
+    )
+    found = cross_validate(MIVClassifier(**FAST), mixed, folds=3)
+    assert (found.ids, found.labels) == (mixed.ids, mixed.labels)
+    np.testing.assert_array_equal(found.probabilities, expected.probabilities[order])
+
+
+def test_classes_that_are_numbers_are_listed_as_text() -> None:
+    X, y = clusters(0, [3, 3, 3])
+    numbers = SupportSet.read(X, np.array([9, 10, 100])[y])
+    names = SupportSet.read(X, np.array(["a", "b", "c"])[y])
+    found, expected = (
+        cross_validate_support(MIVClassifier(**FAST), each, list("123456789"))
+        for each in (numbers, names)
+    )
+    assert found.classes.tolist() == ["10", "100", "9"]
+    assert found.labels == ("9",) * 3 + ("10",) * 3 + ("100",) * 3
+    np.testing.assert_array_equal(found.probabilities, expected.probabilities[:, [1, 2, 0]])
+    assert found.score == expected.score
 
 
 def test_cheap_cross_validation_uses_the_heads_of_the_other_folds() -> None:
@@ -189,7 +223,7 @@ def test_cheap_cross_validation_uses_the_heads_of_the_other_folds() -> None:
             return super().cross_fitted()
 
     with mock.patch("mivhead.ensemble.stacking.OutOfFold", Spy):
-        MIVClassifier(**FAST).cross_validated_logits(X, y, fold)
+        MIVClassifier(**FAST).cross_validated_logits(SupportSet.read(X, y), fold)
     for out in (0, 1):
         kept = np.flatnonzero(fold != out)
         model = MIVClassifier(**FAST).fit(X[kept], y[kept])

@@ -6,8 +6,8 @@ import pytest
 from mivhead import BlockPreset, Features, Recipe
 from mivhead.engine.head import Head, combine
 from mivhead.engine.training import HeadTask, Trainer, add_gradients
-from mivhead.features import SupportSet
 from mivhead.head.blocks import resolve_blocks
+from mivhead.support import SupportSet
 
 torch = pytest.importorskip("torch")
 from mivhead.head import training as formulas  # noqa: E402

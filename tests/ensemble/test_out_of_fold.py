@@ -9,8 +9,8 @@ from mivhead.engine import training
 from mivhead.engine.head import Bags
 from mivhead.engine.training import HeadTask, Trainer
 from mivhead.ensemble.stacking import assign_folds, fold_numbers, out_of_fold_cosines
-from mivhead.features import SupportSet
 from mivhead.head.blocks import BlockConfig, resolve_blocks
+from mivhead.support import SupportSet
 
 RECIPE = Recipe()
 LABELS = np.array([0, 0, 0, 0, 1, 1, 1, 2, 3, 3])  # class 2 has one image

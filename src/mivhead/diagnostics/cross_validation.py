@@ -17,8 +17,8 @@ expected to do what is usual for one shot in this task.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from typing import Any
@@ -31,10 +31,12 @@ from mivhead.classifier import FeatureClassifier, MIVClassifier
 from mivhead.diagnostics.evaluation import Mistake, Score, mistakes_table
 from mivhead.diagnostics.learning_curve import ExpectedAccuracy, expected_accuracy
 from mivhead.ensemble.balance import shots_behind
+from mivhead.ensemble.stacking import fold_numbers
 from mivhead.errors import InputError
 from mivhead.features import FeatureTable
 from mivhead.model.decision import softmax
 from mivhead.model.info import Estimate
+from mivhead.support import SupportSet
 
 FOLDS = 5
 SHARE = 0.5  # of the shots that are called mislabelled which may be hard instead
@@ -302,38 +304,61 @@ def cross_validate(
     """
     if table.labels is None:
         raise InputError("The table has no labels, which cross-validation needs.")
+    given = table.views, table.view_of, None, class_vectors
+    support = SupportSet.read(table.features, table.labels, *given)
+    order = np.argsort(np.asarray(table.labels), kind="stable")  # that of the support set
+    names = [table.ids[row] for row in order]
+    model = classifier.copy_unfitted()
+    found = cross_validate_support(model, support, names, folds=folds, verbose=verbose)
+    probabilities = found.probabilities[np.argsort(order)]
+    return replace(found, ids=table.ids, labels=table.labels, probabilities=probabilities)
+
+
+def cross_validate_support(
+    model: FeatureClassifier,
+    support: SupportSet,
+    ids: Sequence[str],
+    *,
+    folds: int = FOLDS,
+    verbose: bool = True,
+) -> CrossValidation:
+    """Cross-validate as `cross_validate` does, with a classifier that must not be used afterwards.
+
+    Parameters
+    ----------
+    model : FeatureClassifier
+        A classifier with the parameters to use.
+    support : SupportSet
+        The shots.
+    ids : sequence of str
+        Their names.
+    folds, verbose
+        As for `cross_validate`.
+    """
     if folds < 2:
         raise InputError(f"folds must be at least 2, got {folds}.")
-    labels = np.asarray(table.labels)
-    classes = np.unique(labels)
-    fold_of = _assign_folds(labels, folds)
-    probabilities = np.full((len(labels), len(classes)), np.nan)
-    used = [fold for fold in range(folds) if (fold_of == fold).any()]
-    model = classifier.copy_unfitted().set_params(random_state=0)
+    fold_of = _assign_folds(support.labels, folds)
+    used = fold_numbers(fold_of)
+    names = np.array([str(label) for label in support.classes[support.seen].tolist()])
+    probabilities = np.full((len(fold_of), len(names)), np.nan)
+    model.set_params(random_state=0)
     if "verbose" in model.get_params():
         model.set_params(verbose=False)  # this function shows its own progress
     stacks = isinstance(model, MIVClassifier) and model.stacks
     with progress_bar("cross-validating", len(used), show=verbose, unit="fold") as advance:
         if isinstance(model, MIVClassifier) and stacks and used:
-            rows = np.flatnonzero(fold_of >= 0)
-            every = _views_of(table, np.arange(len(labels)))
-            logits = model.cross_validated_logits(
-                table.features,
-                labels,
-                fold_of,
-                **every,
-                class_vectors=class_vectors,
-                on_fold=lambda: advance(1),
-            )
-            probabilities[rows] = softmax(logits)
+            logits = model.cross_validated_logits(support, fold_of, lambda: advance(1))
+            probabilities[fold_of >= 0] = softmax(logits)
         else:
             for fold in used:
                 out = fold_of == fold
-                kept = np.flatnonzero(~out)
-                model.fit(table.features[kept], labels[kept], **_views_of(table, kept))
-                probabilities[out] = model.predict_proba(table.features[np.flatnonzero(out)])
+                model.fit_support(support.take(~out))
+                probabilities[out] = model.predict_proba(support.features[np.flatnonzero(out)])
                 advance(1)
-    return CrossValidation(table.ids, table.labels, classes, probabilities, len(used), stacks)
+    order = np.argsort(names)  # of strings: 10 before 9
+    labels = tuple(names[support.labels].tolist())
+    found = probabilities[:, order]
+    return CrossValidation(tuple(ids), labels, names[order], found, len(used), stacks)
 
 
 def _assign_folds(labels: NDArray[Any], folds: int) -> NDArray[np.int64]:
@@ -345,13 +370,3 @@ def _assign_folds(labels: NDArray[Any], folds: int) -> NDArray[np.int64]:
         if len(rows) > 1:
             fold_of[rows] = np.arange(len(rows)) % folds
     return fold_of
-
-
-def _views_of(table: FeatureTable, kept: NDArray[np.int64]) -> dict[str, Any]:
-    """Select the views of the kept images, and number their originals among the kept images."""
-    if table.views is None or table.view_of is None:
-        return {}
-    place = np.full(len(table), -1)
-    place[kept] = np.arange(len(kept))
-    rows = place[table.view_of]
-    return {"views": table.views[np.flatnonzero(rows >= 0)], "view_of": rows[rows >= 0]}

@@ -90,7 +90,7 @@ def miv_embeddings(classifier: MIVClassifier, X: Any) -> list[Embeddings]:
     """
     if not isinstance(classifier, MIVClassifier) or not classifier.head_.layers:
         raise InputError("Only the MIV-head has prototypes that depend on the query.")
-    features = _one(classifier._as_features(X, reset=False))
+    features = _one(classifier._as_features(X))
     head, bags = classifier.head_, classifier.bags_
     labels = _labels(classifier)
     found = []
@@ -130,7 +130,7 @@ def centroid_embeddings(classifier: MIVClassifier, X: Any) -> Embeddings:
     Embeddings
         Pooled features of the deepest block, and their class means.
     """
-    features = _one(classifier._as_features(X, reset=False))
+    features = _one(classifier._as_features(X))
     labels, shots = _labels(classifier), pooled(classifier.support_)
     means = class_means(shots, labels, int(labels.max()) + 1)
     return Embeddings("nearest centroids", shots, labels, means, pooled(features)[0])

@@ -25,9 +25,9 @@ from mivhead.engine.head import (
     functions,
 )
 from mivhead.engine.plain import chunks
-from mivhead.features import SupportSet
 from mivhead.head.blocks import BlockConfig
 from mivhead.head.recipe import Recipe
+from mivhead.support import SupportSet
 
 LARGEST_VELOCITY = 1e3  # norm per parameter; below 20 on five real image sets
 

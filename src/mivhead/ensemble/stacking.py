@@ -36,8 +36,9 @@ from mivhead.ensemble.names import (
     centres_of,
     name_cosines,
 )
-from mivhead.ensemble.ridge import Experts, expected_shapes, prior_weights
-from mivhead.features import Block, ClassVectors, Features, SupportSet, to_single
+from mivhead.ensemble.ridge import Experts, Ridge, expected_shapes, prior_weights
+from mivhead.features import Block, Features, to_single
+from mivhead.support import ClassVectors, SupportSet
 
 if TYPE_CHECKING:
     from mivhead.head.training import DeviceTrainer
@@ -455,6 +456,23 @@ class Ensemble:
         if (left := self.left_out) is not None:
             found = replace(found, left_out=replace(left, logits=left.logits + prior))
         return found
+
+    def reordered(self, order: NDArray[np.int64]) -> Self:
+        """Return the same ensemble, without names, for its classes in another order."""
+        ridges = {
+            expert: Ridge(np.ascontiguousarray(each.coefficients[:, order]), each.intercepts[order])
+            for expert, each in self.experts.ridges.items()
+        }
+        by_class = None
+        if self.class_weights is not None:
+            by_class = np.ascontiguousarray(self.class_weights[:, order])
+        return replace(
+            self,
+            experts=Experts(self.experts.pcas, ridges),
+            class_weights=by_class,
+            offsets=None if self.offsets is None else self.offsets[order],
+            left_out=None,
+        )
 
     def logits(self, cosines: Array, features: Features) -> Array:
         """Logits (image, class) from the head's cosines (block, image, class) and the experts.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mivhead.engine.head import Head
-from mivhead.features import Features, SupportSet
+from mivhead.features import Features
 from mivhead.head.bags import Bags
 from mivhead.head.blocks import BlockConfig
 from mivhead.head.cap import Projected
@@ -23,6 +23,7 @@ from mivhead.head.head import MIVHead, rows
 from mivhead.head.logits import loss
 from mivhead.head.pooling import Candidates
 from mivhead.head.recipe import Recipe
+from mivhead.support import SupportSet
 
 LARGEST_VELOCITY = 1e3  # norm per parameter; below 20 on five real image sets
 CHUNK_VALUES = {"cpu": 2**20}  # values of prototypes at once: 4 MB in float32

@@ -21,13 +21,13 @@ from mivhead.classifier import FeatureClassifier
 from mivhead.errors import InputError
 from mivhead.features import (
     Features,
-    SupportSet,
     layout_to_json,
     mean_patches,
     read_layout,
     to_single,
 )
 from mivhead.methods.cost import BackboneWork, TaskSize, Work
+from mivhead.support import SupportSet
 
 Array = NDArray[Any]  # of float32 or float64
 

@@ -38,6 +38,7 @@ from mivhead.images.augmentation import ViewRule
 from mivhead.methods.registry import METHODS, Classifier, make_method, method_name
 from mivhead.model.decision import DecisionRule
 from mivhead.model.fewshot import FewShotClassifier
+from mivhead.model.fitting import set_fitted
 from mivhead.model.info import Estimate, ModelInfo, plain_classes, read_classes
 from mivhead.model.shots import Change, Shots
 
@@ -314,7 +315,7 @@ def load(
         raise ModelFileError(f"{path} cannot be used: it names no backbone for its adapters.")
     named = any(section.name == "shots.v1" for section, *_ in parts)
     shots = None if named else _unnamed_shots(classifier, identity)
-    model._set_fitted(classifier, identity, shots)
+    set_fitted(model, classifier, identity, shots)
     try:
         for section, value, own in parts:
             section.read(model, value, own)

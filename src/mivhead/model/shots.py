@@ -20,16 +20,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from mivhead._util.estimator import read_labels
 from mivhead._util.schema import from_json, split_tensors, to_json
 from mivhead.errors import InputError
 from mivhead.features import Features, FeatureTable, join_bytes, split_bytes
 from mivhead.images.augmentation import ViewPlan, ViewRule
+from mivhead.support import SupportSet, encode
 
 MAX_LISTED = 3  # names in a message
 _HASH = re.compile("[0-9a-f]{64}")
@@ -58,15 +59,6 @@ class Change:
         dict
         """
         return {"change": self.text, "notes": list(self.notes), "when": self.when}
-
-
-class Training(NamedTuple):
-    """What a classifier is fitted to: the arguments of its `fit`."""
-
-    X: Any  # Features, or pixels for a method that tunes the backbone
-    y: NDArray[Any]
-    views: Any  # like X, or None
-    view_of: NDArray[np.int64] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,8 +113,7 @@ class Shots:
     @property
     def classes(self) -> list[Any]:
         """The distinct labels, sorted."""
-        found: list[Any] = np.unique(self.labels).tolist()
-        return found
+        return sorted(set(self.labels.tolist()))
 
     @property
     def every_class(self) -> list[Any]:
@@ -141,15 +132,26 @@ class Shots:
 
     # What a classifier is fitted to.
 
-    def training(self) -> Training:
-        """Return features, labels and the views that are used."""
+    def support(
+        self, unlabelled: Any = None, class_vectors: Mapping[Any, ArrayLike] | None = None
+    ) -> SupportSet:
+        """Return the shots, which must be in order, with the views that are used.
+
+        Parameters
+        ----------
+        unlabelled, class_vectors
+            As for `mivhead.classifier.FeatureClassifier.fit`.
+        """
         counts = np.minimum(self._view_counts, self._wanted)
         starts = np.cumsum(self._view_counts) - self._view_counts
         rows = np.repeat(np.arange(len(self)), counts)
-        if self.views is None or not len(rows):
-            return Training(self.features, self.labels, None, None)
-        number = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return Training(self.features, self.labels, self.views[starts[rows] + number], rows)
+        views = None
+        if self.views is not None and len(rows):
+            number = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+            views = self.views[starts[rows] + number]
+        classes, labels = encode(self.labels, len(self))
+        support = SupportSet(self.features, labels, views, rows, classes=classes)
+        return support.with_others(unlabelled, class_vectors)
 
     @property
     def _view_counts(self) -> NDArray[np.int64]:
@@ -454,8 +456,15 @@ class Shots:
         _, codes = np.unique(self.labels, return_inverse=True)
         keys = zip(codes.tolist(), digests(self.features), self.hashes, self.names, strict=True)
         ranked = sorted(zip(keys, range(len(self)), strict=True))
-        unseen = tuple(sorted({*self.unseen} - {*self.classes}))
-        return replace(self.take(row for _, row in ranked), unseen=unseen)
+        return self.take(row for _, row in ranked).with_unseen(self.unseen)
+
+    def by_class(self) -> Self:
+        """Sort by class; the shots of a class stay in their order."""
+        return self.take(np.argsort(self.labels, kind="stable"))
+
+    def with_unseen(self, classes: Iterable[Any]) -> Self:
+        """Know further classes by their names; those of the shots may be among them."""
+        return replace(self, unseen=tuple(sorted({*classes} - {*self.classes})))
 
     # Files.
 
