@@ -66,14 +66,8 @@ _OWN_DOMAINS = (b"", b"ai.onnx")
 def check_graph(content: bytes, name: str, *, exported: bool = False) -> None:
     """Refuse an ONNX file that names other files, or that is none.
 
-    Parameters
-    ----------
-    content : bytes
-        The file.
-    name : str
-        Its name in errors.
-    exported : bool, default=False
-        Refuse all operators but `OPERATORS`, too, as `mivhead` writes no others.
+    Of an `exported` file refuse all operators but `OPERATORS`, too: `mivhead` writes no others.
+    `name` is for errors.
     """
     if content[4:8] == b"ORTM":  # onnxruntime's own format, which it would recognise
         raise InputError(f"{name} is not an ONNX file.")

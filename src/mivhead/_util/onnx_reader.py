@@ -47,20 +47,7 @@ class GraphValue:
 
 
 class OnnxFile:
-    """The structure of an ONNX file.
-
-    Parameters
-    ----------
-    content : bytes
-        The file.
-    name : str
-        Its name in errors.
-
-    Raises
-    ------
-    InputError
-        If the bytes are not an ONNX file.
-    """
+    """The structure of an ONNX file; bytes that are none are an error, which says `name`."""
 
     def __init__(self, content: bytes, name: str) -> None:
         self.nodes: list[GraphNode] = []

@@ -20,13 +20,7 @@ def has_example() -> bool:
 
 
 def add_example(project: Project) -> None:
-    """Fill an empty project, in one step that can be undone.
-
-    Parameters
-    ----------
-    project : Project
-        Without classes.
-    """
+    """Fill a project without classes, in one step that can be undone."""
     from mivhead.datasets.bundled import enlarge_scan, load_scans
 
     found = project.snapshot()

@@ -60,13 +60,8 @@ class _Record:
 class Journal:
     """The changes of a folder; not safe for several threads.
 
-    Parameters
-    ----------
-    root : Path
-        The folder. Changes that were begun and not completed are completed.
+    Changes that were begun and not completed are completed.
 
-    Examples
-    --------
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> (folder / "a.txt").touch()

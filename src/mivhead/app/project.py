@@ -86,13 +86,8 @@ class Settings:
 class Project:
     """A folder of class folders; its methods may be called from several threads.
 
-    Parameters
-    ----------
-    folder : str or Path
-        Created if it is missing. One process at a time may open it.
+    The folder is created if it is missing. One process at a time may open it.
 
-    Examples
-    --------
     >>> import tempfile
     >>> project = Project(tempfile.mkdtemp())
     >>> project.add_class("robin")
@@ -312,10 +307,7 @@ class Project:
     def undo(self, change_id: str | None = None) -> list[FolderChange]:
         """Undo the last change; return what was undone.
 
-        Parameters
-        ----------
-        change_id : str or None, default=None
-            The change to undo. It is refused if another one was made since.
+        If it is not `change_id`, because another one was made since, it is refused.
         """
         with self._mutex:
             if change_id is not None and change_id not in {each.id for each in self.next_undo}:

@@ -373,17 +373,7 @@ def sets_of(benchmark: str | None) -> list[str]:
 def choose_sets(config: RunConfig, data: str | Path) -> tuple[str, ...]:
     """Return the sets of a run: those it names, or those of its benchmark in the data folder.
 
-    Parameters
-    ----------
-    config : RunConfig
-        The run.
-    data : str or Path
-        The data folder.
-
-    Returns
-    -------
-    tuple of str
-        Names of folders; if several hold the same set of the paper, the one with its own name.
+    They are names of folders; if several hold the same set of the paper, the one with its own name.
     """
     if config.sets:
         return config.sets

@@ -33,18 +33,9 @@ KEEP_ALIVE = 5  # seconds that an idle connection is kept
 class Server:
     """Serves an ASGI application over HTTP; `serve_forever` runs the server, `stop` stops it.
 
-    The port is bound at once, so that an address in use is an error here and `url` is known.
-
-    Parameters
-    ----------
-    app : ASGI application
-        The application to serve.
-    host : str, default="127.0.0.1"
-        Address to listen on.
-    port : int, default=8765
-        Port to listen on; 0 chooses a free one.
-    deadline : float, default=60.0
-        Seconds that one request may take, from its first byte to the last byte of the answer.
+    The port is bound at once, so that an address in use is an error here and `url` is known. Port 0
+    chooses a free one. One request may take `deadline` seconds, from its first byte to the last
+    byte of the answer.
     """
 
     def __init__(
