@@ -147,18 +147,8 @@ class LazyBackbone:
     """A backbone whose identity is known before its network is loaded.
 
     If all features are in the cache, the weights are never read and the library is never imported,
-    which would take longer than training on a few images.
-
-    Parameters
-    ----------
-    identity : Identity
-        The identity that the loaded backbone will have.
-    preset : Preset
-        The settings it suggests for the head.
-    dtype : numpy.dtype
-        The type that features are rounded to.
-    load : callable
-        Loads the backbone.
+    which would take longer than training on a few images. `identity` and `dtype` are those that the
+    loaded backbone will have.
     """
 
     def __init__(
@@ -327,13 +317,7 @@ def check_origin(backbone: Mapping[str, Any] | None, expected: Identity) -> None
 
 
 class UnconfirmedBackbone:
-    """Stands for a service, or for code, that only a model file has named.
-
-    Parameters
-    ----------
-    identity : Identity
-        The identity in the file.
-    """
+    """Stands for a service, or for code, that only a model file has named."""
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity

@@ -65,21 +65,7 @@ _SKIPPED = ("Shape", "Size")  # a tensor's shape does not make another one depen
 
 
 class OnnxFolderBackbone:
-    """A frozen model whose blocks were found in its graph.
-
-    Parameters
-    ----------
-    identity : Identity
-        Its identity.
-    preset : Preset
-        Its taps and preprocessing.
-    graph : _Graph
-        The tapped tensors, and how they become features.
-    session : onnxruntime.InferenceSession
-        The model in onnxruntime.
-    dtype : numpy.dtype
-        The type that features are rounded to.
-    """
+    """A frozen model whose blocks were found in its graph."""
 
     def __init__(
         self, identity: Identity, preset: Preset, graph: _Graph, session: Any, dtype: Any

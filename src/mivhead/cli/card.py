@@ -100,23 +100,9 @@ def make_card(
     licence: str | None = None,
     address: str | None = None,
 ) -> str:
-    """Return the card of a model.
+    """Return the card of a model: Markdown, with a header as the hub reads it.
 
-    Parameters
-    ----------
-    facts : dict
-        What `miv info --json` prints.
-    accuracy : str or None
-        What to say about its accuracy.
-    licence : str, optional
-        The licence under which it is shared.
-    address : str, optional
-        Where it is shared, hf://OWNER/NAME.
-
-    Returns
-    -------
-    str
-        Markdown, with a header as the hub reads it.
+    `facts` are what `miv info --json` prints; `address` is where it is shared, hf://OWNER/NAME.
     """
     if facts["kind"] == "features":
         raise InputError(f"{facts['file']} holds features, not a model.")

@@ -67,14 +67,8 @@ def _find_file(raw: Path, *names: str) -> Path:
 def _find_classes(raw: Path, known: str, within: Iterable[str] = ()) -> Path:
     """Find the folder that holds the class folders.
 
-    Parameters
-    ----------
-    raw : Path
-        Folder of the download.
-    known : str
-        Name of a class that every download has.
-    within : iterable of str
-        Names of the folder to prefer where there are several; the first match counts.
+    `known` is a class that every download has; `within` are names of the folder to prefer where
+    there are several: the first match counts.
     """
     found = sorted({path.parent for path in raw.rglob(known) if path.is_dir()})
     if not found:

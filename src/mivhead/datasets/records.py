@@ -45,20 +45,9 @@ class _RecordClass:
 def open_records(folder: Path, *, split: str = "test", per_class: int | None = None) -> ImageSet:
     """Open the classes of one split; no image is read yet.
 
-    Parameters
-    ----------
-    folder : Path
-        Contains `dataset_spec.json` and the records.
-    split : {"train", "valid", "test"}, default="test"
-        Which classes to open.
-    per_class : int, optional
-        Maximum number of images per class; by default all.
-
-    Returns
-    -------
-    ImageSet
-        In the order of class numbers and records. Omniglot's classes are named
-        `alphabet.character`.
+    The folder contains `dataset_spec.json` and the records. Images are in the order of class
+    numbers and records, at most `per_class` of each class. Omniglot's classes are named
+    `alphabet.character`.
     """
     check_one_of("split", split, SPLITS)
     sources, labels = [], []

@@ -31,15 +31,7 @@ PREDICT = 64  # query images pooled at once in prediction
 
 
 class DeviceTrainer:
-    """Trains heads on a support set with PyTorch: what `mivhead.engine.training.Trainer` does.
-
-    Parameters
-    ----------
-    support, blocks, recipe, seed, on_step
-        As for `mivhead.engine.training.Trainer`.
-    device : str
-        Where to compute, such as `"cuda"`.
-    """
+    """Trains heads on a support set with PyTorch: what `mivhead.engine.training.Trainer` does."""
 
     def __init__(
         self,
@@ -110,29 +102,10 @@ def fit_head(
     device: str = "cpu",
     on_step: Callable[[float], object] = lambda _: None,
 ) -> tuple[MIVHead, list[float]]:
-    """Build a head and train it on a support set.
+    """Build a head and train it on a support set; it no longer requires gradients.
 
-    Parameters
-    ----------
-    support : SupportSet
-        Images and their views.
-    blocks : sequence of BlockConfig
-        The blocks of the features.
-    recipe : Recipe
-        How to train.
-    seed : int
-        Seed of the initial weights.
-    device : str, default="cpu"
-        Where to train.
-    on_step : callable, default=nothing
-        Called with 1.0 after every step.
-
-    Returns
-    -------
-    head : MIVHead
-        The trained head; its parameters no longer require gradients.
-    losses : list of float
-        The loss of every step, taken before its update.
+    `on_step` is called with 1.0 after every step. Returns the loss of every step, too, taken before
+    its update.
     """
     head = MIVHead(blocks, recipe, torch.Generator().manual_seed(seed)).to(device)
     losses = train(
@@ -155,28 +128,11 @@ def train(
     sources: Tensor | None = None,
     on_step: Callable[[], object] = lambda: None,
 ) -> list[float]:
-    """Train a head in place.
+    """Train a head in place; return the loss of every step, taken before its update.
 
-    Parameters
-    ----------
-    head : MIVHead
-        What to train.
-    candidates : sequence of Candidates
-        Prepared features of all pseudo-queries, the support first and in the order of `bags`.
-    labels : Tensor
-        Class numbers of all pseudo-queries.
-    bags : Bags
-        The support rows of each class.
-    sources : Tensor, optional
-        The support row that every pseudo-query was made from. That shot is masked, so that the
-        prediction comes from the class's other shots. By default nothing is masked.
-    on_step : callable, default=nothing
-        Called after every step.
-
-    Returns
-    -------
-    list of float
-        The loss of every step, taken before its update.
+    Candidates and labels are those of all pseudo-queries, the support first and in the order of
+    `bags`. `sources` are the support rows that they were made from: that shot is masked, so that
+    the prediction comes from the class's other shots.
     """
     recipe = head.recipe
     rates = {"pooling": recipe.pooling_learning_rate, "cap": recipe.learning_rate}

@@ -133,13 +133,9 @@ class BoxFile:
     def write(self, path: str | Path, decisions: Mapping[str, tuple[str, str, float]]) -> None:
         """Write the document with decisions, in the same format.
 
-        Parameters
-        ----------
-        path : str or Path
-            The file, or for YOLO and Pascal VOC the folder, to write.
-        decisions : mapping
-            By the id of a box: the decision (a class, `unsure` or `none of these`), the most
-            probable class, and its probability. Other boxes stay as they are.
+        The path is a file or, for YOLO and Pascal VOC, a folder. By the id of a box there are the
+        decision (a class, `unsure` or `none of these`), the most probable class, and its
+        probability. Other boxes stay as they are.
         """
         path = Path(path)
         decided = [(box, *decisions[box.id]) for box in self.boxes if box.id in decisions]

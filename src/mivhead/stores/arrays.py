@@ -28,13 +28,6 @@ class ArrayStore(FileStore):
     An archive holds one array of vectors (n, channels) or patches under any name, or features of
     several blocks as `block0.map`, `block0.token`, `block1.map` ...; optionally labels as `labels`,
     `label` or `y`, and names of the rows as `ids`, `id`, `names` or `files`.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file.
-    columns : Columns
-        The names of ids, labels and vectors, where they are not found by themselves.
     """
 
     def __init__(self, path: str | Path, columns: Columns) -> None:

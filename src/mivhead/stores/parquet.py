@@ -42,15 +42,7 @@ ERROR = "error"  # column of jobs over many images: why an image has no features
 
 
 class ParquetStore(DatabaseStore):
-    """A Parquet file, or a folder of Parquet files.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file or folder.
-    columns : Columns
-        The columns to read; filters are not supported.
-    """
+    """A Parquet file, or a folder of Parquet files; filters are not supported."""
 
     def __init__(self, path: str | Path, columns: Columns) -> None:
         super().__init__(str(path), columns)
