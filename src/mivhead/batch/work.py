@@ -60,7 +60,6 @@ class Predicting:
     decision: tuple[tuple[str, Any], ...] = field(default=(), hash=False)  # may hold a dict
 
     task = "predict"
-    extracts = False
 
     @property
     def identity(self) -> str:
@@ -174,7 +173,6 @@ class Extracting:
     device: str | None
 
     task = "extract"
-    extracts = True
 
     @property
     def identity(self) -> str:
