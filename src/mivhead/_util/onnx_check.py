@@ -65,7 +65,7 @@ _OWN_DOMAINS = ("", "ai.onnx")
 
 
 def check_graph(content: bytes, name: str, *, exported: bool = False) -> None:
-    """Refuse an ONNX file that names other files, or that is none.
+    """Refuse a file that is not an ONNX file, or that names other files.
 
     Of an `exported` file refuse all operators but `OPERATORS`, too: `mivhead` writes no others.
     `name` is for errors.

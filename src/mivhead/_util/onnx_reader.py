@@ -48,7 +48,7 @@ class GraphValue:
 
 
 class OnnxFile:
-    """The structure of an ONNX file; bytes that are none are an error, which says `name`."""
+    """The structure of an ONNX file; other bytes are an error, which names the file."""
 
     def __init__(self, content: bytes, name: str) -> None:
         self.nodes: list[GraphNode] = []

@@ -41,7 +41,7 @@ def progress_bar(
 
 
 def in_notebook() -> bool:
-    """Tell whether the code runs in the kernel of a notebook."""
+    """Return whether the code runs in the kernel of a notebook."""
     if "IPython" not in sys.modules:
         return False
     shell = sys.modules["IPython"].get_ipython()

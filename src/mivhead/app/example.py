@@ -15,7 +15,7 @@ SHOTS, NEW = 6, 2  # per digit
 
 
 def has_example() -> bool:
-    """Tell whether the package that carries the digits is installed."""
+    """Return whether the package that carries the digits is installed."""
     return find_spec("sklearn") is not None
 
 

@@ -204,7 +204,7 @@ class Learner:
         return ImageSet(sources, None if labels is None else tuple(labels))
 
     def _outdated(self, keys: tuple[tuple[str, str], ...]) -> bool:
-        """Tell whether the shots have changed meanwhile."""
+        """Return whether the shots have changed meanwhile."""
         found = self.project.snapshot()
         now = {(each.path, name) for name, photos in found.classes.items() for each in photos}
         return not now.issuperset(keys) or len(now) - len(keys) > len(

@@ -84,7 +84,7 @@ def prepare(kind: str, project: Project, learner: Learner) -> Path:
 
 
 def can_export_web() -> bool:
-    """Tell whether a web page can be exported: it carries onnxruntime-web."""
+    """Return whether a web page can be exported: it carries onnxruntime-web."""
     from mivhead.export.web import find_runtime
 
     try:
@@ -95,7 +95,7 @@ def can_export_web() -> bool:
 
 
 def can_export() -> bool:
-    """Tell whether the packages that an exported classifier needs are installed."""
+    """Return whether the packages that an exported classifier needs are installed."""
     return all(find_spec(each) is not None for each in ("onnx", "onnxscript"))
 
 

@@ -160,7 +160,7 @@ class Project:
             return last_batch(self._journal.undone)
 
     def class_named(self, name: str) -> str | None:
-        """Return the class of this name, whatever its upper and lower case; None: there is none."""
+        """Return the class of this name, regardless of case; None if there is none."""
         names = (each for each in self._found if each != NEW)
         return next((each for each in names if each.casefold() == name.casefold()), None)
 
@@ -216,7 +216,7 @@ class Project:
             self._change("add class", name, [(kept, name)], batch)
 
     def rename_class(self, old: str, new: str) -> None:
-        """Give a class another name; if that is the name of a class, the two become one."""
+        """Rename a class; if the new name is that of another class, the two become one."""
         new = check_class_name(new)
         with self._mutex:
             self._check_class(old)
@@ -457,7 +457,7 @@ def check_class_name(name: str) -> str:
 
 
 def _may_be_class(name: str) -> bool:
-    """Tell whether a folder can be a class: not if `miv predict --sort-into` gave it no name."""
+    """Return whether a folder can be a class: not if `miv predict --sort-into` gave it no name."""
     return not is_litter(name) and name.casefold() not in (UNSURE, NONE)
 
 

@@ -213,7 +213,7 @@ _SAFE_PREFIXES = ("timm:", "open_clip:", "hf:", "hf-onnx:")
 
 
 def may_be_named_by_file(name: str, *, paths: bool = False) -> bool:
-    """Tell whether loading this name is safe: it is neither code, nor an address, nor elsewhere.
+    """Return whether loading this name is safe: it is neither code, nor an address, nor elsewhere.
 
     `paths` tells whether it may be in another folder; on another computer it may never be.
 

@@ -36,7 +36,7 @@ def read_classifier(name: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
 
 
 def recognise(name: str, means: ArrayLike) -> float | None:
-    """Tell how well a backbone recognises images, from 0 to 1; None if that is not known.
+    """Return how well a backbone recognises images, from 0 to 1; None if that is not known.
 
     `name` is one of `mivhead.backbones.preset.CLASSIFIERS`, `means` are those of the deepest map,
     (image, channel).

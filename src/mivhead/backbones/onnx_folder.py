@@ -40,7 +40,7 @@ from mivhead.backbones.preset import (
     spread_taps,
 )
 from mivhead.backbones.taps import EMBEDDING, POOLED
-from mivhead.errors import InputError, NotAvailableError
+from mivhead.errors import InputError, NotAvailableError, reading
 from mivhead.features import Features
 
 SCHEME = "hf-onnx:"
@@ -173,12 +173,10 @@ def find_graph(name: str) -> tuple[Path, Path]:
 
 
 def _read(file: Path) -> bytes:
-    try:
+    with reading(file):
         if file.stat().st_size > MAX_BYTES:
             raise InputError(f"{file} is larger than {MAX_BYTES:,} bytes, the limit of ONNX files.")
         return file.read_bytes()
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}.") from error
 
 
 def _external_files(model: OnnxFile, file: Path) -> list[str]:

@@ -110,7 +110,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def describe_decisions(counts: DecisionCounts, noun: str = "image") -> str:
-    """Say how many images got a name.
+    """Describe how many images got a name.
 
     >>> from mivhead.model.prediction import DecisionCounts
     >>> describe_decisions(DecisionCounts(12, 9, 2, 1))
@@ -172,7 +172,7 @@ def report_skipped(skipped: Sequence[Skipped]) -> None:
 
 
 def announce(text: str, args: argparse.Namespace) -> None:
-    """Say on a terminal what the next seconds are for."""
+    """Print on a terminal what the next seconds are for."""
     if sys.stdout.isatty() and not args.quiet and not args.json:
         print(text, flush=True)
 

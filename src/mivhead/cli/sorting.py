@@ -75,7 +75,7 @@ def _copy(source: ImageSource, folder: Path) -> Path | None:
 
 
 def _is_copy(original: object, copy: Path) -> bool:
-    """Tell whether a file has the content of an image."""
+    """Return whether a file has the content of an image."""
     if not copy.is_file():
         return False
     if isinstance(original, str | os.PathLike):

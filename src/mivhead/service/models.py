@@ -19,7 +19,7 @@ from PIL import Image
 
 from mivhead._util.files import stamp
 from mivhead.ensemble.balance import Prior
-from mivhead.errors import InputError, MivError
+from mivhead.errors import InputError, MivError, reading
 from mivhead.model.base import Scores
 from mivhead.model.exported import ExportedClassifier
 from mivhead.model.info import Estimate
@@ -249,10 +249,8 @@ class Models:
             self._on_reload(name, "failed")
 
     def _read(self, name: str, path: Path) -> ServedModel:
-        try:
+        with reading(f"The model {path}"):
             found = stamp(path)
-        except OSError as error:
-            raise InputError(f"The model {path} cannot be read: {error.strerror}.") from error
         model = self._load(path)
         version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
         facts = {
