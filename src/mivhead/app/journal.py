@@ -159,7 +159,7 @@ class Journal:
             gone.add(source)
 
     def _same(self, source: str, target: str) -> bool:
-        """Return whether two names are the same file, on a disk that ignores upper and lower case."""
+        """Return whether two names are the same file, on a disk that ignores case."""
         return source.casefold() == target.casefold() and self._inside.same(source, target)
 
     def _complete(self, moves: Sequence[Move]) -> None:
