@@ -422,7 +422,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
     def view_count(self) -> int:
         """Number of augmented views that the model was trained on."""
         if self.shots_ is not None:
-            return len(self.shots_.view_of)
+            return self.shots_.view_count
         return getattr(self.classifier_, "views_", 0)
 
     def add(
@@ -637,7 +637,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
         """
         from mivhead.diagnostics.cross_validation import cross_validate
 
-        shots = self._own_shots()
+        shots = self.shots_ = self._with_missing_views(self._own_shots())
         training = shots.training()
         labels = tuple(map(str, training.y.tolist()))
         table = FeatureTable(training.X, shots.names, labels, training.views, training.view_of)
