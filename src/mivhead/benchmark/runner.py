@@ -64,6 +64,7 @@ from mivhead.head.blocks import resolve_blocks
 from mivhead.images.imageset import ImageSet
 from mivhead.methods.cost import BackboneWork
 from mivhead.methods.registry import make_method
+from mivhead.methods.tuning.base import free_memory
 from mivhead.model.readers import network_of
 
 
@@ -489,11 +490,11 @@ class _SetRun:
 
     def _fitting(self, runs: Sequence[TaskRun], workers: int) -> int:
         """Return how many of these tasks fit into memory at a time; note a limit."""
-        sample = self._sample
-        each = candidate_bytes(resolve_blocks(sample, self._backbone.preset))
+        features, each = feature_bytes(self._sample), self._candidate_bytes
         if self.inputs.device != "cpu":
+            self._note_device(runs)
             each = 0  # candidates are on the device
-        need = max(run.estimate_bytes(feature_bytes(sample), each) for run in runs)
+        need = max(run.estimate_bytes(features, each) for run in runs)
         available = available_memory()
         fitting = fitting_workers(workers, need, available)
         if available is not None and need > available:
@@ -508,6 +509,25 @@ class _SetRun:
                 f"about {need / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are free"
             )
         return fitting
+
+    def _note_device(self, runs: Sequence[TaskRun]) -> None:
+        """Say so if a task may not fit into the memory of the GPU."""
+        features, each = feature_bytes(self._sample), self._candidate_bytes
+        if self._sample.dtype == np.float16:
+            each //= 2  # candidates have the type of the features there
+        need = max(run.estimate_device_bytes(features, each) for run in runs)
+        device = str(self.inputs.device)
+        free = free_memory(device)
+        if free is not None and need > free:
+            self.view.note(
+                f"{self.title}: the largest task needs about {need / 1e9:.1f} GB on {device}, and "
+                f"{free / 1e9:.1f} GB are free there: it may fail. Use fewer --views, or a "
+                "threshold for the method in the configuration."
+            )
+
+    @property
+    def _candidate_bytes(self) -> int:
+        return candidate_bytes(resolve_blocks(self._sample, self._backbone.preset))
 
     def _executor_for_backbone(self) -> Executor:
         """Return the executor of calls that need the backbone itself."""
