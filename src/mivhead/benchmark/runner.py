@@ -141,7 +141,7 @@ def run(
     Returns
     -------
     list of Result
-        One per backbone, data set, protocol, task and method.
+        One per backbone, data set, protocol, method and task, in the order of the configuration.
     """
     if not config.sets:
         raise InputError("The configuration names no data sets.")
@@ -155,8 +155,7 @@ def run(
     # One device for all methods, so that their times can be compared.
     place = replace(place, device=str(default_device(place.device)))
     check_sets(config.sets, place.data)
-    check_weights(config, place, own)
-    check_methods(config, place, own)
+    check_backbones(config, place, own)
     with discard_if_failed(place.folder):
         return _run(config, place, executor, own, view)
 
@@ -173,16 +172,30 @@ def discard_if_failed(folder: Path) -> Iterator[None]:
         raise
 
 
-def check_weights(config: RunConfig, place: Place, own: Mapping[str, Backbone]) -> None:
-    """Raise one error for all backbones that cannot be loaded, before anything is computed."""
+def check_backbones(config: RunConfig, place: Place, own: Mapping[str, Backbone]) -> None:
+    """Check all backbones and what runs on them, before anything is computed.
+
+    Raises
+    ------
+    NotAvailableError
+        One error for all backbones that cannot be loaded.
+    InputError
+        If a method cannot run on one of the backbones.
+    """
     problems: list[MivError] = []
     for entry in config.backbones:
-        if entry.name in own or not config.methods_on(entry.name):
+        methods = config.methods_on(entry.name)
+        for method in methods:
+            method.check()
+        if not methods:
             continue
         try:
-            load_once(entry, place.device)
+            backbone = own.get(entry.name) or load_once(entry, place.device)
         except MivError as error:
             problems.append(error)
+            continue
+        for method in methods:
+            _check_method(method, entry.name, backbone, place.device)
     if len(problems) == 1:
         raise problems[0]
     if problems:
@@ -190,29 +203,23 @@ def check_weights(config: RunConfig, place: Place, own: Mapping[str, Backbone]) 
         raise NotAvailableError(f"{len(problems)} backbones cannot be loaded:\n{listed}")
 
 
-def check_methods(config: RunConfig, place: Place, own: Mapping[str, Backbone]) -> None:
-    """Raise an error for a method that cannot run on one of the backbones, before the run."""
-    for entry in config.backbones:
-        for method in config.methods_on(entry.name):
-            method.check()
-            last_blocks = method.last_blocks
-            if not method.needs_images and last_blocks is None:
-                continue  # it takes features of any backbone
-            backbone = own.get(entry.name) or load_once(entry, place.device)
+def _check_method(method: MethodConfig, name: str, backbone: Backbone, device: str | None) -> None:
+    """Raise an error if a method cannot run on a backbone."""
+    try:
+        if method.needs_images:
+            classifier = make_method(method.kind, device=device, **method.params)
+            classifier.check(network_of(backbone, method.kind))
+        elif method.last_blocks is not None:
             blocks = sum(not block.pooled for block in backbone.preset.blocks)
-            try:
-                if method.needs_images:
-                    classifier = make_method(method.kind, device=place.device, **method.params)
-                    classifier.check(network_of(backbone, method.kind))
-                elif last_blocks is not None and last_blocks > blocks:
-                    raise InputError(
-                        f"it uses the last {last_blocks} blocks, and the backbone has only "
-                        f"{blocks}."
-                    )
-            except InputError as error:
+            if method.last_blocks > blocks:
                 raise InputError(
-                    f"The method {method.name!r} cannot run on the backbone {entry.name!r}: {error}"
-                ) from error
+                    f"it uses the last {method.last_blocks} blocks, and the backbone has only "
+                    f"{blocks}."
+                )
+    except InputError as error:
+        raise InputError(
+            f"The method {method.name!r} cannot run on the backbone {name!r}: {error}"
+        ) from error
 
 
 def _has_content(folder: Path) -> bool:
@@ -255,15 +262,20 @@ def _run(
             )
             title = f"[{number}/{len(parts)}] {entry.name}, {name}"
             _SetRun(config, place, executor, run_folder, view, entry, inputs, title).run()
-        wanted = {
+        columns = [
             (b.name, s, p, m.name)
             for b in config.backbones
             for s in config.sets
             for p in config.protocols
             for m in config.methods_on(b.name)
-        }
-        found = run_folder.results.values()
-        return [r for r in found if (r.backbone, r.set, r.protocol, r.method) in wanted]
+        ]
+        order = {column: number for number, column in enumerate(columns)}
+        found: dict[tuple[int, int], Result] = {}
+        for r in run_folder.results.values():
+            column = (r.backbone, r.set, r.protocol, r.method)
+            if column in order:
+                found[order[column], r.task] = r
+        return [found[key] for key in sorted(found)]
 
 
 @dataclass(frozen=True)
