@@ -275,6 +275,19 @@ def test_results_come_in_the_order_of_the_configuration(place):
     assert [(r.set, r.method, r.task) for r in results] == expected
 
 
+def test_missing_kernels_are_announced(place, monkeypatch, capsys):
+    words = "compiled kernels of mivhead are not available here"
+    monkeypatch.setattr(runner, "library", object)
+    bench(place, view=LiveView(), sets=["dots"], tasks=1)
+    assert words not in capsys.readouterr().err
+    monkeypatch.setattr(runner, "library", lambda: None)
+    elsewhere = replace(place, folder=place.folder / "ncc")
+    bench(elsewhere, view=LiveView(), sets=["dots"], tasks=1, methods=["ncc"])
+    assert words not in capsys.readouterr().err
+    bench(place, view=LiveView(), sets=["dots"], tasks=1)
+    assert words in capsys.readouterr().err
+
+
 def test_memory_limits_the_number_of_tasks_at_a_time(place, monkeypatch, capsys):
     class Counting(InlineExecutor):
         workers = 8

@@ -55,6 +55,7 @@ from mivhead.benchmark.samplers import LeftOut, find_tasks
 from mivhead.benchmark.tasks import Task, TaskSet
 from mivhead.datasets.catalogue import paper_size
 from mivhead.datasets.sets import check_sets
+from mivhead.engine.library import library
 from mivhead.errors import InputError, MivError, NotAvailableError
 from mivhead.executors import Died, Executor
 from mivhead.executors.local import InlineExecutor, one_thread, visible_gpus
@@ -243,6 +244,11 @@ def _run(
                 "augmented views in another way: for methods that use views, its results are kept, "
                 "but this version would not reproduce them exactly."
             )
+        if place.device == "cpu" and library() is None and _has_heads(config):
+            view.note(
+                "The compiled kernels of mivhead are not available here, so MIV-heads train with "
+                "NumPy: accuracies are the same, but large tasks take many times as long."
+            )
         for name in config.sets if config.paper_sizes else ():
             if size := paper_size(name):
                 view.note(f"{name}: images are resized to {size} x {size} pixels first (Lanczos)")
@@ -276,6 +282,10 @@ def _run(
             if column in order:
                 found[order[column], r.task] = r
         return [found[key] for key in sorted(found)]
+
+
+def _has_heads(config: RunConfig) -> bool:
+    return any(method.kind.startswith("miv") for method in config.methods)
 
 
 @dataclass(frozen=True)
