@@ -26,7 +26,8 @@ from mivhead.head.recipe import Recipe
 
 LARGEST_VELOCITY = 1e3  # norm per parameter; below 20 on five real image sets
 CHUNK_VALUES = {"cpu": 2**20}  # values of prototypes at once: 4 MB in float32
-CHUNK_VALUES_GPU = 2**27  # where small chunks are a million small calls: 512 MB
+CHUNK_VALUES_GPU = 2**30  # values of everything at once: 4 GB; small chunks are a million calls
+COPIES = 11  # of prototypes or weights that a step keeps per block, measured
 PREDICT = 64  # query images pooled at once in prediction
 
 
@@ -205,8 +206,14 @@ def loss_and_gradients(
 def chunks(head: MIVHead, queries: int, bags: Bags) -> Iterator[slice]:
     """Slices of queries for which `forward` needs little memory."""
     classes, shots = bags.real.shape
-    values = max(  # per query in one block: attention weights, prototypes
-        classes * max(layer.config.heads * shots, layer.config.channels) for layer in head.layers
-    )
-    size = max(1, CHUNK_VALUES.get(head.anchor.device.type, CHUNK_VALUES_GPU) // values)
+    configs = [layer.config for layer in head.layers]
+    # Per query in each block: attention weights or prototypes.
+    values = [classes * max(each.heads * shots, each.channels) for each in configs]
+    limit = CHUNK_VALUES.get(head.anchor.device.type)
+    if limit is not None:
+        size = limit // max(values)
+    else:  # the gradient of L1 distances takes queries x shots x channels there, block by block
+        distances = len(bags.order) * max(each.channels for each in configs)
+        size = CHUNK_VALUES_GPU // (COPIES * sum(values) + distances)
+    size = max(1, size)
     return (slice(start, start + size) for start in range(0, queries, size))

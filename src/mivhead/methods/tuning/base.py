@@ -439,9 +439,9 @@ def predicted_at_once(network: Network) -> int:
     return PREDICTED if network.device.type == "cpu" else chunk_size(network, None)
 
 
-def free_memory(device: torch.device) -> int | None:
+def free_memory(device: torch.device | str) -> int | None:
     """Return the free bytes of a GPU; None for a CPU, or if the device does not say."""
-    if device.type == "cuda":
+    if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return None
 
