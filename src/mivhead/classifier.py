@@ -219,8 +219,13 @@ class FeatureClassifier(Estimator):
         check_fitted(self, "classes_")
         return self._unfitted().fit_support(support, self.seed_)
 
-    def renamed(self, _old: Any, _new: Any) -> Self | None:
+    def renamed(self, old: Any, new: Any) -> Self | None:  # noqa: ARG002  # for subclasses
         """Return a copy with another name for a class, and with everything that was learned.
+
+        Parameters
+        ----------
+        old, new : object
+            A class, and a name that no other class has.
 
         Returns
         -------
@@ -759,7 +764,7 @@ default="uniform"
         Returns
         -------
         MIVClassifier or None
-            None if names are a member of the ensemble: it must be fitted again.
+            None if names are a member of the ensemble: the classifier must be fitted again.
         """
         if names_of(self) is not None:
             return None

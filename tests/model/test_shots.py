@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 import mivhead
 from mivhead import FewShotClassifier
 from mivhead.errors import InputError, ModelFileError, NotAvailableError
+from mivhead.images.imageset import from_images, label_images
 from mivhead.images.sources import open_labelled
 from tests.helpers.tiny_backbone import TinyBackbone
 from tests.model.test_file import change
@@ -262,6 +263,39 @@ def test_pictures_give_the_views_of_the_image_itself(tmp_path: Path) -> None:
     assert len(mine.view_rows) == 4 + 2 * 3 + 4
     assert mine.views == theirs.views
     np.testing.assert_array_equal(mine.view_rows, theirs.view_rows)
+
+
+def test_a_file_of_the_default_backbone_holds_no_views(tmp_path: Path) -> None:
+    """They are made again of the pictures, bit for bit: for a change, and for a check."""
+    model = fit(START, backbone="efficientnet_lite0", cache=False)
+    views = model.shots_.views
+    model.save(tmp_path / "m.miv")
+    assert not [name for name in load_file(tmp_path / "m.miv") if "views" in name]
+    again = mivhead.load(tmp_path / "m.miv")
+    again.cache = False
+    assert again.shots_.views is None
+    assert again.view_count == model.view_count == len(views)
+    assert again.check(folds=2).accuracy == model.check(folds=2).accuracy
+    assert again.shots_.views == views
+    again.remove("image 0")
+    model.remove("image 0")
+    mine, theirs = again.classifier_._state()[1], model.classifier_._state()[1]
+    assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_views_made_by_another_rule_are_made_again(shots: Path, queries: Path) -> None:
+    """So that all views in a model are those of its rule."""
+    old, new = sorted(shots.glob("*/0.png")), sorted(queries.glob("*/0.png"))
+    labels = [path.parent.name for path in old]
+    model, other, scratch = (
+        FewShotClassifier(TinyBackbone(threshold=15), random_state=seed) for seed in (0, 7, 0)
+    )
+    model.fit(old, labels)
+    model.add(other.extract(label_images(from_images(new), labels, min_classes=1)))
+    scratch.fit(old + new, labels + labels)
+    views = model.shots_.support().views
+    assert len(views) > len(labels)
+    assert views == scratch.shots_.support().views
 
 
 def test_integers_are_labels_too(tmp_path: Path) -> None:

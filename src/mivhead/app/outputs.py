@@ -70,15 +70,7 @@ def make(kind: str, project: Project, learner: Learner) -> Response:
 
 
 def prepare(kind: str, project: Project, learner: Learner) -> Path:
-    """Write what takes a while; return the file. It is written once per model.
-
-    Parameters
-    ----------
-    kind : str
-        One of `SLOW`.
-    project, learner
-        What to export, and where to keep it.
-    """
+    """Write one of `SLOW`, once per model; return the file."""
     hidden = project.folder / HIDDEN
     if kind == "onnx":
         learner.export(kind, hidden / "model.onnx")
@@ -92,7 +84,7 @@ def prepare(kind: str, project: Project, learner: Learner) -> Path:
 
 
 def can_export_web() -> bool:
-    """Tell whether a web page can be exported: it carries onnxruntime-web."""
+    """Return whether a web page can be exported: it carries onnxruntime-web."""
     from mivhead.export.web import find_runtime
 
     try:
@@ -103,7 +95,7 @@ def can_export_web() -> bool:
 
 
 def can_export() -> bool:
-    """Tell whether the packages that an exported classifier needs are installed."""
+    """Return whether the packages that an exported classifier needs are installed."""
     return all(find_spec(each) is not None for each in ("onnx", "onnxscript"))
 
 
@@ -140,15 +132,7 @@ def names_csv(project: Project, learner: Learner) -> str:
 
 
 def sort_into_zip(project: Project, learner: Learner, file: IO[bytes]) -> None:
-    """Write a zip with a folder per class: the shots, and the new photos that were named so.
-
-    Parameters
-    ----------
-    project, learner
-        What to write.
-    file : binary file
-        Where to write it.
-    """
+    """Write a zip with a folder per class: the shots, and the new photos that were named so."""
     found, named = project.snapshot(), learner.known.predictions
     placed: list[tuple[str, Photo]] = []
     for name, photos in found.classes.items():

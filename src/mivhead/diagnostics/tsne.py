@@ -139,19 +139,8 @@ def centroid_embeddings(classifier: MIVClassifier, X: Any) -> Embeddings:
 def tuned_embeddings(model: FewShotClassifier, shots: ImageSet, image: ImageSet) -> Embeddings:
     """Compute the vectors of a method that tunes the backbone, such as TSA, for one image.
 
-    Parameters
-    ----------
-    model : FewShotClassifier
-        A model fitted with such a method.
-    shots : ImageSet
-        The images it was trained on, with their labels, ordered by class.
-    image : ImageSet
-        One image.
-
-    Returns
-    -------
-    Embeddings
-        Outputs of the tuned backbone, and the class means that the model keeps.
+    The shots are those that the model was trained on, ordered by class. Returns outputs of the
+    tuned backbone, and the class means that the model keeps.
     """
     from mivhead.methods.tuning.base import TuningClassifier, embed, predicted_at_once
 

@@ -101,14 +101,7 @@ class Tape(NamedTuple):
 class HeadBlock:
     """The three components for one block of the backbone, up to its cosines.
 
-    Parameters
-    ----------
-    config : BlockConfig
-        The block.
-    recipe : Recipe
-        How the head is built.
-    params : mapping of str to array
-        Its parameters: see `shapes`.
+    For its parameters see `shapes`.
     """
 
     def __init__(
@@ -387,14 +380,7 @@ def taken_blocks(blocks: Sequence[BlockConfig], recipe: Recipe) -> list[int]:
 class Head:
     """The MIV-head: compares queries with the bags of a support set.
 
-    Parameters
-    ----------
-    layers : sequence of HeadBlock
-        The blocks, shallow to deep.
-    recipe : Recipe
-        How the head is built.
-    taken : sequence of int
-        The blocks of the features that `layers` belong to.
+    `layers` are shallow to deep, `taken` the blocks of the features that they belong to.
     """
 
     def __init__(self, layers: Sequence[HeadBlock], recipe: Recipe, taken: Sequence[int]) -> None:

@@ -65,19 +65,8 @@ class HeadTask:
 class Trainer:
     """Trains heads on a support set, whose candidates are derived once.
 
-    Parameters
-    ----------
-    support : SupportSet
-        Images and their views.
-    blocks : sequence of BlockConfig
-        The blocks of the features.
-    recipe : Recipe
-        How to train.
-    seed : int
-        Seed of the initial weights.
-    on_step : callable, optional
-        Called after every step of every head with the part of the head that has been trained, such
-        as 0.5 for one of two blocks.
+    `on_step` is called after every step of every head with the part of the head that has been
+    trained, such as 0.5 for one of two blocks.
     """
 
     def __init__(
@@ -98,17 +87,9 @@ class Trainer:
     def fit(
         self, subsets: Sequence[NDArray[np.bool_] | None] = (None,)
     ) -> list[tuple[Head, list[float]]]:
-        """Train one head per subset of the images.
+        """Train one head per subset of the images, of which None is all.
 
-        Parameters
-        ----------
-        subsets : sequence of array of bool, or None
-            Which images to train on; None: all of them.
-
-        Returns
-        -------
-        list of (Head, list of float)
-            The heads, and for each the loss of every step, taken before its update.
+        Returns for each the loss of every step, too, taken before its update.
         """
         tasks = [HeadTask.of(self.support, self.recipe, kept) for kept in subsets]
         heads = [Head.initial(self.blocks, self.recipe, self.seed) for _ in tasks]

@@ -22,9 +22,11 @@ from mivhead.ensemble.balance import (
     ShotLines,
     effective_number,
     fold_into_weights,
+    one_has_several,
     shot_scores,
     shot_weights,
     shots_behind,
+    untested_scale,
 )
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.ensemble.names import (
@@ -266,11 +268,12 @@ def one_shot_scale(features: Features, labels: NDArray[np.int64]) -> float:
     >>> one_shot_scale(apart, labels) > 1 > one_shot_scale(alike, labels)
     True
     """
-    if np.bincount(labels).max() > 1:
+    shots = np.bincount(labels)
+    if shots.max() > 1 and not one_has_several(shots):
         return 1.0
     vectors = mean_vectors(features.blocks[-1]).astype(np.float64)
     similarity = vectors @ vectors.T
-    np.fill_diagonal(similarity, -1)
+    similarity[labels[:, None] == labels] = -1
     distance = 1 - float(similarity.max(axis=1).mean())
     return float(ONE_SHOT_SCALE * max(distance, 0.01) ** ONE_SHOT_POWER)
 
@@ -307,7 +310,8 @@ def trust_mean(prior: Array, means: NDArray[np.bool_], recognised: float) -> Arr
 def is_one_shot(experts: Experts, labels: NDArray[np.int64]) -> bool:
     """Whether the weights of one-shot tasks apply: they are for features with maps."""
     second_order = any(expert.kind == "second_order" for expert in experts.ridges)
-    return second_order and int(np.bincount(labels).max()) == 1
+    shots = np.bincount(labels)
+    return second_order and (int(shots.max()) == 1 or one_has_several(shots))
 
 
 @dataclass(frozen=True, eq=False)
@@ -379,20 +383,27 @@ class Ensemble:
             np.full(len(labels), -1),
         )
         rows = np.flatnonzero(fold >= 0)
-        behind = shots_behind(labels, fold), shots_behind(labels, folds)
-        of_head = ShotLines.fit(cosines[:, rows], labels[rows], behind[0][rows], shots)
-        of_ridges = ShotLines.fit(predictions, labels, behind[1], shots)
-        lines = ShotLines.joined(of_head, of_ridges)
-        balanced = [of_head(cosines, behind[0]), of_ridges(predictions, behind[1])]
-        unequal = bool((shots != shots[0]).any())
-        if unequal:
-            balanced.append(shot_scores(behind[1], shots)[None])
+        lone = one_has_several(shots)
+        lines: ShotLines | None = None
+        if lone or (shots == shots[0]).all():
+            members = np.concatenate([cosines, predictions])[:, rows]  # (member, image, class)
+        else:
+            behind = shots_behind(labels, fold), shots_behind(labels, folds)
+            of_head = ShotLines.fit(cosines[:, rows], labels[rows], behind[0][rows], shots)
+            of_ridges = ShotLines.fit(predictions, labels, behind[1], shots)
+            lines = ShotLines.joined(of_head, of_ridges)
+            balanced = [
+                of_head(cosines, behind[0]),
+                of_ridges(predictions, behind[1]),
+                shot_scores(behind[1], shots)[None],
+            ]
+            members = np.concatenate(balanced).astype(np.float32)[:, rows]
             prior = np.append(prior, np.float32(1 / SHOTS_SCALE))
-        members = np.concatenate(balanced).astype(np.float32)[:, rows]  # (member, image, class)
+        scale = np.float32(one_shot_scale(features, labels) if lone else untested_scale(shots))
 
         def stack(members: Array, prior: Array) -> OutOfFold:
             counts = shot_weights(labels)[rows]
-            weights = fit_weights(members, labels[rows], prior, counts=counts)
+            weights = scale * fit_weights(members, labels[rows], prior, counts=counts)
             logits = weigh(weights, members)
             return OutOfFold(rows, labels[rows], members, prior, counts, weights, logits)
 
@@ -419,7 +430,7 @@ class Ensemble:
                 member = member.fit_unseen(left_out.logits, by_name[rows], labels[rows])
         if left_out is not None:
             weights = left_out.weights[: len(prior)]
-        if not unequal:
+        if lines is None:
             return cls(experts, weights, names=member, left_out=left_out)
         by_class, offsets = fold_into_weights(weights, lines, shots)
         class_weights = by_class.astype(np.float32), offsets.astype(np.float32)

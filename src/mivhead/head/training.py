@@ -27,20 +27,13 @@ from mivhead.support import SupportSet
 
 LARGEST_VELOCITY = 1e3  # norm per parameter; below 20 on five real image sets
 CHUNK_VALUES = {"cpu": 2**20}  # values of prototypes at once: 4 MB in float32
-CHUNK_VALUES_GPU = 2**27  # where small chunks are a million small calls: 512 MB
+CHUNK_VALUES_GPU = 2**30  # values of everything at once: 4 GB; small chunks are a million calls
+COPIES = 11  # of prototypes or weights that a step keeps per block, measured
 PREDICT = 64  # query images pooled at once in prediction
 
 
 class DeviceTrainer:
-    """Trains heads on a support set with PyTorch: what `mivhead.engine.training.Trainer` does.
-
-    Parameters
-    ----------
-    support, blocks, recipe, seed, on_step
-        As for `mivhead.engine.training.Trainer`.
-    device : str
-        Where to compute, such as `"cuda"`.
-    """
+    """Trains heads on a support set with PyTorch: what `mivhead.engine.training.Trainer` does."""
 
     def __init__(
         self,
@@ -111,29 +104,10 @@ def fit_head(
     device: str = "cpu",
     on_step: Callable[[float], object] = lambda _: None,
 ) -> tuple[MIVHead, list[float]]:
-    """Build a head and train it on a support set.
+    """Build a head and train it on a support set; it no longer requires gradients.
 
-    Parameters
-    ----------
-    support : SupportSet
-        Images and their views.
-    blocks : sequence of BlockConfig
-        The blocks of the features.
-    recipe : Recipe
-        How to train.
-    seed : int
-        Seed of the initial weights.
-    device : str, default="cpu"
-        Where to train.
-    on_step : callable, default=nothing
-        Called with 1.0 after every step.
-
-    Returns
-    -------
-    head : MIVHead
-        The trained head; its parameters no longer require gradients.
-    losses : list of float
-        The loss of every step, taken before its update.
+    `on_step` is called with 1.0 after every step. Returns the loss of every step, too, taken before
+    its update.
     """
     head = MIVHead(blocks, recipe, torch.Generator().manual_seed(seed)).to(device)
     losses = train(
@@ -156,28 +130,11 @@ def train(
     sources: Tensor | None = None,
     on_step: Callable[[], object] = lambda: None,
 ) -> list[float]:
-    """Train a head in place.
+    """Train a head in place; return the loss of every step, taken before its update.
 
-    Parameters
-    ----------
-    head : MIVHead
-        What to train.
-    candidates : sequence of Candidates
-        Prepared features of all pseudo-queries, the support first and in the order of `bags`.
-    labels : Tensor
-        Class numbers of all pseudo-queries.
-    bags : Bags
-        The support rows of each class.
-    sources : Tensor, optional
-        The support row that every pseudo-query was made from. That shot is masked, so that the
-        prediction comes from the class's other shots. By default nothing is masked.
-    on_step : callable, default=nothing
-        Called after every step.
-
-    Returns
-    -------
-    list of float
-        The loss of every step, taken before its update.
+    Candidates and labels are those of all pseudo-queries, the support first and in the order of
+    `bags`. `sources` are the support rows that they were made from: that shot is masked, so that
+    the prediction comes from the class's other shots.
     """
     recipe = head.recipe
     rates = {"pooling": recipe.pooling_learning_rate, "cap": recipe.learning_rate}
@@ -250,8 +207,14 @@ def loss_and_gradients(
 def chunks(head: MIVHead, queries: int, bags: Bags) -> Iterator[slice]:
     """Slices of queries for which `forward` needs little memory."""
     classes, shots = bags.real.shape
-    values = max(  # per query in one block: attention weights, prototypes
-        classes * max(layer.config.heads * shots, layer.config.channels) for layer in head.layers
-    )
-    size = max(1, CHUNK_VALUES.get(head.anchor.device.type, CHUNK_VALUES_GPU) // values)
+    configs = [layer.config for layer in head.layers]
+    # Per query in each block: attention weights or prototypes.
+    values = [classes * max(each.heads * shots, each.channels) for each in configs]
+    limit = CHUNK_VALUES.get(head.anchor.device.type)
+    if limit is not None:
+        size = limit // max(values)
+    else:  # the gradient of L1 distances takes queries x shots x channels there, block by block
+        distances = len(bags.order) * max(each.channels for each in configs)
+        size = CHUNK_VALUES_GPU // (COPIES * sum(values) + distances)
+    size = max(1, size)
     return (slice(start, start + size) for start in range(0, queries, size))

@@ -49,7 +49,13 @@ from mivhead.methods.registry import Classifier, get_method, make_method
 from mivhead.model import changes
 from mivhead.model.base import ImageClassifier, Scores
 from mivhead.model.decision import Calibration, DecisionRule
-from mivhead.model.fitting import Further, fit_images, fit_table, is_features
+from mivhead.model.fitting import (
+    Further,
+    fit_images,
+    fit_table,
+    is_features,
+    with_missing_views,
+)
 from mivhead.model.info import Estimate
 from mivhead.model.naming import Vectors
 from mivhead.model.prediction import Prediction, Predictions
@@ -410,7 +416,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
     def view_count(self) -> int:
         """Number of augmented views that the model was trained on."""
         if self.shots_ is not None:
-            return len(self.shots_.view_of)
+            return self.shots_.view_count
         return getattr(self.classifier_, "views_", 0)
 
     def add(
@@ -598,7 +604,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
         """
         from mivhead.diagnostics.cross_validation import cross_validate_support
 
-        shots, vectors = changes.own_shots(self), None
+        shots, vectors = with_missing_views(self, changes.own_shots(self)), None
+        self.shots_ = shots
         if (names := names_of(self.classifier_)) is not None:
             seen = self.classes_[names.seen].tolist()
             vectors = dict(zip(seen, names.vectors[names.seen], strict=True))

@@ -7,10 +7,13 @@ the file, needs no backbone, and checks every name, type, shape and value.
 
 What a model may have, but need not have, is an optional section (`SECTIONS`): one more key of the
 document, which ends in its version, such as `shots.v1`, and tensors under a prefix of its own.
+
+Tensors that are mostly zeros, as features after a ReLU are, are written without them (`_sparse`).
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +30,9 @@ from mivhead._util import files
 from mivhead._util.estimator import check_fitted
 from mivhead._util.schema import from_json, to_json
 from mivhead._version import __version__
+from mivhead.backbones import DEFAULT_BACKBONE
 from mivhead.backbones.base import Backbone, Identity, expected_preset, named_by_file
+from mivhead.backbones.efficientnet_lite import WEIGHTS
 from mivhead.classifier import FeatureClassifier, MIVClassifier
 from mivhead.ensemble.balance import UNIFORM
 from mivhead.ensemble.names import Names, names_of
@@ -92,8 +97,16 @@ def _write_shots(model: Any) -> tuple[Any, Mapping[str, Array]] | None:
     shots: Shots | None = getattr(model, "shots_", None)
     if shots is None or not isinstance(model, FewShotClassifier):
         return None
+    if model.identity_ is not None and _always_here(model.identity_) and shots.can_make_views:
+        shots = shots.without_views()
     classifier: FeatureClassifier = model.classifier_
     return shots.to_file(classifier._stored_support, classifier._view_blocks)
+
+
+def _always_here(identity: Identity) -> bool:
+    """Tell whether a backbone comes with mivhead, so that views need not be kept: it makes them."""
+    weights = WEIGHTS[DEFAULT_BACKBONE].sha256
+    return (identity.name, identity.weights) == (DEFAULT_BACKBONE, weights)
 
 
 def _read_shots(model: FewShotClassifier, document: Any, tensors: Mapping[str, Array]) -> None:
@@ -187,6 +200,8 @@ SECTIONS: tuple[Section, ...] = (
     Section("names.v1", "names", _write_names, _read_names),
 )
 _SCALE = "scale"  # key of `config`: `FeatureClassifier.scale_`, if it is not 0
+_SPARSE = "sparse.v1"  # section of the tensors without their zeros; it is read before all others
+_FEATURES, _LARGE = ("support.", "shots.support.", "shots.views."), 2**16  # what is worth it
 _SECTION_NAME = re.compile(r"[a-z_]+\.v[0-9]+")
 
 
@@ -218,6 +233,9 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
         if (part := section.write(model)) is not None:
             document[section.name], own = part
             tensors |= {f"{section.prefix}.{name}": tensor for name, tensor in own.items()}
+    shapes, tensors = _sparse(tensors)
+    if shapes:
+        document[_SPARSE] = shapes
     files.write(path, tensors, document)
 
 
@@ -285,6 +303,10 @@ def load(
     """
     tensors, document = files.read(path)
     files.check_format(path, document, FORMAT)
+    try:
+        tensors = _dense(document.pop(_SPARSE, {}), tensors)
+    except InputError as error:
+        raise ModelFileError(f"{path} cannot be used: {error}") from error
     parts = _take_sections(path, document, tensors)
     try:
         info = from_json(ModelInfo, document, "the description")
@@ -428,6 +450,7 @@ def read_info(path: str | Path) -> ModelInfo:
     """Read what a model file says about itself, without its sections; `load` checks its tensors."""
     tensors, document = files.read(path, arrays=False)
     files.check_format(path, document, FORMAT)
+    document.pop(_SPARSE, None)
     _take_sections(path, document, tensors)
     try:
         return from_json(ModelInfo, document, "the description")
@@ -455,6 +478,60 @@ def _unnamed_shots(classifier: Classifier, identity: Identity | None) -> Shots |
     table = FeatureTable(support, names, view_rule=rule)
     shots = Shots.from_table(table, np.repeat(classifier.classes_, counts))
     return replace(shots, unseen=tuple(classifier.classes_[counts == 0].tolist()))
+
+
+def _sparse(
+    tensors: Mapping[str, Array],
+) -> tuple[dict[str, list[int]], dict[str, Array]]:
+    """Leave the zeros out of large tensors of features, if that at least halves them.
+
+    Such a tensor becomes two, `sparse.{name}.mask`, a bit per value, and `sparse.{name}.values`.
+    Not a bit is lost: a negative zero is a value like any other.
+    """
+    shapes: dict[str, list[int]] = {}
+    written: dict[str, Array] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(_FEATURES) and tensor.nbytes >= _LARGE:
+            flat = np.ascontiguousarray(tensor).reshape(-1)
+            used = flat.view(f"u{flat.itemsize}") != 0
+            mask = np.packbits(used)
+            if 2 * (mask.nbytes + np.count_nonzero(used) * flat.itemsize) <= flat.nbytes:
+                shapes[name] = list(tensor.shape)
+                written[f"sparse.{name}.mask"] = mask
+                written[f"sparse.{name}.values"] = flat[used]
+                continue
+        written[name] = tensor
+    return shapes, written
+
+
+def _dense(shapes: Any, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """Undo `_sparse`, trusting nothing."""
+    if not isinstance(shapes, dict):
+        raise InputError(f"{_SPARSE} must be an object.")
+    found = dict(tensors)
+    total = 0
+    for name, shape in shapes.items():
+        mask = found.pop(f"sparse.{name}.mask", None)
+        values = found.pop(f"sparse.{name}.values", None)
+        sizes = shape if isinstance(shape, list) else []
+        size = math.prod(sizes) if all(type(n) is int and n > 0 for n in sizes) else 0
+        if mask is None or values is None or name in found or not sizes or len(sizes) > 8:
+            raise InputError(f"{_SPARSE} does not fit the tensors: {name!r:.80}.")
+        total += size * values.itemsize
+        if (
+            mask.dtype != np.uint8
+            or (values.dtype.kind, values.ndim) != ("f", 1)
+            or mask.shape != (-(-size // 8),)
+            or total > files.MAX_BYTES
+        ):
+            raise InputError(f"tensor {name!r:.80} has wrong sizes in {_SPARSE}.")
+        used = np.unpackbits(mask, count=size).view(bool)
+        if np.count_nonzero(used) != len(values):
+            raise InputError(f"tensor {name!r:.80} has {len(values)} values for another mask.")
+        flat = np.zeros(size, values.dtype)
+        flat[used] = values
+        found[name] = flat.reshape(sizes)
+    return found
 
 
 def _take_sections(

@@ -172,6 +172,13 @@ class Shots:
         pairs = zip(self._view_counts.tolist(), self._wanted.tolist(), strict=True)
         return [(row, i) for row, (has, wanted) in enumerate(pairs) for i in range(has, wanted)]
 
+    @property
+    def view_count(self) -> int:
+        """Number of views that are used, whether they are here or made again when needed."""
+        can = np.array([picture is not None for picture in self.pictures])
+        has = np.where(can, self._wanted, self._view_counts)
+        return int(np.minimum(has, self._wanted).sum())
+
     def plan_missing_views(self) -> tuple[list[tuple[str, bytes]], ViewPlan]:
         """Plan the missing views of shots with pictures: hashes and pictures, and the plan."""
         assert self.rule is not None
@@ -265,7 +272,7 @@ class Shots:
         seen = dict(
             zip(self.hashes, zip(self.names, self.labels.tolist(), strict=True), strict=True)
         )
-        kept, notes = [], []
+        kept, twins = [], []
         for row, (name, hash_) in enumerate(zip(other.names, other.hashes, strict=True)):
             label = other.labels[row].item()
             if hash_ not in seen:
@@ -279,10 +286,12 @@ class Shots:
                     f"{its_label!r}: an image has one class; leave it out, or move the shot with "
                     "`relabel`."
                 )
-            notes.append(f"{name} is a duplicate of {twin} (the same content): not added again.")
+            twins.append((name, twin))
+        if other.rule != self.rule and other.can_make_views and self.rule is not None:
+            other = other.without_views()  # made by another rule: to be made again by this one
         added = other.take(kept)
         added = replace(added, names=_distinct(added.names, self.names))
-        return self._joined(added), added, notes
+        return self._joined(added), added, _about_twins(twins)
 
     def _joined(self, other: Shots) -> Self:
         views = [each for each in (self.views, other.views) if each is not None]
@@ -468,9 +477,18 @@ class Shots:
 
     # Files.
 
+    @property
+    def can_make_views(self) -> bool:
+        """Whether all views can be made again, because there are all pictures and the rule."""
+        return self.rule is not None and all(self.pictures)
+
+    def without_views(self) -> Self:
+        """Leave out the views."""
+        return replace(self, views=None, view_of=self.view_of[:0])
+
     def compact(self) -> Self:
         """Leave out what only later changes need: views and pictures."""
-        return replace(self, views=None, view_of=self.view_of[:0], pictures=(None,) * len(self))
+        return replace(self.without_views(), pictures=(None,) * len(self))
 
     def to_file(
         self, support: Features | None, view_blocks: Sequence[int]
@@ -604,6 +622,25 @@ def digests(features: Features) -> list[str]:
             digest.update(np.ascontiguousarray(array[row]).data)
         found.append(digest.hexdigest())
     return found
+
+
+def _about_twins(twins: Sequence[tuple[str, str]]) -> list[str]:
+    """Say which images are not added again, because shots have the same content.
+
+    >>> _about_twins([(f"new/{i}.jpg", f"cat/{i}.jpg") for i in range(5)])
+    ["5 images have the same content as shots: 'new/0.jpg', 'new/1.jpg', 'new/2.jpg' and 2 more; \
+they are not added again."]
+    """
+    if len(twins) > MAX_LISTED:
+        listed = _listed(name for name, _ in twins)
+        return [
+            f"{len(twins)} images have the same content as shots: {listed}; they are not added "
+            "again."
+        ]
+    return [
+        f"{name} is a duplicate of {twin} (the same content): not added again."
+        for name, twin in twins
+    ]
 
 
 def _distinct(names: Iterable[str], taken: Iterable[str] = ()) -> tuple[str, ...]:

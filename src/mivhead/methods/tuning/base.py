@@ -165,12 +165,14 @@ class TuningClassifier(Estimator):
     has_ensemble: ClassVar = False
     STORED: ClassVar[str]  # pattern of the names of its tensors
 
-    steps: int
-    use_views: bool = False
+    steps: int  # passes over the support set
+    use_views: bool = False  # train on augmented views as well
+    # Images whose activations are kept; a larger support set takes a third more time. None: as many
+    # as have the pixels of 32 images at 224 px, or as fit into the memory of a GPU.
     images_at_once: int | None = None
-    random_state: int | np.random.RandomState | None = None
-    device: str | None = None
-    verbose: bool = True
+    random_state: int | np.random.RandomState | None = None  # where weights are drawn at random
+    device: str | None = None  # None: where the backbone is
+    verbose: bool = True  # show a progress bar if training takes more than two seconds
     classes_: NDArray[Any] = field(init=False)
     seed_: int = field(init=False)
 
@@ -442,9 +444,9 @@ def predicted_at_once(network: Network) -> int:
     return PREDICTED if network.device.type == "cpu" else chunk_size(network, None)
 
 
-def free_memory(device: torch.device) -> int | None:
+def free_memory(device: torch.device | str) -> int | None:
     """Return the free bytes of a GPU; None for a CPU, or if the device does not say."""
-    if device.type == "cuda":
+    if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return None
 
