@@ -32,6 +32,7 @@ from mivhead.backbones.base import (
     expected_preset,
     named_by_file,
 )
+from mivhead.backbones.efficientnet_lite import comes_with_mivhead
 from mivhead.backbones.preprocessing import DecodedImage
 from mivhead.backbones.preset import Preset
 from mivhead.classifier import MIVClassifier
@@ -637,7 +638,9 @@ class FewShotClassifier(ImageClassifier, Estimator):
         """
         from mivhead.diagnostics.cross_validation import cross_validate
 
-        shots = self.shots_ = self._with_missing_views(self._own_shots())
+        shots = self._own_shots()
+        if self.identity_ is not None and comes_with_mivhead(self.identity_):
+            shots = self.shots_ = self._with_missing_views(shots)
         training = shots.training()
         labels = tuple(map(str, training.y.tolist()))
         table = FeatureTable(training.X, shots.names, labels, training.views, training.view_of)
