@@ -564,9 +564,7 @@ class _Plain(ElementTree.TreeBuilder):
 
 def _parse_xml(file: Path) -> Any:
     try:
-        return ElementTree.fromstring(
-            _content(file), ElementTree.XMLParser(target=_Plain(file))
-        )
+        return ElementTree.fromstring(_content(file), ElementTree.XMLParser(target=_Plain(file)))
     except (ElementTree.ParseError, LookupError, ValueError) as error:
         if isinstance(error, InputError):
             raise
