@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import tarfile
 import zipfile
@@ -196,3 +197,14 @@ def test_a_forged_plan_opens_nothing_elsewhere(here, memory, tmp_path, monkeypat
     plan.write_text(json.dumps(document) + "\n")
     with pytest.raises(InputError, match="named by a file, not by you"):
         batch.predict(*arguments, resume=True)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs Unix")
+@pytest.mark.parametrize("name", ["a.tar", "a.parquet", "a.zip", "a.txt"])
+def test_pipes_do_not_block(here, tmp_path, name):
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    os.mkfifo(folder / name)
+    source = folder if name in ("a.tar", "a.parquet") else folder / name
+    with pytest.raises(InputError, match="not a regular file"):
+        batch.predict(here / "model.onnx", source, tmp_path / "out.csv")

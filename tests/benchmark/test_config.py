@@ -1,6 +1,8 @@
 """Configurations: what is read, what is refused and with which words."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +82,29 @@ def test_files_that_are_none(tmp_path):
     broken.write_text("tasks = = 3")
     with pytest.raises(InputError, match="is not a TOML file"):
         load_config(broken)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a = " + 5000 * "[" + 5000 * "]", "nested too deeply"),
+        ("a = " + 5000 * "{a = ", "nested too deeply"),
+        (20_000 * "a." + "a = 1", "more than 100 dots"),  # takes half a minute to parse
+        (2**20 * "#" + "#", "larger than"),
+    ],
+)
+def test_a_file_that_takes_long_to_parse(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "their.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        load_config(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs Unix")
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "their.toml")
+    with pytest.raises(InputError, match="not a regular file"):
+        load_config(tmp_path / "their.toml")
 
 
 def test_the_small_benchmark_is_ready_made():

@@ -186,6 +186,7 @@ CASES = (
     Case("strangers' results", strangers.results, 2, goal=2_000, on_disk=False),
     Case("strangers' names in models", strangers.names, 1, goal=10_000, on_disk=False),
     Case("strangers' ONNX graphs", strangers.graphs, 2, goal=5_000, on_disk=False),
+    Case("strangers' documents", strangers.documents, 1, goal=20_000, on_disk=False),
     Case("strangers' scans", strangers.scans, 1, goal=2_000, on_disk=False),
     Case("extreme numbers", damage.extreme_numbers, 1, goal=1_000),
     Case("damaged model files", damage.model_files, 14, goal=1_000_000, on_disk=False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -19,19 +20,22 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 import mivhead
-from mivhead import MIVClassifier
+from mivhead import MIVClassifier, stores
 from mivhead._util import files as safefile
 from mivhead._util.schema import to_json
 from mivhead.app.project import Project
+from mivhead.benchmark.config import load_config
 from mivhead.benchmark.results import CONFIG, RESULTS
 from mivhead.cli.main import main
 from mivhead.errors import ImageError, MivError
+from mivhead.images.boxes import read_boxes
 from mivhead.images.decoding import MAX_SCANS, load_image
 from mivhead.methods import METHODS
 from tests.chaos.campaign import Trial
 from tests.chaos.damage import damage, small_features
 from tests.helpers import hostile_onnx as hostile
 from tests.helpers.bench_data import result
+from tests.images import test_boxes
 from tests.service.conftest import photo
 
 PATIENCE = 20.0  # seconds that no trial may take, on a busy machine
@@ -312,6 +316,66 @@ def graphs(folder: Path) -> Iterator[Trial]:
         assert len(found) == len(pictures)
         assert all(0 <= each.probability <= 1.01 for each in found)
         return "answered"
+
+    yield trial
+
+
+# Boxes of detectors, configurations, arrays.
+
+ODD = (None, [], {}, [[]], True, -1, 2.5, 10**400, 1e308, "", "1", "\ud800", "../x", "x\n\x1b", "/")
+
+
+def _replaced(value: Any, rng: np.random.Generator) -> Any:
+    """Put something of another kind into a random place of a JSON document."""
+    if not isinstance(value, dict | list) or not value or rng.random() < 0.15:
+        return pick(rng, ODD)
+    keys = list(value) if isinstance(value, dict) else range(len(value))
+    key = pick(rng, keys)
+    changed = copy.copy(value)
+    changed[key] = _replaced(value[key], rng)
+    return changed
+
+
+@contextmanager
+def documents(folder: Path) -> Iterator[Trial]:
+    """Documents with odd values and damage are refused, or read and written again."""
+    boxes = [make(folder) for make in test_boxes.FORMATS]
+    np.savez(folder / "a.npz", X=np.eye(4, dtype=np.float32), y=list("abab"))
+    np.save(folder / "a.npy", np.eye(4, dtype=np.float32))
+    (folder / "run.toml").write_text('methods = ["ncc"]\nsets = ["birds"]\ntasks = 2\n')
+    files = [f for each in boxes for f in (each, *each.rglob("*")) if f.is_file()]
+    files += [folder / name for name in ("a.npz", "a.npy", "run.toml")]
+    contents = {path: path.read_bytes() for path in files}
+
+    def use(path: Path) -> None:
+        if path.suffix == ".toml":
+            load_config(path)
+        elif path.suffix in (".npz", ".npy"):
+            stores.open(path).read()
+        else:
+            found = read_boxes(next(each for each in boxes if each in (path, *path.parents)))
+            decided = {box.id: ("a\nb", "\x1b", 0.5) for box in found.boxes}
+            found.write(folder / "out" / found.path.name, decided)
+
+    def trial(rng: np.random.Generator) -> str:
+        path = pick(rng, files)
+        content = contents[path]
+        if path.suffix == ".json" and rng.random() < 0.8:
+            content = json.dumps(_replaced(json.loads(content), rng)).encode()
+        else:
+            content = damage(content, rng)
+        path.write_bytes(content)
+        (folder / "out").mkdir(exist_ok=True)
+        started = time.perf_counter()
+        try:
+            use(path)
+        except MivError:
+            return "refused"
+        finally:
+            path.write_bytes(contents[path])
+            shutil.rmtree(folder / "out")
+            assert time.perf_counter() - started < PATIENCE
+        return "read"
 
     yield trial
 

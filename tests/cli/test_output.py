@@ -1,6 +1,7 @@
 """What commands print, and whether they can write to a file."""
 
 import os
+import time
 import unicodedata
 
 import pytest
@@ -21,6 +22,12 @@ def test_shortened_texts_fit_and_keep_their_ends(text, limit):
         head, _, tail = short.partition("...")
         assert text.startswith(head)
         assert text.endswith(tail)
+
+
+def test_a_long_string_is_shortened_at_once():
+    began = time.process_time()
+    assert shorten(2**20 * "x" + "e\u0301", 9) == "xxx...xxe\u0301"
+    assert time.process_time() - began < 5  # character by character, it took hours
 
 
 @given(st.text(max_size=40))

@@ -3,10 +3,8 @@
 import importlib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
-
-import pytest
 
 from tests.docs.test_site import documented
 
@@ -59,8 +57,13 @@ def test_there_are_many_public_callables() -> None:
     assert "mivhead.classifier.FeatureClassifier.predict_proba" in CALLABLES  # inherited
 
 
-@pytest.mark.parametrize("name", sorted(CALLABLES))
-def test_docstring_is_complete(name: str) -> None:
+def test_docstrings_are_complete() -> None:
+    found = {name: gaps for name in sorted(CALLABLES) if (gaps := [*gaps_of(name)])}
+    assert not found, "\n".join(f"{name}: {', '.join(gaps)}" for name, gaps in found.items())
+
+
+def gaps_of(name: str) -> Iterator[str]:
+    """Yield what the docstring of a public function or class lacks."""
     thing = CALLABLES[name]
     function = thing.__func__ if isinstance(thing, classmethod | staticmethod) else thing
     found = sections(function.__doc__ or "")
@@ -75,13 +78,15 @@ def test_docstring_is_complete(name: str) -> None:
     }
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     is_method = inspect.isfunction(function) and "." in name.removeprefix(f"{function.__module__}.")
-    expected = parameters(function, bound=is_method and not isinstance(thing, staticmethod))
-    for each in expected:
-        label = stars.get(each.kind, "") + each.name
-        assert label in named, f"{label} is not in Parameters"
-        if each.default is not inspect.Parameter.empty:
-            assert re.search("default|optional", named[label]), f"the default of {label} is missing"
-    assert set(named) == {stars.get(each.kind, "") + each.name for each in expected}
+    given = parameters(function, bound=is_method and not isinstance(thing, staticmethod))
+    expected = {stars.get(each.kind, "") + each.name: each for each in given}
+    for label, each in expected.items():
+        if label not in named:
+            yield f"{label} is not in Parameters"
+        elif each.default is not each.empty and not re.search("default|optional", named[label]):
+            yield f"the default of {label} is missing"
+    yield from (f"{label} is not a parameter" for label in named.keys() - expected.keys())
     result = getattr(function, "__annotations__", {}).get("return", "None")
-    if not isinstance(thing, type) and result not in ("None", None, "Never"):
-        assert found.keys() & {"Returns", "Yields"}, f"returns {result}, but has no Returns section"
+    returns = not isinstance(thing, type) and result not in ("None", None, "Never")
+    if returns and not found.keys() & {"Returns", "Yields"}:
+        yield f"returns {result}, but has no Returns section"

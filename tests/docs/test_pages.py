@@ -106,11 +106,11 @@ def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
                 run_commands(code)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
-def test_the_first_thing_on_a_page_is_a_sentence(page: Path) -> None:
-    title, first, *_ = page.read_text(encoding="utf-8").split("\n\n")
-    assert title.startswith("# ")
-    assert not first.startswith(("```", "|", "!", "- ")), first
+def test_the_first_thing_on_a_page_is_a_sentence() -> None:
+    for page in PAGES:
+        title, first, *_ = page.read_text(encoding="utf-8").split("\n\n")
+        assert title.startswith("# "), page
+        assert not first.startswith(("```", "|", "!", "- ")), page
 
 
 def run_commands(code: str) -> None:

@@ -4,8 +4,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parents[2] / "src" / "mivhead"
 ROOMS = sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
 
@@ -21,11 +19,11 @@ def names_in(room: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_room_docstrings_name_what_exists(room: Path) -> None:
-    docstring = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
-    named = set(re.findall(r"`([a-z_]\w*)`", docstring))
-    assert named - {"miv"} <= names_in(room)  # the command
+def test_room_docstrings_name_what_exists() -> None:
+    for room in ROOMS:
+        docstring = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
+        named = set(re.findall(r"`([a-z_]\w*)`", docstring)) - {"miv"}  # the command
+        assert named <= names_in(room), room
 
 
 def test_an_absent_module_is_noticed(tmp_path: Path) -> None:

@@ -208,6 +208,11 @@ def changed(path: Path, change: Any) -> Path:
         ),
         (
             megadetector,
+            lambda d: d["images"][0]["detections"][0].update(category=["1"]),
+            "has no name",
+        ),
+        (
+            megadetector,
             lambda d: d["images"][0]["detections"][0].update(bbox=[0, 0, 1]),
             "a box needs four numbers",
         ),
@@ -221,6 +226,7 @@ def changed(path: Path, change: Any) -> Path:
         (coco, lambda d: d["annotations"][0].update(image_id=99), "image id 99, which it does not"),
         (coco, lambda d: d["annotations"][0].update(category_id=[1]), "neither a number nor"),
         (coco, lambda d: d.update(images={}), "needs a list of objects 'images'"),
+        (coco, lambda d: d.update(annotations=None), "needs a list of objects 'annotations'"),
         (coco, lambda d: d["annotations"][0].update(score=3), "confidence must be from 0 to 1"),
     ],
 )
@@ -248,6 +254,13 @@ def test_a_box_outside_its_image(photos: Path, tmp_path: Path) -> None:
         ("x.csv", b"file,x,y,w,h\n", "has no boxes"),
         ("x.xml", b"<a><b></a>", "not valid XML"),
         ("x.xml", b'<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>', "has a DOCTYPE"),
+        (
+            "x.xml",
+            '<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>'.encode("utf-16"),
+            "has a DOCTYPE",
+        ),
+        ("x.xml", 1000 * b"<a>" + 1000 * b"</a>", "nested more than 100 elements deep"),
+        ("x.xml", b'<?xml version="1.0" encoding="rot13"?><a/>', "not valid XML"),
         ("x.pdf", b"", "has no boxes that can be read"),
     ],
 )
@@ -277,10 +290,19 @@ def test_a_category_without_a_name_that_no_box_has(tmp_path: Path) -> None:
     document = {
         "images": [{"id": 1, "file_name": "1.jpg"}],
         "annotations": [{"image_id": 1, "category_id": 2, "bbox": [0, 0, 4, 4]}],
-        "categories": [{"id": 1}, {"id": 2, "name": "animal"}],
+        "categories": [{"id": 1}, {"id": 2, "name": "animal"}, {"id": 3, "name": []}],
+        "note": "\ud800",  # half a character, which UTF-8 cannot encode
     }
     path = tmp_path / "boxes.json"
     path.write_text(json.dumps(document))
     read_boxes(path).write(tmp_path / "out.json", {"1.jpg#0": ("robin", "robin", 0.9)})
     (found,) = read_boxes(tmp_path / "out.json").boxes
     assert found.label == "robin"
+
+
+@pytest.mark.parametrize("make", [yolo, voc])
+def test_a_class_with_line_breaks_and_control_characters(make: Any, tmp_path: Path) -> None:
+    path = make(tmp_path)
+    found = read_boxes(path)
+    found.write(tmp_path / "out", {found.boxes[0].id: ("a\nb\x1b", "a\nb\x1b", 0.9)})
+    assert [box.label for box in read_boxes(tmp_path / "out").boxes] == ["a b?", "owl", "fox"]

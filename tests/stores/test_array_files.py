@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import struct
 import zipfile
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from mivhead import Features, FeatureTable, stores
 from mivhead.cli.main import main
-from mivhead.errors import InputError
+from mivhead.errors import InputError, MivError
 
 rng = np.random.default_rng(0)
 X = (0.2 * rng.normal(size=(12, 6)) + np.repeat([[1], [-1]], 6, axis=0)).astype(np.float32)
@@ -125,6 +127,62 @@ def test_bad_files(tmp_path):
             stores.open(tmp_path / name).read()
     with pytest.raises(InputError, match=r"give a .safetensors or .parquet file"):
         stores.open(tmp_path / "a.npz").write(FeatureTable(Features(X), IDS))
+
+
+HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': %s}"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("-" * 9000 + "1", "(" * 9000, "1", "{}", HEADER % ("-" * 9000 + "1,")),
+        *(HEADER % f"({shape})" for shape in ("-1, -4", f"{10**23}, 4", "True, True", "2.0,", "")),
+    ],
+)
+def test_forged_headers(header: str, tmp_path: Path) -> None:
+    text = header.encode() + b"\n"
+    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + bytes(64)
+    (tmp_path / "a.npy").write_bytes(content)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("X.npy", content)
+    for path in (tmp_path / "a.npy", tmp_path / "a.npz"):
+        with pytest.raises(MivError):
+            stores.open(path).read()
+
+
+def test_a_small_archive_does_not_fill_the_memory(tmp_path: Path) -> None:
+    with (
+        zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("X.npy", "w") as member,
+    ):
+        np.lib.format.write_array_header_1_0(
+            member, {"descr": "<f4", "fortran_order": False, "shape": (17 * 2**20, 16)}
+        )
+        for _ in range(68):
+            member.write(bytes(2**24))
+    with pytest.raises(InputError, match="would unpack to 1,088 MiB"):
+        stores.open(tmp_path / "a.npz").read()
+
+
+def test_a_small_parquet_file_does_not_fill_the_memory(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow", reason="the extra batch is not installed")
+    import pyarrow.parquet as pq
+
+    same = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(2**22, np.float32)), 2**10)
+    with pq.ParquetWriter(tmp_path / "a.parquet", pa.schema({"v": same.type})) as writer:
+        for _ in range(80):
+            writer.write_table(pa.table({"v": same}))
+    with pytest.raises(InputError, match="would unpack to 1,280 MiB"):
+        stores.open(tmp_path / "a.parquet").read()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs Unix")
+def test_pipes_are_not_read(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="the extra batch is not installed")
+    for name in ("a.npz", "a.npy", "a.parquet", "a.safetensors"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(MivError, match="is not a file"):
+            stores.open(tmp_path / name).read()
 
 
 @pytest.mark.parametrize("suffix", ["npz", "parquet"])

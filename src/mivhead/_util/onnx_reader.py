@@ -25,6 +25,7 @@ MAX_CONSTANT = 2**26  # bytes of a constant that is decoded here: norms, not wei
 
 _TYPES = {1: "float32", 6: "int32", 7: "int64", 10: "float16", 11: "float64"}  # of elements
 _VALUES = {4: "<f4", 5: "<i4", 7: "<i8", 10: "<f8"}  # fields that hold elements one by one
+_DAMAGED = (IndexError, ValueError, TypeError, struct.error)  # what unexpected bytes raise below
 _VARINT, _FIXED64, BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -65,7 +66,7 @@ class OnnxFile:
                 elif number == 14:
                     pair = {n: read_text(v) for n, _, v in read_fields(value) if n in (1, 2)}
                     self.metadata[pair.get(1, "")] = pair.get(2, "")
-        except (IndexError, ValueError, TypeError, struct.error):
+        except _DAMAGED:
             self.nodes = []
         if not self.nodes:
             raise InputError(f"{name} is not an ONNX file, or is corrupted.")
@@ -74,7 +75,10 @@ class OnnxFile:
     def constant(self, name: str) -> NDArray[Any] | None:
         """Return a constant of the graph; None if there is none of this name that can be read."""
         tensor = self._constants.get(name)
-        return None if tensor is None else _decode(tensor, self.folder)
+        try:
+            return None if tensor is None else _decode(tensor, self.folder)
+        except (*_DAMAGED, OverflowError, KeyError, OSError):
+            return None
 
     def is_constant(self, name: str) -> bool:
         """Return whether a tensor is a constant of the graph."""

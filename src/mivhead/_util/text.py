@@ -50,10 +50,11 @@ def width(text: str) -> int:
     >>> width("cat"), width("猫"), width("e\u0301")
     (3, 2, 1)
     """
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
-        for c in text
-    )
+    return sum(map(_columns, text))
+
+
+def _columns(c: str) -> int:
+    return 0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
 
 
 def shorten(text: str, limit: int = MAX_CELL) -> str:
@@ -65,12 +66,19 @@ def shorten(text: str, limit: int = MAX_CELL) -> str:
     if width(text) <= limit:
         return text
     room = limit - 3
-    head, tail = text, text
-    while width(head) > room // 2:
-        head = head[:-1]
-    while width(tail) > room - room // 2:
-        tail = tail[1:]
-    return f"{head}...{tail}"
+    tail = _begin(reversed(text), room - room // 2)[::-1]
+    return f"{_begin(text, room // 2)}...{tail}"
+
+
+def _begin(text: Iterable[str], room: int) -> str:
+    """Return as many of the first characters as fit; the rest, maybe megabytes, is not read."""
+    kept = []
+    for c in text:
+        room -= _columns(c)
+        if room < 0:
+            break
+        kept.append(c)
+    return "".join(kept)
 
 
 class Html(str):

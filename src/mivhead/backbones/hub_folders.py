@@ -14,6 +14,8 @@ from mivhead._util.schema import parse_json
 from mivhead.backbones.preset import Preprocessing
 from mivhead.errors import InputError
 
+MAX_BYTES = 64 * 2**20  # of a JSON file
+
 
 @dataclass(frozen=True)
 class Family:
@@ -50,10 +52,16 @@ FAMILIES = {
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of unknown origin."""
     try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} is not a regular file.")  # reading a pipe could block
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(f"{path} is larger than {MAX_BYTES // 2**20} MiB.")
         document = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise InputError(f"{path.parent} has no {path.name}.") from None
     except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{path} cannot be read as JSON.") from error
     if not isinstance(document, dict):
         raise InputError(f"{path} does not contain a JSON object.")

@@ -31,6 +31,8 @@ from mivhead.errors import InputError, check_one_of, reading
 from mivhead.methods.registry import Method, get_method
 
 ABOUT = "about"  # a table of a TOML file that describes it (`describe_table`)
+MAX_BYTES = 2**20  # of a TOML file
+MAX_DOTS = 100  # in one of its lines
 PRESET_VIEWS = "preset"  # instead of a maximum number of views
 TABLES = Path(__file__).parent / "tables"  # ready-made configurations, one TOML file each
 
@@ -425,7 +427,17 @@ def _read_toml(source: str | Path) -> dict[str, Any]:
         path = TABLES / f"{source}.toml"
     try:
         with reading(path):
-            document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+            if path.exists() and not path.is_file():
+                raise InputError(f"{path} is not a regular file.")  # reading a pipe could block
+            if path.stat().st_size > MAX_BYTES:
+                raise InputError(f"{path} is larger than {MAX_BYTES:,} bytes.")
+            text = path.read_text(encoding="utf-8")
+        # The time to parse a key of many parts grows with the square of their number.
+        if any(line.count(".") > MAX_DOTS for line in text.splitlines()):
+            raise InputError(f"{path} has a line with more than {MAX_DOTS} dots: divide it.")
+        document: dict[str, Any] = tomllib.loads(text)
+    except RecursionError:
+        raise InputError(f"{path} is nested too deeply.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a TOML file: {error}.") from error
     return document

@@ -25,6 +25,7 @@ from PIL import Image
 
 from mivhead._util.files import replacing
 from mivhead._util.schema import parse_json
+from mivhead._util.text import one_line
 from mivhead.errors import ImageError, InputError, reading
 from mivhead.images.decoding import load_image
 from mivhead.images.imageset import ImageSet, ImageSource, is_image_name, normal
@@ -35,6 +36,7 @@ MAX_BYTES = 512 * 2**20  # of a document
 MAX_FILES = 1_000_000  # of YOLO or Pascal VOC
 MAX_BOXES = 10_000_000
 MAX_SIDE = 2.0**31  # pixels
+MAX_DEPTH = 100  # of elements of XML
 PATH_COLUMNS = ("path", "file", "image", "filename", "file_name")
 SIDES = ("x", "y", "w", "h")  # columns: left, top, width and height in pixels
 LABEL_COLUMNS = ("label", "class")
@@ -285,7 +287,7 @@ def _listed(document: Any, key: str, path: Path) -> list[dict[str, Any]]:
 
 def _named(names: Any, key: Any, path: Path, what: str) -> str:
     """Return the name of a category."""
-    found = names.get(key) if isinstance(names, dict) else None
+    found = names.get(key) if isinstance(names, dict) and isinstance(key, int | str) else None
     if not isinstance(found, str) or not found:
         raise InputError(f"{path} has a box of the {what} {str(key)[:40]!r}, which has no name.")
     return found
@@ -355,9 +357,7 @@ def _coco(document: dict[str, Any], path: Path) -> Iterable[Box]:
     categories = _listed(document, "categories", path)
     names = {_key(each.get("id"), path): each.get("name") for each in categories}
     counts: dict[Any, int] = {}
-    for i, each in enumerate(document["annotations"]):
-        if not isinstance(each, dict):
-            raise InputError(f"{path}: an annotation is not an object.")
+    for i, each in enumerate(_listed(document, "annotations", path)):
         key = _key(each.get("image_id"), path)
         if key not in photos:
             raise InputError(f"{path} has a box of the image id {key!r}, which it does not list.")
@@ -377,7 +377,8 @@ def _key(value: Any, path: Path) -> int | str:
 
 
 def _write_coco(path: Path, document: Any, decided: list[Any]) -> None:
-    ids = {each.get("name"): each["id"] for each in document["categories"]}  # some have none
+    named = [each for each in document["categories"] if isinstance(each.get("name"), str)]
+    ids = {each["name"]: each["id"] for each in named}
     largest = max((each for each in ids.values() if isinstance(each, int)), default=0)
     for box, decision, label, probability in decided:
         if decision not in ids:
@@ -392,7 +393,8 @@ def _write_coco(path: Path, document: Any, decided: list[Any]) -> None:
 
 def _write_json(path: Path, document: Any) -> None:
     with replacing(path) as part:
-        part.write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
+        text = json.dumps(document, ensure_ascii=False)
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")  # half a character
 
 
 # CSV.
@@ -501,7 +503,7 @@ def _write_yolo(path: Path, document: Any, decided: list[Any]) -> None:
     for box, decision, _, probability in decided:
         if decision not in numbers:
             numbers[decision] = len(names)
-            names.append(decision)
+            names.append(one_line(decision))
         file, number = box.place
         sides = lines[file][number].split()[1:5]
         lines[file][number] = " ".join([str(numbers[decision]), *sides, f"{probability:.4f}"])
@@ -516,13 +518,7 @@ def _read_voc(path: Path, files: Sequence[Path]) -> BoxFile:
     boxes: list[Box] = []
     trees: dict[str, Any] = {}
     for file in files:
-        content = _content(file)
-        if b"<!DOCTYPE" in content or b"<!ENTITY" in content:
-            raise InputError(f"{file} has a DOCTYPE, which annotations do not need; remove it.")
-        try:
-            root = ElementTree.fromstring(content)
-        except ElementTree.ParseError as error:
-            raise InputError(f"{file} is not valid XML: {error}.") from error
+        root = _parse_xml(file)
         inside = file.relative_to(path).as_posix() if path.is_dir() else file.name
         trees[inside] = root
         folder = PurePosixPath(inside).parent
@@ -536,6 +532,37 @@ def _read_voc(path: Path, files: Sequence[Path]) -> BoxFile:
     return BoxFile(path, "voc", tuple(boxes), trees)
 
 
+class _Plain(ElementTree.TreeBuilder):
+    """Builds elements, and refuses what could make a small file large or exhaust the stack."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file = file
+        self._depth = 0
+
+    def doctype(self, *_: str | None) -> None:
+        raise InputError(f"{self._file} has a DOCTYPE, which annotations do not need; remove it.")
+
+    def start(self, tag: Any, attrs: Any, /) -> Any:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise InputError(f"{self._file} is nested more than {MAX_DEPTH} elements deep.")
+        return super().start(tag, attrs)
+
+    def end(self, tag: Any, /) -> Any:
+        self._depth -= 1
+        return super().end(tag)
+
+
+def _parse_xml(file: Path) -> Any:
+    try:
+        return ElementTree.fromstring(_content(file), ElementTree.XMLParser(target=_Plain(file)))
+    except (ElementTree.ParseError, LookupError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{file} is not valid XML: {error}.") from error
+
+
 def _corners(texts: Sequence[str | None], file: Path) -> list[float]:
     try:
         return [float(text or "") for text in texts]
@@ -544,15 +571,16 @@ def _corners(texts: Sequence[str | None], file: Path) -> list[float]:
 
 
 def _write_voc(path: Path, document: Any, decided: list[Any]) -> None:
+    objects = {inside: list(root.iter("object")) for inside, root in document.items()}
     for box, decision, label, probability in decided:
         inside, number = box.place
-        each = list(document[inside].iter("object"))[number]
+        each = objects[inside][number]
         extra = {"name": decision, "predicted": label, "confidence": f"{probability:.4f}"}
         for tag, text in extra.items():
             child = each.find(tag)
             if child is None:
                 child = ElementTree.SubElement(each, tag)
-            child.text = text
+            child.text = one_line(text)
     single = len(document) == 1 and path.suffix.lower() == ".xml"
     for inside, root in document.items():
         with replacing(path if single else path / inside, make_folders=True) as part:

@@ -259,8 +259,7 @@ def safe_name(name: str) -> str:
     stem, suffix = os.path.splitext(text)  # noqa: PTH122  # a name, not a path
     if len(suffix) > MAX_SUFFIX:
         stem, suffix = text, ""
-    while len(stem.encode()) > MAX_NAME_BYTES:
-        stem = stem[:-1]
+    stem = stem.encode()[:MAX_NAME_BYTES].decode(errors="ignore")
     text = (stem + suffix).rstrip(". ")
     if text.startswith("."):
         text = "_" + text[1:]

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from stat import S_ISREG
 from typing import IO, Any, TypeVar, cast
 
 from mivhead._util.optional import need
@@ -90,6 +91,8 @@ def stamp(path: str) -> str:
     if not is_address(path):
         with reading(path):
             found = Path(path).stat()
+        if not S_ISREG(found.st_mode):
+            raise InputError(f"{path} is not a regular file.")  # reading a pipe could block
         return f"{found.st_size} {found.st_mtime_ns}"
     fs, inside = file_system(path)
     fs.invalidate_cache(inside.rpartition("/")[0])
@@ -101,7 +104,9 @@ def stamp(path: str) -> str:
 
 def open_file(path: str) -> AbstractContextManager[IO[bytes]]:
     """Open a file for reading; it can be searched."""
-    if is_address(path):
+    if not is_address(path):
+        stamp(path)  # which must not be a pipe
+    else:
         fs, inside = file_system(path)
         opened = reach(path, lambda: fs.open(inside, "rb"))
         return cast("AbstractContextManager[IO[bytes]]", opened)

@@ -5,6 +5,7 @@ Nothing is unpickled, and no array is allocated that the file is too short for.
 
 from __future__ import annotations
 
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,14 @@ import numpy as np
 
 from mivhead.errors import InputError, NotAvailableError, reading
 from mivhead.features import Features, FeatureTable
-from mivhead.stores.base import Array, Columns, FileStore
+from mivhead.stores.base import Array, Columns, FileStore, check_ratio
 
 MAX_BYTES = 16 * 2**30
+# What NumPy and zipfile raise for damaged and forged files, which neither documents.
+_DAMAGED = (
+    *(ValueError, TypeError, OverflowError, EOFError, RuntimeError, SyntaxError),
+    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
 IDS = ("ids", "id", "names", "files")
 LABELS = ("labels", "label", "y")
 
@@ -43,7 +49,7 @@ class ArrayStore(FileStore):
             kind = "is not a file" if path.exists() else "does not exist"
             raise InputError(f"{path} {kind}.")
         try:
-            with reading(path, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
+            with reading(path, *_DAMAGED):
                 if path.suffix.lower() == ".npy":
                     arrays = {"X": np.load(path, mmap_mode="r", allow_pickle=False)}
                 else:
@@ -103,8 +109,10 @@ def _take(arrays: dict[str, Array], given: str | None, names: Sequence[str]) -> 
 def _read_archive(path: Path) -> dict[str, Array]:
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
-        if sum(each.file_size for each in members) > MAX_BYTES:
+        unpacked = sum(each.file_size for each in members)
+        if unpacked > MAX_BYTES:
             raise InputError(f"{path} would unpack to more than {MAX_BYTES // 2**30} GiB.")
+        check_ratio(path, unpacked)
         arrays: dict[str, Array] = {}
         for member in members:
             with archive.open(member) as file:

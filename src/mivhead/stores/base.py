@@ -28,12 +28,23 @@ Array = NDArray[Any]
 
 FORMAT = 1  # of `TableInfo`
 BATCH = 256  # rows
+# What a file unpacks to is limited to this many times its size; smaller ones are no danger.
+MAX_RATIO, SMALL = 200, 2**30  # bytes
 
 # The columns of a table that mivhead created, apart from its features.
 ID = "id"
 LABEL = "label"
 VIEW_OF = "view_of"  # id of the image that a view was made from
 POSITION = "position"  # order of the rows
+
+
+def check_ratio(path: Path, unpacked: int) -> None:
+    """Raise an error if a small file would fill the memory."""
+    if unpacked > max(SMALL, MAX_RATIO * path.stat().st_size):
+        raise InputError(
+            f"{path} would unpack to {unpacked // 2**20:,} MiB, more than {MAX_RATIO} times its "
+            "size: somebody may want to fill your memory."
+        )
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from mivhead.stores.base import (
     Rows,
     Stacker,
     TableInfo,
+    check_ratio,
     rows_of,
     strings,
 )
@@ -39,6 +40,12 @@ EXTRA = "batch"
 METADATA = b"mivhead"
 GROUP_ROWS, GROUP_BYTES = 2**16, 2**25  # of a row group
 ERROR = "error"  # column of jobs over many images: why an image has no features
+
+
+def _unpacked(metadata: Any) -> int:
+    """Return how many bytes the columns take in memory, about: repetitions take none in a file."""
+    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
+    return 4 * sum(g.column(i).num_values for g in groups for i in range(g.num_columns))
 
 
 class ParquetStore(DatabaseStore):
@@ -76,12 +83,14 @@ class ParquetStore(DatabaseStore):
     @contextmanager
     def _open(self, path: Path) -> Iterator[Any]:
         """Open one file, and turn the errors of pyarrow into mivhead's."""
-        if not path.exists():
-            raise InputError(f"{path} does not exist.")
+        if not path.is_file():
+            # Reading a pipe could block.
+            raise InputError(f"{path} {'is not a file' if path.exists() else 'does not exist'}.")
         with (
             reading(path, ValueError, RuntimeError),  # pyarrow's derive from these and OSError
             self._pq.ParquetFile(path, page_checksum_verification=True) as file,
         ):
+            check_ratio(path, _unpacked(file.metadata))
             yield file
 
     def _read_info(self) -> TableInfo | None:
