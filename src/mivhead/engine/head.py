@@ -164,6 +164,11 @@ class HeadBlock:
                 params[name] = np.zeros(shape, np.float32)
         return cls(config, recipe, params)
 
+    def copy(self) -> HeadBlock:
+        """Copy the block with its parameters."""
+        params = {name: value.copy() for name, value in self.params.items()}
+        return HeadBlock(self.config, self.recipe, params)
+
     # Component 1: pooling by attention, from patches to one vector per image.
 
     def prepare(self, *parts: Block) -> Candidates:
