@@ -24,6 +24,7 @@ from mivhead.engine.head import (
     HeadBlock,
     Projected,
     functions,
+    slabs,
     taken_blocks,
 )
 from mivhead.engine.plain import chunks
@@ -178,14 +179,21 @@ class Trainer:
     ) -> None:
         """Train blocks of all heads; their candidates are derived once."""
         configs = {i: self.blocks[self.taken[i]] for i in places}
-        initial = {i: HeadBlock.initial(c, self.recipe, generator) for i, c in configs.items()}
-        views = () if self.support.views is None else (self.support.views,)
-        candidates = {
-            i: layer.prepare(
-                *(each.blocks[self.taken[i]] for each in (self.support.features, *views))
+        views = [] if self.support.views is None else [self.support.views]
+        parts = [self.support.features, *views]
+        states, candidates = {}, {}
+        for i, config in configs.items():
+            states[i] = generator.get_state()
+            candidates[i] = HeadBlock.initial(config, self.recipe, generator).prepare(
+                *(each.blocks[self.taken[i]] for each in parts)
             )
-            for i, layer in initial.items()
-        }
+
+        def start(i: int) -> HeadBlock:
+            """Make a block again instead of keeping a copy."""
+            again = np.random.RandomState()
+            again.set_state(states[i])
+            return HeadBlock.initial(configs[i], self.recipe, again)
+
         groups = [[i] for i in places] if self.recipe.objective == "blocks" else [list(places)]
         # The largest blocks first, so that no thread is left with one of them at the end.
         groups.sort(key=lambda group: -max(configs[i].channels for i in group))
@@ -193,7 +201,7 @@ class Trainer:
         def work(number: int) -> None:
             which, place = divmod(number, len(runs))
             group, run = groups[which], runs[place]
-            layers = {i: initial[i].copy() for i in group}
+            layers = {i: start(i) for i in group}
             run.losses[group[0]] = train(
                 list(layers.values()),
                 [candidates[i] for i in group],
@@ -223,16 +231,15 @@ def train(
     velocities = [{k: np.zeros_like(v) for k, v in layer.params.items()} for layer in layers]
     losses = []
     for _ in range(recipe.steps):
-        for velocity in velocities:  # new gradients are added to the decayed old ones
-            for value in velocity.values():
-                value *= np.float32(recipe.momentum)
         losses.append(add_gradients(layers, candidates, task, recipe, velocities))
         for layer, velocity in zip(layers, velocities, strict=True):
             for name, value in velocity.items():
                 _limit(value)
                 pools = name.startswith("pooling.")
-                rate = recipe.pooling_learning_rate if pools else recipe.learning_rate
-                layer.params[name] -= np.float32(rate) * value
+                rate = np.float32(recipe.pooling_learning_rate if pools else recipe.learning_rate)
+                param = layer.params[name]
+                for part in slabs(value):
+                    param[part] -= rate * value[part]
         on_step()
     return losses
 
@@ -256,7 +263,10 @@ def add_gradients(
     recipe: Recipe,
     velocities: Sequence[dict[str, Array]],
 ) -> float:
-    """Return the mean cross-entropy over the pseudo-queries; add its gradient to `velocities`."""
+    """Return the mean cross-entropy over the pseudo-queries; add its gradient to `velocities`.
+
+    The velocities decay before.
+    """
     pairs = zip(layers, candidates, strict=True)
     passed = [layer.embed_with_tape(c, task.rows) for layer, c in pairs]
     embedded = [projected for projected, _ in passed]
@@ -271,7 +281,7 @@ def add_gradients(
 
     def backward(i: int) -> None:
         _, tape = passed[i]
-        add = Gradients(velocities[i])
+        add = Gradients(velocities[i], np.float32(recipe.momentum))
         layers[i].backward(candidates[i], tape, embedded[i], gradients[i], add)
 
     run_parts(backward, len(layers))

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead.engine.head import Head
 from mivhead.engine.training import Trained, Trainer
 from mivhead.ensemble.balance import (
     SHOTS_SCALE,
