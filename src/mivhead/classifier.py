@@ -583,12 +583,13 @@ default="uniform"
             trainer = self._trainer(support, blocks, recipe, seed, advance)
             fold = assign_folds(support) if stacked else np.full(len(support.labels), -1)
             numbers = fold_numbers(fold)
-            (fitted, *folds) = trainer.fit([None, *(fold != number for number in numbers)])
-        head, self.losses_ = fitted
+            parts = [fold != number for number in numbers]
+            (fitted, *folds) = trainer.fit([None, *parts], keep=support.unlabelled is not None)
+        head, self.losses_ = fitted.head, fitted.losses
         ensemble, self.unlabelled_ = None, None
         if recipe.has_experts:
-            heads = [head for head, _ in folds]
-            cosines = out_of_fold_cosines(trainer, heads, fold)
+            heads = [each.head for each in folds]
+            cosines = out_of_fold_cosines(trainer, folds, fold)
             out_of_fold = (cosines, fold) if stacked else None
             ensemble = Ensemble.fit(
                 support.features,
@@ -703,8 +704,8 @@ default="uniform"
         numbers = fold_numbers(fold)
         with shared_cores():
             trainer = self._trainer(support, blocks, recipe, seed, lambda _: None)
-            heads = [head for head, _ in trainer.fit([fold != number for number in numbers])]
-            cosines = out_of_fold_cosines(trainer, heads, fold)
+            trained = trainer.fit([fold != number for number in numbers], keep=False)
+            cosines = out_of_fold_cosines(trainer, trained, fold)
             ensemble = Ensemble.fit(
                 support.features,
                 support.labels,

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead.engine.head import Head
-from mivhead.engine.training import Trainer
+from mivhead.engine.training import Trained, Trainer
 from mivhead.ensemble.balance import (
     SHOTS_SCALE,
     ShotLines,
@@ -80,9 +79,9 @@ def assign_folds(support: SupportSet) -> NDArray[np.int64]:
 
 
 def out_of_fold_cosines(
-    trainer: Trainer | DeviceTrainer, heads: Sequence[Head], fold: NDArray[np.int64]
+    trainer: Trainer | DeviceTrainer, trained: Sequence[Trained], fold: NDArray[np.int64]
 ) -> Array:
-    """Predict support images with heads that were trained on the other folds.
+    """Collect predictions of support images by heads that were trained on the other folds.
 
     A head sees neither the images of its own fold nor their views. The only image of a class is in
     every training set, because nothing could stand for the class.
@@ -91,8 +90,8 @@ def out_of_fold_cosines(
     ----------
     trainer : Trainer
         Of the support set.
-    heads : sequence of Head
-        For each of `fold_numbers`, the head that `trainer` trained on the other folds.
+    trained : sequence of Trained
+        For each of `fold_numbers`, what `trainer` trained on the other folds.
     fold : array of int
         The fold of each image, -1 for those that are in every training set.
 
@@ -103,11 +102,8 @@ def out_of_fold_cosines(
     """
     classes = int(trainer.support.labels[-1]) + 1
     found = np.zeros((len(trainer.taken), len(fold), classes), np.float32)
-    for number, head in zip(fold_numbers(fold), heads, strict=True):
-        if not head.layers:
-            break
-        rows = np.flatnonzero(fold == number)
-        found[:, rows] = trainer.cosines(head, fold != number, rows)
+    for number, each in zip(fold_numbers(fold), trained, strict=True):
+        found[:, fold == number] = each.cosines
     return found
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mivhead.engine.head import Head
+from mivhead.engine.training import Trained
 from mivhead.features import Features
 from mivhead.head.bags import Bags
 from mivhead.head.blocks import BlockConfig
@@ -50,25 +51,29 @@ class DeviceTrainer:
         self.taken = MIVHead(blocks, recipe, None).taken
 
     def fit(
-        self, subsets: Sequence[NDArray[np.bool_] | None] = (None,)
-    ) -> list[tuple[Head, list[float]]]:
+        self, subsets: Sequence[NDArray[np.bool_] | None] = (None,), *, keep: bool = True
+    ) -> list[Trained]:
         """Train one head per subset of the images; None takes all of them."""
+        del keep  # heads are small beside the candidates of a device
         return [self._fit_one(kept) for kept in subsets]
 
-    def _fit_one(self, kept: NDArray[np.bool_] | None) -> tuple[Head, list[float]]:
+    def _fit_one(self, kept: NDArray[np.bool_] | None) -> Trained:
         support = self.support if kept is None else self.support.take(kept)
-        head, losses = fit_head(
+        module, losses = fit_head(
             support, self.blocks, self.recipe, self.seed, self.device, self.on_step
         )
-        return Head.from_params(self.blocks, self.recipe, head.arrays()), losses
-
-    def cosines(
-        self, head: Head, kept: NDArray[np.bool_], images: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        """Cosines (block, image, class) of support images, for a head trained on others."""
-        shots = self.support.take(kept)
-        queries = self.support.features[images]
-        return device_cosines(head, self.blocks, shots.features, shots.shots, queries, self.device)
+        head = Head.from_params(self.blocks, self.recipe, module.arrays())
+        cosines = np.zeros((len(self.taken), 0, len(support.shots)), np.float32)
+        if kept is not None and not kept.all():
+            cosines = device_cosines(
+                head,
+                self.blocks,
+                support.features,
+                support.shots,
+                self.support.features[np.flatnonzero(~kept)],
+                self.device,
+            )
+        return Trained(head, losses, cosines)
 
 
 def device_cosines(
