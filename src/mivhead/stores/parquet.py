@@ -45,7 +45,7 @@ ERROR = "error"  # column of jobs over many images: why an image has no features
 def _unpacked(metadata: Any) -> int:
     """Return how many bytes the columns take in memory, about: repetitions take none in a file."""
     groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
-    return 4 * sum(g.column(i).num_values for g in groups for i in range(g.num_columns))
+    return 4 * sum(int(g.column(i).num_values) for g in groups for i in range(g.num_columns))
 
 
 class ParquetStore(DatabaseStore):
