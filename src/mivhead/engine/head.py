@@ -28,7 +28,7 @@ Array = NDArray[np.float32]
 
 LN_EPS = 1e-5  # of LayerNorms
 SPREAD = math.sqrt(0.72676)  # of |x - y| for standard normal x and y, so s = SPREAD * sqrt(d)
-SLAB = 2**17  # values of a large matrix that are updated at a time: 512 KB
+SLAB = 2**18  # values of a large matrix that are updated at a time: 1 MB
 PREDICT = 64  # query images pooled at once in prediction
 LINEAR = {"key": "W^K", "value": "W^V", "excitation": "kappa"}  # layers of Component 2
 
@@ -478,6 +478,14 @@ class Head:
 
         run_parts(predict, len(starts))
         return out
+
+
+class Trained(NamedTuple):
+    """What training on some of the images gives."""
+
+    head: Head
+    losses: list[float]  # of every step, taken before its update
+    cosines: Array  # (block, image, class) of the other images, which the head has not seen
 
 
 def combine(cosines: Array, recipe: Recipe) -> Array:

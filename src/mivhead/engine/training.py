@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from mivhead.engine.head import (
     Head,
     HeadBlock,
     Projected,
+    Trained,
     functions,
     slabs,
     taken_blocks,
@@ -63,14 +63,6 @@ class HeadTask:
             place = np.cumsum(kept) - 1  # of each image among those that are kept
             hidden = bags.own(place[support.sources[rows]])
         return cls(rows, support.all_labels[rows], bags, hidden)
-
-
-class Trained(NamedTuple):
-    """What training on some of the images gives."""
-
-    head: Head
-    losses: list[float]  # of every step, taken before its update
-    cosines: Array  # (block, image, class) of the other images, which the head has not seen
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,15 +152,16 @@ class Trainer:
         configs = {i: self.blocks[self.taken[i]] for i in places}
         views = [] if self.support.views is None else [self.support.views]
         parts = [self.support.features, *views]
-        states, candidates = {}, {}
+        states, first, candidates = {}, {}, {}
         for i, config in configs.items():
             states[i] = generator.get_state()
-            candidates[i] = HeadBlock.initial(config, self.recipe, generator).prepare(
-                *(each.blocks[self.taken[i]] for each in parts)
-            )
+            first[i] = HeadBlock.initial(config, self.recipe, generator)
+            candidates[i] = first[i].prepare(*(each.blocks[self.taken[i]] for each in parts))
 
         def start(i: int) -> HeadBlock:
-            """Make a block again instead of keeping a copy."""
+            """Hand out the block before training; make it again rather than keep a copy."""
+            if (layer := first.pop(i, None)) is not None:
+                return layer
             again = np.random.RandomState()
             again.set_state(states[i])
             return HeadBlock.initial(configs[i], self.recipe, again)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead.engine.training import Trained, Trainer
+from mivhead.engine.head import Trained
+from mivhead.engine.training import Trainer
 from mivhead.ensemble.balance import (
     SHOTS_SCALE,
     ShotLines,

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mivhead.engine.head import Head
-from mivhead.engine.training import Trained
+from mivhead.engine.head import Head, Trained
 from mivhead.features import Features
 from mivhead.head.bags import Bags
 from mivhead.head.blocks import BlockConfig
