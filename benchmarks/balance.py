@@ -56,8 +56,9 @@ DRAWN = {  # shots that are drawn for each of 5 to 10 classes
     "20 shots": ("E20", (20,)),
 }
 LARGE = {"60 to 1": ("H60", 60), "300 to 1": ("H300", 300)}  # one class, perhaps made of several
+LONE = "1 against 12"  # 12 shots of one class and one of another
 VARYING = "varying"  # Meta-Dataset's sampler, with at most 20 classes and 200 shots
-PROTOCOLS = (*DRAWN, VARYING, *LARGE)
+PROTOCOLS = (*DRAWN, LONE, VARYING, *LARGE)
 
 Ints = NDArray[np.int64]
 
@@ -76,7 +77,7 @@ def sample(
 ) -> tuple[Any, Any]:
     """Sample the rows of shots and of queries, a list per class; task i is always the same."""
     classes = np.unique(labels)
-    short = VARYING[0].upper() if protocol == VARYING else (DRAWN | LARGE)[protocol][0]
+    short = {VARYING: "V", LONE: "O"}.get(protocol) or (DRAWN | LARGE)[protocol][0]
     rng = np.random.default_rng(zlib.crc32(f"{name} {short} {number}".encode()))
     groups = groups_of(name, classes.tolist())
     if len(set(groups.values())) > 1:  # one alphabet
@@ -92,6 +93,8 @@ def sample(
         chosen = rng.choice(classes, int(rng.integers(5, min(20, len(classes)) + 1)), replace=False)
         sizes = np.array([(labels == each).sum() for each in chosen])
         shots, most = sampler.sample_shots(rng, sizes), sampler.queries_per_class(sizes)
+    elif protocol == LONE:
+        chosen, shots = rng.choice(classes, 2, replace=False), np.array([12, 1])
     else:
         count = min(int(rng.integers(5, 11)), len(classes))
         chosen = rng.choice(classes, count, replace=False)

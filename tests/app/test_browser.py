@@ -872,10 +872,16 @@ SHOWN = """() => [...document.images].every(
 )"""
 
 
+def capture(page: Page, path: Path) -> None:
+    """Write a screenshot, as soon as all pictures are there."""
+    while not page.evaluate(SHOWN):
+        page.wait_for_timeout(100)
+    page.screenshot(path=path)
+
+
 def take(page: Page, path: Path) -> None:
     """Write a screenshot with 128 colours, a quarter of its size."""
-    page.wait_for_function(SHOWN)
-    page.screenshot(path=path)
+    capture(page, path)
     with Image.open(path) as picture:
         small = picture.convert("RGB").quantize(128)
     small.save(path, optimize=True)
@@ -926,8 +932,7 @@ def test_animation_of_the_readme(browser: Browser, tmp_path: Path) -> None:
         def keep(milliseconds: int) -> None:
             page.wait_for_timeout(1000)
             path = tmp_path / f"{len(frames)}.png"
-            page.wait_for_function(SHOWN)
-            page.screenshot(path=path)
+            capture(page, path)
             frames.append((Image.open(path).convert("RGB").resize((896, 592)), milliseconds))
 
         names = page.locator("input[type=text]")

@@ -283,6 +283,16 @@ def test_a_file_of_the_default_backbone_holds_no_views(tmp_path: Path) -> None:
     assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
 
 
+def test_a_check_loads_no_backbone_that_a_file_names() -> None:
+    """Unless it is the default one, of which files hold no views."""
+    backbone = TinyBackbone(threshold=5)
+    model = fit(START, backbone=backbone)
+    model.shots_ = model.shots_.without_views()
+    before = backbone.seen
+    model.check(folds=2)
+    assert backbone.seen == before
+
+
 def test_views_made_by_another_rule_are_made_again(shots: Path, queries: Path) -> None:
     """So that all views in a model are those of its rule."""
     old, new = sorted(shots.glob("*/0.png")), sorted(queries.glob("*/0.png"))

@@ -9,6 +9,10 @@ fitting everything once per fold: one head per fold is trained, what the ridge e
 without a fold has a closed form, and the weights of all members are fitted without the shots that
 they are tested on (`MIVClassifier.cross_validated_logits`).
 
+Several wrong shots of one thing confirm each other, as each is predicted with the help of the
+others. The experts therefore also predict groups of shots that are unlike the rest of their class,
+each without the whole group (`find_groups`).
+
 The accuracy is what to expect on new images of which every class is equally frequent
 (`mivhead.diagnostics.learning_curve`): every class counts the same, and a class with one shot is
 expected to do what is usual for one shot in this task.

@@ -27,6 +27,7 @@ from mivhead.backbones.base import (
     expected_preset,
     named_by_file,
 )
+from mivhead.backbones.efficientnet_lite import comes_with_mivhead
 from mivhead.backbones.preprocessing import DecodedImage
 from mivhead.backbones.preset import Preset
 from mivhead.ensemble.balance import UNIFORM, Prior, is_uniform
@@ -604,8 +605,9 @@ class FewShotClassifier(ImageClassifier, Estimator):
         """
         from mivhead.diagnostics.cross_validation import cross_validate_support
 
-        shots, vectors = with_missing_views(self, changes.own_shots(self)), None
-        self.shots_ = shots
+        shots, vectors = changes.own_shots(self), None
+        if self.identity_ is not None and comes_with_mivhead(self.identity_):
+            shots = self.shots_ = with_missing_views(self, shots)
         if (names := names_of(self.classifier_)) is not None:
             seen = self.classes_[names.seen].tolist()
             vectors = dict(zip(seen, names.vectors[names.seen], strict=True))

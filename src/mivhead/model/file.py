@@ -30,9 +30,8 @@ from mivhead._util import files
 from mivhead._util.estimator import check_fitted
 from mivhead._util.schema import from_json, to_json
 from mivhead._version import __version__
-from mivhead.backbones import DEFAULT_BACKBONE
 from mivhead.backbones.base import Backbone, Identity, expected_preset, named_by_file
-from mivhead.backbones.efficientnet_lite import WEIGHTS
+from mivhead.backbones.efficientnet_lite import comes_with_mivhead
 from mivhead.classifier import FeatureClassifier, MIVClassifier
 from mivhead.ensemble.balance import UNIFORM
 from mivhead.ensemble.names import Names, names_of
@@ -90,16 +89,10 @@ def _read_decision(model: FewShotClassifier, document: Any, tensors: Mapping[str
 def _write_shots(model: FewShotClassifier) -> tuple[Any, Mapping[str, Array]] | None:
     if (shots := model.shots_) is None:
         return None
-    if model.identity_ is not None and _always_here(model.identity_) and shots.can_make_views:
+    if model.identity_ is not None and comes_with_mivhead(model.identity_) and shots.can_make_views:
         shots = shots.without_views()
     classifier: FeatureClassifier = model.classifier_
     return shots.to_file(classifier._stored_support, classifier._view_blocks)
-
-
-def _always_here(identity: Identity) -> bool:
-    """Tell whether a backbone comes with mivhead, so that views need not be kept: it makes them."""
-    weights = WEIGHTS[DEFAULT_BACKBONE].sha256
-    return (identity.name, identity.weights) == (DEFAULT_BACKBONE, weights)
 
 
 def _read_shots(model: FewShotClassifier, document: Any, tensors: Mapping[str, Array]) -> None:
