@@ -27,9 +27,11 @@ from mivhead.engine.head import Bags, Head, Projected, combine
 from mivhead.engine.training import Trainer
 from mivhead.ensemble.balance import UNIFORM, Prior, is_uniform, log_prior
 from mivhead.ensemble.descriptors import mean_vectors
+from mivhead.ensemble.names import Names, compared
 from mivhead.ensemble.stacking import (
     FOLDS,
     OFFSETS,
+    WEIGHTS,
     Ensemble,
     assign_folds,
     fold_numbers,
@@ -192,8 +194,10 @@ class FeatureClassifier(Estimator):
         class_vectors: ArrayLike | Mapping[Any, ArrayLike] | None = None,
     ) -> tuple[SupportSet, NDArray[np.int64]]:
         """Check a support set and sort it by class; also return the rows of X in that order."""
+        if isinstance(class_vectors, Mapping) and is_array(X) and not len(X):
+            X = Features(X)  # no shots, and scikit-learn's checks ask for some
         features = self._as_features(X, reset=True)
-        labels = self._encode(y, len(features))
+        labels = self._encode(y, len(features), class_vectors)
         extra, rows = self._check_views(views, view_of, features)
         order = np.argsort(labels, kind="stable")
         place = np.argsort(order)  # position of each image in that order
@@ -476,7 +480,7 @@ class FeatureClassifier(Estimator):
             )
         return features.divide(self.scale_)
 
-    def _encode(self, y: ArrayLike, n: int) -> NDArray[np.int64]:
+    def _encode(self, y: ArrayLike, n: int, class_vectors: object = None) -> NDArray[np.int64]:
         if y is None:
             raise InputError("This classifier requires y to be passed, but the target y is None.")
         if isinstance(y, Iterable):  # before NumPy makes strings of None and NaN
@@ -485,7 +489,7 @@ class FeatureClassifier(Estimator):
         if len(values) != n:
             raise InputError(f"X holds {n} images, but y has {len(values)} labels.")
         self.classes_, labels = np.unique(values, return_inverse=True)
-        if len(self.classes_) < 2:
+        if len(self.classes_) < 2 and not isinstance(class_vectors, Mapping):
             raise InputError(
                 f"y holds {len(self.classes_)} class; a classifier needs at least 2 classes."
             )
@@ -533,6 +537,12 @@ def read_class_vectors(
                 f"class_vectors has no vector for the class {missing[0]!r}: every class needs one."
             )
         labels = read_labels(np.asarray(list(given)))
+        if len(labels) < 2:
+            raise InputError(
+                f"There is {len(labels)} class; a classifier needs at least 2 classes."
+            )
+        if not len(classes):
+            classes = labels[:0]  # of no class there are shots
         if labels.dtype.kind != classes.dtype.kind:
             raise InputError("The labels of class_vectors have another type than those in y.")
         rows = list(given.values())
@@ -690,6 +700,9 @@ default="uniform"
         blocks = resolve_blocks(support.features, self.preset)
         support = _select(support, recipe, blocks)
         blocks = blocks[-len(support.features.blocks) :]
+        if len(support.shots) < 2:
+            self._fit_names(support, blocks, recipe)
+            return
         stacked = recipe.stacks and max(support.shots) > 1
         steps = recipe.steps * (1 + FOLDS * stacked) * recipe.has_head
         with progress_bar("training", steps, show=self.verbose, unit="step") as advance:
@@ -739,6 +752,23 @@ default="uniform"
         counts[self._seen(support)] = support.shots
         self._set_fitted(blocks, head, ensemble, features, counts.tolist())
         self.embedded_ = head.embed(head.prepare(features))  # now: `predict` must change nothing
+
+    def _fit_names(
+        self, support: SupportSet, blocks: Sequence[BlockConfig], recipe: Recipe
+    ) -> None:
+        """Without shots of two classes, nothing but the names can tell classes apart."""
+        assert support.class_vectors is not None
+        if support.unlabelled is not None:
+            raise InputError(
+                "Unlabelled images help where at least 2 classes have shots: omit them, or add "
+                "shots."
+            )
+        names = Names.alone(support.class_vectors.vectors)
+        counts = np.zeros(len(self.classes_), np.int64)
+        counts[self._seen(support)] = support.shots
+        self.losses_, self.unlabelled_ = [], None
+        head = Head([], recipe, [])
+        self._set_fitted(blocks, head, Ensemble.of_names(names), support.features[:0], counts)
 
     @staticmethod
     def _seen(support: SupportSet) -> NDArray[np.int64]:
@@ -858,6 +888,8 @@ default="uniform"
         if self.ensemble_ is None or not self.head_.recipe.stacks:
             return super()._make_rule(support)
         left_out, names = self.ensemble_.left_out, self.ensemble_.names
+        if len(support.shots) < 2:
+            support = replace(support, features=support.features[:0], labels=support.labels[:0])
         vectors, weight = _vectors(support.features), ENERGY
         labels = self._seen(support)[support.labels]
         if left_out is not None:
@@ -877,14 +909,14 @@ default="uniform"
         head: Head,
         ensemble: Ensemble | None,
         support: Features,
-        shots: Sequence[int],
+        shots: Sequence[int] | NDArray[np.int64],
     ) -> None:
         """Store what was learned, and what prediction needs of the support."""
         self.blocks_ = tuple(blocks)
         self.head_, self.ensemble_ = head, ensemble
         self.support_ = support.divide([-power for power in self._used_scale])
         self.shots_ = np.asarray(shots)
-        self.bags_ = Bags.from_shots(self.shots_[self.shots_ > 0])
+        self.bags_ = Bags.from_shots(self.shots_[compared(self.shots_)])
         self.__dict__.pop("embedded_", None)
 
     @cached_property
@@ -932,7 +964,7 @@ default="uniform"
 
         assert self.device is not None
         support = self.support_.divide(self._used_scale)
-        shots = self.shots_[self.shots_ > 0].tolist()
+        shots = self.shots_[compared(self.shots_)].tolist()
         return device_cosines(self.head_, self.blocks_, support, shots, features, self.device)
 
     def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -965,29 +997,33 @@ default="uniform"
         stored, params, members = split_tensors(tensors, ("support", "params", "experts"))
         support = Features.from_tensors(stored)
         layout = {f"block{i}.{k}": v for i, b in enumerate(blocks) for k, v in b.layout.items()}
-        if support.layout != layout or len(support) != sum(saved.shots) * recipe.has_head:
+        seen = len(compared(np.asarray(saved.shots)))
+        kept = sum(saved.shots) if recipe.has_head and seen else 0
+        if support.layout != layout or len(support) != kept:
             raise InputError(
                 f"the support features {support} do not fit blocks {layout} "
                 f"and {sum(saved.shots)} shots."
             )
         # Only classes with a name may have no shots; `mivhead.model.file` checks that.
-        seen = sum(count > 0 for count in saved.shots)
-        if len(saved.shots) != len(self.classes_) or min(saved.shots) < 0 or seen < 2:
+        fits = len(saved.shots) == len(self.classes_) > 1 and min(saved.shots) >= 0
+        if not fits or not (seen or recipe.has_experts):
             raise InputError(f"shots {saved.shots} do not fit {len(self.classes_)} classes.")
         whole = support[:0] if saved.layout is None else read_layout(saved.layout)
         if _last_blocks(whole, recipe, blocks).layout != support.layout:
             raise InputError("the blocks of the head do not fit the layout of the features.")
-        check_tensors(params, Head.shapes(blocks, recipe))
-        head = Head.from_params(blocks, recipe, params)
-        expected = {}
-        if recipe.has_experts:
+        check_tensors(params, Head.shapes(blocks, recipe) if seen else {})
+        head = Head.from_params(blocks, recipe, params) if seen else Head([], recipe, [])
+        expected = {} if seen else {WEIGHTS: (0,)}
+        if recipe.has_experts and seen:
             sizes = len(head.layers), seen
             expected = Ensemble.expected_shapes(
                 support.blocks, *sizes, spans_of(blocks), balanced=OFFSETS in members
             )
         check_tensors(members, expected)
         ensemble = None
-        if expected:
+        if not seen:
+            ensemble = Ensemble.of_names()
+        elif expected:
             ensemble = Ensemble.from_tensors(members, support.blocks, spans_of(blocks))
         self.recipe = recipe
         names = self.classes_.tolist()

@@ -222,7 +222,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
 
     def fit(
         self,
-        images: str | Path | Iterable[ImageLike] | FeatureTable,
+        images: str | Path | Iterable[ImageLike] | FeatureTable = (),
         labels: Sequence[Any] | None = None,
         *,
         skip_bad: bool = False,
@@ -234,9 +234,10 @@ class FewShotClassifier(ImageClassifier, Estimator):
 
         Parameters
         ----------
-        images : path, ImageSet, iterable of images, or FeatureTable
+        images : path, ImageSet, iterable of images, or FeatureTable, default=()
             The shots: a folder of class folders, a zip of one, or a CSV of paths and labels;
-            images, with `labels`; or features that were extracted before, as for `fit_table`.
+            images, with `labels`; or features that were extracted before, as for `fit_table`. There
+            may be none, or those of one class, if all classes have names or vectors.
         labels : sequence or None, default=None
             A label per image, if the images do not come with labels.
         skip_bad : bool, default=False
@@ -269,11 +270,13 @@ class FewShotClassifier(ImageClassifier, Estimator):
         if labels is None:
             if isinstance(images, str | Path | ImageSet):
                 return self.fit_folder(images, skip_bad=skip_bad, **how)
-            raise InputError("Give a label for every image, or a folder of class folders.")
-        if isinstance(images, str | Path | ImageSet):
-            shots = label_images(as_image_set(images), labels)
-        else:
-            shots = label_images(from_images(images), labels)
+            images, labels = tuple(images), ()
+            if images:
+                raise InputError("Give a label for every image, or a folder of class folders.")
+        known = isinstance(images, str | Path | ImageSet)
+        shots = as_image_set(images) if known else from_images(images)
+        named = bool(classes) or class_vectors is not None
+        shots = label_images(shots, labels, min_classes=0 if named else 2)
         return self._fit_images(shots, labels, skip_bad=skip_bad, **how)
 
     def fit_folder(
@@ -312,7 +315,9 @@ class FewShotClassifier(ImageClassifier, Estimator):
         if isinstance(path, ImageSet):
             images = path
         else:
-            images = open_labelled(path, label=label, encoding=encoding)
+            named = bool(classes) or class_vectors is not None
+            fewest = 1 if named else 2
+            images = open_labelled(path, label=label, encoding=encoding, min_classes=fewest)
         how = {"unlabelled": unlabelled, "classes": classes, "class_vectors": class_vectors}
         return self._fit_images(images, skip_bad=skip_bad, **how)
 
@@ -632,10 +637,11 @@ class FewShotClassifier(ImageClassifier, Estimator):
         Notes
         -----
         Models of folds learn from shots alone, not from unlabelled images. Classes without shots
-        take no part. A model of a compact
-        file has no augmented views, so its estimate may differ from the one that `miv fit` printed.
+        take no part; if fewer than two classes have shots, nothing can be tested. A model of a
+        compact file has no augmented views, so its estimate may differ from the one that `miv fit`
+        printed.
         """
-        from mivhead.diagnostics.cross_validation import cross_validate
+        from mivhead.diagnostics.cross_validation import CrossValidation, cross_validate
 
         shots = self._own_shots()
         training = shots.training()
@@ -646,9 +652,14 @@ class FewShotClassifier(ImageClassifier, Estimator):
         if (names := names_of(self.classifier_)) is not None:
             rows = zip(self.classes_[names.seen], names.vectors[names.seen], strict=True)
             vectors = {str(label): vector for label, vector in rows}
-        result = cross_validate(
-            unfitted, table, folds=folds, class_vectors=vectors, verbose=self.verbose
-        )
+        if len(shots.classes) < 2:  # there is no other class to take a shot for
+            every = np.asarray(list(map(str, self.classes_.tolist())))
+            untested = np.full((len(shots), len(every)), np.nan)
+            result = CrossValidation(table.ids, labels, every, untested, 0)
+        else:
+            result = cross_validate(
+                unfitted, table, folds=folds, class_vectors=vectors, verbose=self.verbose
+            )
         known = dict(zip(result.classes.tolist(), result.estimate.per_class, strict=True))
         per_class = tuple(known.get(str(label)) for label in self.classes_.tolist())
         self.estimate_ = replace(result.estimate, per_class=per_class)
@@ -975,7 +986,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
         others = {name: value for name, value in more.items() if value is not None}
         if shots is not None and class_vectors is not None:
             shots = replace(shots, unseen=tuple(class_vectors)).in_order()
-        if isinstance(classifier, MIVClassifier):
+        if isinstance(classifier, MIVClassifier) and len(X):
             _say_if_long(classifier, training)
         classifier.fit(X, y, views=views, view_of=view_of, **others)
         self._set_fitted(classifier, identity, shots)
