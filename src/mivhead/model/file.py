@@ -34,7 +34,7 @@ from mivhead.backbones.base import Backbone, Identity, expected_preset, named_by
 from mivhead.backbones.efficientnet_lite import comes_with_mivhead
 from mivhead.classifier import FeatureClassifier, MIVClassifier
 from mivhead.ensemble.balance import UNIFORM
-from mivhead.ensemble.names import Names, names_of
+from mivhead.ensemble.names import Names, compared, names_of
 from mivhead.ensemble.unlabelled import UnlabelledUse
 from mivhead.errors import InputError, ModelFileError, NotAvailableError
 from mivhead.features import FeatureTable
@@ -167,8 +167,10 @@ def _read_names(model: FewShotClassifier, document: Any, tensors: Mapping[str, A
 
 
 def _check_shots(classifier: Any) -> None:
-    """Check that every class has shots, or a name that is used."""
-    if isinstance(classifier, MIVClassifier) and min(classifier.shots_) < 1:
+    """Check that every class has shots, or a name that is used; names may also be all there is."""
+    if not isinstance(classifier, MIVClassifier):
+        return
+    if len(compared(classifier.shots_)) < len(classifier.shots_):
         names = names_of(classifier)
         if names is None or not names.used:
             raise InputError("a class has neither shots nor a name.")
