@@ -28,10 +28,11 @@ from mivhead.engine.head import Bags, Head, Projected, combine
 from mivhead.engine.training import Trainer
 from mivhead.ensemble.balance import UNIFORM, Prior, is_uniform, log_prior
 from mivhead.ensemble.descriptors import mean_vectors
-from mivhead.ensemble.names import names_of
+from mivhead.ensemble.names import Names, compared, names_of
 from mivhead.ensemble.stacking import (
     FOLDS,
     OFFSETS,
+    WEIGHTS,
     Ensemble,
     assign_folds,
     fold_numbers,
@@ -156,6 +157,8 @@ class FeatureClassifier(Estimator):
         self : object
             The fitted classifier.
         """
+        if isinstance(class_vectors, Mapping) and is_array(X) and not len(X):
+            X = Features(X)  # no shots, and scikit-learn's checks ask for some
         features = self._read_features(X, reset=True)
         support = SupportSet.read(features, y, views, view_of, unlabelled, class_vectors)
         return self.fit_support(support)
@@ -577,6 +580,9 @@ default="uniform"
         blocks = resolve_blocks(support.features, self.preset)
         support = _select(support, recipe, blocks)
         blocks = blocks[-len(support.features.blocks) :]
+        if len(support.shots) < 2:
+            self._fit_names(support, blocks, recipe)
+            return
         stacked = recipe.stacks and max(support.shots) > 1
         steps = recipe.steps * (1 + FOLDS * stacked) * recipe.has_head
         with progress_bar("training", steps, show=self.verbose, unit="step") as advance:
@@ -627,6 +633,23 @@ default="uniform"
         counts[support.seen] = support.shots
         self._set_fitted(blocks, head, ensemble, features, counts.tolist())
         self.embedded_ = head.embed(head.prepare(features))  # now: `predict` must change nothing
+
+    def _fit_names(
+        self, support: SupportSet, blocks: Sequence[BlockConfig], recipe: Recipe
+    ) -> None:
+        """Without shots of two classes, nothing but the names can tell classes apart."""
+        assert support.class_vectors is not None
+        if support.unlabelled is not None:
+            raise InputError(
+                "Unlabelled images help where at least 2 classes have shots: omit them, or add "
+                "shots."
+            )
+        names = Names.alone(support.class_vectors.vectors)
+        counts = np.zeros(len(self.classes_), np.int64)
+        counts[support.seen] = support.shots
+        self.losses_, self.unlabelled_ = [], None
+        head = Head([], recipe, [])
+        self._set_fitted(blocks, head, Ensemble.of_names(names), support.features[:0], counts)
 
     def _recognised(self, support: SupportSet, blocks: Sequence[BlockConfig]) -> float | None:
         """Tell how well the backbone recognises the shots, if every class has one."""
@@ -725,6 +748,8 @@ default="uniform"
         if self.ensemble_ is None or not self.head_.recipe.stacks:
             return super()._make_rule(support)
         left_out, names = self.ensemble_.left_out, self.ensemble_.names
+        if len(support.shots) < 2:
+            support = replace(support, features=support.features[:0], labels=support.labels[:0])
         vectors, weight = _vectors(support.features), ENERGY
         labels = support.seen[support.labels]
         if left_out is not None:
@@ -744,14 +769,14 @@ default="uniform"
         head: Head,
         ensemble: Ensemble | None,
         support: Features,
-        shots: Sequence[int],
+        shots: Sequence[int] | NDArray[np.int64],
     ) -> None:
         """Store what was learned, and what prediction needs of the support."""
         self.blocks_ = tuple(blocks)
         self.head_, self.ensemble_ = head, ensemble
         self.support_ = support.divide([-power for power in self._used_scale])
         self.shots_ = np.asarray(shots)
-        self.bags_ = Bags.from_shots(self.shots_[self.shots_ > 0])
+        self.bags_ = Bags.from_shots(self.shots_[compared(self.shots_)])
         self.__dict__.pop("embedded_", None)
 
     def renamed(self, old: Any, new: Any) -> Self | None:
@@ -830,7 +855,7 @@ default="uniform"
 
         assert self.device is not None
         support = self.support_.divide(self._used_scale)
-        shots = self.shots_[self.shots_ > 0].tolist()
+        shots = self.shots_[compared(self.shots_)].tolist()
         return device_cosines(self.head_, self.blocks_, support, shots, features, self.device)
 
     def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -863,29 +888,33 @@ default="uniform"
         stored, params, members = split_tensors(tensors, ("support", "params", "experts"))
         support = Features.from_tensors(stored)
         layout = {f"block{i}.{k}": v for i, b in enumerate(blocks) for k, v in b.layout.items()}
-        if support.layout != layout or len(support) != sum(saved.shots) * recipe.has_head:
+        seen = len(compared(np.asarray(saved.shots)))
+        kept = sum(saved.shots) if recipe.has_head and seen else 0
+        if support.layout != layout or len(support) != kept:
             raise InputError(
                 f"the support features {support} do not fit blocks {layout} "
                 f"and {sum(saved.shots)} shots."
             )
         # Only classes with a name may have no shots; `mivhead.model.file` checks that.
-        seen = sum(count > 0 for count in saved.shots)
-        if len(saved.shots) != len(self.classes_) or min(saved.shots) < 0 or seen < 2:
+        fits = len(saved.shots) == len(self.classes_) > 1 and min(saved.shots) >= 0
+        if not fits or not (seen or recipe.has_experts):
             raise InputError(f"shots {saved.shots} do not fit {len(self.classes_)} classes.")
         whole = support[:0] if saved.layout is None else read_layout(saved.layout)
         if _last_blocks(whole, recipe, blocks).layout != support.layout:
             raise InputError("the blocks of the head do not fit the layout of the features.")
-        check_tensors(params, Head.shapes(blocks, recipe))
-        head = Head.from_params(blocks, recipe, params)
-        expected = {}
-        if recipe.has_experts:
+        check_tensors(params, Head.shapes(blocks, recipe) if seen else {})
+        head = Head.from_params(blocks, recipe, params) if seen else Head([], recipe, [])
+        expected: dict[str, tuple[int, ...]] = {} if seen else {WEIGHTS: (0,)}
+        if recipe.has_experts and seen:
             sizes = len(head.layers), seen
             expected = Ensemble.expected_shapes(
                 support.blocks, *sizes, spans_of(blocks), balanced=OFFSETS in members
             )
         check_tensors(members, expected)
         ensemble = None
-        if expected:
+        if not seen:
+            ensemble = Ensemble.of_names()
+        elif expected:
             ensemble = Ensemble.from_tensors(members, support.blocks, spans_of(blocks))
         self.recipe = recipe
         names = self.classes_.tolist()

@@ -58,7 +58,8 @@ class SupportSet:
         y, views, view_of, unlabelled, class_vectors
             As for `mivhead.classifier.FeatureClassifier.fit`.
         """
-        classes, labels = encode(y, len(features))
+        named = isinstance(class_vectors, Mapping)
+        classes, labels = encode(y, len(features), named=named)
         extra, rows = _read_views(views, view_of, features)
         order = np.argsort(labels, kind="stable")
         place = np.argsort(order)  # position of each image in that order
@@ -144,8 +145,11 @@ class SupportSet:
         return np.concatenate([self.labels, self.view_labels])
 
 
-def encode(y: ArrayLike, n: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Check the labels of n images; return the classes, sorted, and each image's class number."""
+def encode(y: ArrayLike, n: int, *, named: bool = False) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Check the labels of n images; return the classes, sorted, and each image's class number.
+
+    If there are vectors of class names (`named`), fewer than two classes may have images.
+    """
     if y is None:
         raise InputError("This classifier requires y to be passed, but the target y is None.")
     if isinstance(y, Iterable):  # before NumPy makes strings of None and NaN
@@ -154,7 +158,7 @@ def encode(y: ArrayLike, n: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
     if len(values) != n:
         raise InputError(f"X holds {n} images, but y has {len(values)} labels.")
     classes, labels = np.unique(values, return_inverse=True)
-    if len(classes) < 2:
+    if len(classes) < 2 and not named:
         raise InputError(f"y holds {len(classes)} class; a classifier needs at least 2 classes.")
     return classes, labels.astype(np.int64)
 
@@ -214,6 +218,12 @@ def _read_class_vectors(
                 f"class_vectors has no vector for the class {missing[0]!r}: every class needs one."
             )
         labels = read_labels(np.asarray(list(given)))
+        if len(labels) < 2:
+            raise InputError(
+                f"There is {len(labels)} class; a classifier needs at least 2 classes."
+            )
+        if not len(classes):
+            classes = labels[:0]  # of no class there are shots
         if labels.dtype.kind != classes.dtype.kind:
             raise InputError("The labels of class_vectors have another type than those in y.")
         rows = list(given.values())

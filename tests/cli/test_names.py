@@ -120,6 +120,50 @@ def test_names_are_on_by_default_and_can_be_switched_off(
     assert "names of the classes" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("shots", [{}, {"red": 3}], ids=["no shots", "shots of one class"])
+def test_names_alone(
+    shots: dict[str, int], place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    names, model = tmp_path / "names.txt", tmp_path / "a.miv"
+    names.write_text("\n".join(COLOURS))
+    how = ["--backbone", f"open_clip:{place / 'clip'}", "--template", "{}", "--classes", names]
+    save_pictures(tmp_path / "shots", shots)
+    given = [tmp_path / "shots"] if shots else []
+    found = run(capsys, "fit", *given, "-o", model, *how)
+    assert found["classes"] == dict.fromkeys(COLOURS, 0) | shots
+    assert found["check"]["accuracy"] is None  # there is nothing to test on
+    assert accuracy(capsys, model, place) >= 0.75
+    image = place / "new" / "red" / "50.png"
+    reasons = run(capsys, "explain", model, image)
+    (one,) = reasons["explanations"] if isinstance(reasons, dict) else reasons
+    assert [vote["member"] for vote in one["votes"]] == ["class name"]
+    assert run(capsys, "info", model)["names"] is True
+    assert main(["predict", str(model), str(image), "--coverage", "0.9"]) == 2
+    assert "no coverage can be guaranteed" in capsys.readouterr().err
+    save_pictures(tmp_path / "more", {"red": 2, "green": 2}, first=80)
+    added = run(capsys, "add", model, tmp_path / "more")
+    assert added["classes"] == dict.fromkeys(COLOURS, 0) | {
+        "green": 2,
+        "red": shots.get("red", 0) + 2,
+    }
+
+
+def test_names_alone_for_people(
+    place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    names, model = tmp_path / "names.txt", str(tmp_path / "a.miv")
+    names.write_text("\n".join(COLOURS))
+    how = ["--backbone", f"open_clip:{place / 'clip'}", "--classes", str(names)]
+    assert main(["fit", "-o", model, *how]) == 0
+    out = capsys.readouterr().out
+    assert "Names alone tell the 4 classes apart" in out
+    assert "No estimate of the accuracy" in out
+    image = str(place / "new" / "red" / "50.png")
+    assert main(["plot", "attention", model, image, "-o", str(tmp_path / "a.png")]) == 2
+    assert "by name alone" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "names", "message"),
     [

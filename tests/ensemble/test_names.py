@@ -72,6 +72,20 @@ def test_names_and_shots_are_better_than_either(counts: list[int]) -> None:
     assert found["both"] >= max(found["shots"], found["names"]) + 0.005, found
 
 
+@pytest.mark.parametrize("counts", [[0] * CLASSES, [5] + [0] * (CLASSES - 1)])
+def test_names_alone_are_as_good_as_their_cosines(counts: list[int]) -> None:
+    world = World(0)
+    X, y = world.draw(counts)
+    Q, _ = world.draw([5] * CLASSES)
+    model = MIVClassifier(random_state=0).fit(X, y, class_vectors=world.by_label())
+    unit = world.vectors / np.linalg.norm(world.vectors, axis=1, keepdims=True)
+    cosines = name_cosines(Block(token=Q), unit)
+    np.testing.assert_array_equal(model.predict(Q), cosines.argmax(axis=1))
+    powers = np.exp(100 * (cosines - cosines.max(axis=1, keepdims=True)))  # CLIP's own scale
+    expected = powers / powers.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(model.predict_proba(Q), expected, atol=1e-4)
+
+
 def test_a_class_without_shots_is_found_and_takes_nothing_from_the_others() -> None:
     counts, right, alone = [0, 0, 0, 0, 5, 5, 5, 5], [], []
     for seed in range(6):
@@ -234,6 +248,14 @@ def fit(vectors: Any, **how: Any) -> MIVClassifier:
 def test_bad_vectors(vectors: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         fit(vectors)
+
+
+def test_one_class_is_no_classification() -> None:
+    X = np.ones((2, 6), np.float32)
+    with pytest.raises(InputError, match="1 class"):
+        MIVClassifier().fit(X, list("aa"), class_vectors={"a": np.ones(6)})
+    with pytest.raises(InputError, match="1 class"):
+        MIVClassifier().fit(X, list("aa"), class_vectors=np.ones((1, 6)))
 
 
 def test_a_recipe_without_experts_takes_no_vectors() -> None:

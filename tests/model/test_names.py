@@ -180,6 +180,61 @@ def test_shots_of_a_class_without_give_the_same_as_a_fit() -> None:
     same(model, FewShotClassifier(None).fit_table(both, class_vectors=VECTORS))
 
 
+@pytest.mark.parametrize("counts", [[0] * 5, [0, 0, 3, 0, 0], [0, 1, 0, 0, 0]])
+def test_names_alone(counts: list[int], tmp_path: Path) -> None:
+    few = FewShotClassifier(None, verbose=False).fit_table(draw(counts), class_vectors=VECTORS)
+    assert few.shot_counts == dict(zip(NAMES, counts, strict=True))
+    assert (few.predict(NEW) == np.array(NEW.labels)).mean() > 0.9
+    decisions = [each.decision for each in few.classify(NEW)]
+    assert NONE not in decisions
+    few.save(tmp_path / "a.miv")
+    loaded = mivhead.load(tmp_path / "a.miv")
+    same(loaded, few)
+    assert [each.decision for each in loaded.classify(NEW)] == decisions
+    assert few.check().score.images == 0
+    assert few.estimate_ is not None
+    assert few.estimate_.accuracy is None
+    assert [vote.member for vote in few.explain(NEW)[0].votes] == ["class name"]  # type: ignore[index]
+    # As soon as two classes have shots, the model is that of a fit from scratch.
+    more = draw([2, 0, 0, 2, 0], seed=7)
+    loaded.add(more)
+    first = draw(counts)
+    both = FeatureTable(
+        Features.concat([first.features, more.features]),
+        (*first.ids, *more.ids),
+        (*first.labels, *more.labels),  # type: ignore[misc]
+    )
+    same(loaded, FewShotClassifier(None).fit_table(both, class_vectors=VECTORS))
+
+
+def test_names_alone_are_exported(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    few = FewShotClassifier(None, verbose=False)
+    few.fit_table(draw([0, 0, 3, 0, 0]), class_vectors=VECTORS)
+    few.export(tmp_path / "a.onnx")
+    exported = mivhead.load(tmp_path / "a.onnx")
+    np.testing.assert_allclose(exported.predict_proba(NEW), few.predict_proba(NEW), atol=1e-5)
+    assert [p.decision for p in exported.classify(NEW)] == [p.decision for p in few.classify(NEW)]
+
+
+def test_names_alone_change_like_others() -> None:
+    few = FewShotClassifier(None, verbose=False)
+    few.fit_table(draw([0, 1, 0, 0, 0]), class_vectors=VECTORS)
+    few.rename("ant", "ape")
+    few.remove("bee")
+    assert few.shot_counts == {"ape": 0, "cat": 0, "dog": 0, "elk": 0}
+    with pytest.raises(InputError, match="would have 1 class"):
+        few.remove("ape", "cat", "dog")
+
+
+def test_a_file_with_shots_of_one_class_needs_names(tmp_path: Path) -> None:
+    few = FewShotClassifier(None, verbose=False)
+    few.fit_table(draw([0, 0, 3, 0, 0]), class_vectors=VECTORS).save(tmp_path / "a.miv")
+    path = damaged(tmp_path / "a.miv", lambda d: d.pop("names.v1"), without_names)
+    with pytest.raises(ModelFileError, match="neither shots nor a name"):
+        mivhead.load(path)
+
+
 def test_a_new_class_needs_a_vector() -> None:
     model, more = fitted(), draw([2, 0, 0, 0, 0], seed=7)
     labels = ["fox", "fox"]
@@ -321,6 +376,16 @@ def test_a_tower_that_cannot_be_loaded_is_left_out_unless_it_is_asked_for() -> N
     assert FewShotClassifier(Missing(), threshold=0).fit(IMAGES, LABELS).names_used is None
     with pytest.raises(NotAvailableError, match="no tokenizer"):
         FewShotClassifier(Missing(), threshold=0, names=True).fit(IMAGES, LABELS)
+
+
+def test_no_images_at_all() -> None:
+    model = FewShotClassifier(Tower(), threshold=0).fit(classes=["red", "green", "blue"])
+    assert model.predict([picture("green", 9)]).tolist() == ["green"]
+    one = FewShotClassifier(Tower(), threshold=0)
+    one.fit(IMAGES[:1], LABELS[:1], classes=["red", "green", "blue"])
+    assert one.predict([picture("green", 9)]).tolist() == ["green"]
+    with pytest.raises(InputError, match="There are no images"):
+        FewShotClassifier(Tower()).fit()
 
 
 def post(url: str, document: Any) -> tuple[int, Any]:

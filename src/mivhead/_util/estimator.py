@@ -226,6 +226,8 @@ def read_labels(y: ArrayLike) -> NDArray[Any]:
     ['b', 'a']
     """
     values = np.asarray(y)
+    if values.ndim == 1 and not len(values):
+        return values.astype(str)
     if values.ndim == 1 and values.dtype.kind in CLASS_KINDS:
         return values
     if has_sklearn():

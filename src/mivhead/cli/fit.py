@@ -77,10 +77,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "shots",
         metavar="SHOTS",
+        nargs="?",
         help="a folder with one folder per class, a zip archive of one, a CSV file of paths and "
         "labels, a features file written by `miv extract`, or a database table "
         "(lancedb://FOLDER/TABLE, postgresql://HOST/DATABASE?table=NAME, "
-        "qdrant://FOLDER/COLLECTION)",
+        "qdrant://FOLDER/COLLECTION); may be left out if --classes names all classes",
     )
     parser.add_argument(
         "-o", "--output", required=True, metavar="MODEL", help="model file to write"
@@ -159,6 +160,11 @@ def run(args: argparse.Namespace) -> int:
 def _check_arguments(args: argparse.Namespace) -> None:
     """Refuse what cannot work before any image is read."""
     check_output(args.output, replaces="model")
+    if args.shots is None and not args.classes:
+        raise InputError(
+            "Give the shots, such as a folder with one folder per class, or names of classes with "
+            "--classes and a text-and-image backbone."
+        )
     if args.html:
         if args.no_check:
             raise InputError("--html shows what cross-validation finds: omit --no-check.")
@@ -167,26 +173,38 @@ def _check_arguments(args: argparse.Namespace) -> None:
         check_output(args.html)
     if args.folds < 2:
         raise InputError(f"--folds must be at least 2, got {args.folds}.")
-    if args.where and not is_features(args.shots):
+    if args.where and not _are_features(args):
         raise InputError("--where is for database tables.")
-    if args.encoding and is_features(args.shots):
+    if args.encoding and _are_features(args):
         raise InputError("--encoding is for CSV files.")
     options.prepare(args)
 
 
+def _are_features(args: argparse.Namespace) -> bool:
+    return args.shots is not None and is_features(args.shots)
+
+
 def _check_classes(model: FewShotClassifier, args: argparse.Namespace) -> list[str]:
     """Refuse names that no class can have; return what the user should know about the others."""
-    if is_features(args.shots):
+    if args.shots is None or is_features(args.shots):
         return []
     from mivhead.images.sources import list_ignored, open_labelled
 
     if args.boxes:
-        _, images = options.open_boxes(args, args.shots, labelled=True, min_classes=2)
+        _, images = options.open_boxes(
+            args, args.shots, labelled=True, min_classes=_fewest_classes(args)
+        )
         check_class_names(images.classes)
         return notes_on_names(images.classes, model.other)
-    names = open_labelled(args.shots, label=args.label, encoding=args.encoding).classes
+    how = {"label": args.label, "encoding": args.encoding, "min_classes": _fewest_classes(args)}
+    names = open_labelled(args.shots, **how).classes
     check_class_names(names)
     return notes_on_names(names, model.other) + notes_on_ignored(list_ignored(args.shots))
+
+
+def _fewest_classes(args: argparse.Namespace) -> int:
+    """Return how many classes need shots: one will do if others are known by their names."""
+    return 1 if args.classes or args.class_vectors else 2
 
 
 def _fit(model: FewShotClassifier, args: argparse.Namespace) -> dict[str, float]:
@@ -196,8 +214,12 @@ def _fit(model: FewShotClassifier, args: argparse.Namespace) -> dict[str, float]
         "classes": options.read_classes(args.classes),
         "class_vectors": options.read_class_vectors(args.class_vectors),
     }
-    if args.boxes:
-        _, images = options.open_boxes(args, args.shots, labelled=True, min_classes=2)
+    if args.shots is None:
+        times = model.fit(**how).fit_seconds_
+    elif args.boxes:
+        _, images = options.open_boxes(
+            args, args.shots, labelled=True, min_classes=_fewest_classes(args)
+        )
         model.fit_folder(images, skip_bad=args.skip_bad, **how)
         times = model.fit_seconds_
     elif not is_features(args.shots):
@@ -238,13 +260,18 @@ def _describe_model(model: FewShotClassifier, times: Mapping[str, float], output
     text = table(["class", "shots"], sorted(shots.items())[:MAX_CLASSES], right="shots")
     if len(shots) > MAX_CLASSES:
         text += f"\n... and {len(shots) - MAX_CLASSES} more (`miv info {output}` lists them)"
-    return (
+    what = (
         f"Learned {plural(learned, 'class')} from "
         f"{plural(sum(shots.values()), 'image')}{with_views}: {spent}.\n"
         f"{_describe_unlabelled(_unlabelled_use(model))}"
-        f"{_describe_names(model.names_used, len(shots) - learned)}\n{text}\n\n"
-        f"Saved {output} ({size(Path(output).stat().st_size)})."
+        f"{_describe_names(model.names_used, len(shots) - learned)}"
     )
+    if learned < 2:
+        what = (
+            f"Names alone tell the {plural(len(shots), 'class')} apart: {spent}.\n"
+            "Shots count from two classes on (`miv add`).\n"
+        )
+    return f"{what}\n{text}\n\nSaved {output} ({size(Path(output).stat().st_size)})."
 
 
 def _unlabelled_use(model: FewShotClassifier) -> UnlabelledUse | None:

@@ -123,6 +123,10 @@ def draw_attention(
     shown = classes[:MAX_CLASSES]
     weights = shot_weights(attention)
     maps = [(i, block.patches[0]) for i, block in enumerate(attention) if block.patches is not None]
+    if not shown:
+        raise InputError(
+            "The model knows its classes by name alone: there is no attention to shots to draw."
+        )
     columns = max(len(maps) + 1, min(MAX_SHOTS, max(len(rows) for _, _, rows in shown)) + 1, 4)
     rows = 0 if weights is None else len(shown)
     height = CELL if pictures else 0.55

@@ -153,7 +153,7 @@ def shots_behind(labels: ArrayLike, folds: ArrayLike | None = None) -> Ints:
     [[1, 1], [1, 1], [2, 1]]
     """
     labels = np.asarray(labels, np.int64)
-    members: Ints = np.eye(int(labels.max()) + 1, dtype=np.int64)[labels]  # (shot, class)
+    members: Ints = np.eye(int(labels.max(initial=-1)) + 1, dtype=np.int64)[labels]  # (shot, class)
     counts: Ints = np.tile(members.sum(axis=0), (len(labels), 1))
     if folds is None:
         counts -= members

@@ -20,6 +20,11 @@ there are classes without shots, the share is 1: names are what all classes can 
 classes with shots tell a and b, each playing a class without shots in turn (`fit_unseen`): a class
 is neither preferred nor at a disadvantage because it has no shots.
 
+**Names alone.** If fewer than two classes have shots, no other member can tell classes apart, and
+nothing shows how far cosines can be trusted. Then s is ALONE, about what CLIP, SigLIP and their
+relatives were trained with, nothing is subtracted, and the shots of a single class wait for those
+of a second one.
+
 **Evidence.** Names are used if predictions of left-out shots are better with them or, with one shot
 per class, if the labels of the shots are more likely with the names than without, by a factor of
 exp(EVIDENCE); and in any case if there are classes without shots.
@@ -53,6 +58,7 @@ SHARE = 0.4  # of the scale, that is the weight with one shot per class: names a
 UNIT = 0.25  # spread of the scores of a usual member, which those of names get for stacking
 HONEST = 0.5  # lead of the right class for a new image, compared with that for a single shot
 EVIDENCE = 1.0  # evidence for names, with one shot per class
+ALONE = 100.0  # the scale of names alone
 SMALLEST = 1e-3  # prior weight
 STRENGTH, WEAK, STEPS = 1.0, 1e-3, 50  # of `fit_unseen`: penalties on the slope and the level
 EPS = 1e-12  # smallest length
@@ -64,7 +70,8 @@ class Names:
 
     vectors: Floats  # (class, channel): text vectors of all classes, of length 1
     centres: Floats  # (class,): what is subtracted from the cosines
-    seen: NDArray[np.int64]  # (class with shots,): the numbers of the classes with shots
+    # (class with shots,): the numbers of the classes with shots; empty if only one has some
+    seen: NDArray[np.int64]
     weight: float  # factor of the cosines of classes with shots
     # The logit of a class without shots is scale * cosine + offset
     scale: float
@@ -74,6 +81,12 @@ class Names:
     # How much lower the logit of the right class is without its shots, compared with the energy of
     # all logits with them; decisions use it. Not in a model file.
     lift: float = 0.0
+
+    @classmethod
+    def alone(cls, vectors: Floats) -> Self:
+        """Make the member of a model in which fewer than two classes have shots."""
+        centres = np.zeros(len(vectors), np.float32)
+        return cls(vectors, centres, np.empty(0, np.int64), ALONE, ALONE, 0.0)
 
     def cosines(self, features: Features) -> Floats:
         """Compute centred cosines (image, class)."""
@@ -116,7 +129,8 @@ class Names:
         weights : array of shape (member + 1,)
         """
         weight = max(self.weight, EPS)
-        scores = np.full((len(others) + 1, *found.shape), self.offset / weights.sum())
+        level = self.offset / weights.sum() if len(weights) else 0.0
+        scores = np.full((len(others) + 1, *found.shape), level)
         scores[:-1, :, self.seen] = others
         scores[-1] = found * self.factors / weight
         return scores, np.append(weights, weight)
@@ -169,7 +183,7 @@ class Names:
         lengths = np.linalg.norm(arrays["vectors"].astype(np.float64), axis=1)
         if not (np.abs(lengths - 1) < 1e-3).all() or not (np.abs(arrays["centres"]) <= 1).all():
             raise InputError("the tensors 'names.*' hold no vectors of length 1 and cosines.")
-        return cls(arrays["vectors"], arrays["centres"], np.flatnonzero(shots), **vars(saved))
+        return cls(arrays["vectors"], arrays["centres"], compared(shots), **vars(saved))
 
     def widen(self, logits: Floats, found: Floats) -> Floats:
         """Add the classes without shots to logits (image, class with shots): (image, class)."""
@@ -192,6 +206,16 @@ def centres_of(found: Floats, labels: NDArray[np.int64]) -> NDArray[np.float32]:
     """Return what is subtracted from the cosines (shot, class) of the shots: (class,)."""
     mean = np.average(found, axis=0, weights=shot_weights(labels))
     return (CENTRED * mean).astype(np.float32)
+
+
+def compared(shots: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the classes that are compared by their shots: those with shots, if there are two.
+
+    >>> compared(np.array([2, 0, 1])), compared(np.array([2, 0, 0]))
+    (array([0, 2]), array([], dtype=int64))
+    """
+    seen = np.flatnonzero(shots)
+    return seen if len(seen) > 1 else seen[:0]
 
 
 def names_of(classifier: Any) -> Names | None:

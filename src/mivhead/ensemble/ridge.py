@@ -304,6 +304,8 @@ class Experts:
 
     def __call__(self, features: Features) -> Array:
         """Predict memberships (expert, image, class)."""
+        if not self.ridges:
+            return np.empty((0, len(features), 0), np.float32)
         descriptors = _descriptors(self.ridges, features, self.pcas)
         memberships = {expert: self.ridges[expert](x) for expert, x in descriptors}
         return np.stack([memberships[expert] for expert in self.ridges])

@@ -433,6 +433,11 @@ class Ensemble:
         class_weights = by_class.astype(np.float32), offsets.astype(np.float32)
         return cls(experts, weights[:-1], *class_weights, member, left_out)
 
+    @classmethod
+    def of_names(cls, names: Names | None = None) -> Self:
+        """Make the ensemble of a model in which fewer than two classes have shots."""
+        return cls(Experts({}, {}), np.empty(0, np.float32), names=names)
+
     def fit_unseen(self, cosines: Array, features: Features, labels: NDArray[np.int64]) -> Self:
         """Fit the logits of classes without shots where no class has several shots.
 

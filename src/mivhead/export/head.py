@@ -39,6 +39,9 @@ def head_logits(graph: Graph, features: Mapping[str, Value], model: MIVClassifie
         return combine(graph, cosines, head.recipe)
     blocks = model.support_.blocks
     numbered = {i: _parts(features, first + i) for i in range(len(blocks))}
+    if not len(ensemble.weights):
+        assert ensemble.names is not None
+        return by_names(pooled(numbered[len(blocks) - 1], blocks[-1]), ensemble.names)
     logits = ensemble_logits(cosines, numbered, blocks, ensemble)
     if ensemble.names is None or not ensemble.names.used:
         return logits
@@ -214,12 +217,17 @@ def ensemble_logits(
 
 def with_names(logits: Value, x: Value, names: Names) -> Value:
     """Add the member of class names to logits (n, class with shots), for images' vectors (n, C)."""
+    columns = np.eye(len(names.vectors), dtype=np.float32)[names.seen]  # (with shots, class)
+    return logits @ columns + by_names(x, names)
+
+
+def by_names(x: Value, names: Names) -> Value:
+    """Logits (n, class) of the names alone."""
     factors = names.factors[:, None] * names.vectors.astype(np.float64)
     by_name = (x / x.length(1, least=NORM_EPS)) @ factors.T.astype(np.float32)  # (n, class)
-    columns = np.eye(len(factors), dtype=np.float32)[names.seen]  # (class with shots, class)
     offsets = (-names.factors * names.centres).astype(np.float32)
     offsets[names.unseen] += np.float32(names.offset)
-    return logits @ columns + by_name + offsets
+    return by_name + offsets
 
 
 def principal(map_: Value, pca: PatchPCA) -> Value:

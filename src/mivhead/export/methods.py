@@ -65,6 +65,8 @@ def unknown(
     scores: Value, features: Mapping[str, Value], classifier: Any, rule: DecisionRule
 ) -> Value:
     """Score (n, 1) of how unlike the shots an image is; see `mivhead.model.decision`."""
+    if not len(rule.shots):
+        return scores.largest(1).cast(np.float32) * 0
     vectors = mean_vector(*_deepest(features, classifier))
     near, lift = (vectors @ rule.shots.T).largest(1), None  # (n, 1)
     if len(unseen := rule.unseen(len(classifier.classes_))):

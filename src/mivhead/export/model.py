@@ -48,7 +48,7 @@ from mivhead.model.exported import (
     with_checksum,
 )
 from mivhead.model.fewshot import FewShotClassifier
-from mivhead.model.file import info_of
+from mivhead.model.file import as_model, info_of
 
 RESIZE_OPSET = 18  # the first with antialiased resizing
 MAX_BYTES = 2**31 - 2**20  # a protobuf message has less than 2 GiB
@@ -110,13 +110,13 @@ def export_model(
     """
     for package in ("onnx", "onnxruntime"):  # fail before the work, not after it
         need(package, EXTRA)
-    classifier: Any = model.classifier_ if isinstance(model, FewShotClassifier) else model
-    identity = model.identity_ if isinstance(model, FewShotClassifier) else None
+    model = as_model(model)
+    classifier, identity = model.classifier_, model.identity_
     if input is None:
         input = "features" if identity is None else "images"  # noqa: A001
     if input == "features":
         proto = _from_features(classifier)
-    elif not isinstance(model, FewShotClassifier) or identity is None:
+    elif identity is None:
         raise InputError(
             "The model was trained on features of unknown origin: it can be exported only with "
             "--features, from features to probabilities."
@@ -133,7 +133,7 @@ def export_model(
         "exporter": __version__,
         "model": asdict(info_of(model)),
         "decision": None if rule is None else asdict(rule.calibration),
-        "shots": _shots(model, classifier),
+        "shots": None if model.shot_counts is None else [*model.shot_counts.values()],
         "checksum": True,
     }
     onnx = need("onnx", EXTRA)
@@ -154,14 +154,6 @@ def export_model(
         part.write_bytes(content)
     opset = next(each.version for each in proto.opset_import if each.domain in ("", "ai.onnx"))
     return Export(len(content), opset, difference)
-
-
-def _shots(model: FewShotClassifier | Classifier, classifier: Any) -> list[int] | None:
-    """Return the number of shots per class, as far as it is known."""
-    if isinstance(model, FewShotClassifier):
-        return None if model.shot_counts is None else [*model.shot_counts.values()]
-    counts = getattr(classifier, "shots_", None)
-    return None if counts is None else [int(count) for count in counts]
 
 
 # Graphs
@@ -417,18 +409,17 @@ def _resize(proto: Any, preprocessing: Preprocessing) -> None:
 # Comparison
 
 
-def _compare(model: FewShotClassifier | Classifier, content: bytes, kind: Input) -> float:
+def _compare(model: FewShotClassifier, content: bytes, kind: Input) -> float:
     """Return the largest difference of a probability or score between a model and its export."""
     session = open_session(content, name := "the exported model")
     rng = np.random.default_rng(0)
-    classifier: Any = model.classifier_ if isinstance(model, FewShotClassifier) else model
+    classifier = model.classifier_
     feed: dict[str, NDArray[Any]]
     if kind == "features":
         given = _some_features(classifier, rng)
         arrays = {name: x.astype(np.float32) for name, x in given.tensors.items()}
         feed = {name: arrays[name] for name in session.inputs}
     else:
-        assert isinstance(model, FewShotClassifier)
         preprocessing = model.load_backbone().preset.preprocessing
         images = _some_images(rng, preprocessing.size)
         given = model.read_pictures(images)
@@ -437,10 +428,7 @@ def _compare(model: FewShotClassifier | Classifier, content: bytes, kind: Input)
             array = np.ascontiguousarray(normalise(images, preprocessing).transpose(0, 3, 1, 2))
         feed = {session.inputs[0]: array}
     found = run(session, feed, name, len(classifier.classes_))
-    if classifier.decision_ is None:
-        expected, unknown = classifier.predict_proba(given), None
-    else:
-        expected, unknown = classifier.score_unknown(given)
+    expected, unknown = classifier.score_unknown(given)
     difference = np.abs(found.probabilities - expected).max()
     if unknown is not None:
         assert found.unknown is not None

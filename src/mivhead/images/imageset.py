@@ -158,7 +158,7 @@ def label_images(images: ImageSet, labels: Sequence[Any], *, min_classes: int = 
     """Return the set with labels; raise an error if there are too few classes."""
     if len(images) != len(labels):
         raise InputError(f"There are {len(images)} images, but {len(labels)} labels.")
-    if not len(images):
+    if not len(images) and min_classes:
         raise InputError("There are no images: give images of at least 2 classes.")
     check_no_missing("labels", labels)
     named = replace(images, labels=tuple(map(str, labels)))

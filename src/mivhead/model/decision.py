@@ -35,6 +35,7 @@ With one shot per class, m is 0. Scores that were measured on other tasks stand 
 out shots: the quantiles `PRIOR_SCORES`, plus FAR times the mean far(s) of the shots s, minus SLOPE
 times their mean near(s), where s itself is left out. `t_probability` is 1 - 2 max_errors (right if
 the probabilities above it are calibrated and equally frequent), and no coverage can be guaranteed.
+A model that knows its classes by name alone has no such scores, and never says "none of these".
 
 References
 ----------
@@ -324,6 +325,8 @@ class DecisionRule:
 
     def unknown(self, logits: Floats, vectors: Floats) -> Floats:
         """Score images by their logits (image, class) and mean vectors (image, channel)."""
+        if not len(self.shots):
+            return np.zeros(len(vectors))  # there is nothing to be unlike
         near, lift = _nearest(vectors, self.shots), 0.0
         if len(unseen := self.unseen(logits.shape[1])):
             # An image of a class without shots is like no shot: it counts as usually near.
@@ -359,6 +362,8 @@ class DecisionRule:
             return self._held_out()
 
     def _held_out(self) -> Floats:
+        if not len(self.shots):
+            return np.empty(0)
         near = self._near
         if not len(self.rows):
             prior, slope = (
@@ -435,7 +440,6 @@ class DecisionRule:
             or len(counts) > 1
             or not counts <= {0, len(rows)}
             or not np.isin(rows, np.arange(len(own))).all()
-            or not len(own)
             or len(arrays["labels"]) != len(own)
             or not np.isin(arrays["labels"], np.arange(classes)).all()
             or not 0 <= (saved.other or 0) < classes

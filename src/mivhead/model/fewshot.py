@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image
 
@@ -224,7 +225,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
 
     def fit(
         self,
-        images: str | Path | Iterable[ImageLike] | FeatureTable,
+        images: str | Path | Iterable[ImageLike] | FeatureTable = (),
         labels: Sequence[Any] | None = None,
         *,
         skip_bad: bool = False,
@@ -236,9 +237,10 @@ class FewShotClassifier(ImageClassifier, Estimator):
 
         Parameters
         ----------
-        images : path, ImageSet, iterable of images, or FeatureTable
+        images : path, ImageSet, iterable of images, or FeatureTable, default=()
             The shots: a folder of class folders, a zip of one, or a CSV of paths and labels;
-            images, with `labels`; or features that were extracted before, as for `fit_table`.
+            images, with `labels`; or features that were extracted before, as for `fit_table`. There
+            may be none, or those of one class, if all classes have names or vectors.
         labels : sequence or None, default=None
             A label per image, if the images do not come with labels.
         skip_bad : bool, default=False
@@ -271,11 +273,15 @@ class FewShotClassifier(ImageClassifier, Estimator):
         if labels is None:
             if isinstance(images, str | Path | ImageSet):
                 return self.fit_folder(images, skip_bad=skip_bad, **how)
-            raise InputError("Give a label for every image, or a folder of class folders.")
+            images, labels = tuple(images), ()
+            if images:
+                raise InputError("Give a label for every image, or a folder of class folders.")
         if isinstance(images, str | Path | ImageSet):
-            shots = label_images(as_image_set(images), labels)
+            shots = as_image_set(images)
         else:
-            shots = label_images(from_images(images), labels)
+            shots = from_images(images)
+        named = bool(classes) or class_vectors is not None
+        shots = label_images(shots, labels, min_classes=0 if named else 2)
         fit_images(self, shots, labels, Further(**how), skip_bad=skip_bad)
         return self
 
@@ -315,7 +321,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
         if isinstance(path, ImageSet):
             images = path
         else:
-            images = open_labelled(path, label=label, encoding=encoding)
+            fewest = 1 if classes or class_vectors is not None else 2
+            images = open_labelled(path, label=label, encoding=encoding, min_classes=fewest)
         further = Further(unlabelled, classes, class_vectors)
         fit_images(self, images, None, further, skip_bad=skip_bad)
         return self
@@ -600,10 +607,11 @@ class FewShotClassifier(ImageClassifier, Estimator):
         Notes
         -----
         Models of folds learn from shots alone, not from unlabelled images. Classes without shots
-        take no part. A model of a compact file has no augmented views, so its estimate may differ
-        from the one that `miv fit` printed.
+        take no part; if fewer than two classes have shots, nothing can be tested. A model of a
+        compact file has no augmented views, so its estimate may differ from the one that `miv fit`
+        printed.
         """
-        from mivhead.diagnostics.cross_validation import cross_validate_support
+        from mivhead.diagnostics.cross_validation import CrossValidation, cross_validate_support
 
         shots, vectors = changes.own_shots(self), None
         if self.identity_ is not None and comes_with_mivhead(self.identity_):
@@ -611,11 +619,17 @@ class FewShotClassifier(ImageClassifier, Estimator):
         if (names := names_of(self.classifier_)) is not None:
             seen = self.classes_[names.seen].tolist()
             vectors = dict(zip(seen, names.vectors[names.seen], strict=True))
-        unfitted = self.classifier_._unfitted()  # a loaded one, too, has its settings
-        support = shots.support(class_vectors=vectors)
-        result = cross_validate_support(
-            unfitted, support, shots.names, folds=folds, verbose=self.verbose
-        )
+        if len(shots.classes) < 2:  # there is no other class to take a shot for
+            every = np.asarray(list(map(str, self.classes_.tolist())))
+            untested = np.full((len(shots), len(every)), np.nan)
+            labels = tuple(map(str, shots.labels.tolist()))
+            result = CrossValidation(shots.names, labels, every, untested, 0)
+        else:
+            unfitted = self.classifier_._unfitted()  # a loaded one, too, has its settings
+            support = shots.support(class_vectors=vectors)
+            result = cross_validate_support(
+                unfitted, support, shots.names, folds=folds, verbose=self.verbose
+            )
         known = dict(zip(result.classes.tolist(), result.estimate.per_class, strict=True))
         per_class = tuple(known.get(str(label)) for label in self.classes_.tolist())
         self.estimate_ = replace(result.estimate, per_class=per_class)

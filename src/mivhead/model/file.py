@@ -34,7 +34,7 @@ from mivhead.backbones.base import Backbone, Identity, expected_preset, named_by
 from mivhead.backbones.efficientnet_lite import comes_with_mivhead
 from mivhead.classifier import FeatureClassifier, MIVClassifier
 from mivhead.ensemble.balance import UNIFORM
-from mivhead.ensemble.names import Names, names_of
+from mivhead.ensemble.names import Names, compared, names_of
 from mivhead.ensemble.unlabelled import UnlabelledUse
 from mivhead.errors import InputError, ModelFileError, NotAvailableError
 from mivhead.features import FeatureTable
@@ -63,23 +63,17 @@ class Section:
     # First part of the names of its tensors, such as `"views"` for `views.block0.map`; no other
     # part of a file uses it
     prefix: str
-    # Called with the model that is saved, a `FewShotClassifier` or an estimator on features.
-    # Returns the JSON value and the tensors by name, without the prefix; None if the model has no
-    # such part.
-    write: Callable[[FewShotClassifier | Classifier], tuple[Any, Mapping[str, Array]] | None]
+    # Called with the model that is saved. Returns the JSON value and the tensors by name, without
+    # the prefix; None if the model has no such part.
+    write: Callable[[FewShotClassifier], tuple[Any, Mapping[str, Array]] | None]
     # Called with the loaded `FewShotClassifier`, the JSON value and the tensors, neither of which
     # can be trusted. Checks everything, raises `InputError`, and sets attributes of the model.
     read: Callable[[FewShotClassifier, Any, Mapping[str, Array]], None]
 
 
-def _write_decision(
-    model: FewShotClassifier | Classifier,
-) -> tuple[Any, Mapping[str, Array]] | None:
-    classifier = model.classifier_ if isinstance(model, FewShotClassifier) else model
-    rule: DecisionRule | None = classifier.decision_
-    if rule is None:
-        return None
-    return rule.state()
+def _write_decision(model: FewShotClassifier) -> tuple[Any, Mapping[str, Array]] | None:
+    rule: DecisionRule | None = model.classifier_.decision_
+    return None if rule is None else rule.state()
 
 
 def _read_decision(model: FewShotClassifier, document: Any, tensors: Mapping[str, Array]) -> None:
@@ -92,9 +86,8 @@ def _read_decision(model: FewShotClassifier, document: Any, tensors: Mapping[str
         model.other = None
 
 
-def _write_shots(model: Any) -> tuple[Any, Mapping[str, Array]] | None:
-    shots: Shots | None = getattr(model, "shots_", None)
-    if shots is None or not isinstance(model, FewShotClassifier):
+def _write_shots(model: FewShotClassifier) -> tuple[Any, Mapping[str, Array]] | None:
+    if (shots := model.shots_) is None:
         return None
     if model.identity_ is not None and comes_with_mivhead(model.identity_) and shots.can_make_views:
         shots = shots.without_views()
@@ -115,11 +108,10 @@ def _read_shots(model: FewShotClassifier, document: Any, tensors: Mapping[str, A
         model.augmentation = shots.rule.augmentation
 
 
-def _write_history(model: Any) -> tuple[Any, Mapping[str, Array]] | None:
-    history: list[Change] = getattr(model, "history_", [])
-    if not history:
+def _write_history(model: FewShotClassifier) -> tuple[Any, Mapping[str, Array]] | None:
+    if not model.history_:
         return None
-    return [{name: getattr(each, name) for name in _HISTORY} for each in history], {}
+    return [{name: getattr(each, name) for name in _HISTORY} for each in model.history_], {}
 
 
 def _read_history(model: FewShotClassifier, document: Any, tensors: Mapping[str, Array]) -> None:
@@ -128,8 +120,8 @@ def _read_history(model: FewShotClassifier, document: Any, tensors: Mapping[str,
     model.history_ = [from_json(Change, each, "history.v1") for each in document]
 
 
-def _write_unlabelled(model: Any) -> tuple[Any, Mapping[str, Array]] | None:
-    use: UnlabelledUse | None = getattr(model, "classifier_", model).unlabelled_
+def _write_unlabelled(model: FewShotClassifier) -> tuple[Any, Mapping[str, Array]] | None:
+    use: UnlabelledUse | None = model.classifier_.unlabelled_
     return None if use is None else (to_json(use), {})
 
 
@@ -140,9 +132,8 @@ def _read_unlabelled(model: FewShotClassifier, document: Any, tensors: Mapping[s
     model.classifier_.unlabelled_ = use
 
 
-def _write_estimate(model: Any) -> tuple[Any, Mapping[str, Array]] | None:
-    estimate: Estimate | None = getattr(model, "estimate_", None)
-    return None if estimate is None else (to_json(estimate), {})
+def _write_estimate(model: FewShotClassifier) -> tuple[Any, Mapping[str, Array]] | None:
+    return None if model.estimate_ is None else (to_json(model.estimate_), {})
 
 
 def _read_estimate(model: FewShotClassifier, document: Any, tensors: Mapping[str, Array]) -> None:
@@ -153,12 +144,12 @@ def _read_estimate(model: FewShotClassifier, document: Any, tensors: Mapping[str
     model.estimate_ = estimate
 
 
-def _write_names(model: Any) -> tuple[Any, Mapping[str, Array]] | None:
-    names = names_of(getattr(model, "classifier_", model))
+def _write_names(model: FewShotClassifier) -> tuple[Any, Mapping[str, Array]] | None:
+    names = names_of(model.classifier_)
     if names is None:
         return None
     document, tensors = names.state()
-    return document | {"templates": list(getattr(model, "templates_", ()))}, tensors
+    return document | {"templates": list(model.templates_)}, tensors
 
 
 def _read_names(model: FewShotClassifier, document: Any, tensors: Mapping[str, Array]) -> None:
@@ -176,8 +167,10 @@ def _read_names(model: FewShotClassifier, document: Any, tensors: Mapping[str, A
 
 
 def _check_shots(classifier: Any) -> None:
-    """Check that every class has shots, or a name that is used."""
-    if isinstance(classifier, MIVClassifier) and min(classifier.shots_) < 1:
+    """Check that every class has shots, or a name that is used; names may also be all there is."""
+    if not isinstance(classifier, MIVClassifier):
+        return
+    if len(compared(classifier.shots_)) < len(classifier.shots_):
         names = names_of(classifier)
         if names is None or not names.used:
             raise InputError("a class has neither shots nor a name.")
@@ -221,6 +214,7 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
     ...     mivhead.load(f"{folder}/model.miv").predict(X).tolist()
     ['a', 'a', 'b', 'b']
     """
+    model = as_model(model)
     document, tensors = _contents(model)
     for section in SECTIONS:
         if (part := section.write(model)) is not None:
@@ -232,20 +226,24 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
     files.write(path, tensors, document)
 
 
-def info_of(model: FewShotClassifier | Classifier) -> ModelInfo:
+def as_model(model: FewShotClassifier | Classifier) -> FewShotClassifier:
+    """Return a fitted model as it is, and an estimator as a model without backbone and shots."""
+    check_fitted(model, "classes_")
+    if isinstance(model, FewShotClassifier):
+        return model
+    made = FewShotClassifier(None, method=method_name(model), other=None)
+    set_fitted(made, model, None, None)
+    return made
+
+
+def info_of(model: FewShotClassifier) -> ModelInfo:
     """Return what a file of a fitted model would say about it."""
     return ModelInfo(**_contents(model)[0])
 
 
-def _contents(
-    model: FewShotClassifier | Classifier,
-) -> tuple[dict[str, Any], dict[str, Array]]:
+def _contents(model: FewShotClassifier) -> tuple[dict[str, Any], dict[str, Array]]:
     """Make the document and the tensors of a model, without optional sections."""
-    identity: Identity | None = None
-    trained: Any = model
-    check_fitted(model, "classes_")
-    if isinstance(model, FewShotClassifier):
-        identity, trained = model.identity_, model.classifier_
+    identity, trained = model.identity_, model.classifier_
     config, tensors = trained._state()
     if any(scale := trained.scale_):
         config[_SCALE] = list(scale)

@@ -119,7 +119,7 @@ def _fit(
     if isinstance(found, Shots):
         shots = found.with_unseen(vectors or ())
         found = found.support(unlabelled, vectors)
-    if isinstance(classifier, MIVClassifier):
+    if isinstance(classifier, MIVClassifier) and len(found.labels):
         _say_if_long(classifier, found)
     classifier.fit_support(found)
     set_fitted(model, classifier, identity, shots)

@@ -98,11 +98,15 @@ class FeatureReader:
     def table(self, images: ImageSet, rule: ViewRule | None) -> FeatureTable:
         """Read images and, by a rule, views of labelled ones."""
         how = {**self._how, "pictures": images.labels is not None}
-        if rule is None:
+        if not len(images):  # their layout is that of any image
+            blank = np.zeros((1, 1, 3), np.uint8)
+            table = FeatureTable(extract_pictures(self._backbone, [blank])[:0], (), ())
+        elif rule is None:
             return extract_table(self._backbone, images, **how)
-        plan = rule.plan(images.labels or ())
-        table = extract_table(self._backbone, images, plan, rule.augmentation, **how)
-        return replace(table, view_rule=to_json(rule))
+        else:
+            plan = rule.plan(images.labels or ())
+            table = extract_table(self._backbone, images, plan, rule.augmentation, **how)
+        return table if rule is None else replace(table, view_rule=to_json(rule))
 
     def views(
         self, pictures: Sequence[tuple[str, bytes]], plan: ViewPlan, how: Augmentation

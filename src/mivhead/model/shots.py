@@ -149,7 +149,7 @@ class Shots:
         if self.views is not None and len(rows):
             number = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
             views = self.views[starts[rows] + number]
-        classes, labels = encode(self.labels, len(self))
+        classes, labels = encode(self.labels, len(self), named=class_vectors is not None)
         support = SupportSet(self.features, labels, views, rows, classes=classes)
         return support.with_others(unlabelled, class_vectors)
 
@@ -164,7 +164,8 @@ class Shots:
         if self.rule is None:
             return self._view_counts
         counts = self.counts
-        return np.array([self.rule.per_image(counts[label]) for label in self.labels.tolist()])
+        wanted = [self.rule.per_image(counts[label]) for label in self.labels.tolist()]
+        return np.array(wanted, np.int64)
 
     @property
     def missing_views(self) -> list[tuple[int, int]]:
@@ -337,10 +338,10 @@ class Shots:
                 f"{_listed(self._names(rows))} would leave the class {emptied[0]!r} without shots: "
                 f"to remove the class, name it ({emptied[0]!r})."
             )
-        if len(left.classes) < 2:
+        if len(left.every_class) < 2:
             raise InputError(
                 f"Without {_listed(map(str, classes))}, the model would have "
-                f"{len(left.classes)} class; a classifier needs at least 2."
+                f"{len(left.every_class)} class; a classifier needs at least 2."
             )
         return left, classes, self._names(row for row in rows if self.labels[row] not in classes)
 
@@ -357,7 +358,7 @@ class Shots:
             )
         if merge and name not in self.every_class:
             raise InputError(self._unknown("class", name, map(str, self.every_class)))
-        if merge and len(self.classes) < 3 and {label, name} <= set(self.classes):
+        if merge and len(self.every_class) < 3:
             raise InputError(
                 f"Merging {label!r} into {name!r} would leave one class; a classifier needs at "
                 "least 2."
@@ -439,8 +440,9 @@ class Shots:
 
     def as_label(self, name: Any) -> Any:
         """Convert the name of a class to the type of the labels."""
-        if not isinstance(self.classes[0], int) or isinstance(name, int | np.integer):
-            return str(name) if isinstance(self.classes[0], str) else name
+        first = self.every_class[0]
+        if not isinstance(first, int) or isinstance(name, int | np.integer):
+            return str(name) if isinstance(first, str) else name
         try:
             return int(name)
         except (TypeError, ValueError):
@@ -587,7 +589,7 @@ class _Saved:
             raise InputError("shots.v1.hashes must be SHA-256 hashes.")
         if len(self.counts) != classes or sum(self.counts) != shots or min(self.counts) < 0:
             raise InputError(f"shots.v1.counts do not fit {classes} classes of {shots} shots.")
-        if min(self.views) < 0 or min(self.pictures) < 0:
+        if min((*self.views, *self.pictures), default=0) < 0:
             raise InputError("shots.v1 has a negative count.")
 
 
