@@ -43,11 +43,11 @@ from mivhead._util.threads import run_parts, set_threads, shared_cores, thread_c
 from mivhead.benchmark.measuring import PeakMemory
 from mivhead.engine.head import PREDICT, Bags, Head
 from mivhead.engine.training import Trainer
-from mivhead.features import SupportSet
 from mivhead.head.blocks import BlockConfig, resolve_blocks
 from mivhead.head.recipe import Recipe
 from mivhead.methods.cost import TaskSize
 from mivhead.methods.miv import experts_work
+from mivhead.support import SupportSet
 
 STEPS = 40
 PLAIN_STEPS = 3
@@ -148,8 +148,8 @@ class Adaptation:
     """Losses and seconds of an adaptation."""
 
     losses: list[float]
-    once: float  # seconds until the first step: candidates are derived
-    steps: list[float]  # seconds of every step
+    once: float  # seconds in which candidates are derived
+    steps: list[float]  # seconds of every step but the first, which derives them
 
     @classmethod
     def time(cls, support: SupportSet, blocks: Sequence[BlockConfig], recipe: Recipe) -> Adaptation:
@@ -160,10 +160,11 @@ class Adaptation:
             times.append(time.perf_counter())
 
         with shared_cores():
-            trainer = Trainer(support, blocks, recipe, seed=0, on_step=lap)
+            assert support.views is not None
+            Head.initial(blocks, recipe, seed=0).prepare(support.features, support.views)
             lap()
-            ((_, losses),) = trainer.fit()
-        once, *steps = (after - before for before, after in pairwise(times))
+            ((_, losses, _),) = Trainer(support, blocks, recipe, seed=0, on_step=lap).fit()
+        once, _, *steps = (after - before for before, after in pairwise(times))
         return cls(losses, once, steps)
 
 

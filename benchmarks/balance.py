@@ -2,12 +2,14 @@
 
     python benchmarks/balance.py --data DIR [--protocol "unequal shots"] [--sets tuning] [--tasks 6]
     python benchmarks/balance.py ... --csv results/accuracy.csv     # adds a row per task and method
+    python benchmarks/balance.py ... --head --backbone resnet50 --resnet50 WEIGHTS    # what it adds
 
 There are up to 10 queries per class, and accuracy is the mean over classes. The default method and
 the recipe `experts` are measured as they are. The logits of all others are corrected by minus a
 power of the number of shots, log p - tau log n, and the best of several powers counts, chosen on
 the very tasks of the table, which favours the rivals. About 3 s per task on one core, most of it
-the paper's recipe (`--no-paper`). Figures: docs/research-log.md.
+the paper's recipe (`--no-paper`). `--head` compares the default method with the recipe `experts`
+alone, with equal shots too. Figures: docs/research-log.md.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from numpy.typing import NDArray
 
 import mivhead
 from _bench import SETS, names
-from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
+from mivhead.backbones import DEFAULT_BACKBONE
 from mivhead.backbones.base import Backbone
 from mivhead.benchmark.compare import summarise
 from mivhead.benchmark.samplers import Protocol
@@ -36,6 +38,7 @@ from mivhead.extraction import extract_table
 from mivhead.extraction.cache import open_cache
 from mivhead.features import Features
 from mivhead.methods import make_method
+from which_backbone import load
 
 QUERIES = 10  # per class, at most
 LEAST_QUERIES = 3
@@ -47,10 +50,15 @@ DRAWN = {  # shots that are drawn for each of 5 to 10 classes
     "unequal shots": ("U", (1, 1, 2, 3, 5, 8, 12)),
     "3 to 8 shots": ("M", (3, 4, 5, 6, 7, 8)),
     "1 to 3 shots": ("S", (1, 2, 3)),
+    "2 to 20 shots": ("L", (2, 5, 10, 20)),
+    "5 shots": ("E5", (5,)),
+    "10 shots": ("E10", (10,)),
+    "20 shots": ("E20", (20,)),
 }
 LARGE = {"60 to 1": ("H60", 60), "300 to 1": ("H300", 300)}  # one class, perhaps made of several
+LONE = "1 against 12"  # 12 shots of one class and one of another
 VARYING = "varying"  # Meta-Dataset's sampler, with at most 20 classes and 200 shots
-PROTOCOLS = (*DRAWN, VARYING, *LARGE)
+PROTOCOLS = (*DRAWN, LONE, VARYING, *LARGE)
 
 Ints = NDArray[np.int64]
 
@@ -64,10 +72,12 @@ class UnequalTask(NamedTuple):
     wanted: Ints
 
 
-def sample(name: str, labels: NDArray[Any], protocol: str, number: int) -> tuple[Any, Any]:
+def sample(
+    name: str, labels: NDArray[Any], protocol: str, number: int, most: int = QUERIES
+) -> tuple[Any, Any]:
     """Sample the rows of shots and of queries, a list per class; task i is always the same."""
     classes = np.unique(labels)
-    short = VARYING[0].upper() if protocol == VARYING else (DRAWN | LARGE)[protocol][0]
+    short = {VARYING: "V", LONE: "O"}.get(protocol) or (DRAWN | LARGE)[protocol][0]
     rng = np.random.default_rng(zlib.crc32(f"{name} {short} {number}".encode()))
     groups = groups_of(name, classes.tolist())
     if len(set(groups.values())) > 1:  # one alphabet
@@ -78,12 +88,13 @@ def sample(name: str, labels: NDArray[Any], protocol: str, number: int) -> tuple
         classes = np.array(large[rng.integers(len(large))])
     if protocol in LARGE:
         return _with_large_class(labels, classes, LARGE[protocol][1], rng)
-    most = QUERIES
     if protocol == VARYING:
         sampler = Protocol(max_ways=20, max_support=200)
         chosen = rng.choice(classes, int(rng.integers(5, min(20, len(classes)) + 1)), replace=False)
         sizes = np.array([(labels == each).sum() for each in chosen])
         shots, most = sampler.sample_shots(rng, sizes), sampler.queries_per_class(sizes)
+    elif protocol == LONE:
+        chosen, shots = rng.choice(classes, 2, replace=False), np.array([12, 1])
     else:
         count = min(int(rng.integers(5, 11)), len(classes))
         chosen = rng.choice(classes, count, replace=False)
@@ -118,39 +129,42 @@ def _with_large_class(
 
 
 def load_tasks(
-    backbone: Backbone, data: str, name: str, protocol: str, tasks: int
+    backbone: Backbone, data: str, name: str, protocol: str, tasks: int, queries: int = QUERIES
 ) -> Iterator[UnequalTask]:
     """Sample tasks of a set, and extract their features through the cache."""
     images, cache = open_set(name, data), open_cache()
     labels = np.asarray(images.labels)
     for number in range(tasks):
-        support, queries = sample(name, labels, protocol, number)
+        parts = sample(name, labels, protocol, number, queries)
         y, wanted = (
-            np.repeat(np.arange(len(part)), [len(rows) for rows in part])
-            for part in (support, queries)
+            np.repeat(np.arange(len(part)), [len(rows) for rows in part]) for part in parts
         )
-        rows = np.concatenate([*support, *queries])
+        rows = np.concatenate([*parts[0], *parts[1]])
         table = extract_table(backbone, images.take(rows), cache=cache, verbose=False)
         yield UnequalTask(table.features[: len(y)], y, table.features[len(y) :], wanted)
 
 
 def all_logits(
-    task: UnequalTask, backbone: Backbone, *, paper: bool = True
+    task: UnequalTask, backbone: Backbone, *, rivals: bool = True, paper: bool = True
 ) -> dict[str, NDArray[np.float64]]:
     """Fit every method, and return its log probabilities of the queries."""
     preset: dict[str, Any] = {"preset": backbone.preset, "random_state": 0}
     methods = {
         OURS: make_method("miv", **preset),
         EXPERTS: make_method("miv", recipe="experts", **preset),
-        **({PAPER: make_method("miv-paper", **preset)} if paper else {}),
-        "ridge": make_method("ridge"),
-        "ridge, power 0.5": make_method("ridge", power=0.5),
-        "logistic": make_method("logistic"),
-        "ncc": make_method("ncc"),
-        "ncc, centred": make_method("ncc", centred=True),
-        "simpleshot": make_method("simpleshot"),
-        "fit-lda": make_method("fit-lda"),
     }
+    if paper:
+        methods[PAPER] = make_method("miv-paper", **preset)
+    if rivals:
+        methods |= {
+            "ridge": make_method("ridge"),
+            "ridge, power 0.5": make_method("ridge", power=0.5),
+            "logistic": make_method("logistic"),
+            "ncc": make_method("ncc"),
+            "ncc, centred": make_method("ncc", centred=True),
+            "simpleshot": make_method("simpleshot"),
+            "fit-lda": make_method("fit-lda"),
+        }
     found = {}
     for name, method in methods.items():
         probabilities = method.fit(task.X, task.y).predict_proba(task.queries)
@@ -167,7 +181,8 @@ def mean_class_accuracy(logits: NDArray[np.float64], wanted: Ints) -> float:
 class Accuracies:
     """Accuracies by method and power of the correction, task by task."""
 
-    def __init__(self) -> None:
+    def __init__(self, backbone: str) -> None:
+        self.backbone = backbone
         self.tasks: list[tuple[str, int]] = []
         self.found: dict[tuple[str, float], list[float]] = defaultdict(list)
 
@@ -213,7 +228,7 @@ class Accuracies:
                     continue
                 own = self.found[method, power]
                 for (name, number), accuracy in zip(self.tasks, own, strict=True):
-                    task = (DEFAULT_BACKBONE, protocol, name, number, f"{method}{suffix}")
+                    task = (self.backbone, protocol, name, number, f"{method}{suffix}")
                     yield (*task, f"{accuracy:.2f}", mivhead.__version__)
 
 
@@ -232,17 +247,27 @@ def main() -> None:
     parser.add_argument("--data", default=os.environ.get("MIV_DATA"))
     parser.add_argument("--sets", type=lambda text: SETS.get(text) or names(text), default="tuning")
     parser.add_argument("--tasks", type=int, default=6, help="per set")
+    parser.add_argument("--queries", type=int, default=QUERIES, help="per class, at most")
     parser.add_argument("--protocol", choices=PROTOCOLS, default="unequal shots")
     parser.add_argument("--no-paper", action="store_true", help="leave the paper's recipe out")
+    parser.add_argument("--head", action="store_true", help="only ours, with and without the head")
+    parser.add_argument("--backbone", default=DEFAULT_BACKBONE, help="or resnet50, vit")
+    parser.add_argument("--resnet50", type=Path, help="weights")
+    parser.add_argument("--vit", type=Path, help="weights")
     parser.add_argument("--csv", type=Path, help="file to add the results to")
     args = parser.parse_args()
-    backbone = load_backbone(DEFAULT_BACKBONE)
-    found = Accuracies()
+    (backbone,) = load(args.backbone, args)
+    found = Accuracies(args.backbone)
     for name in args.sets:
-        tasks = load_tasks(backbone, args.data, name, args.protocol, args.tasks)
+        what = (args.data, name, args.protocol, args.tasks, args.queries)
+        tasks = load_tasks(backbone, *what)
         for number, task in enumerate(tasks):
-            logits = all_logits(task, backbone, paper=not args.no_paper)
+            paper = not (args.no_paper or args.head)
+            logits = all_logits(task, backbone, rivals=not args.head, paper=paper)
             found.add(name, number, logits, task.y, task.wanted)
+            if args.head:
+                ours, experts = (found.found[method, 0.0][-1] for method in (OURS, EXPERTS))
+                print(f"{name} {number}: {ours:.1f}, experts {experts:.1f}", flush=True)
     found.print()
     if args.csv:
         replace_rows(args.csv, list(found.rows(args.protocol)))

@@ -25,9 +25,9 @@ from mivhead.backbones.preset import BlockPreset
 from mivhead.benchmark.measuring import PeakMemory
 from mivhead.engine.head import PREDICT, Bags, Head
 from mivhead.engine.training import Trainer
-from mivhead.features import SupportSet
 from mivhead.head.blocks import BlockConfig, resolve_blocks
 from mivhead.head.recipe import Recipe
+from mivhead.support import SupportSet
 
 QUERIES = 4 * PREDICT  # that have features of their own; more queries repeat them
 

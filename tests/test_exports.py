@@ -15,7 +15,16 @@ SOURCE = ROOT / "src" / "mivhead"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PACKAGES = ("backbones", "benchmark", "datasets", "diagnostics", "export", "extraction", "images")
 PUBLIC_MODULES = {
-    *("features", "preset", "classifier", "fewshot", "prediction", "decision", "model_file"),
+    *(
+        "features",
+        "support",
+        "preset",
+        "classifier",
+        "fewshot",
+        "prediction",
+        "decision",
+        "model_file",
+    ),
     *("client", "errors", "spreadsheets"),
 }
 SHARED_MODULES = {  # modules of the same name in several rooms, and why
@@ -25,6 +34,7 @@ SHARED_MODULES = {  # modules of the same name in several rooms, and why
     "backbones": "the room and the command group",
     "base": "what all modules of a room have in common",
     "cache": "the feature cache and the command group",
+    "changes": "of a model: made, and asked for over HTTP",
     "engine": "the room that trains heads, and what answers requests",
     "export": "the room and the command",
     "head": "the head, and its export",

@@ -8,7 +8,8 @@ Features from a backbone, a file or a database go in; class labels and probabili
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mivhead._util.estimator import Estimator, check_fitted, random_seed, read_labels, read_table
+from mivhead._util.estimator import Estimator, check_fitted, random_seed, read_table
 from mivhead._util.progress import progress_bar
 from mivhead._util.schema import check_tensors, from_json, split_tensors, to_json
 from mivhead._util.threads import shared_cores
@@ -27,6 +28,7 @@ from mivhead.engine.head import Bags, Head, Projected, combine
 from mivhead.engine.training import Trainer
 from mivhead.ensemble.balance import UNIFORM, Prior, is_uniform, log_prior
 from mivhead.ensemble.descriptors import mean_vectors
+from mivhead.ensemble.names import names_of
 from mivhead.ensemble.stacking import (
     FOLDS,
     OFFSETS,
@@ -37,12 +39,10 @@ from mivhead.ensemble.stacking import (
     out_of_fold_cosines,
 )
 from mivhead.ensemble.unlabelled import UnlabelledUse, refine
-from mivhead.errors import InputError, check_no_missing
+from mivhead.errors import InputError
 from mivhead.features import (
     Block,
-    ClassVectors,
     Features,
-    SupportSet,
     blocks_of,
     is_array,
     layout_to_json,
@@ -53,6 +53,7 @@ from mivhead.head.blocks import BlockConfig, resolve_blocks, spans_of
 from mivhead.head.recipe import DEFAULT_RECIPE, Recipe, resolve_recipe
 from mivhead.model.decision import ENERGY, MAX_ERRORS, REJECT, DecisionRule, softmax
 from mivhead.model.prediction import predictions
+from mivhead.support import SupportSet
 
 if TYPE_CHECKING:
     from mivhead.head.training import DeviceTrainer
@@ -155,100 +156,60 @@ class FeatureClassifier(Estimator):
         self : object
             The fitted classifier.
         """
-        seed = random_seed(self.random_state)
-        return self._fit_seeded(X, y, views, view_of, seed, unlabelled, class_vectors)
+        features = self._read_features(X, reset=True)
+        support = SupportSet.read(features, y, views, view_of, unlabelled, class_vectors)
+        return self.fit_support(support)
 
-    def _fit_seeded(
-        self,
-        X: Any,
-        y: ArrayLike,
-        views: Any,
-        view_of: ArrayLike | None,
-        seed: int,
-        unlabelled: Any = None,
-        class_vectors: ArrayLike | Mapping[Any, ArrayLike] | None = None,
-    ) -> Self:
-        given = {"unlabelled images": unlabelled, "class vectors": class_vectors}
+    def fit_support(self, support: SupportSet, seed: int | None = None) -> Self:
+        """Fit to a checked support set.
+
+        Parameters
+        ----------
+        support : SupportSet
+            What `SupportSet.read` makes of the arguments of `fit`.
+        seed : int or None, default=None
+            The random seed; None: the one that `random_state` gives.
+
+        Returns
+        -------
+        self : object
+            The fitted classifier.
+        """
+        given = {"unlabelled images": support.unlabelled, "class vectors": support.class_vectors}
         for what, value in given.items():
             if value is not None and not self.has_ensemble:
                 raise InputError(
                     f"{type(self).__name__} cannot learn from {what} with these settings: "
                     "use the method miv with its default recipe, or omit them."
                 )
-        support, _ = self._support_set(X, y, views, view_of, unlabelled, class_vectors)
-        self.seed_ = seed
+        self.seed_ = random_seed(self.random_state) if seed is None else seed
+        support = self._scaled(support)
         with shared_cores():
-            self._fit(support, seed)
+            self._fit(support, self.seed_)
         self.decision_ = self._make_rule(support)
         return self
 
-    def _support_set(
-        self,
-        X: Any,
-        y: ArrayLike,
-        views: Any,
-        view_of: ArrayLike | None,
-        unlabelled: Any = None,
-        class_vectors: ArrayLike | Mapping[Any, ArrayLike] | None = None,
-    ) -> tuple[SupportSet, NDArray[np.int64]]:
-        """Check a support set and sort it by class; also return the rows of X in that order."""
-        features = self._as_features(X, reset=True)
-        labels = self._encode(y, len(features))
-        extra, rows = self._check_views(views, view_of, features)
-        order = np.argsort(labels, kind="stable")
-        place = np.argsort(order)  # position of each image in that order
-        others = None if unlabelled is None else self._as_unlabelled(unlabelled, features)
-        vectors = None
-        if class_vectors is not None:
-            width = features.blocks[-1].channels
-            self.classes_, vectors = read_class_vectors(class_vectors, self.classes_, width)
-        support = SupportSet(features[order], labels[order], extra, place[rows], others, vectors)
-        return support, order
+    def _scaled(self, support: SupportSet) -> SupportSet:
+        """Remember the classes and the layout; return values that are safe to square."""
+        features = support.features
+        self.classes_, self.layout_ = support.classes, features.layout
+        self.n_features_in_, self.scale_ = features.shape[1], features.exponents
+        return support.divide(self.scale_)
 
     @property
     def has_ensemble(self) -> bool:
         """Whether `fit` takes unlabelled images and class vectors."""
         return False
 
-    def _as_unlabelled(self, unlabelled: Any, features: Features) -> Features:
-        """Check features of unlabelled images, whose layout must be that of the shots."""
-        found = Features(unlabelled)
-        if found.layout != features.layout:
-            raise InputError(
-                f"The unlabelled images have other blocks than X: {found} and {features}."
-            )
-        if not len(found):
-            raise InputError("There are no unlabelled images: give at least one, or omit them.")
-        return found.divide(self.scale_)
-
-    def refitted(
-        self,
-        X: Any,
-        y: ArrayLike,
-        *,
-        views: Any = None,
-        view_of: ArrayLike | None = None,
-        unlabelled: Any = None,
-        class_vectors: Mapping[Any, ArrayLike] | None = None,
-    ) -> Self:
+    def refitted(self, support: SupportSet) -> Self:
         """Fit a copy to another support set, with the same settings and the same random seed.
 
         Unlike a clone, a copy of a classifier from a model file has its settings for each block.
 
         Parameters
         ----------
-        X : Features or array
-            Features of the shots, as for `fit`.
-        y : array-like of shape (n,)
-            Their labels.
-        views : Features or array, default=None
-            Features of augmented views.
-        view_of : array-like of int, default=None
-            For each view, the row of X that it was made from.
-        unlabelled : Features or array, default=None
-            Features of images without labels, as for `fit`.
-        class_vectors : mapping or None, default=None
-            Vectors of classes, as for `fit`.
+        support : SupportSet
+            What to fit to.
 
         Returns
         -------
@@ -256,8 +217,22 @@ class FeatureClassifier(Estimator):
             A new classifier; this one stays as it is.
         """
         check_fitted(self, "classes_")
-        given = views, view_of, self.seed_, unlabelled, class_vectors
-        return self._unfitted()._fit_seeded(X, y, *given)
+        return self._unfitted().fit_support(support, self.seed_)
+
+    def renamed(self, old: Any, new: Any) -> Self | None:  # noqa: ARG002  # for subclasses
+        """Return a copy with another name for a class, and with everything that was learned.
+
+        Parameters
+        ----------
+        old, new : object
+            A class, and a name that no other class has.
+
+        Returns
+        -------
+        FeatureClassifier or None
+            None if the classifier must be fitted again.
+        """
+        return None
 
     def _unfitted(self) -> Self:
         """Return a copy that fits as this classifier was fitted."""
@@ -299,7 +274,7 @@ class FeatureClassifier(Estimator):
         """
         check_fitted(self, "classes_")
         with shared_cores():
-            return self._finite_logits(self._as_features(X, reset=False))
+            return self._finite_logits(self._as_features(X))
 
     def _finite_logits(self, features: Features) -> NDArray[Any]:
         with np.errstate(all="ignore"):  # what comes of it is checked
@@ -399,7 +374,7 @@ class FeatureClassifier(Estimator):
         """
         check_fitted(self, "classes_")
         with shared_cores():
-            features = self._as_features(X, reset=False)
+            features = self._as_features(X)
             logits = self._finite_logits(features).astype(np.float64)
             probabilities = softmax(logits)
             if self.decision_ is None:
@@ -459,107 +434,21 @@ class FeatureClassifier(Estimator):
 
         save(self, path)
 
-    def _as_features(self, X: Any, *, reset: bool) -> Features:
-        """Convert to `Features` and check the layout; with `reset`, remember it instead."""
+    def _read_features(self, X: Any, *, reset: bool) -> Features:
+        """Convert to `Features`; a table is checked as scikit-learn does."""
         if isinstance(X, Features) or _is_blocks(X):
-            features = Features(X)
-        else:
-            features = Features(read_table(self, X, reset=reset))
-        if reset:
-            self.n_features_in_ = features.shape[1]
-            self.layout_ = features.layout
-            self.scale_ = features.exponents
-        elif features.layout != self.layout_:
+            return Features(X)
+        return Features(read_table(self, X, reset=reset))
+
+    def _as_features(self, X: Any) -> Features:
+        """Convert images to predict to `Features`, and check their layout."""
+        features = self._read_features(X, reset=False)
+        if features.layout != self.layout_:
             raise InputError(
                 "X has other blocks or channels than the features that the classifier was fitted "
                 f"on: got {features.layout}, expected {self.layout_}."
             )
         return features.divide(self.scale_)
-
-    def _encode(self, y: ArrayLike, n: int) -> NDArray[np.int64]:
-        if y is None:
-            raise InputError("This classifier requires y to be passed, but the target y is None.")
-        if isinstance(y, Iterable):  # before NumPy makes strings of None and NaN
-            check_no_missing("y", y)
-        values = read_labels(y)
-        if len(values) != n:
-            raise InputError(f"X holds {n} images, but y has {len(values)} labels.")
-        self.classes_, labels = np.unique(values, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise InputError(
-                f"y holds {len(self.classes_)} class; a classifier needs at least 2 classes."
-            )
-        return labels.astype(np.int64)
-
-    def _check_views(
-        self, views: Any, view_of: ArrayLike | None, features: Features
-    ) -> tuple[Features | None, NDArray[np.int64]]:
-        if views is None:
-            if view_of is not None:
-                raise InputError("view_of is given without views.")
-            return None, np.empty(0, np.int64)
-        extra = Features(views)
-        rows = np.asarray([] if view_of is None else view_of)
-        if extra.layout != features.layout:
-            raise InputError(f"views have other blocks than X: {extra} and {features}.")
-        if rows.shape != (len(extra),) or (len(rows) and rows.dtype.kind not in "iu"):
-            raise InputError(
-                f"view_of must hold one row number of X for each of the {len(extra)} views, "
-                f"got shape {rows.shape} of type {rows.dtype}."
-            )
-        if len(rows) and not (rows.min() >= 0 and rows.max() < len(features)):
-            raise InputError(f"view_of must hold rows of X, 0 to {len(features) - 1}.")
-        return extra.divide(self.scale_) if len(rows) else None, rows.astype(np.int64)
-
-
-def read_class_vectors(
-    given: ArrayLike | Mapping[Any, ArrayLike], classes: NDArray[Any], width: int
-) -> tuple[NDArray[Any], ClassVectors]:
-    """Check class vectors; return all classes, sorted, and the vectors in their order.
-
-    Parameters
-    ----------
-    given : array or mapping
-        As for `FeatureClassifier.fit`.
-    classes : array
-        The classes that have shots, sorted.
-    width : int
-        Number of channels of an image's vector.
-    """
-    if isinstance(given, Mapping):
-        missing = [label for label in classes.tolist() if label not in given]
-        if missing:
-            raise InputError(
-                f"class_vectors has no vector for the class {missing[0]!r}: every class needs one."
-            )
-        labels = read_labels(np.asarray(list(given)))
-        if labels.dtype.kind != classes.dtype.kind:
-            raise InputError("The labels of class_vectors have another type than those in y.")
-        rows = list(given.values())
-    else:
-        labels, rows = classes, list(np.asarray(given))
-    if len(rows) != len(labels):
-        raise InputError(f"class_vectors has {len(rows)} vectors for {len(labels)} classes.")
-    vectors = np.empty((len(rows), width), np.float64)
-    for i, (label, row) in enumerate(zip(labels.tolist(), rows, strict=True)):
-        vector = np.asarray(row)
-        if vector.shape != (width,) or vector.dtype.kind not in "fiu":
-            raise InputError(
-                f"The class vector of {label!r} has the shape {vector.shape}, expected ({width},): "
-                "it must be in the space of the last block of the features, such as the text "
-                "embedding of the same model."
-            )
-        length = float(np.linalg.norm(vector.astype(np.float64)))
-        if not np.isfinite(length) or not length > 0:
-            raise InputError(
-                f"The class vector of {label!r} has no direction: it holds NaN, infinity or only "
-                "zeros."
-            )
-        vectors[i] = vector / length
-    order = np.argsort(labels, kind="stable")
-    seen = np.flatnonzero(np.isin(labels[order], classes))
-    found = ClassVectors(vectors[order].astype(np.float32), seen)
-    return np.concatenate([labels, classes])[order], found
 
 
 def _vectors(features: Features) -> NDArray[np.floating[Any]]:
@@ -672,10 +561,8 @@ default="uniform"
                 'default recipe "mivhead": other recipes compare classes without a prior.'
             )
 
-    def _as_features(self, X: Any, *, reset: bool) -> Features:
-        features = super()._as_features(X, reset=reset)
-        # `_fit` selects blocks itself, because presets are derived from all of them.
-        return features if reset else _last_blocks(features, self.head_.recipe, self.blocks_)
+    def _as_features(self, X: Any) -> Features:
+        return _last_blocks(super()._as_features(X), self.head_.recipe, self.blocks_)
 
     def _fit(self, support: SupportSet, seed: int) -> None:
         self._check_params()
@@ -696,12 +583,13 @@ default="uniform"
             trainer = self._trainer(support, blocks, recipe, seed, advance)
             fold = assign_folds(support) if stacked else np.full(len(support.labels), -1)
             numbers = fold_numbers(fold)
-            (fitted, *folds) = trainer.fit([None, *(fold != number for number in numbers)])
-        head, self.losses_ = fitted
+            parts = [fold != number for number in numbers]
+            (fitted, *folds) = trainer.fit([None, *parts], keep=support.unlabelled is not None)
+        head, self.losses_ = fitted.head, fitted.losses
         ensemble, self.unlabelled_ = None, None
         if recipe.has_experts:
-            heads = [head for head, _ in folds]
-            cosines = out_of_fold_cosines(trainer, heads, fold)
+            heads = [each.head for each in folds]
+            cosines = out_of_fold_cosines(trainer, folds, fold)
             out_of_fold = (cosines, fold) if stacked else None
             ensemble = Ensemble.fit(
                 support.features,
@@ -736,16 +624,9 @@ default="uniform"
             ensemble = ensemble.with_prior(prior)
         features = support.features if recipe.has_head else support.features[:0]
         counts = np.zeros(len(self.classes_), np.int64)
-        counts[self._seen(support)] = support.shots
+        counts[support.seen] = support.shots
         self._set_fitted(blocks, head, ensemble, features, counts.tolist())
         self.embedded_ = head.embed(head.prepare(features))  # now: `predict` must change nothing
-
-    @staticmethod
-    def _seen(support: SupportSet) -> NDArray[np.int64]:
-        """Return the numbers of the classes with shots: usually those of all classes."""
-        if support.class_vectors is not None:
-            return support.class_vectors.seen
-        return np.arange(len(support.shots))
 
     def _recognised(self, support: SupportSet, blocks: Sequence[BlockConfig]) -> float | None:
         """Tell how well the backbone recognises the shots, if every class has one."""
@@ -788,13 +669,8 @@ default="uniform"
 
     def cross_validated_logits(
         self,
-        X: Any,
-        y: ArrayLike,
+        support: SupportSet,
         fold: NDArray[np.int64],
-        *,
-        views: Any = None,
-        view_of: ArrayLike | None = None,
-        class_vectors: Mapping[Any, ArrayLike] | None = None,
         on_fold: Callable[[], object] = lambda: None,
     ) -> NDArray[np.floating[Any]]:
         """Cross-validate a recipe that stacks, without fitting everything once per fold.
@@ -806,39 +682,30 @@ default="uniform"
 
         Parameters
         ----------
-        X : Features, array-like of shape (n_images, n_values) or list of blocks
-            Features of the support images.
-        y : array-like of shape (n_images,)
-            Class labels.
+        support : SupportSet
+            The shots, and perhaps views and class vectors; unlabelled images are not used.
         fold : ndarray of shape (n_images,)
-            The fold of each image; -1 for an image that is not tested.
-        views : Features or list of blocks, default=None
-            Features of augmented views.
-        view_of : array-like of int, default=None
-            For each view, the row of X that it was made from.
-        class_vectors : mapping or None, default=None
-            Vectors of the classes of y, as for `fit`.
+            The fold of each image of the support set; -1 for an image that is not tested.
         on_fold : callable, default=nothing
             Called after each fold.
 
         Returns
         -------
         ndarray of shape (m, n_classes)
-            Logits of the images that are tested, in the order of X.
+            Logits of the images that are tested, in their order.
         """
         seed = random_seed(self.random_state)
         recipe = resolve_recipe(self.recipe)
-        support, order = self._support_set(X, y, views, view_of, None, class_vectors)
+        support = self._scaled(support)
         blocks = resolve_blocks(support.features, self.preset)
         support = _select(support, recipe, blocks)
         blocks = blocks[-len(support.features.blocks) :]
 
-        fold = fold[order]
         numbers = fold_numbers(fold)
         with shared_cores():
             trainer = self._trainer(support, blocks, recipe, seed, lambda _: None)
-            heads = [head for head, _ in trainer.fit([fold != number for number in numbers])]
-            cosines = out_of_fold_cosines(trainer, heads, fold)
+            trained = trainer.fit([fold != number for number in numbers], keep=False)
+            cosines = out_of_fold_cosines(trainer, trained, fold)
             ensemble = Ensemble.fit(
                 support.features,
                 support.labels,
@@ -852,14 +719,14 @@ default="uniform"
             logits = ensemble.left_out.cross_fitted()
         for _ in numbers:
             on_fold()
-        return logits[np.argsort(order[ensemble.left_out.rows])]
+        return logits
 
     def _make_rule(self, support: SupportSet) -> DecisionRule:
         if self.ensemble_ is None or not self.head_.recipe.stacks:
             return super()._make_rule(support)
         left_out, names = self.ensemble_.left_out, self.ensemble_.names
         vectors, weight = _vectors(support.features), ENERGY
-        labels = self._seen(support)[support.labels]
+        labels = support.seen[support.labels]
         if left_out is not None:
             logits = left_out.logits
             if names is not None and names.used:
@@ -886,6 +753,37 @@ default="uniform"
         self.shots_ = np.asarray(shots)
         self.bags_ = Bags.from_shots(self.shots_[self.shots_ > 0])
         self.__dict__.pop("embedded_", None)
+
+    def renamed(self, old: Any, new: Any) -> Self | None:
+        """Return a copy with another name for a class, and with everything that was learned.
+
+        Parameters
+        ----------
+        old, new : object
+            A class, and a name that no other class has.
+
+        Returns
+        -------
+        MIVClassifier or None
+            None if names are a member of the ensemble: the classifier must be fitted again.
+        """
+        if names_of(self) is not None:
+            return None
+        names = np.asarray([new if name == old else name for name in self.classes_.tolist()])
+        order = np.argsort(names, kind="stable")
+        numbers = np.argsort(order).repeat(self.shots_)  # the new class number of each shot
+        made, support = copy(self), self.support_.divide(self._used_scale)
+        if len(support):  # with the recipe "experts", there is none
+            support = support[np.argsort(numbers, kind="stable")]
+        ensemble = None if self.ensemble_ is None else self.ensemble_.reordered(order)
+        made.classes_ = names[order]
+        made._set_fitted(self.blocks_, self.head_, ensemble, support, self.shots_[order].tolist())
+        if isinstance(prior := self.class_prior, Mapping):
+            made.class_prior = {new if name == old else name: prior[name] for name in prior}
+        elif not isinstance(prior, str):
+            made.class_prior = [prior[number] for number in order]
+        made.decision_ = None if self.decision_ is None else self.decision_.reordered(order)
+        return made
 
     @cached_property
     def embedded_(self) -> list[Projected]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class MivError(Exception):
@@ -30,6 +31,28 @@ class ModelFileError(InputError):
 
 class NotAvailableError(MivError, RuntimeError):
     """Something required is missing: a package, weights, a writable disk."""
+
+
+@contextmanager
+def reading(
+    what: object, *raised: type[Exception], kind: type[MivError] = InputError
+) -> Iterator[None]:
+    """Turn `OSError`, and what else reading raises, into an error of one sentence.
+
+    >>> with reading("birds.csv"):
+    ...     open("/nowhere/birds.csv")
+    Traceback (most recent call last):
+        ...
+    mivhead.errors.InputError: birds.csv cannot be read: No such file or directory.
+    """
+    expected: tuple[type[Exception], ...] = (OSError, *raised)
+    try:
+        yield
+    except MivError:
+        raise
+    except expected as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0].rstrip(".")
+        raise kind(f"{what} cannot be read: {reason}.") from error
 
 
 def check_no_missing(name: str, values: Iterable[object]) -> None:

@@ -2,7 +2,7 @@
 
 `Features` is the only thing that passes from a backbone to a head. Per block, shallow to deep, it
 holds a patch map `(n, C, H, W)`, a token `(n, C)` such as a ViT's [CLS], or both (`Block`). With
-labels it becomes a `SupportSet`, with the names of the images a `FeatureTable`.
+labels it becomes a `mivhead.support.SupportSet`, with the names of the images a `FeatureTable`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -224,8 +224,11 @@ class Features:
         if not isinstance(other, Features):
             return NotImplemented
         mine, theirs = self.tensors, other.tensors
-        return mine.keys() == theirs.keys() and all(
-            t.dtype == theirs[k].dtype and np.array_equal(t, theirs[k]) for k, t in mine.items()
+        return self is other or (
+            mine.keys() == theirs.keys()
+            and all(
+                t.dtype == theirs[k].dtype and np.array_equal(t, theirs[k]) for k, t in mine.items()
+            )
         )
 
     __hash__ = None  # type: ignore[assignment]  # like an array
@@ -525,62 +528,6 @@ def read_layout(document: Any) -> Features:
             raise InputError(f"config.layout.{name} is not valid: {shape!r:.80}.")
     # Features check the names and the numbers of dimensions.
     return Features.from_tensors({k: np.empty((0, *v), np.float32) for k, v in document.items()})
-
-
-class ClassVectors(NamedTuple):
-    """Vectors of the names of all classes, in the space of the last block."""
-
-    vectors: NDArray[np.float32]  # (class, channel), of length 1
-    seen: NDArray[np.int64]  # (class with shots,): which of the classes have shots
-
-
-@dataclass(frozen=True, eq=False)
-class SupportSet:
-    """A checked support set, its images ordered by class."""
-
-    features: Features
-    labels: NDArray[np.int64]  # class numbers 0 .. classes - 1, ascending
-    views: Features | None  # augmented views of the images
-    view_rows: NDArray[np.int64]  # the image that each view was made from
-    unlabelled: Features | None = None  # images without labels
-    class_vectors: ClassVectors | None = None  # of the names of the classes
-
-    @property
-    def view_labels(self) -> NDArray[np.int64]:
-        """Class numbers of the views."""
-        return self.labels[self.view_rows]
-
-    @property
-    def sources(self) -> NDArray[np.int64]:
-        """The image that each of `everything` was made from."""
-        return np.concatenate([np.arange(len(self.labels)), self.view_rows])
-
-    def take(self, kept: NDArray[np.bool_]) -> SupportSet:
-        """Keep some images, and the views of these."""
-        place = np.cumsum(kept) - 1  # position of each kept image among them
-        used = kept[self.view_rows]
-        views = self.views[np.flatnonzero(used)] if self.views is not None and used.any() else None
-        rows = np.flatnonzero(kept)
-        return SupportSet(
-            self.features[rows], self.labels[rows], views, place[self.view_rows[used]]
-        )
-
-    @property
-    def shots(self) -> list[int]:
-        """Images per class."""
-        counts: list[int] = np.bincount(self.labels).tolist()
-        return counts
-
-    @property
-    def everything(self) -> Features:
-        """Images and views, the images first."""
-        parts = [self.features] if self.views is None else [self.features, self.views]
-        return Features.concat(parts)
-
-    @property
-    def all_labels(self) -> NDArray[np.int64]:
-        """Class numbers of `everything`."""
-        return np.concatenate([self.labels, self.view_labels])
 
 
 _VIEWS = "views."

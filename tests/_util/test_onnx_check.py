@@ -11,6 +11,8 @@ import pytest
 import mivhead
 from mivhead._util import onnx_check
 from mivhead._util.onnx_check import check_graph
+from mivhead._util.onnx_file import encode
+from mivhead._util.onnx_reader import OnnxFile
 from mivhead.backbones import load_backbone
 from mivhead.errors import InputError, MivError, ModelFileError
 
@@ -91,6 +93,15 @@ def test_damage_is_found_without_the_runtime() -> None:
             check_graph(bytes(data), "x", exported=True)
         except MivError:
             continue
+
+
+def test_numbers_are_not_read_as_texts() -> None:
+    """`bytes` of a number would be that many zeros: here 4 TB."""
+    graph = encode({7: {1: {4: 2**42}}})
+    with pytest.raises(InputError, match="not an ONNX file, or is corrupted"):
+        check_graph(graph, "x.onnx", exported=True)
+    with pytest.raises(InputError, match="not an ONNX file, or is corrupted"):
+        OnnxFile(graph, "x.onnx")
 
 
 def test_parts_and_depth_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -841,32 +841,47 @@ def find_axe() -> str:
     return (Path(package.__file__).parent / "axe.min.js").read_text("utf-8")
 
 
-# What the documentation shows: regions of two photographs that scikit-learn ships.
-REGIONS = {  # photograph, and the left, top, right and bottom of the region
-    "dahlia": (1, 170, 90, 450, 360),
-    "lake": (0, 330, 60, 560, 290),
-    "temple": (0, 70, 40, 350, 390),
-    "trees": (0, 380, 290, 640, 427),
-}
+# What the documentation shows: digits that 43 people wrote, which scikit-learn carries, and
+# photographs of something else, which matplotlib and scikit-learn carry.
+DIGITS = {"three": 3, "four": 4, "eight": 8, "nine": 9}
 
 
-def write_regions(folder: Path, count: int, seed: int) -> None:
-    from sklearn.datasets import load_sample_images
+def write_digits(folder: Path, first: int, count: int) -> None:
+    from mivhead.datasets.bundled import enlarge_scan, load_scans
 
-    photographs = [Image.fromarray(each) for each in load_sample_images().images]
-    rng = np.random.default_rng(seed)
-    for name, (which, left, top, right, bottom) in REGIONS.items():
+    scans, labels = load_scans()
+    for name, digit in DIGITS.items():
         (folder / name).mkdir(parents=True)
-        for i in range(count):
-            side = int(rng.integers(100, min(right - left, bottom - top, 190) + 1))
-            x, y = rng.integers(left, right - side + 1), rng.integers(top, bottom - side + 1)
-            crop = photographs[which].crop((x, y, x + side, y + side)).resize((320, 320))
-            crop.save(folder / name / f"{name} {i + 1}.jpg", quality=90)
+        rows = np.flatnonzero(labels == digit)[first::14][:count]  # of different people
+        for number, row in enumerate(rows, 1):
+            enlarge_scan(scans[row]).save(folder / name / f"{name} {number}.png")
+
+
+def write_others(folder: Path) -> list[Path]:
+    from matplotlib.cbook import get_sample_data
+    from sklearn.datasets import load_sample_image
+
+    with get_sample_data("grace_hopper.jpg") as portrait:
+        Image.open(portrait).save(folder / "portrait.jpg")
+    Image.fromarray(load_sample_image("flower.jpg")).save(folder / "flower.jpg")
+    return [folder / "portrait.jpg", folder / "flower.jpg"]
+
+
+SHOWN = """() => [...document.images].every(
+  (each) => each.getBoundingClientRect().top > innerHeight || (each.complete && each.naturalWidth)
+)"""
+
+
+def capture(page: Page, path: Path) -> None:
+    """Write a screenshot, as soon as all pictures are there."""
+    while not page.evaluate(SHOWN):
+        page.wait_for_timeout(100)
+    page.screenshot(path=path)
 
 
 def take(page: Page, path: Path) -> None:
     """Write a screenshot with 128 colours, a quarter of its size."""
-    page.screenshot(path=path)
+    capture(page, path)
     with Image.open(path) as picture:
         small = picture.convert("RGB").quantize(128)
     small.save(path, optimize=True)
@@ -875,13 +890,12 @@ def take(page: Page, path: Path) -> None:
 @pytest.mark.skipif("MIV_PICTURES" not in os.environ, reason="MIV_PICTURES is not set")
 def test_pictures_of_the_documentation(browser: Browser, tmp_path: Path) -> None:
     pictures = Path(os.environ["MIV_PICTURES"])
-    garden, new = tmp_path / "garden", tmp_path / "new"
-    write_regions(garden, 9, seed=0)
-    write_regions(new, 3, seed=1)
-    (garden / "trees/trees 2.jpg").rename(garden / "lake/lake 10.jpg")  # a mistake to find
-    files = sorted(new.rglob("*.jpg"))
-    Image.fromarray(np.arange(256, dtype=np.uint8)[None].repeat(256, 0)).save(new / "test card.png")
-    with running(garden, recipe="mivhead") as app:
+    digits, new = tmp_path / "digits", tmp_path / "new"
+    write_digits(digits, 0, 9)
+    write_digits(new, 7, 3)
+    (digits / "nine/nine 2.png").rename(digits / "four/four 10.png")  # a mistake to find
+    files = [*sorted(new.rglob("*.png")), *write_others(new)]
+    with running(digits, recipe="mivhead") as app:
         for name, scheme, width, height in (
             *(("teach", "light", 1280, 860), ("dark", "dark", 1280, 860)),
             ("phone", "light", 390, 844),
@@ -894,11 +908,9 @@ def test_pictures_of_the_documentation(browser: Browser, tmp_path: Path) -> None
                 take(page, pictures / f"app-{name}.png")
                 if name == "teach":
                     page.get_by_role("link", name="Try it").click()
-                    page.locator(".try input[type=file]").first.set_input_files(
-                        [*files, new / "test card.png"]
-                    )
+                    page.locator(".try input[type=file]").first.set_input_files(files)
                     named = page.locator(".result:not(.notYet)")
-                    expect(named).to_have_count(13, timeout=SECONDS)
+                    expect(named).to_have_count(len(files), timeout=SECONDS)
                     expect(page.locator(".status.ready")).to_be_visible(timeout=SECONDS)
                     expect(page.locator(".toast")).to_have_count(0)
                     page.wait_for_timeout(1000)
@@ -907,32 +919,29 @@ def test_pictures_of_the_documentation(browser: Browser, tmp_path: Path) -> None
 
 @pytest.mark.skipif("MIV_PICTURES" not in os.environ, reason="MIV_PICTURES is not set")
 def test_animation_of_the_readme(browser: Browser, tmp_path: Path) -> None:
-    from matplotlib.cbook import get_sample_data
-
     photos, new, frames = tmp_path / "photos", tmp_path / "new", []
-    write_regions(photos, 5, seed=0)
-    write_regions(new, 2, seed=1)
-    with get_sample_data("grace_hopper.jpg") as portrait:  # a photo of something else
-        Image.open(portrait).save(new / "portrait.jpg")
+    write_digits(photos, 0, 5)
+    write_digits(new, 7, 2)
+    others = write_others(new)
     view = {"width": 1120, "height": 740}
     with (
-        running(tmp_path / "garden", recipe="mivhead") as app,
+        running(tmp_path / "digits", recipe="mivhead") as app,
         visiting(browser, app, color_scheme="light", viewport=view) as page,
     ):
 
         def keep(milliseconds: int) -> None:
             page.wait_for_timeout(1000)
             path = tmp_path / f"{len(frames)}.png"
-            page.screenshot(path=path)
+            capture(page, path)
             frames.append((Image.open(path).convert("RGB").resize((896, 592)), milliseconds))
 
         names = page.locator("input[type=text]")
         keep(1500)
-        names.nth(0).fill("temple")
-        names.nth(1).fill("dahlia")
+        names.nth(0).fill("three")
+        names.nth(1).fill("four")
         keep(1200)
         page.get_by_role("button", name="Start").click()
-        for name in ("temple", "dahlia"):
+        for name in ("three", "four"):
             keep(900)
             files = sorted((photos / name).iterdir())
             card(page, name).locator("input[type=file]").set_input_files(files)
@@ -941,7 +950,7 @@ def test_animation_of_the_readme(browser: Browser, tmp_path: Path) -> None:
         keep(3000)
         page.get_by_role("link", name="Try it").click()
         keep(900)
-        files = [new / "portrait.jpg", *(new / "temple").iterdir(), *(new / "dahlia").iterdir()]
+        files = [others[0], *(new / "three").iterdir(), *(new / "four").iterdir()]
         page.locator(".try input[type=file]").first.set_input_files(files)
         expect(page.locator(".result:not(.notYet)")).to_have_count(5, timeout=SECONDS)
         expect(page.locator(".toast")).to_have_count(0, timeout=SECONDS)

@@ -17,6 +17,7 @@ from mivhead.ensemble.stacking import LARGEST_TRUST, RECOGNISED, trust_mean
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.head.blocks import BlockConfig
+from mivhead.support import SupportSet
 
 NAME = "efficientnet_lite0"
 
@@ -83,7 +84,7 @@ def test_one_shot_models_use_it_and_files_keep_it(tmp_path: Path) -> None:
     assert large.ensemble_.weights[-1] != model.ensemble_.weights[-1]  # other means, other answers
     model.save(tmp_path / "m.miv")
     again = mivhead.load(tmp_path / "m.miv").classifier_
-    refitted = again.refitted(X, y)
+    refitted = again.refitted(SupportSet.read(X, y))
     np.testing.assert_array_equal(refitted.logits(X), model.logits(X))
 
 

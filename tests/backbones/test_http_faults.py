@@ -16,7 +16,6 @@ import pytest
 
 from mivhead import Features
 from mivhead.backbones import transport, wire
-from mivhead.backbones.base import extract_all
 from mivhead.backbones.http import RemoteBackbone, connect
 from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.conformance import photos
@@ -318,8 +317,9 @@ def test_wrong_width_is_noticed_between_batches_too(
 ) -> None:
     wide = replaced(block0_map=MAP, block1_map=EDGES, block2_token=np.ones((1, 9), np.float16))
     _, remote = faulty(changed(lambda body: body), wide)
+    remote.extract(photos(1))
     with pytest.raises(InputError, match=r"layout .* before"):
-        extract_all(remote, photos(2), batch_size=1)
+        remote.extract(photos(1))
 
 
 def test_endless_answers_are_cut(

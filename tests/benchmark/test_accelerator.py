@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[2]
 CHECKS = [
     *(f"on features: {name}" for name in ("miv", "miv-paper", *RIVALS)),
     *(f"tuning: {name}" for name, method in METHODS.items() if method.needs == "images"),
-    *("extraction", "saving and loading", "explanations and plots", "benchmark", "batch sizes"),
-    "table: main",
+    *("extraction", "saving and loading", "explanations and plots", "benchmark"),
+    *("memory of the device", "batch sizes", "table: main"),
 ]
 TABLES = [f"table: {n}" for n in list_tables() if load_config(n).benchmark and n != "main"]
 CLOSE = 1e-5

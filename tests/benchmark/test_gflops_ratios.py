@@ -9,8 +9,10 @@ import pytest
 
 from mivhead import Features
 from mivhead.backbones.preset import BlockPreset, Preset
+from mivhead.backbones.presets import PAPER
 from mivhead.benchmark.gflops import count
 from mivhead.benchmark.samplers import Protocol
+from mivhead.datasets.catalogue import SETS, DataSet
 from mivhead.methods.cost import BackboneWork, TaskSize
 
 RESNET50 = BackboneWork(4.09e9, 1.85e9)
@@ -46,6 +48,55 @@ def test_ratios_that_the_paper_prints(ways, shots):
     found = ratios(ways, shots)
     assert max(found["tsa"], found["tsa, paper's rule"]) < 0.2
     assert max(found["ett"], found["ett, paper's rule"]) < 0.5
+
+
+# Images per class of the test split, about; 500 where classes are large.
+IMAGES = {
+    "omniglot": 20,
+    "cu_birds": 60,
+    "fungi": 60,
+    "vgg_flower": 80,
+    "aircraft": 100,
+    "dtd": 120,
+}
+
+
+def mean_shares(each: DataSet, tasks: int) -> tuple[float, float]:
+    """Our mean GFLOPs on a set's tasks by the authors' count, as shares of TSA's and of eTT's."""
+    rules, generator = Protocol.parse("varying"), np.random.default_rng(0)
+    maps = Features([np.zeros((1, 1024, 14, 14)), np.zeros((1, 2048, 7, 7))])
+    tokens = Features([{"map": np.zeros((1, 384, 28, 28)), "token": np.zeros((1, 384))}] * 4)
+    ours, theirs = np.zeros(2), np.zeros(2)
+    for _ in range(tasks):
+        ways = rules.sample_ways(generator, each.classes)
+        sizes = np.full(ways, IMAGES.get(each.name, 500))
+        shots = tuple(rules.sample_shots(generator, sizes).tolist())
+        plain = TaskSize(shots, (0,) * ways)
+        pairs = (("dino_resnet50", maps, RESNET50), ("dino_vits8", tokens, VIT_SMALL_8))
+        for number, (name, features, work) in enumerate(pairs):
+            known = PAPER[name]
+            limit = known.lowered.get(each.name, known.preset.threshold)
+            views = tuple(s * math.ceil(limit / s) if s <= limit else 0 for s in shots)
+            size = TaskSize(shots, views)
+            cost = count("miv-paper", features, size, work, preset=known.preset)
+            ours[number] += cost.gflops_authors
+        theirs[0] += count("tsa", maps, plain, RESNET50).gflops_paper
+        theirs[1] += count("ett", tokens, plain, VIT_SMALL_16).gflops_paper
+    share = ours / theirs
+    return float(share[0]), float(share[1])
+
+
+def test_ratios_on_the_tasks_of_the_papers_sets():
+    """Typically below 20 % of TSA's and 50 % of eTT's GFLOPs, a mean per set as in the figures.
+
+    Tasks of Omniglot have few shots, and therefore many views.
+    """
+    shares = {each.name: mean_shares(each, 25) for each in SETS if each.benchmark is not None}
+    assert len(shares) == 17
+    assert max(shares.pop("omniglot")) < 0.7
+    assert max(ett for _, ett in shares.values()) < 0.4
+    assert max(tsa for tsa, _ in shares.values()) < 0.35
+    assert sum(tsa < 0.2 for tsa, _ in shares.values()) >= 10
 
 
 def test_one_shot_is_dearer_than_the_paper_prints():

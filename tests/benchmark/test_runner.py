@@ -268,6 +268,26 @@ def test_features_that_do_not_fit_are_computed_for_each_task(place, capsys):
     assert all(result.backbone_seconds > 0 for result in results)
 
 
+def test_results_come_in_the_order_of_the_configuration(place):
+    bench(place, sets=["bars"], methods=["ncc"])
+    results = bench(place, methods=["ridge", "ncc"])  # `bars` and its `ncc` are in the folder
+    expected = [(s, m, t) for s in ("dots", "bars") for m in ("ridge", "ncc") for t in range(3)]
+    assert [(r.set, r.method, r.task) for r in results] == expected
+
+
+def test_missing_kernels_are_announced(place, monkeypatch, capsys):
+    words = "compiled kernels of mivhead are not available here"
+    monkeypatch.setattr(runner, "library", object)
+    bench(place, view=LiveView(), sets=["dots"], tasks=1)
+    assert words not in capsys.readouterr().err
+    monkeypatch.setattr(runner, "library", lambda: None)
+    elsewhere = replace(place, folder=place.folder / "ncc")
+    bench(elsewhere, view=LiveView(), sets=["dots"], tasks=1, methods=["ncc"])
+    assert words not in capsys.readouterr().err
+    bench(place, view=LiveView(), sets=["dots"], tasks=1)
+    assert words in capsys.readouterr().err
+
+
 def test_memory_limits_the_number_of_tasks_at_a_time(place, monkeypatch, capsys):
     class Counting(InlineExecutor):
         workers = 8

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,17 @@ def test_without_the_hub_an_earlier_download_is_used(model: Path, hub: Hub) -> N
 def test_addresses_that_name_no_model(address: str) -> None:
     with pytest.raises(InputError, match="is not an address like"):
         mivhead.load(address)
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_a_card_names_an_index_only_if_the_package_was_published(
+    published: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Message()
+    found["Project-URL"] = "Paper, https://arxiv.org/abs/2507.00401"
+    if published:
+        found["Project-URL"] = "Source, https://example.org/mivhead"
+    monkeypatch.setattr(card, "metadata", lambda name: found)
+    usage = card._usage("birds.miv")
+    assert ("pip install mivhead\n" in usage) is published
+    assert ("pip install path/to/mivhead" in usage) is not published

@@ -108,7 +108,7 @@ def test_a_duplicate_is_left_out(miv, mine, shots):
     before = mine.read_bytes()
     answer = miv("add", mine, shots)
     assert answer.code == 0
-    assert answer.err.count("is a duplicate of") == 9
+    assert "9 images have the same content as shots" in answer.err
     assert answer.out.endswith(f"{mine} was not changed.\n")
     assert mine.read_bytes() == before
 
@@ -192,3 +192,15 @@ def test_another_name_keeps_the_estimate(miv, shots, mine):
         **expected,
         "per_class": [*expected["per_class"][1:], expected["per_class"][0]],
     }
+
+
+def test_another_name_costs_no_fit(miv, mine, new, monkeypatch):
+    before = probabilities(miv, mine, new)
+    for name in ("fit_support", "cross_validated_logits"):  # the model has no estimate
+        monkeypatch.setattr(mivhead.MIVClassifier, name, lambda *_, **__: 1 / 0)
+    assert miv("rename", mine, "checks", "zebra").code == 0
+    for now, then in zip(probabilities(miv, mine, new), before, strict=True):
+        expected = {each["label"].replace("checks", "zebra"): each["probability"] for each in then}
+        assert {each["label"]: each["probability"] for each in now} == pytest.approx(
+            expected, abs=1e-6
+        )

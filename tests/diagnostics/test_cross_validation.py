@@ -7,12 +7,15 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mivhead import MIVClassifier, Recipe
+from mivhead import Features, MIVClassifier, Recipe
 from mivhead.diagnostics.cross_validation import (
     MARGIN,
     SHARE,
     cross_validate,
+    cross_validate_support,
+    find_groups,
     likely_mislabelled,
+    mislabelled_group,
 )
 from mivhead.diagnostics.evaluation import wilson_interval
 from mivhead.ensemble.ridge import Experts
@@ -20,6 +23,7 @@ from mivhead.ensemble.stacking import OutOfFold, fit_weights
 from mivhead.errors import InputError
 from mivhead.features import FeatureTable
 from mivhead.model.decision import softmax
+from mivhead.support import SupportSet
 from tests.test_classifier import FAST, clusters
 
 
@@ -35,13 +39,13 @@ def table(shots: list[int], swap: tuple[int, int] | None = None) -> FeatureTable
 def test_every_shot_is_predicted_by_a_head_that_has_not_seen_it(monkeypatch) -> None:
     data = table([5, 3, 1])
     seen = []
-    original = MIVClassifier.fit
+    original = MIVClassifier.fit_support
 
-    def spy(self, X, y, *, views=None, view_of=None):
-        seen.append((X, views, view_of))
-        return original(self, X, y, views=views, view_of=view_of)
+    def spy(self, support):
+        seen.append((support.features, support.views, support.view_rows))
+        return original(self, support)
 
-    monkeypatch.setattr(MIVClassifier, "fit", spy)
+    monkeypatch.setattr(MIVClassifier, "fit_support", spy)
     result = cross_validate(MIVClassifier(Recipe.paper(steps=8)), data, folds=5)
     assert len(seen) == 5
     left_out = []
@@ -168,13 +172,45 @@ def test_cheap_cross_validation_leaves_the_shot_out_of_everything() -> None:
 def test_cheap_cross_validation_does_not_depend_on_the_order() -> None:
     data = table([4, 5, 3])
     fold = np.arange(12) % 3
-    expected = MIVClassifier(**FAST).cross_validated_logits(data.features, data.labels, fold)
-    order = np.random.default_rng(1).permutation(12)
-    found = MIVClassifier(**FAST).cross_validated_logits(
-        data.features[order], np.array(data.labels)[order], fold[order]
-    )
+    support = SupportSet.read(data.features, data.labels)
+    expected = MIVClassifier(**FAST).cross_validated_logits(support, fold)
+    rng = np.random.default_rng(1)
+    order = np.concatenate([rng.permutation(rows) for rows in np.split(np.arange(12), [4, 9])])
+    other = SupportSet.read(data.features[order], data.labels)
+    found = MIVClassifier(**FAST).cross_validated_logits(other, fold[order])
     assert (found.argmax(axis=1) == expected[order].argmax(axis=1)).mean() > 0.8
     np.testing.assert_allclose(found, expected[order], atol=0.5)  # other shots test the weights
+
+
+def test_results_are_in_the_order_of_the_table() -> None:
+    data = table([4, 5, 3])
+    expected = cross_validate(MIVClassifier(**FAST), data, folds=3)
+    order = np.argsort([*range(4), *range(5), *range(3)], kind="stable")  # classes mixed
+    views = np.argsort(order)[data.view_of]
+    mixed = FeatureTable(
+        data.features[order],
+        tuple(data.ids[row] for row in order),
+        tuple(data.labels[row] for row in order),
+        data.views,
+        views,
+    )
+    found = cross_validate(MIVClassifier(**FAST), mixed, folds=3)
+    assert (found.ids, found.labels) == (mixed.ids, mixed.labels)
+    np.testing.assert_array_equal(found.probabilities, expected.probabilities[order])
+
+
+def test_classes_that_are_numbers_are_listed_as_text() -> None:
+    X, y = clusters(0, [3, 3, 3])
+    numbers = SupportSet.read(X, np.array([9, 10, 100])[y])
+    names = SupportSet.read(X, np.array(["a", "b", "c"])[y])
+    found, expected = (
+        cross_validate_support(MIVClassifier(**FAST), each, list("123456789"))
+        for each in (numbers, names)
+    )
+    assert found.classes.tolist() == ["10", "100", "9"]
+    assert found.labels == ("9",) * 3 + ("10",) * 3 + ("100",) * 3
+    np.testing.assert_array_equal(found.probabilities, expected.probabilities[:, [1, 2, 0]])
+    assert found.score == expected.score
 
 
 def test_cheap_cross_validation_uses_the_heads_of_the_other_folds() -> None:
@@ -189,7 +225,7 @@ def test_cheap_cross_validation_uses_the_heads_of_the_other_folds() -> None:
             return super().cross_fitted()
 
     with mock.patch("mivhead.ensemble.stacking.OutOfFold", Spy):
-        MIVClassifier(**FAST).cross_validated_logits(X, y, fold)
+        MIVClassifier(**FAST).cross_validated_logits(SupportSet.read(X, y), fold)
     for out in (0, 1):
         kept = np.flatnonzero(fold != out)
         model = MIVClassifier(**FAST).fit(X[kept], y[kept])
@@ -216,3 +252,70 @@ def test_weights_of_the_estimate_are_fitted_without_the_image() -> None:
     first = left_out.cross_fitted()[0]
     assert abs(first[0] - first[1]) < 0.5
     assert fit_weights(members, labels, prior)[1] > 5 * prior[1]  # with the shot, it helps
+
+
+def with_wrong_group(seed: int, wrong: int) -> FeatureTable:
+    """Make four classes of eight shots; the first ones of "a" show a "c"."""
+    rng = np.random.default_rng(seed)
+    centres, labels = rng.normal(size=(4, 16)), np.repeat(np.arange(4), 8)
+    shown = labels.copy()
+    shown[:wrong] = 2
+    x = centres[shown] + 0.25 * rng.normal(size=(32, 16))
+    names = tuple("abcd"[number] for number in labels)
+    return FeatureTable(Features(x.astype(np.float32)), tuple(map(str, range(32))), names)
+
+
+def test_several_wrong_shots_of_one_thing_are_called_mislabelled() -> None:
+    together, alone = 0, 0
+    for seed in range(4):
+        result = cross_validate(MIVClassifier("experts"), with_wrong_group(seed, 3), verbose=False)
+        called = [each for each in result.suspects if each.mislabelled]
+        assert {each.id for each in called} <= {"0", "1", "2"}
+        assert {each.predicted for each in called} <= {"c"}
+        together += len(called)
+        without = replace(result, without_group=None)
+        alone += sum(each.mislabelled for each in without.suspects)
+    assert together >= 9 > 2 * alone  # each of the three confirms the others
+
+
+def test_right_shots_that_form_a_group_are_not_called_mislabelled() -> None:
+    groups = 0
+    for seed in range(4):
+        result = cross_validate(MIVClassifier("experts"), with_wrong_group(seed, 0), verbose=False)
+        groups += result.without_group is not None
+        assert not any(each.mislabelled for each in result.suspects)
+    assert groups
+
+
+def test_groups_are_the_smaller_part_of_a_class() -> None:
+    rng = np.random.default_rng(0)
+    x = np.repeat(np.eye(4)[[0, 1, 2, 0]], [6, 3, 4, 7], axis=0) + 0.01 * rng.normal(size=(20, 4))
+    labels = np.repeat([0, 1, 2], [9, 4, 7])  # the second is too small
+    groups = find_groups(x, labels)
+    assert groups[0].tolist() == [6, 7, 8]
+    assert 1 not in groups
+    assert all(2 <= len(rows) < (labels == number).sum() / 2 for number, rows in groups.items())
+
+
+def test_a_group_is_predicted_without_all_of_it() -> None:
+    shots = with_wrong_group(0, 3)
+    result = cross_validate(MIVClassifier("experts"), shots, verbose=False)
+    kept = np.arange(3, 32)
+    assert shots.labels is not None
+    model = MIVClassifier("experts").fit(shots.features[kept], np.asarray(shots.labels)[kept])
+    assert result.without_group is not None
+    expected = model.predict_proba(shots.features[np.arange(3)])
+    # The weights of stacking differ: they are fitted on all shots, whatever their group.
+    assert np.abs(result.without_group[:3] - expected).max() < 0.1
+    assert np.isnan(result.without_group[3:8]).all()
+
+
+def test_one_group_at_most_is_called() -> None:
+    p = np.full((12, 3), 1 / 3)
+    p[:2], p[4:6] = (0.002, 0.99, 0.008), (0.01, 0.01, 0.98)
+    labels = np.repeat([0, 1, 2], 4)
+    assert mislabelled_group(p, labels).tolist() == []  # shots of the same class are a group
+    p[2:4] = p[6:] = np.nan
+    assert mislabelled_group(p, labels).tolist() == [0, 1]
+    p[1] = (0.06, 0.9, 0.04)  # not sure enough of one shot
+    assert mislabelled_group(p, labels).tolist() == [4, 5]

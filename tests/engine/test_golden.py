@@ -10,8 +10,8 @@ from safetensors import safe_open
 from mivhead import BlockPreset, Features, Recipe
 from mivhead.engine.head import Bags, Head, combine
 from mivhead.engine.training import HeadTask, train
-from mivhead.features import SupportSet
 from mivhead.head.blocks import resolve_blocks
+from mivhead.support import SupportSet
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -1,13 +1,16 @@
 """The engine trains as the formulas do: autograd in double precision is its oracle."""
 
+import weakref
+
 import numpy as np
 import pytest
 
 from mivhead import BlockPreset, Features, Recipe
-from mivhead.engine.head import Head, combine
+from mivhead.engine.head import Bags as Starts
+from mivhead.engine.head import Head, HeadBlock, combine
 from mivhead.engine.training import HeadTask, Trainer, add_gradients
-from mivhead.features import SupportSet
 from mivhead.head.blocks import resolve_blocks
+from mivhead.support import SupportSet
 
 torch = pytest.importorskip("torch")
 from mivhead.head import training as formulas  # noqa: E402
@@ -84,7 +87,7 @@ def test_a_step_equals_autograd_in_double_precision(recipe, shots, form) -> None
 def test_prediction_equals_the_formulas(recipe) -> None:
     support = support_set("uneven", "vit")
     blocks, how = settings(support, "vit"), RECIPES[recipe]
-    head, losses = Trainer(support, blocks, how, seed=3).fit()[0]
+    head, losses, _ = Trainer(support, blocks, how, seed=3).fit()[0]
     module, expected = formulas.fit_head(support, blocks, how, seed=3)
     assert losses == pytest.approx(expected, rel=2e-3)
     module.load_arrays(head.params)
@@ -92,8 +95,6 @@ def test_prediction_equals_the_formulas(recipe) -> None:
     bags = Bags.from_shots(shots, torch.device("cpu"))
     with torch.no_grad():
         wanted = module.logits(support.views, support.features, bags)
-    from mivhead.engine.head import Bags as Starts
-
     embedded = head.embed(head.prepare(support.features))
     cosines = head.cosines(embedded, Starts.from_shots(shots), support.views)
     np.testing.assert_allclose(combine(cosines, how), wanted, atol=1e-4)
@@ -114,10 +115,10 @@ def test_small_chunks_change_nothing(monkeypatch) -> None:
     support = support_set("uneven", "cnn")
     blocks = settings(support, "cnn")
     for recipe in (Recipe(steps=3), Recipe.paper(steps=3)):
-        _, whole = Trainer(support, blocks, recipe, 0).fit()[0]
+        _, whole, _ = Trainer(support, blocks, recipe, 0).fit()[0]
         with monkeypatch.context() as patch:
             patch.setattr("mivhead.engine.plain.CHUNK_VALUES", 20)
-            _, parts = Trainer(support, blocks, recipe, 0).fit()[0]
+            _, parts, _ = Trainer(support, blocks, recipe, 0).fit()[0]
         assert parts == pytest.approx(whole, rel=1e-5)
 
 
@@ -126,11 +127,51 @@ def test_a_head_on_some_images_is_that_of_these_images_alone() -> None:
     blocks, recipe = settings(support, "vit"), Recipe(steps=4)
     kept = np.array([True, False, True, True, False, True])
     trainer = Trainer(support, blocks, recipe, 0)
-    (_, _), (part, losses) = trainer.fit([None, kept])
-    alone, expected = Trainer(support.take(kept), blocks, recipe, 0).fit()[0]
+    _, (part, losses, _) = trainer.fit([None, kept])
+    alone, expected, _ = Trainer(support.take(kept), blocks, recipe, 0).fit()[0]
     assert losses == pytest.approx(expected, rel=1e-6)
     for name, value in alone.params.items():
         np.testing.assert_allclose(part.params[name], value, atol=1e-6)
+
+
+def test_cosines_of_other_images_remain_without_the_heads() -> None:
+    support = support_set("uneven", "vit")
+    blocks, recipe = settings(support, "vit"), Recipe(steps=4)
+    kept = np.array([True, False, True, True, False, True])
+    trainer = Trainer(support, blocks, recipe, 0)
+    whole, part = trainer.fit([None, kept])
+    again, dropped = trainer.fit([None, kept], keep=False)
+    assert (len(whole.head.layers), len(again.head.layers)) == (len(blocks), len(blocks))
+    assert not dropped.head.layers
+    assert whole.cosines.shape == (len(blocks), 0, 3)
+    np.testing.assert_array_equal(dropped.cosines, part.cosines)
+    embedded = part.head.embed(part.head.prepare(support.features[kept]))
+    shots = Starts.from_shots(np.bincount(support.labels[kept], minlength=3))
+    wanted = part.head.cosines(embedded, shots, support.features[~kept])
+    np.testing.assert_allclose(part.cosines, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(("objective", "at_once"), [("blocks", 1), ("joint", 2)])
+def test_large_candidates_exist_for_one_block_at_a_time(objective, at_once, monkeypatch) -> None:
+    """Pooled candidates are larger than the features; a joint loss needs those of all blocks."""
+    rng = np.random.default_rng(0)
+    maps = [rng.normal(size=(6, 8, 6, 6)).astype(np.float16) for _ in range(2)]
+    support = SupportSet(Features(maps), np.array(SHOTS["even"]), None, np.empty(0, np.int64))
+    blocks = resolve_blocks(support.features, (BlockPreset((5, 4, 3)),) * 2)
+    derived: list[weakref.ref] = []
+    most, original = [0], HeadBlock.prepare
+
+    def spy(layer, *parts):
+        found = original(layer, *parts)
+        derived.append(weakref.ref(found.maps[0]))
+        most[0] = max(most[0], sum(each() is not None for each in derived))
+        return found
+
+    monkeypatch.setattr(HeadBlock, "prepare", spy)
+    recipe = Recipe(steps=2, objective=objective)
+    Trainer(support, blocks, recipe, 0).fit([None, np.arange(6) % 3 > 0])
+    assert most[0] == at_once
+    assert len(derived) == 2
 
 
 def test_threads_change_nothing(threads) -> None:
@@ -142,7 +183,7 @@ def test_threads_change_nothing(threads) -> None:
         from mivhead._util.threads import set_threads
 
         set_threads(1)
-    for (several, _), (alone, _) in zip(*heads, strict=True):
+    for (several, *_), (alone, *_) in zip(*heads, strict=True):
         for name, value in alone.params.items():
             np.testing.assert_array_equal(several.params[name], value)
 
@@ -152,6 +193,6 @@ def test_images_that_look_the_same_do_not_end_in_nan() -> None:
     same = np.ones((6, 16, 4, 4), np.float32) + 1e-6 * drawn(6, 16, 4, 4, seed=0)
     support = SupportSet(Features([same]), np.array(SHOTS["even"]), None, np.empty(0, np.int64))
     blocks = resolve_blocks(support.features)
-    head, losses = Trainer(support, blocks, Recipe(), 0).fit()[0]
+    head, losses, _ = Trainer(support, blocks, Recipe(), 0).fit()[0]
     assert np.isfinite(losses).all()
     assert all(np.isfinite(value).all() for value in head.params.values())

@@ -11,6 +11,7 @@ from mivhead import MIVClassifier
 from mivhead.ensemble.balance import (
     PENALTY,
     SHOTS_SCALE,
+    UNTESTED,
     ShotLines,
     effective_number,
     fold_into_weights,
@@ -20,6 +21,7 @@ from mivhead.ensemble.balance import (
     shot_weights,
     shots_behind,
 )
+from mivhead.ensemble.stacking import fit_weights
 from mivhead.errors import InputError
 
 ALPHA = 0.1
@@ -273,3 +275,28 @@ def test_priors_are_plain_bayes():
 def test_unusable_priors_are_refused(prior, message):
     with pytest.raises(InputError, match=message):
         log_prior(prior, ["cat", "dog"])
+
+
+@pytest.mark.parametrize(
+    "shots", [[2, 1], [5, 1], [60, 1], [300, 1], [1, 1, 80, 1], [60, 1, 1, 1, 1]], ids=str
+)
+def test_every_class_is_named_if_only_one_has_several_shots(shots):
+    recalls = []
+    for seed in range(3):
+        x, y, queries, wanted = make_task(shots, seed)
+        names = MIVClassifier("experts").fit(x, y).predict(queries)
+        recalls.append([(names[wanted == c] == c).mean() for c in range(len(shots))])
+    assert np.mean(recalls, axis=0).min() > 0.6
+
+
+def test_logits_shrink_with_the_share_of_classes_that_cannot_be_tested():
+    for shots in ([1, 1, 4, 6], [3, 3, 4, 6], [4, 4, 4, 4]):
+        x, y, *_ = make_task(shots)
+        ensemble = MIVClassifier("experts").fit(x, y).ensemble_
+        left = ensemble.left_out
+        counts = shot_weights(y)[left.rows]
+        fitted = fit_weights(left.members, left.labels, left.prior, counts=counts)
+        scale = math.exp(-UNTESTED * np.mean(np.array(shots) == 1))
+        assert left.weights == pytest.approx(scale * fitted)
+        assert left.logits == pytest.approx(np.tensordot(left.weights, left.members, axes=1))
+        assert ensemble.weights == pytest.approx(left.weights[: len(ensemble.weights)])

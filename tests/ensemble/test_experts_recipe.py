@@ -13,6 +13,7 @@ from mivhead.ensemble.stacking import fit_weights
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.head.recipe import Recipe
+from mivhead.support import SupportSet
 from tests.helpers.tiny_backbone import TinyBackbone
 
 CENTRES = np.random.default_rng(0).normal(size=(3, 8, 4, 4))
@@ -63,7 +64,8 @@ def test_the_objective_of_the_head_does_not_matter() -> None:
 def test_cross_validation_leaves_shots_out() -> None:
     X, y = task([4, 4, 4], noise=0.5)
     fold = np.tile([0, 1, 0, 1], 3)
-    logits = MIVClassifier("experts", random_state=0).cross_validated_logits(X, y, fold)
+    support = SupportSet.read(Features(X), y)
+    logits = MIVClassifier("experts", random_state=0).cross_validated_logits(support, fold)
     assert logits.shape == (12, 3)
     assert (logits.argmax(axis=1) == y).mean() > 0.8
 

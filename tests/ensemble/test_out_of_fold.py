@@ -9,8 +9,8 @@ from mivhead.engine import training
 from mivhead.engine.head import Bags
 from mivhead.engine.training import HeadTask, Trainer
 from mivhead.ensemble.stacking import assign_folds, fold_numbers, out_of_fold_cosines
-from mivhead.features import SupportSet
 from mivhead.head.blocks import BlockConfig, resolve_blocks
+from mivhead.support import SupportSet
 
 RECIPE = Recipe()
 LABELS = np.array([0, 0, 0, 0, 1, 1, 1, 2, 3, 3])  # class 2 has one image
@@ -42,7 +42,7 @@ def out_of_fold(
     fold = assign_folds(support)
     trainer = Trainer(support, configs, RECIPE, seed)
     trained = trainer.fit([fold != number for number in fold_numbers(fold)])
-    return out_of_fold_cosines(trainer, [head for head, _ in trained], fold), fold >= 0
+    return out_of_fold_cosines(trainer, trained, fold), fold >= 0
 
 
 def test_classes_are_split_into_halves(support: SupportSet) -> None:
@@ -96,6 +96,12 @@ def test_no_head_has_seen_an_image_or_its_views(support: SupportSet, monkeypatch
         return original(layers, candidates, task, *rest)
 
     monkeypatch.setattr(training, "train", spy)
+
+    def in_turn(work, parts):  # one fold after the other
+        for part in range(parts):
+            work(part)
+
+    monkeypatch.setattr(training, "run_parts", in_turn)
     out_of_fold(support, resolve_blocks(support.features))
     fold = assign_folds(support)
     assert len(trained) == 2
@@ -136,7 +142,7 @@ def test_predictions_are_those_of_heads_trained_on_the_other_half(support: Suppo
     fold = assign_folds(support)
     for number in (0, 1):
         kept = support.take(fold != number)
-        head, losses = Trainer(kept, configs, RECIPE, 3).fit()[0]
+        head, losses, _ = Trainer(kept, configs, RECIPE, 3).fit()[0]
         assert len(losses) == RECIPE.steps
         assert SINGLE in np.flatnonzero(fold != number)
         rows = np.flatnonzero(fold == number)
@@ -157,7 +163,7 @@ def test_the_single_image_of_a_class_has_no_out_of_fold_prediction() -> None:
 
 def test_predicting_in_batches_changes_nothing(support: SupportSet, monkeypatch) -> None:
     configs = resolve_blocks(support.features)
-    head, _ = Trainer(support, configs, Recipe.paper(steps=2), 0).fit()[0]
+    head, *_ = Trainer(support, configs, Recipe.paper(steps=2), 0).fit()[0]
     bags, embedded = Bags.from_shots(support.shots), head.embed(head.prepare(support.features))
     expected = head.cosines(embedded, bags, support.features)
     monkeypatch.setattr(engine, "PREDICT", 3)

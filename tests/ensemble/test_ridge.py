@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge as SklearnRidge
 
-from mivhead.ensemble.ridge import fit_ridge
+from mivhead.ensemble.ridge import fit_one_of_each, fit_ridge
 
 SHAPES = [(4, 9), (7, 7), (12, 3)]  # fewer images than dimensions, as many, more
 
@@ -63,3 +63,21 @@ def test_identical_images_and_single_precision() -> None:
     np.testing.assert_allclose(ridge(np.ones((1, 5), np.float32)), [[2 / 3, 1 / 3]], rtol=1e-6)
     expected = [[0.5, 0.5], [0.5, 0.5], [1.0, 0.0]]  # rates among the others
     np.testing.assert_allclose(left_out, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("folds", [None, np.array([0, 1, 0, -1, -1])], ids=["alone", "together"])
+def test_one_of_each_is_the_mean_of_regressions_on_one_shot_of_each_class(folds) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(5, 8)).astype(np.float32)
+    targets = np.eye(3, dtype=np.float32)[[1, 1, 1, 0, 2]]
+    new = rng.normal(size=(4, 8)).astype(np.float32)
+    ridge, left_out = fit_one_of_each(x, targets, 0.1, folds)
+
+    def predict(large: list[int], images: np.ndarray) -> np.ndarray:
+        parts = [fit_ridge(x[[i, 3, 4]], targets[[i, 3, 4]], 0.1)[0](images) for i in large]
+        return np.mean(parts, axis=0)
+
+    np.testing.assert_allclose(ridge(new), predict([0, 1, 2], new), atol=1e-5)
+    others = {0: [1, 2], 1: [0, 2], 2: [0, 1]} if folds is None else {0: [1], 1: [0, 2], 2: [1]}
+    for row, rest in others.items():
+        np.testing.assert_allclose(left_out[[row]], predict(rest, x[[row]]), atol=1e-5)

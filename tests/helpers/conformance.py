@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mivhead import Features
-from mivhead.backbones.base import Backbone, Identity, extract_all
+from mivhead.backbones.base import Backbone, Identity
 from mivhead.errors import InputError
 
 
@@ -60,11 +60,9 @@ def check_result(backbone: Backbone, whole: Features) -> None:
 
 def check_batches(backbone: Backbone, images: list[np.ndarray], whole: Features) -> None:
     assert backbone.extract(images) == whole, "the same batch must give the same bits"
-    seen: list[int] = []
-    lazily = extract_all(backbone, (i for i in images), batch_size=2, progress=seen.append)
-    assert seen == [2, 2, 1]
-    assert_close(lazily, whole)
-    assert_close(extract_all(backbone, images, batch_size=1), whole)
+    for size in (1, 2):
+        parts = [backbone.extract(images[i : i + size]) for i in range(0, 5, size)]
+        assert_close(Features.concat(parts), whole)
     assert_close(backbone.extract(images[::-1]), whole[[4, 3, 2, 1, 0]])
 
 
@@ -78,9 +76,5 @@ def check_kinds_of_images(backbone: Backbone, images: list[np.ndarray], whole: F
 def check_refusals(backbone: Backbone) -> None:
     with pytest.raises(InputError, match="no images"):
         backbone.extract([])
-    with pytest.raises(InputError, match="no images"):
-        extract_all(backbone, [])
-    with pytest.raises(InputError, match="batch_size must be at least 1, got 0"):
-        extract_all(backbone, photos(1), batch_size=0)
     with pytest.raises(InputError, match=r"Image 1 is a float64 array of shape \(9, 9, 3\)"):
         backbone.extract([photos(1)[0], np.ones((9, 9, 3))])

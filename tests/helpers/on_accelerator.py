@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -24,7 +25,9 @@ from tests.helpers.accelerator import DEVICE  # first: it changes PyTorch
 from mivhead import Preprocessing  # isort: skip
 from mivhead.backbones import from_module
 from mivhead.backbones.module import ModuleBackbone
+from mivhead.benchmark import runner
 from mivhead.benchmark.config import RunConfig, list_tables, load_config
+from mivhead.benchmark.live import LiveView
 from mivhead.benchmark.results import Result, read_origin
 from mivhead.benchmark.runner import Place, run
 from mivhead.diagnostics.attention import explain
@@ -153,6 +156,29 @@ def benchmark() -> float:
     return max(abs(a.accuracy - b.accuracy) for a, b in zip(*results, strict=True))
 
 
+def memory_of_the_device() -> float:
+    """A head that would not fit is announced before the run reaches it, with what it needs."""
+    notes: list[str] = []
+
+    class View(LiveView):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(runner, "free_memory") as free:
+        data = write_sets(Path(folder, "data"), ("dots",))
+        for number, (available, methods) in enumerate(
+            ((4e9, ["ncc"]), (5e9, ["ncc"]), (1e9, [{"name": "tsa", "params": {"steps": 1}}]))
+        ):
+            free.return_value = int(available)
+            place = Place(Path(folder, f"run{number}"), data, device=HERE, features="task")
+            own = {"tiny": make_backbone(resnet(), HERE)}
+            wanted = config(sets=["dots"], tasks=1, methods=methods)
+            run(wanted, place, backbones=own, view=View(quiet=True))
+    (note,) = [note for note in notes if "it may fail" in note]
+    assert "needs about 4.3 GB on accel:0, and 4.0 GB are free there" in note, note
+    return 0.0
+
+
 def batch_sizes() -> float:
     """On a device, prediction takes as many images as training, not the few of a CPU's cache."""
     network = network_of(make_backbone(resnet(), HERE), "test")
@@ -210,6 +236,7 @@ CHECKS: dict[str, Callable[[], float]] = {
     "saving and loading": saving_and_loading,
     "explanations and plots": explanations_and_plots,
     "benchmark": benchmark,
+    "memory of the device": memory_of_the_device,
     "batch sizes": batch_sizes,
 }
 TABLES: dict[str, Callable[[], float]] = {

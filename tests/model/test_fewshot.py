@@ -444,7 +444,7 @@ def test_a_class_for_everything_else(shots: Path, queries: Path, tmp_path: Path)
 def test_many_shots_are_announced_with_their_cost(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mivhead.classifier.MIVClassifier.fit", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("mivhead.classifier.MIVClassifier.fit_support", lambda *_, **__: 1 / 0)
     for shots, expected in ((100, 0), (5000, 1)):
         blocks = [np.zeros((2 * shots, c, 1, 1), np.float16) for c in (112, 192, 320, 1280)]
         blocks[0][:, :2, 0, 0] = np.stack(np.divmod(np.arange(2 * shots), 100), axis=1)  # distinct

@@ -25,6 +25,7 @@ from mivhead.model import file as model_file
 from mivhead.model.info import Estimate
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+NAME = "support.block0.map"
 
 
 def fitted(**params: Any) -> MIVClassifier:
@@ -659,4 +660,69 @@ def test_a_forged_estimate_is_refused(path: Path, change_of: dict[str, Any]) -> 
     assert mivhead.load(path).estimate_ == model.estimate_
     change(path, {"estimate.v1": to_json(model.estimate_) | change_of})
     with pytest.raises(ModelFileError, match="estimate"):
+        mivhead.load(path)
+
+
+@pytest.fixture
+def sparse(tmp_path: Path) -> tuple[Path, Features]:
+    """A file of features as they are after a ReLU, with a negative zero, and these features."""
+    rng = np.random.default_rng(0)
+    maps = np.maximum(rng.normal(size=(6, 64, 14, 14)) - 1, 0).astype(np.float16)
+    maps[0, 0, 0, :2] = -0.0, 6e-8
+    features = Features([maps])
+    recipe = Recipe.paper(steps=1)
+    mivhead.save(
+        MIVClassifier(recipe, random_state=0).fit(features, list("aabbcc")), tmp_path / "m.miv"
+    )
+    return tmp_path / "m.miv", features
+
+
+def test_zeros_of_features_are_not_written(sparse: tuple[Path, Features]) -> None:
+    path, features = sparse
+    maps = features.tensors["block0.map"]
+    with safe_open(path, "np") as file:
+        names = [name for name in file.keys() if "support" in name]  # noqa: SIM118
+        size = sum(file.get_tensor(name).nbytes for name in names)
+    assert names == ["sparse.support.block0.map.mask", "sparse.support.block0.map.values"]
+    assert size < maps.nbytes / 4
+    again = mivhead.load(path).classifier_.support_.tensors["block0.map"]
+    assert again.dtype == maps.dtype
+    assert again.tobytes() == maps.tobytes()  # the sign of a zero too
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda mask, values: ({"sparse.v1": []}, {}),
+        lambda mask, values: ({"sparse.v1": {NAME: "6"}}, {}),
+        lambda mask, values: ({"sparse.v1": {NAME: []}}, {}),
+        lambda mask, values: ({"sparse.v1": {NAME: [True] * 4}}, {}),
+        lambda mask, values: ({"sparse.v1": {NAME: [0, 10**30]}}, {}),
+        lambda mask, values: ({"sparse.v1": {NAME: [10**30]}}, {}),
+        lambda mask, values: ({"sparse.v1": {NAME: [6, 64, 14, 15]}}, {}),
+        lambda mask, values: ({"sparse.v1": {NAME: [1] * 40 + [len(mask) * 8]}}, {}),
+        lambda mask, values: ({"sparse.v1": {"params": [6, 64, 14, 14]}}, {}),
+        lambda mask, values: ({}, {f"sparse.{NAME}.mask": mask[:-1]}),
+        lambda mask, values: ({}, {f"sparse.{NAME}.mask": mask | 1}),
+        lambda mask, values: ({}, {f"sparse.{NAME}.mask": mask.astype(np.int32)}),
+        lambda mask, values: ({}, {f"sparse.{NAME}.values": values[:-1]}),
+        lambda mask, values: ({}, {f"sparse.{NAME}.values": values[:, None]}),
+        lambda mask, values: ({}, {f"sparse.{NAME}.values": values.astype(np.int64)}),
+        lambda mask, values: ({}, {NAME: np.ones((6, 64, 14, 14), np.float16)}),
+        lambda mask, values: ({}, {"sparse.more.mask": mask}),
+    ],
+)
+def test_forged_zeros_are_refused(sparse: tuple[Path, Features], forge: Any) -> None:
+    path, _ = sparse
+    tensors = load_file(path)
+    mask, values = (tensors[f"sparse.{NAME}.{part}"] for part in ("mask", "values"))
+    change(path, *forge(mask, values))
+    with pytest.raises(ModelFileError, match=r"m\.miv cannot be used"):
+        mivhead.load(path)
+
+
+def test_zeros_beyond_the_limit_are_refused(sparse: tuple[Path, Features], monkeypatch) -> None:
+    path, features = sparse
+    monkeypatch.setattr(files, "MAX_BYTES", features.tensors["block0.map"].nbytes - 1)
+    with pytest.raises(ModelFileError, match="has wrong sizes"):
         mivhead.load(path)

@@ -76,7 +76,7 @@ def test_a_change_with_unlabelled_images_equals_a_fit_with_them() -> None:
 
 
 def test_of_many_images_a_sample_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mivhead.model.fewshot.LIMIT", 6)
+    monkeypatch.setattr("mivhead.model.fitting.LIMIT", 6)
     model = fit(START, POOL)
     assert model.classifier_.unlabelled_.images == 6
     assert_equal(fit(START, POOL), model)

@@ -140,6 +140,26 @@ def test_slow_heads_are_cut_off(model_file: Path, monkeypatch: pytest.MonkeyPatc
         alive(url)
 
 
+def test_a_slow_head_after_an_answer_is_cut_off(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "HEAD_SECONDS", 0.7)
+    with served(model_file) as url, connect(url) as connection:
+        connection.settimeout(0.1)
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        start, end = time.monotonic(), None
+        while end is None and time.monotonic() - start < 8:
+            try:
+                connection.sendall(b"GET" if time.monotonic() - start < 0.5 else b"T")
+                end = time.monotonic() - start if connection.recv(2**16) == b"" else None
+            except TimeoutError:
+                pass
+            except ConnectionError:
+                end = time.monotonic() - start
+        assert end is not None
+        assert end < 5
+
+
 def test_a_client_that_does_not_read_is_cut_off(model_file: Path) -> None:
     with served(model_file, limits=Limits(deadline=1.0)) as url:
         connection = socket.socket()
@@ -198,6 +218,7 @@ def test_the_body_of_a_get_is_not_the_next_request(url: str) -> None:
         b"GET /healthz\r\n\r\n",
         b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 200_000 + b"\r\n",
+        b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno size\r\n",
     ],
 )
 def test_malformed_requests_are_refused(url: str, request_: bytes) -> None:

@@ -182,19 +182,8 @@ def random_seed(random_state: int | np.random.RandomState | None) -> int:
 def read_table(estimator: Any, X: Any, *, reset: bool) -> NDArray[Any]:
     """Check a two-dimensional table of numbers, (image, value), as scikit-learn would.
 
-    Parameters
-    ----------
-    estimator : Estimator
-        Whose `n_features_in_` the table must fit, unless it is `reset`.
-    X : array-like
-        The table.
-    reset : bool
-        Whether the estimator is being fitted.
-
-    Returns
-    -------
-    ndarray
-        Of type float32 or float64.
+    Unless `reset`, which is set while fitting, it must fit the estimator's `n_features_in_`.
+    Returns float32 or float64.
     """
     usual = (
         type(X) is np.ndarray

@@ -231,7 +231,7 @@ def write_text(path: str | Path, text: str, errors: str = "strict") -> None:
 
 
 def is_exported(path: object) -> bool:
-    """Tell whether a path names an exported model, by its suffix.
+    """Return whether a path names an exported model, by its suffix.
 
     >>> is_exported("birds.onnx"), is_exported("birds.miv")
     (True, False)

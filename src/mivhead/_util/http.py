@@ -107,20 +107,7 @@ class HttpClient:
     ) -> Answer:
         """Send a request, again if that may help, and return the answer with any other status.
 
-        Parameters
-        ----------
-        method, url : str
-            Of the request.
-        max_bytes : int
-            Maximum size of the answer.
-        headers : mapping, optional
-            Further headers.
-        **what
-            What httpx sends: `json`, `files`, `params`, ...
-
-        Returns
-        -------
-        Answer
+        The answer may have `max_bytes`; `what` is what httpx sends: `json`, `files`, `params`, ...
         """
         for attempt in range(self.attempts):
             wait = 0.0

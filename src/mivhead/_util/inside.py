@@ -60,11 +60,11 @@ class Inside:
     root: Path  # the folder, resolved
 
     def exists(self, path: str) -> bool:
-        """Tell whether there is something, be it a link; False beyond a link."""
+        """Return whether there is something, be it a link; False beyond a link."""
         return self._stat(path) is not None
 
     def same(self, first: str, second: str) -> bool:
-        """Tell whether two paths name the same file, as on a disk that ignores case."""
+        """Return whether two paths name the same file, as on a disk that ignores case."""
         found = self._stat(first), self._stat(second)
         return None not in found and os.path.samestat(*found)  # type: ignore[arg-type]
 

@@ -38,18 +38,8 @@ def keep(name: str, make: Callable[[], bytes]) -> bytes:
     """Return what `make` returns, from a file in the cache folder if it was made before.
 
     The file ends in the hash of its content: one that is damaged is made again. Where no file can
-    be written, the content is made every time.
-
-    Parameters
-    ----------
-    name : str
-        Path below the cache folder; it must change whenever the content does.
-    make : callable
-        Makes the content.
-
-    Returns
-    -------
-    bytes
+    be written, the content is made every time. `name` is a path below the cache folder; it must
+    change whenever the content does.
     """
     folder = cache_folder()
     if folder is None:

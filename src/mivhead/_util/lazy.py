@@ -14,26 +14,11 @@ def lazy(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Make the `__getattr__` and the `__dir__` of a package.
 
-    Importing the package then costs nothing, even if its modules import PyTorch.
+    Importing the package then costs nothing, even if its modules import PyTorch. `homes` are
+    modules of the package, such as `"pipeline"` (or of another one, by its full name), and the
+    names in each, separated by spaces; `modules` are public themselves. For type checkers, the
+    package imports the same names under `TYPE_CHECKING`.
 
-    Parameters
-    ----------
-    package : str
-        Its `__name__`.
-    homes : mapping of str to str
-        Modules of the package, such as `"pipeline"` (or of another one, by its full name), and the
-        names in each, separated by spaces.
-    modules : str, default=""
-        Modules that are public themselves, separated by spaces.
-
-    Returns
-    -------
-    tuple of two functions
-        To be assigned to `__getattr__` and `__dir__`. For type checkers, the package imports the
-        same names under `TYPE_CHECKING`.
-
-    Examples
-    --------
     >>> get, names = lazy("mivhead.images", {"augmentation": "Augmentation ViewPlan"})
     >>> get("Augmentation").__module__, names()
     ('mivhead.images.augmentation', ['Augmentation', 'ViewPlan'])

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+from mivhead._util.onnx_reader import BYTES, read_fields, read_text
 from mivhead._util.optional import need
 from mivhead.errors import InputError
 
@@ -60,20 +61,14 @@ _MESSAGES: dict[str, dict[int, str]] = {
 }
 _OPERATOR, _DOMAIN, _LOCATION = ("node", 4), ("node", 7), ("tensor", 14)
 _EXTERNAL = ("tensor", 13)
-_OWN_DOMAINS = (b"", b"ai.onnx")
+_OWN_DOMAINS = ("", "ai.onnx")
 
 
 def check_graph(content: bytes, name: str, *, exported: bool = False) -> None:
-    """Refuse an ONNX file that names other files, or that is none.
+    """Refuse a file that is not an ONNX file, or that names other files.
 
-    Parameters
-    ----------
-    content : bytes
-        The file.
-    name : str
-        Its name in errors.
-    exported : bool, default=False
-        Refuse all operators but `OPERATORS`, too, as `mivhead` writes no others.
+    Of an `exported` file refuse all operators but `OPERATORS`, too: `mivhead` writes no others.
+    `name` is for errors.
     """
     if content[4:8] == b"ORTM":  # onnxruntime's own format, which it would recognise
         raise InputError(f"{name} is not an ONNX file.")
@@ -88,12 +83,12 @@ def check_graph(content: bytes, name: str, *, exported: bool = False) -> None:
                 continue
             if place[0] in ("function", "training"):
                 raise InputError(f"{name} has its own operators, which `miv export` never writes.")
-            if (
-                place == _OPERATOR and bytes(value).decode("utf-8", "replace") not in OPERATORS
-            ) or (place == _DOMAIN and bytes(value) not in _OWN_DOMAINS):
-                shown = bytes(value)[:80].decode("utf-8", "replace")
+            if (place == _OPERATOR and read_text(value) not in OPERATORS) or (
+                place == _DOMAIN and read_text(value) not in _OWN_DOMAINS
+            ):
                 raise InputError(
-                    f"{name} uses {shown!r}, which is not among the operators of exported models."
+                    f"{name} uses {read_text(value[:80])!r}, which is not among the operators of "
+                    "exported models."
                 )
     except (IndexError, ValueError) as error:
         if isinstance(error, InputError):
@@ -109,43 +104,17 @@ def _fields(content: memoryview) -> Iterator[tuple[tuple[str, int], Any]]:
         kind, data, depth = waiting.pop()
         if depth > 3 * MAX_DEPTH:  # a graph in a graph is three messages deeper
             raise ValueError("nested too deeply")
-        inner, place = _MESSAGES[kind], 0
-        while place < len(data):
+        inner = _MESSAGES[kind]
+        for number, wire, value in read_fields(data):
             parts += 1
             if parts > MAX_PARTS:
                 raise ValueError("too many parts")
-            tag, place = _varint(data, place)
-            number, wire = tag >> 3, tag & 7
-            value: Any = None
-            if wire == 0:
-                value, place = _varint(data, place)
-            elif wire == 2:
-                size, place = _varint(data, place)
-                value, place = data[place : place + size], place + size
-            elif wire in (1, 5):
-                place += 8 if wire == 1 else 4
-            else:
-                raise ValueError("a group, which ONNX does not have")
-            if place > len(data):
-                raise ValueError("truncated")
             yield (kind, number), value
             if number in inner:
-                if wire != 2:
+                if wire != BYTES:
                     raise ValueError("not a message")
-                if kind != "graph" or number != 5 or size:  # an empty tensor has no fields
+                if kind != "graph" or number != 5 or len(value):  # an empty tensor has no fields
                     waiting.append((inner[number], value, depth + 1))
-
-
-def _varint(data: memoryview, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[place]
-        value |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
-        if byte < 128:
-            return value, place
-        if shift > 63:
-            raise ValueError("a number of more than 64 bits")
 
 
 def make_session(

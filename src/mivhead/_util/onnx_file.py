@@ -63,27 +63,10 @@ def encode_model(
 ) -> bytes:
     """Return an ONNX file.
 
-    Parameters
-    ----------
-    nodes : iterable of Node
-        The operations, in the order in which they are computed.
-    constants : mapping of str to array
-        Weights and other constants, by name.
-    inputs, outputs : mapping of str to Tensor
-        What the graph takes and returns.
-    opset : int
-        Version of ONNX's operations.
-    metadata : mapping of str to str, optional
-        Properties of the model.
-    producer : tuple of str
-        Name and version of the program that made the graph.
+    The nodes are in the order in which they are computed; constants are weights and others, by
+    name. `metadata` are properties of the model, `producer` is the name and version of the program
+    that made the graph.
 
-    Returns
-    -------
-    bytes
-
-    Examples
-    --------
     >>> square = Node("Mul", ["x", "x"], ["y"])
     >>> x = Tensor("float32", ["n"])
     >>> content = encode_model([square], {}, {"x": x}, {"y": x}, opset=13)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mivhead._util.onnx_file import encode
 from mivhead.errors import InputError
 
 MAX_NODES = 200_000
@@ -25,7 +26,7 @@ MAX_CONSTANT = 2**26  # bytes of a constant that is decoded here: norms, not wei
 _TYPES = {1: "float32", 6: "int32", 7: "int64", 10: "float16", 11: "float64"}  # of elements
 _VALUES = {4: "<f4", 5: "<i4", 7: "<i8", 10: "<f8"}  # fields that hold elements one by one
 _DAMAGED = (IndexError, ValueError, TypeError, struct.error)  # what unexpected bytes raise below
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT, _FIXED64, BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,7 @@ class GraphValue:
 
 
 class OnnxFile:
-    """The structure of an ONNX file.
-
-    Parameters
-    ----------
-    content : bytes
-        The file.
-    name : str
-        Its name in errors.
-
-    Raises
-    ------
-    InputError
-        If the bytes are not an ONNX file.
-    """
+    """The structure of an ONNX file; other bytes are an error, which names the file."""
 
     def __init__(self, content: bytes, name: str) -> None:
         self.nodes: list[GraphNode] = []
@@ -72,11 +60,11 @@ class OnnxFile:
         self.folder: Path | None = None  # where these are, once the caller has checked their names
         self._constants: dict[str, memoryview] = {}
         try:
-            for number, _, value in _fields(memoryview(content)):
+            for number, _, value in read_fields(memoryview(content)):
                 if number == 7:
                     self._read_graph(value, 0)
                 elif number == 14:
-                    pair = {n: _text(v) for n, _, v in _fields(value) if n in (1, 2)}
+                    pair = {n: read_text(v) for n, _, v in read_fields(value) if n in (1, 2)}
                     self.metadata[pair.get(1, "")] = pair.get(2, "")
         except _DAMAGED:
             self.nodes = []
@@ -99,7 +87,7 @@ class OnnxFile:
     def _read_graph(self, graph: memoryview, depth: int) -> None:
         if depth > MAX_DEPTH:
             raise ValueError("nested too deeply")
-        for number, _, value in _fields(graph):
+        for number, _, value in read_fields(graph):
             if number == 1:
                 node = self._read_node(value, depth)
                 if depth == 0:
@@ -111,7 +99,7 @@ class OnnxFile:
                 if depth == 0:
                     self._constants[_name(value, 8)] = value
             elif number == 15:  # sparse constants: values and indices
-                for inner, _, tensor in _fields(value):
+                for inner, _, tensor in read_fields(value):
                     if inner in (1, 2):
                         self._note_external(tensor)
             elif number == 11 and depth == 0:
@@ -122,13 +110,13 @@ class OnnxFile:
     def _read_node(self, node: memoryview, depth: int) -> GraphNode:
         inputs, outputs, operation = [], [], ""
         attributes: dict[str, Any] = {}
-        for number, _, value in _fields(node):
+        for number, _, value in read_fields(node):
             if number == 1:
-                inputs.append(_text(value))
+                inputs.append(read_text(value))
             elif number == 2:
-                outputs.append(_text(value))
+                outputs.append(read_text(value))
             elif number == 4:
-                operation = _text(value)
+                operation = read_text(value)
             elif number == 5:
                 name, found = self._read_attribute(value, depth)
                 attributes[name] = found
@@ -140,9 +128,9 @@ class OnnxFile:
 
     def _read_attribute(self, attribute: memoryview, depth: int) -> tuple[str, Any]:
         name, found = "", None
-        for number, _, value in _fields(attribute):
+        for number, _, value in read_fields(attribute):
             if number == 1:
-                name = _text(value)
+                name = read_text(value)
             elif number == 2:
                 (found,) = struct.unpack("<f", value)
             elif number == 3:
@@ -153,15 +141,15 @@ class OnnxFile:
             elif number in (6, 11):
                 self._read_graph(value, depth + 1)
             elif number in (22, 23):  # sparse
-                for inner, _, tensor in _fields(value):
+                for inner, _, tensor in read_fields(value):
                     if inner in (1, 2):
                         self._note_external(tensor)
         return name, found
 
     def _note_external(self, tensor: memoryview) -> None:
-        for number, _, value in _fields(tensor):
+        for number, _, value in read_fields(tensor):
             if number == 13:
-                pair = {n: _text(v) for n, _, v in _fields(value) if n in (1, 2)}
+                pair = {n: read_text(v) for n, _, v in read_fields(value) if n in (1, 2)}
                 if pair.get(1) == "location":
                     self.external.add(pair.get(2, ""))
 
@@ -172,24 +160,10 @@ def with_outputs(content: bytes, names: Sequence[str]) -> bytes:
     A protobuf message that occurs twice is merged, so a second graph that holds nothing but the
     outputs is simply appended.
     """
-    outputs = b"".join(_message(12, _message(1, name.encode())) for name in names)
-    return content + _message(7, outputs)
+    return content + encode({7: {12: [{1: name} for name in names]}})
 
 
-def _message(number: int, content: bytes) -> bytes:
-    return _varint(number << 3 | _BYTES) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    digits = bytearray()
-    while value > 0x7F:
-        digits.append(value & 0x7F | 0x80)
-        value >>= 7
-    digits.append(value)
-    return bytes(digits)
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
+def read_fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
     """Yield number, kind and value of every field of a message."""
     position, end = 0, len(message)
     while position < end:
@@ -199,7 +173,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
         if kind == _VARINT:
             value, position = _read_varint(message, position)
         else:
-            if kind == _BYTES:
+            if kind == BYTES:
                 length, position = _read_varint(message, position)
             elif kind in (_FIXED64, _FIXED32):
                 length = 8 if kind == _FIXED64 else 4
@@ -227,33 +201,36 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
             raise ValueError("not a protobuf message")
 
 
-def _text(value: Any) -> str:
+def read_text(value: Any) -> str:
+    """Return the text of a field; it must not be a number, of which `bytes` makes that many."""
+    if not isinstance(value, memoryview):
+        raise ValueError("not a text")
     return bytes(value).decode("utf-8", "replace")
 
 
 def _name(message: memoryview, number: int) -> str:
-    return next((_text(value) for n, _, value in _fields(message) if n == number), "")
+    return next((read_text(value) for n, _, value in read_fields(message) if n == number), "")
 
 
 def _read_value(value: memoryview) -> GraphValue:
     name, kind, shape = "", 0, []
-    for number, _, inner in _fields(value):
+    for number, _, inner in read_fields(value):
         if number == 1:
-            name = _text(inner)
+            name = read_text(inner)
         elif number == 2:
-            for n, _, tensor in _fields(inner):
+            for n, _, tensor in read_fields(inner):
                 if n != 1:
                     continue  # not a tensor
-                for part, _, content in _fields(tensor):
+                for part, _, content in read_fields(tensor):
                     if part == 1:
                         kind = int(content)
                     elif part == 2:
-                        shape = [_side(dim) for i, _, dim in _fields(content) if i == 1]
+                        shape = [_side(dim) for i, _, dim in read_fields(content) if i == 1]
     return GraphValue(name, kind, tuple(shape))
 
 
 def _side(dim: memoryview) -> int | None:
-    found = next((int(value) for number, _, value in _fields(dim) if number == 1), 0)
+    found = next((int(value) for number, _, value in read_fields(dim) if number == 1), 0)
     return found if 0 < found < 2**31 else None
 
 
@@ -264,7 +241,7 @@ def _decode(tensor: memoryview, folder: Path | None) -> NDArray[Any] | None:
     dims: list[int] = []
     kind, raw, parts = 0, None, []
     elsewhere: dict[str, str] = {}
-    for number, wire, value in _fields(tensor):
+    for number, wire, value in read_fields(tensor):
         if number == 1:
             dims += [value] if wire == _VARINT else list(_packed(value))
         elif number == 2:
@@ -272,7 +249,7 @@ def _decode(tensor: memoryview, folder: Path | None) -> NDArray[Any] | None:
         elif number == 9:
             raw = value
         elif number == 13:
-            pair = {n: _text(v) for n, _, v in _fields(value) if n in (1, 2)}
+            pair = {n: read_text(v) for n, _, v in read_fields(value) if n in (1, 2)}
             elsewhere[pair.get(1, "")] = pair.get(2, "")
         elif number in _VALUES:
             parts.append((number, wire, value))

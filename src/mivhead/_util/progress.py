@@ -20,20 +20,10 @@ def progress_bar(
 ) -> Iterator[Callable[[float], Any]]:
     """Yield a function that advances a progress bar by a number of items.
 
-    Parameters
-    ----------
-    description : str
-        Label of the bar.
-    total : int or None
-        Number of items; None if unknown.
-    show : bool, default=None
-        False never shows the bar. None and True show it if the work takes more than two seconds: in
-        a notebook, and on stderr if that is a terminal.
-    unit : str, default="image"
-        Name of an item.
+    `total` is None if it is not known. With `show=False` there is no bar. None and True show it if
+    the work takes more than two seconds: in a notebook, and on stderr if that is a terminal. `unit`
+    is the name of an item.
 
-    Examples
-    --------
     >>> with progress_bar("counting", 3) as advance:
     ...     for _ in range(3):
     ...         _ = advance(1)
@@ -51,7 +41,7 @@ def progress_bar(
 
 
 def in_notebook() -> bool:
-    """Tell whether the code runs in the kernel of a notebook."""
+    """Return whether the code runs in the kernel of a notebook."""
     if "IPython" not in sys.modules:
         return False
     shell = sys.modules["IPython"].get_ipython()

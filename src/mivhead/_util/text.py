@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from html import escape
 
 MAX_CELL = 48  # characters of a name in a table
@@ -87,16 +87,22 @@ class Html(str):
     __slots__ = ()
 
 
-def html_table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Make a table for a notebook; everything but `Html` is escaped.
+def html_table(
+    header: Sequence[str], rows: Iterable[Iterable[object]], right: Container[str] = ()
+) -> str:
+    """Make a table, of which the columns in `right` are aligned right; all but `Html` is escaped.
 
     >>> html_table(["name"], [["<b>"]]).partition("<tbody>")[2]
     '<tr><td style="text-align:left">&lt;b&gt;</td></tr></tbody></table>'
     """
+    sides = ["right" if name in right else "left" for name in header]
 
     def row(tag: str, cells: Iterable[object]) -> str:
         texts = (cell if isinstance(cell, Html) else escape(str(cell)) for cell in cells)
-        found = (f'<{tag} style="text-align:left">{text}</{tag}>' for text in texts)
+        found = (
+            f'<{tag} style="text-align:{side}">{text}</{tag}>'
+            for side, text in zip(sides, texts, strict=True)
+        )
         return f"<tr>{''.join(found)}</tr>"
 
     body = "".join(row("td", cells) for cells in rows)

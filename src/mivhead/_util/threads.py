@@ -63,15 +63,8 @@ def thread_count() -> int:
 def run_parts(work: Callable[[int], object], parts: int) -> None:
     """Call `work(0)` to `work(parts - 1)`, on several threads if that many are to compute.
 
-    Parameters
-    ----------
-    work : callable
-        Computes one part. An exception in a part is raised here, after the other parts have ended.
-    parts : int
-        How many there are.
+    An exception in a part is raised here, after the other parts have ended.
 
-    Examples
-    --------
     >>> squares = [0] * 5
     >>> run_parts(lambda i: squares.__setitem__(i, i * i), 5)
     >>> squares

@@ -15,18 +15,12 @@ SHOTS, NEW = 6, 2  # per digit
 
 
 def has_example() -> bool:
-    """Tell whether the package that carries the digits is installed."""
+    """Return whether the package that carries the digits is installed."""
     return find_spec("sklearn") is not None
 
 
 def add_example(project: Project) -> None:
-    """Fill an empty project, in one step that can be undone.
-
-    Parameters
-    ----------
-    project : Project
-        Without classes.
-    """
+    """Fill a project without classes, in one step that can be undone."""
     from mivhead.datasets.bundled import enlarge_scan, load_scans
 
     found = project.snapshot()

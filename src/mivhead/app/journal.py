@@ -60,13 +60,8 @@ class _Record:
 class Journal:
     """The changes of a folder; not safe for several threads.
 
-    Parameters
-    ----------
-    root : Path
-        The folder. Changes that were begun and not completed are completed.
+    Changes that were begun and not completed are completed.
 
-    Examples
-    --------
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> (folder / "a.txt").touch()
@@ -164,7 +159,7 @@ class Journal:
             gone.add(source)
 
     def _same(self, source: str, target: str) -> bool:
-        """Tell whether two names are the same file, on a disk that ignores upper and lower case."""
+        """Return whether two names are the same file, on a disk that ignores case."""
         return source.casefold() == target.casefold() and self._inside.same(source, target)
 
     def _complete(self, moves: Sequence[Move]) -> None:

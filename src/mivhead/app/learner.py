@@ -70,14 +70,8 @@ class Knowledge:
 class Learner:
     """Keeps the model of a project up to date, in a thread of its own.
 
-    Parameters
-    ----------
-    project : Project
-        The project to follow.
-    model : FewShotClassifier
-        Not fitted; every fit starts with a copy.
-    debounce : float, default=0.4
-        Seconds without a change before the model is fitted.
+    Every fit starts with a copy of `model`, which is not fitted, after `debounce` seconds without a
+    change.
     """
 
     def __init__(
@@ -210,7 +204,7 @@ class Learner:
         return ImageSet(sources, None if labels is None else tuple(labels))
 
     def _outdated(self, keys: tuple[tuple[str, str], ...]) -> bool:
-        """Tell whether the shots have changed meanwhile."""
+        """Return whether the shots have changed meanwhile."""
         found = self.project.snapshot()
         now = {(each.path, name) for name, photos in found.classes.items() for each in photos}
         return not now.issuperset(keys) or len(now) - len(keys) > len(
@@ -339,15 +333,7 @@ class Learner:
         return next(explain_images(self.known.model, images, pictures=False))
 
     def export(self, kind: str, path: Path) -> None:
-        """Write the model as an ONNX file or a web page, unless the file is there already.
-
-        Parameters
-        ----------
-        kind : {"onnx", "web"}
-            What to write.
-        path : Path
-            Where: a file, or the folder of the page.
-        """
+        """Write the model as an ONNX file or, to a folder, a web page, unless it is there."""
         from mivhead.export.model import export_model
         from mivhead.export.web import export_web
 
@@ -380,12 +366,7 @@ def _learned_unlabelled(model: FewShotClassifier) -> int:
 def describe(result: CrossValidation, id_of: dict[str, str]) -> dict[str, Any]:
     """Return the result of a cross-validation as JSON for the page.
 
-    Parameters
-    ----------
-    result : CrossValidation
-        The result.
-    id_of : dict
-        The ids of the photos by their paths.
+    `id_of` has the ids of the photos by their paths.
     """
     import numpy as np
 
@@ -427,20 +408,10 @@ def describe(result: CrossValidation, id_of: dict[str, str]) -> dict[str, Any]:
 def extrapolate(half: CrossValidation, most: CrossValidation) -> dict[str, float]:
     """Estimate what twice as many photos would give.
 
-    Cross-validation with two folds shows what half of the shots give, one with more folds what
-    most of them give, tested on the same shots. Errors of classifiers fall roughly as a power of
-    the number of shots; its exponent is kept between 0 and 1.
-
-    Parameters
-    ----------
-    half, most : CrossValidation
-        With two folds, and with more.
-
-    Returns
-    -------
-    dict
-        The shares of right predictions, `half` and `most`, and `twice`: the accuracy to expect with
-        twice as many photos.
+    Cross-validation with two folds shows what half of the shots give, one with more folds what most
+    of them give, tested on the same shots. Errors of classifiers fall roughly as a power of the
+    number of shots; its exponent is kept between 0 and 1. Returns the shares of right predictions,
+    `half` and `most`, and `twice`: the accuracy to expect with twice as many photos.
     """
     share = 1 - 1 / most.folds  # of the shots that each fold learns from
     wrong = [each.score.images - each.score.right + 0.5 for each in (half, most)]

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from mivhead._util.files import replacing
-from mivhead._util.text import percent
+from mivhead._util.text import html_table, percent
 from mivhead.app.journal import HIDDEN
 from mivhead.app.learner import Learner
 from mivhead.app.project import MODEL, Photo, Project
@@ -33,9 +33,8 @@ STYLE = """
 :root { color-scheme: light dark }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
   color: light-dark(#1c2024, #eceef0); background: light-dark(#fff, #111518) }
-table { border-collapse: collapse } td, th { padding: .3rem .6rem; text-align: left;
+table { border-collapse: collapse } td, th { padding: .3rem .6rem;
   overflow-wrap: anywhere; border-bottom: 1px solid light-dark(#e3e6ea, #2c3238) }
-td.n, th.n { text-align: right }
 figure { display: inline-block; margin: 0 .8rem .8rem 0; width: 10rem; vertical-align: top }
 figure img { width: 10rem; height: 10rem; object-fit: cover; border-radius: 8px }
 figcaption { font-size: .85rem; overflow-wrap: anywhere } .big { font-size: 2rem; font-weight: 650 }
@@ -70,15 +69,7 @@ def make(kind: str, project: Project, learner: Learner) -> Response:
 
 
 def prepare(kind: str, project: Project, learner: Learner) -> Path:
-    """Write what takes a while; return the file. It is written once per model.
-
-    Parameters
-    ----------
-    kind : str
-        One of `SLOW`.
-    project, learner
-        What to export, and where to keep it.
-    """
+    """Write one of `SLOW`, once per model; return the file."""
     hidden = project.folder / HIDDEN
     if kind == "onnx":
         learner.export(kind, hidden / "model.onnx")
@@ -92,7 +83,7 @@ def prepare(kind: str, project: Project, learner: Learner) -> Path:
 
 
 def can_export_web() -> bool:
-    """Tell whether a web page can be exported: it carries onnxruntime-web."""
+    """Return whether a web page can be exported: it carries onnxruntime-web."""
     from mivhead.export.web import find_runtime
 
     try:
@@ -103,7 +94,7 @@ def can_export_web() -> bool:
 
 
 def can_export() -> bool:
-    """Tell whether the packages that an exported classifier needs are installed."""
+    """Return whether the packages that an exported classifier needs are installed."""
     return all(find_spec(each) is not None for each in ("onnx", "onnxscript"))
 
 
@@ -140,15 +131,7 @@ def names_csv(project: Project, learner: Learner) -> str:
 
 
 def sort_into_zip(project: Project, learner: Learner, file: IO[bytes]) -> None:
-    """Write a zip with a folder per class: the shots, and the new photos that were named so.
-
-    Parameters
-    ----------
-    project, learner
-        What to write.
-    file : binary file
-        Where to write it.
-    """
+    """Write a zip with a folder per class: the shots, and the new photos that were named so."""
     found, named = project.snapshot(), learner.known.predictions
     placed: list[tuple[str, Photo]] = []
     for name, photos in found.classes.items():
@@ -188,20 +171,13 @@ def report(project: Project, learner: Learner) -> str:
     rows = []
     for name, photos in found.classes.items():
         _, tested, right = checked.get(name, (0, 0, 0))
-        score = f"{right} of {tested}" if tested else "not tested"
-        cells = f'<td>{escape(name)}<td class="n">{len(photos)}<td class="n">{score}'
-        rows.append(f"<tr>{cells}")
-    parts.append(
-        '<h2>Classes</h2><table><tr><th>Class<th class="n">Photos<th class="n">Named correctly'
-        f"{''.join(rows)}</table>"
-    )
+        rows.append((name, len(photos), f"{right} of {tested}" if tested else "not tested"))
+    header = ("Class", "Photos", "Named correctly")
+    parts.append(f"<h2>Classes</h2>{html_table(header, rows, right=header[1:])}")
     if estimate is not None and estimate["confusions"]:
-        confused = "".join(
-            f'<tr><td class="n">{count}<td>{escape(label)}<td>{escape(best)}'
-            for count, label, best in estimate["confusions"]
-        )
-        header = '<tr><th class="n">Photos<th>Class<th>Taken for'
-        parts.append(f"<h2>Confusions</h2><table>{header}{confused}</table>")
+        header = ("Photos", "Class", "Taken for")
+        table = html_table(header, estimate["confusions"], right=("Photos",))
+        parts.append(f"<h2>Confusions</h2>{table}")
     suspects = [] if estimate is None else [s for s in estimate["suspects"] if s["likely"]]
     if suspects:
         parts.append("<h2>Photos to check</h2>")
@@ -216,8 +192,9 @@ def report(project: Project, learner: Learner) -> str:
         ordered = sorted(
             counts, key=lambda name: (last.index(name) + 1 if name in last else 0, name)
         )
-        named = "".join(f'<tr><td>{escape(n)}<td class="n">{counts[n]}' for n in ordered)
-        parts.append(f'<h2>New photos</h2><table><tr><th>Name<th class="n">Photos{named}</table>')
+        named = ((name, counts[name]) for name in ordered)
+        table = html_table(("Name", "Photos"), named, right=("Photos",))
+        parts.append(f"<h2>New photos</h2>{table}")
     title = escape(project.folder.name)
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'

@@ -86,13 +86,8 @@ class Settings:
 class Project:
     """A folder of class folders; its methods may be called from several threads.
 
-    Parameters
-    ----------
-    folder : str or Path
-        Created if it is missing. One process at a time may open it.
+    The folder is created if it is missing. One process at a time may open it.
 
-    Examples
-    --------
     >>> import tempfile
     >>> project = Project(tempfile.mkdtemp())
     >>> project.add_class("robin")
@@ -165,7 +160,7 @@ class Project:
             return last_batch(self._journal.undone)
 
     def class_named(self, name: str) -> str | None:
-        """Return the class of this name, whatever its upper and lower case; None: there is none."""
+        """Return the class of this name, regardless of case; None if there is none."""
         names = (each for each in self._found if each != NEW)
         return next((each for each in names if each.casefold() == name.casefold()), None)
 
@@ -221,7 +216,7 @@ class Project:
             self._change("add class", name, [(kept, name)], batch)
 
     def rename_class(self, old: str, new: str) -> None:
-        """Give a class another name; if that is the name of a class, the two become one."""
+        """Rename a class; if the new name is that of another class, the two become one."""
         new = check_class_name(new)
         with self._mutex:
             self._check_class(old)
@@ -312,10 +307,7 @@ class Project:
     def undo(self, change_id: str | None = None) -> list[FolderChange]:
         """Undo the last change; return what was undone.
 
-        Parameters
-        ----------
-        change_id : str or None, default=None
-            The change to undo. It is refused if another one was made since.
+        If it is not `change_id`, because another one was made since, it is refused.
         """
         with self._mutex:
             if change_id is not None and change_id not in {each.id for each in self.next_undo}:
@@ -465,7 +457,7 @@ def check_class_name(name: str) -> str:
 
 
 def _may_be_class(name: str) -> bool:
-    """Tell whether a folder can be a class: not if `miv predict --sort-into` gave it no name."""
+    """Return whether a folder can be a class: not if `miv predict --sort-into` gave it no name."""
     return not is_litter(name) and name.casefold() not in (UNSURE, NONE)
 
 

@@ -87,14 +87,8 @@ class Token:
     """The secret in the address of the page.
 
     It is kept in the user's cache folder, so that a page that is open reconnects when the app is
-    started again. Not in the project: whoever sent the project would know it.
-
-    Parameters
-    ----------
-    project : Project
-        Whose page it opens.
-    renew : bool, default=False
-        Make a new one: all earlier links and pages expire.
+    started again. Not in the project: whoever sent the project would know it. With `renew` a new
+    one is made: all earlier links and pages expire.
     """
 
     def __init__(self, project: Project, *, renew: bool = False) -> None:
@@ -142,14 +136,9 @@ class Secured:
 
 
 class Gate:
-    """Middleware: requests without the token are refused.
+    """Middleware: refuse requests without the token.
 
-    Parameters
-    ----------
-    app : ASGI application
-        What is behind the gate.
-    token : Token
-        The token, in the address of the page at first and then in a cookie.
+    It is in the address of the page at first, and then in a cookie.
     """
 
     def __init__(self, app: ASGIApp, token: Token) -> None:
@@ -182,17 +171,7 @@ class Gate:
 
 
 class Site:
-    """Answers the page.
-
-    Parameters
-    ----------
-    project : Project
-        What the page shows and changes.
-    learner : Learner
-        What it knows about the project.
-    phone : str or None, default=None
-        The link for other devices; None if they cannot reach the server.
-    """
+    """Answers the page; `phone` is the link for other devices, None if they cannot reach it."""
 
     def __init__(self, project: Project, learner: Learner, phone: str | None = None) -> None:
         self.project, self.learner, self.phone = project, learner, phone
@@ -406,15 +385,8 @@ def make_server(
 ) -> Server:
     """Make the server of a project.
 
-    Parameters
-    ----------
-    project, learner, token
-        What is served, and who may see it.
-    port : int or None, default=None
-        Port to listen on; 0 chooses a free one. None: that of the last time if it is free, so that
-        a page that is open finds the app again.
-    host : str, default="127.0.0.1"
-        Address to listen on: by default, only this computer can reach the server.
+    Port 0 chooses a free one, None that of the last time if it is free, so that a page that is open
+    finds the app again. By default, only this computer can reach the server.
     """
     site = Site(project, learner)
     app = Gate(BodyLimits(Router(site.routes, redirect_slashes=False), LIMITS), token)
@@ -441,15 +413,8 @@ def make_server(
 def address_for_others(host: str) -> str:
     """Return the address by which other devices of the network reach this computer.
 
-    Parameters
-    ----------
-    host : str
-        Address to listen on; `0.0.0.0` stands for all addresses of this computer.
-
-    Returns
-    -------
-    str
-        Without a port; an IPv6 address in brackets.
+    It has no port; an IPv6 address is in brackets. The host `0.0.0.0` stands for all addresses of
+    this computer.
     """
     if host not in ("0.0.0.0", "::"):
         return f"[{host}]" if ":" in host else host

@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
@@ -147,18 +146,8 @@ class LazyBackbone:
     """A backbone whose identity is known before its network is loaded.
 
     If all features are in the cache, the weights are never read and the library is never imported,
-    which would take longer than training on a few images.
-
-    Parameters
-    ----------
-    identity : Identity
-        The identity that the loaded backbone will have.
-    preset : Preset
-        The settings it suggests for the head.
-    dtype : numpy.dtype
-        The type that features are rounded to.
-    load : callable
-        Loads the backbone.
+    which would take longer than training on a few images. `identity` and `dtype` are those that the
+    loaded backbone will have.
     """
 
     def __init__(
@@ -179,45 +168,6 @@ class LazyBackbone:
         if self._loaded is None:
             self._loaded = self._load()
         return self._loaded
-
-
-def extract_all(
-    backbone: Backbone,
-    images: Iterable[DecodedImage],
-    *,
-    batch_size: int = 32,
-    progress: Callable[[int], object] | None = None,
-) -> Features:
-    """Extract features of any number of images, batch by batch.
-
-    Parameters
-    ----------
-    backbone : Backbone
-        The backbone that extracts them.
-    images : iterable of PIL images or uint8 arrays
-        Decoded images; a generator is consumed lazily, one batch at a time.
-    batch_size : int, default=32
-        Images per call of the backbone; affects memory and speed, not results.
-    progress : callable, optional
-        Called after every batch with its number of images, such as a tqdm bar's `update`.
-
-    Returns
-    -------
-    Features
-    """
-    from mivhead.features import Features
-
-    if batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, got {batch_size}.")
-    remaining = iter(images)
-    parts = []
-    while batch := list(islice(remaining, batch_size)):
-        parts.append(backbone.extract(batch))
-        if progress is not None:
-            progress(len(batch))
-    if not parts:
-        raise InputError("There are no images: give at least one.")
-    return Features.concat(parts)
 
 
 def default_device(device: str | torch.device | None) -> torch.device:
@@ -263,7 +213,7 @@ _SAFE_PREFIXES = ("timm:", "open_clip:", "hf:", "hf-onnx:")
 
 
 def may_be_named_by_file(name: str, *, paths: bool = False) -> bool:
-    """Tell whether loading this name is safe: it is neither code, nor an address, nor elsewhere.
+    """Return whether loading this name is safe: it is neither code, nor an address, nor elsewhere.
 
     `paths` tells whether it may be in another folder; on another computer it may never be.
 
@@ -327,13 +277,7 @@ def check_origin(backbone: Mapping[str, Any] | None, expected: Identity) -> None
 
 
 class UnconfirmedBackbone:
-    """Stands for a service, or for code, that only a model file has named.
-
-    Parameters
-    ----------
-    identity : Identity
-        The identity in the file.
-    """
+    """Stands for a service, or for code, that only a model file has named."""
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity

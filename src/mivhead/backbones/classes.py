@@ -36,14 +36,10 @@ def read_classifier(name: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
 
 
 def recognise(name: str, means: ArrayLike) -> float | None:
-    """Tell how well a backbone recognises images, from 0 to 1; None if that is not known.
+    """Return how well a backbone recognises images, from 0 to 1; None if that is not known.
 
-    Parameters
-    ----------
-    name : str
-        A name in `mivhead.backbones.preset.CLASSIFIERS`.
-    means : array-like of shape (image, channel)
-        Means of the deepest map.
+    `name` is one of `mivhead.backbones.preset.CLASSIFIERS`, `means` are those of the deepest map,
+    (image, channel).
     """
     means = np.asarray(means, np.float64)
     found = read_classifier(name)
@@ -57,17 +53,10 @@ def recognise(name: str, means: ArrayLike) -> float | None:
 def recognition(probabilities: ArrayLike) -> float:
     """Multiply how sure a classifier is of some images by how much its answers tell them apart.
 
-    Being sure is the mean largest probability. What tells images apart is the mutual information of
-    image and answer, the entropy of the mean probabilities minus their mean entropy, as a share of
-    the logarithm of the number of images.
+    Probabilities are (image, class). Being sure is the mean largest probability. What tells images
+    apart is the mutual information of image and answer, the entropy of the mean probabilities minus
+    their mean entropy, as a share of the logarithm of the number of images.
 
-    Parameters
-    ----------
-    probabilities : array-like of shape (image, class)
-        Rows sum to 1.
-
-    Examples
-    --------
     >>> recognition([[1, 0, 0], [0, 1, 0]]), recognition([[1, 0, 0], [1, 0, 0]])
     (1.0, 0.0)
     """

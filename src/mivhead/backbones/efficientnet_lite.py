@@ -84,6 +84,12 @@ WEIGHTS = {
 }
 
 
+def comes_with_mivhead(identity: Identity) -> bool:
+    """Tell whether a backbone is the default one, whose weights are always installed."""
+    name = "efficientnet_lite0"
+    return (identity.name, identity.weights) == (name, WEIGHTS[name].sha256)
+
+
 def read_weights(name: str) -> dict[str, NDArray[Any]]:
     """Read the weights of a variant, under the names of timm's modules."""
     source = WEIGHTS[name]

@@ -6,7 +6,6 @@ network in onnxruntime. From top to bottom: how it is loaded, the network, and w
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from functools import partial
 from itertools import pairwise
@@ -60,12 +59,6 @@ def build(name: str) -> nn.Module:
         model = EfficientNetLite(name)
     model.load_state_dict(tensors, strict=True, assign=True)
     return model.eval()
-
-
-def tap_names(model: nn.Module) -> list[str]:
-    """List the taps, shallow to deep; folding BatchNorms does not change them."""
-    pattern = re.compile(r"bn[12]|blocks\.\d+(\.\d+(\.bn[12])?)?")
-    return [name for name, _ in model.named_modules() if pattern.fullmatch(name)]
 
 
 class SameConv2d(nn.Conv2d):

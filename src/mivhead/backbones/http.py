@@ -172,16 +172,7 @@ class RemoteService(Protocol):
 class RemoteBackbone:
     """A service as a `Backbone`: sends batches concurrently and checks the responses.
 
-    Parameters
-    ----------
-    service : RemoteService
-        The service that extracts the features.
-    dtype : numpy.dtype
-        The type that features are rounded to.
-    batch_size : int
-        Images per request; a service may accept fewer.
-    concurrency : int
-        Maximum number of concurrent requests.
+    A service may accept fewer images per request than `batch_size`.
     """
 
     def __init__(
@@ -251,12 +242,7 @@ class RemoteBackbone:
 class MivServer:
     """A mivhead server, which reports its own identity and preset.
 
-    Parameters
-    ----------
-    client : JsonClient
-        Sends the requests.
-    preset : Preset or None
-        Other settings for the head, for the server's taps and preprocessing.
+    `preset` has other settings for the head, for the server's taps and preprocessing.
     """
 
     def __init__(self, client: JsonClient, preset: Preset | None) -> None:

@@ -126,29 +126,12 @@ def download(
     folder: str | Path | None = None,
     show: bool | None = None,
 ) -> Path:
-    """Download files of a repository; those that are complete are kept.
+    """Download files of a repository; those that are complete are kept. Return the folder.
 
-    Parameters
-    ----------
-    repository : str
-        OWNER/NAME.
-    patterns : sequence of str
-        Names of the wanted files; `*` stands for any characters, and `a|b` for b where there is no
-        a. Every pattern must match a file, unless it starts with `?`.
-    folder : str or Path, optional
-        Where to write them; by default the folder in which backbones look for them.
-    show : bool, optional
-        As for `mivhead._util.progress.progress_bar`.
-
-    Returns
-    -------
-    Path
-        The folder.
-
-    Raises
-    ------
-    NotAvailableError
-        If the hub cannot be reached or refuses; the message says what to copy where.
+    Patterns are names of the wanted files; `*` stands for any characters, and `a|b` for b where
+    there is no a. Every pattern must match a file, unless it starts with `?`. The folder is by
+    default the one in which backbones look for them. If the hub cannot be reached or refuses, the
+    error says what to copy where.
     """
     target = own_folder() / repository if folder is None else Path(folder).expanduser()
     _download(repository, patterns, target, show)

@@ -20,18 +20,11 @@ SEPARATOR = "+"  # between the names
 
 
 class JointBackbone:
-    """Backbones whose blocks are joined, those of the first backbone first.
+    """Two or more backbones whose blocks are joined, those of the first backbone first.
 
     The vector that plain heads use is that of the last backbone. Augmented views have the size of
     the largest input, and each backbone resizes them to its own.
 
-    Parameters
-    ----------
-    parts : sequence of Backbone
-        At least two different backbones.
-
-    Examples
-    --------
     >>> from mivhead.backbones import from_callable
     >>> import numpy as np
     >>> def mean_colour(images):

@@ -56,20 +56,8 @@ class _Reference:
 def read_legacy_pth(content: bytes) -> dict[str, NDArray[Any]]:
     """Return the tensors of a file by name, in its order; nothing in the file is run.
 
-    Parameters
-    ----------
-    content : bytes
-        The file.
-
-    Returns
-    -------
-    dict of str to ndarray
-        Read-only, in their memory order in the file.
-
-    Raises
-    ------
-    InputError
-        If the file holds anything but a dictionary of tensors.
+    They are read-only, in their memory order in the file, which may hold nothing but a dictionary
+    of tensors.
     """
     try:
         return _read(content)

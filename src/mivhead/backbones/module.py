@@ -33,31 +33,12 @@ Tapping: TypeAlias = Callable[[nn.Module, Sequence[str], torch.dtype], Tapped]
 class ModuleBackbone:
     """A frozen module whose tapped layers give the features.
 
-    Parameters
-    ----------
-    name : str
-        The name that it was loaded by.
-    model : nn.Module
-        The module, with its weights; it is put into evaluation mode and moved to the device.
-    weights : str
-        SHA-256 of the weights.
-    preset : Preset
-        Which layers to tap, and the preprocessing to apply.
-    device : torch.device
-        Where it runs.
-    dtype : numpy.dtype, str or torch.dtype, default="float16"
-        The type that features are rounded to.
-    mirrored : bool, default=False
-        Whether the model was changed by `efficientnet_lite.mirror`: it receives the images rotated
-        by 180 degrees, and its maps are rotated back.
-    tapping : callable, optional
-        How taps are read from a module; by default they are names of submodules, whose outputs are
-        interpreted by shape (`mivhead.backbones.taps`).
-    rebuild : callable, optional
-        Rebuilds the module as it was trained, if `model` was changed for speed; by default `model`
-        is assumed to be unchanged.
-    texts : callable, optional
-        Loads the text tower, where images and texts share a space.
+    The model is put into evaluation mode and moved to the device; `weights` is the SHA-256 of its
+    weights. If it was changed by `efficientnet_lite.mirror` (`mirrored`), it receives the images
+    rotated by 180 degrees, and its maps are rotated back. `tapping` says how taps are read from a
+    module; by default they are names of submodules, whose outputs are interpreted by shape
+    (`mivhead.backbones.taps`). `rebuild` rebuilds the module as it was trained, if `model` was
+    changed for speed. `texts` loads the text tower, where images and texts share a space.
     """
 
     def __init__(

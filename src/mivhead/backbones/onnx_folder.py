@@ -40,7 +40,7 @@ from mivhead.backbones.preset import (
     spread_taps,
 )
 from mivhead.backbones.taps import EMBEDDING, POOLED
-from mivhead.errors import InputError, NotAvailableError
+from mivhead.errors import InputError, NotAvailableError, reading
 from mivhead.features import Features
 
 SCHEME = "hf-onnx:"
@@ -65,21 +65,7 @@ _SKIPPED = ("Shape", "Size")  # a tensor's shape does not make another one depen
 
 
 class OnnxFolderBackbone:
-    """A frozen model whose blocks were found in its graph.
-
-    Parameters
-    ----------
-    identity : Identity
-        Its identity.
-    preset : Preset
-        Its taps and preprocessing.
-    graph : _Graph
-        The tapped tensors, and how they become features.
-    session : onnxruntime.InferenceSession
-        The model in onnxruntime.
-    dtype : numpy.dtype
-        The type that features are rounded to.
-    """
+    """A frozen model whose blocks were found in its graph."""
 
     def __init__(
         self, identity: Identity, preset: Preset, graph: _Graph, session: Any, dtype: Any
@@ -187,12 +173,10 @@ def find_graph(name: str) -> tuple[Path, Path]:
 
 
 def _read(file: Path) -> bytes:
-    try:
+    with reading(file):
         if file.stat().st_size > MAX_BYTES:
             raise InputError(f"{file} is larger than {MAX_BYTES:,} bytes, the limit of ONNX files.")
         return file.read_bytes()
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}.") from error
 
 
 def _external_files(model: OnnxFile, file: Path) -> list[str]:

@@ -43,29 +43,12 @@ MAX_BYTES = 2 * 2**30  # the limit of one ONNX file
 class OnnxBackbone:
     """A frozen ONNX model whose tapped tensors give the features.
 
-    Parameters
-    ----------
-    identity : Identity
-        Its identity.
-    preset : Preset
-        Its taps and preprocessing.
-    content : callable
-        Returns the ONNX file with the tapped tensors as outputs, from which `mivhead.export` takes
-        the graph, too.
-    source : ImageInput
-        Its image input.
-    names : sequence of tuple of str
-        The outputs of each block: one tensor, or `block{i}.map` and `block{i}.token`.
-    dtype : numpy.dtype
-        The type that features are rounded to.
-    device : str, torch.device or None, default=None
-        Where it runs; None: on a GPU if onnxruntime supports one, else on the CPU.
-    threads : int or None, default=None
-        Number of CPU threads; None: as many as are useful now.
-    chunk : int, default=8
-        Images per run, where the graph takes any number: a compromise between speed and memory.
-    as_module : callable, optional
-        Loads the same backbone in PyTorch, for methods that tune it.
+    `content` returns the ONNX file with the tapped tensors as outputs, from which `mivhead.export`
+    takes the graph, too. `names` are the outputs of each block: one tensor, or `block{i}.map` and
+    `block{i}.token`. Without a device it runs on a GPU if onnxruntime supports one, else on the
+    CPU, with as many threads as are useful now. `chunk` images per run, where the graph takes any
+    number, are a compromise between speed and memory. `as_module` loads the same backbone in
+    PyTorch, for methods that tune it.
     """
 
     def __init__(
@@ -150,26 +133,10 @@ def load(
 ) -> OnnxBackbone:
     """Load an ONNX file; see `mivhead.backbones.load_backbone`.
 
-    Parameters
-    ----------
-    spec : str
-        Path of the file.
-    weights : None
-        Must be None: the file contains the weights.
-    preset, device, dtype
-        As for `mivhead.backbones.load_backbone`.
-    outputs : sequence of str, optional
-        Tensors to tap, shallow to deep; by default those that the file names, or its outputs that
-        are maps.
-    preprocessing : Preprocessing, optional
-        Size, mean and standard deviation; by default the file's own, or ImageNet's.
-    blocks : sequence of BlockPreset, optional
-        How the head treats each tap; by default the file's own settings, or derived from the
-        shapes.
-
-    Returns
-    -------
-    OnnxBackbone
+    The file contains the weights: `weights` must be None. `outputs` are the tensors to tap, shallow
+    to deep; by default those that the file names, or its outputs that are maps. The preprocessing
+    is by default the file's own, or ImageNet's; `blocks` the file's own settings, or derived from
+    the shapes.
     """
     if weights is not None:
         raise InputError(f"{spec} contains its weights: omit weights={str(weights)!r}.")

@@ -51,15 +51,7 @@ _ARCHITECTURES = {"imageomics/bioclip-2": ("ViT-L-14", "openai")}
 
 
 class ImageTower(nn.Module):
-    """The image tower of a model, whose blocks can be tapped.
-
-    Parameters
-    ----------
-    visual : nn.Module
-        `visual` of a model of OpenCLIP.
-    name : str
-        Its name in errors.
-    """
+    """The image tower of a model of OpenCLIP, whose blocks can be tapped."""
 
     def __init__(self, visual: Any, name: str) -> None:
         super().__init__()
@@ -158,18 +150,8 @@ def read_model(
 ) -> tuple[Any, Preprocessing]:
     """Build a whole model, with both towers and its weights, and its preprocessing.
 
-    Parameters
-    ----------
-    spec : str
-        The specification, or the name of a backbone.
-    weights : str, Path or None
-        None for the published weights, a checkpoint, or `"random"`.
-    size : int, optional
-        Side of the input images; by default the model's own, or near 224 if that is large.
-
-    Returns
-    -------
-    model, preprocessing
+    `weights` is None for the published ones, a checkpoint, or `"random"`; the size is by default
+    the model's own, or near 224 if that is large.
     """
     open_clip = need("open_clip", EXTRA)
     place = NAMED.get(spec, spec).removeprefix(SCHEME)

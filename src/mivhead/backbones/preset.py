@@ -89,22 +89,8 @@ def _check_count(name: str, value: object) -> None:
 def replace_in_blocks(
     blocks: Sequence[BlockPreset], changes: Mapping[str, Any]
 ) -> tuple[BlockPreset, ...]:
-    """Replace fields in the settings of every block.
+    """Replace fields in the settings of every block; `pool_sizes` needs one list per block.
 
-    Parameters
-    ----------
-    blocks : sequence of BlockPreset
-        The settings, shallow to deep.
-    changes : mapping
-        New values by field name. `pool_sizes` needs one list per block.
-
-    Returns
-    -------
-    tuple of BlockPreset
-        The changed settings.
-
-    Examples
-    --------
     >>> [block.tau for block in replace_in_blocks([BlockPreset(), BlockPreset()], {"tau": 0.0})]
     [0.0, 0.0]
     """

@@ -37,17 +37,9 @@ class _AllFound(Exception):  # noqa: N818  # control flow, not an error
 class Taps:
     """Runs a model up to its deepest tap and returns copies of the tapped outputs.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Any module.
-    names : sequence of str
-        Submodules, as in `model.named_modules()`, in the order in which they run.
-    dtype : torch.dtype or None, default=None
-        The type of the copies, which later in-place layers cannot change; None: float32.
+    Taps are submodules, as in `model.named_modules()`, in the order in which they run. Later
+    in-place layers cannot change the copies, which are of type float32 by default.
 
-    Examples
-    --------
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(inplace=True))
     >>> [out.shape for out in Taps(model, ["0", "1"])(torch.ones(2, 3))]

@@ -135,16 +135,9 @@ def _tapped(model: nn.Module, taps: Sequence[str], dtype: torch.dtype, *, normed
 class Intermediates(nn.Module):
     """Runs a model up to the deepest of the given stages and returns their parts.
 
-    Parameters
-    ----------
-    model : nn.Module
-        A model with `forward_intermediates`.
-    indices : list of int
-        Positions of the stages.
-    normed : bool, default=True
-        Whether the final norm is applied to every block of a ViT, or to none.
-    pooled : bool, default=False
-        Whether the vector that the model's classifier would see follows, as a token.
+    The model has `forward_intermediates`. With `normed` the final norm is applied to every block of
+    a ViT, otherwise to none; with `pooled` the vector that the model's classifier would see
+    follows, as a token.
     """
 
     def __init__(
@@ -248,18 +241,8 @@ def _suggest(
 def build(spec: str, weights: str | Path | None, size: int | None = None) -> nn.Module:
     """Build a network without its classifier.
 
-    Parameters
-    ----------
-    spec : str
-        `timm:NAME`, or the name of a backbone of the paper.
-    weights : str, Path or None
-        None for the pretrained weights, a checkpoint, or `"random"`.
-    size : int, optional
-        Side of its input; by default the model's own.
-
-    Returns
-    -------
-    nn.Module
+    `spec` is `timm:NAME`, or the name of a backbone of the paper; `weights` is None for the
+    pretrained ones, a checkpoint, or `"random"`.
     """
     name = model_name(spec)
     settings = _settings(name, size)

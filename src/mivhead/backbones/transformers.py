@@ -67,17 +67,7 @@ _PADDING = {"clip": True, "siglip": "max_length", "siglip2": "max_length"}  # as
 
 
 class Tower(nn.Module):
-    """A vision tower whose layers can be tapped.
-
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        The model.
-    family : Family
-        Its kind.
-    size : int
-        Side of its input.
-    """
+    """A vision tower whose layers can be tapped; `size` is the side of its input."""
 
     def __init__(self, model: Any, family: Family, size: int) -> None:
         super().__init__()

@@ -22,16 +22,9 @@ _SECRET = re.compile("key|token|secret|sig|pass|auth|cred", re.IGNORECASE)
 class JsonClient(HttpClient):
     """Sends JSON to one service and returns its responses.
 
-    Parameters
-    ----------
-    url : str
-        Address of the service, http or https.
-    key : str, optional
-        Name of the environment variable that holds the key; by default no key is sent.
-    header : str, default="Authorization"
-        Header for the key; in `Authorization` the key follows the word `Bearer`.
-    timeout, attempts, backoff, seed : optional
-        As for `mivhead._util.http.HttpClient`. All errors of a server (5xx) are retried.
+    `key` is the name of the environment variable that holds the key, by default no key is sent; in
+    the header `Authorization` it follows the word `Bearer`. All errors of a server (5xx) are
+    retried, as `mivhead._util.http.HttpClient` does.
     """
 
     def __init__(

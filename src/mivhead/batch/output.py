@@ -77,10 +77,7 @@ class Done(NamedTuple):
 class Output:
     """The parts of a job, and where they go at the end.
 
-    Parameters
-    ----------
-    out : str
-        A file `.parquet`, `.csv` or `.jsonl`, or a folder, in which the parts stay.
+    `out` is a file `.parquet`, `.csv` or `.jsonl`, or a folder, in which the parts stay.
     """
 
     def __init__(self, out: str) -> None:
@@ -297,13 +294,7 @@ class Output:
 
 
 class Folder:
-    """A folder of small files that are written as a whole, so that none is ever half there.
-
-    Parameters
-    ----------
-    path : str
-        A path of this computer, or an address.
-    """
+    """A folder of small files, here or at an address, of which none is ever half there."""
 
     def __init__(self, path: str) -> None:
         self.path = path.rstrip("/")

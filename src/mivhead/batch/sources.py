@@ -101,14 +101,7 @@ class Shard:
 def list_shards(sources: Sequence[str], rows: int, column: str | None = None) -> Iterator[Shard]:
     """Go through sources and yield their shards, of at most `rows` rows where that can be chosen.
 
-    Parameters
-    ----------
-    sources : sequence of str
-        Paths, patterns or addresses.
-    rows : int
-        Number of rows of a shard.
-    column : str or None, default=None
-        The column of the images in Parquet files, or of the paths in a list.
+    `column` is that of the images in Parquet files, or of the paths in a list.
     """
     for source in sources:
         for path in places.expand(places.plain(source)):

@@ -21,7 +21,7 @@ from PIL import Image
 from mivhead._util.files import is_exported
 from mivhead._util.optional import need
 from mivhead.batch.output import ERROR
-from mivhead.errors import InputError
+from mivhead.errors import InputError, reading
 from mivhead.extraction.pipeline import extract_pictures
 from mivhead.images.decoding import load_image
 from mivhead.images.places import EXTRA
@@ -60,7 +60,6 @@ class Predicting:
     decision: tuple[tuple[str, Any], ...] = field(default=(), hash=False)  # may hold a dict
 
     task = "predict"
-    extracts = False
 
     @property
     def identity(self) -> str:
@@ -174,7 +173,6 @@ class Extracting:
     device: str | None
 
     task = "extract"
-    extracts = True
 
     @property
     def identity(self) -> str:
@@ -304,8 +302,5 @@ def _hash_once(path: str) -> str:
 
 def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+    with reading(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -38,16 +38,10 @@ class Seconds(NamedTuple):
 class Clock:
     """Measures the time between laps, starting now.
 
-    Parameters
-    ----------
-    device : str or None, default=None
-        Where the work runs; None is a GPU if there is one, as for backbones and methods.
-    this_thread : bool, default=False
-        Whether to count only the processor time of the calling thread, where others do unrelated
-        work such as decoding images. By default all threads of the process count.
+    Without a device the work runs on a GPU if there is one, as for backbones and methods. With
+    `this_thread` only the processor time of the calling thread counts, where others do unrelated
+    work such as decoding images.
 
-    Examples
-    --------
     >>> clock = Clock("cpu")
     >>> clock.lap().spent < 1.0
     True

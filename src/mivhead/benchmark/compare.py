@@ -61,23 +61,12 @@ class Summary:
 
 
 def summarise(values: ArrayLike, interval: Interval = "student") -> Summary:
-    """Compute the mean of some values and its 95 % interval.
+    """Compute the mean of some values, one per task, and its 95 % interval.
 
-    Parameters
-    ----------
-    values : array-like of shape (n,)
-        One value per task.
-    interval : {"student", "normal"}, default="student"
-        The rule for its half-width. `"student"`: Student's t with the sample standard deviation,
-        which is correct for few tasks too. `"normal"`: 1.96 std / sqrt(n) with the standard
-        deviation of the values themselves (`ddof=0`), as in the paper.
+    The interval is `"student"`: Student's t with the sample standard deviation, which is correct
+    for few tasks too; or `"normal"`: 1.96 std / sqrt(n) with the standard deviation of the values
+    themselves (`ddof=0`), as in the paper.
 
-    Returns
-    -------
-    Summary
-
-    Examples
-    --------
     >>> str(summarise([0.5, 0.7, 0.9]))
     '70.0 ± 49.7'
     >>> str(summarise([0.5, 0.7, 0.9], "normal"))
@@ -127,21 +116,8 @@ class Paired:
 
 
 def paired_test(first: ArrayLike, second: ArrayLike, interval: Interval = "student") -> Paired:
-    """Compare two methods on the same tasks.
+    """Compare the accuracies of two methods on the same tasks, in the same order.
 
-    Parameters
-    ----------
-    first, second : array-like of shape (n,)
-        Accuracies of the methods, with the tasks in the same order.
-    interval : {"student", "normal"}, default="student"
-        The rule for the interval of the difference, as for `summarise`.
-
-    Returns
-    -------
-    Paired
-
-    Examples
-    --------
     >>> test = paired_test([0.8, 0.9, 0.7, 0.8], [0.6, 0.8, 0.6, 0.5])
     >>> test.difference.signed, round(test.p, 3)
     ('+17.5 ± 15.2', 0.035)
@@ -169,17 +145,7 @@ def _p_values(differences: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for multiple comparisons; scipy has no Holm correction.
-
-    Parameters
-    ----------
-    p_values : sequence of float
-        In any order.
-
-    Returns
-    -------
-    list of float
-        Corrected p-values in the same order.
+    """Correct p-values for multiple comparisons, in their order; SciPy has no Holm correction.
 
     References
     ----------
@@ -202,17 +168,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def average_ranks(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Compute the mean rank of every method over data sets; 1 is best, ties share their ranks.
 
-    Parameters
-    ----------
-    scores : mapping of str to sequence of float
-        Scores of each method, with the data sets in the same order.
+    Each method has one score per data set, in the same order.
 
-    Returns
-    -------
-    dict of str to float
-
-    Examples
-    --------
     >>> average_ranks({"miv": [0.9, 0.8], "ncc": [0.7, 0.8]})
     {'miv': 1.25, 'ncc': 1.75}
     """
@@ -485,17 +442,7 @@ class Comparison:
 def compare(results: Iterable[Result], interval: Interval = "student") -> list[Comparison]:
     """Sort the results of a run into one comparison per backbone and protocol.
 
-    Parameters
-    ----------
-    results : iterable of Result
-        From one run.
-    interval : {"student", "normal"}, default="student"
-        The rule for half-widths, as for `summarise`.
-
-    Returns
-    -------
-    list of Comparison
-        In the order in which backbones and protocols first occur.
+    They are in the order in which backbones and protocols first occur.
     """
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
@@ -519,23 +466,9 @@ def compare_columns(
 ) -> list[Comparison]:
     """Compare methods on different backbones: one comparison per protocol.
 
-    Parameters
-    ----------
-    results : iterable of Result
-        From one run.
-    title : str
-        Takes the place of the backbone.
-    columns : sequence of str
-        As `METHOD@BACKBONE`, in order; those without results are left out.
-    rival : str or None, default=None
-        The column that ours is compared with.
-    interval, bold : str
-        As for `Comparison`.
-
-    Returns
-    -------
-    list of Comparison
-        Whose methods are columns.
+    Columns are `METHOD@BACKBONE`, in order, and take the place of methods; those without results
+    are left out. `title` takes the place of the backbone, `rival` is the column that ours is
+    compared with.
     """
     places = {column: place for place, column in enumerate(columns)}
     renamed = [replace(r, method=f"{r.method}@{r.backbone}") for r in results]
@@ -630,21 +563,10 @@ class Row:
 
 
 def choose(results: Sequence[Result], method: str | None, run: str) -> Side:
-    """Select one method of a run.
+    """Select one method of a run, whose name is for messages.
 
-    Parameters
-    ----------
-    results : sequence of Result
-        Of the run.
-    method : str or None
-        `METHOD`, or `METHOD@BACKBONE` for one of several backbones; None if the run has only one
-        method.
-    run : str
-        Name of the run, for messages.
-
-    Returns
-    -------
-    Side
+    `METHOD`, or `METHOD@BACKBONE` for one of several backbones; None if the run has only one
+    method.
     """
     methods = sorted({r.method for r in results})
     if method is None:
@@ -668,20 +590,8 @@ def choose(results: Sequence[Result], method: str | None, run: str) -> Side:
 def pair(first: Side, second: Side) -> list[Row]:
     """Compare two methods on the tasks that both have finished.
 
-    Parameters
-    ----------
-    first, second : Side
-        Their backbones may differ if each side has only one: then backbones are compared.
-
-    Returns
-    -------
-    list of Row
-        One per backbone, protocol and set.
-
-    Raises
-    ------
-    InputError
-        If results of one set come from different tasks, or the sides have no task in common.
+    Their backbones may differ if each side has only one: then backbones are compared. Results of
+    one set from different tasks, and sides without a common task, are an error.
     """
     one_each = all(len({r.backbone for r in side.results}) == 1 for side in (first, second))
     groups = [_by_task(side, ignore_backbone=one_each) for side in (first, second)]

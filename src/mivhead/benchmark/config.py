@@ -27,7 +27,7 @@ from mivhead.backbones.presets import PAPER
 from mivhead.benchmark.samplers import Protocol as SamplingProtocol
 from mivhead.datasets.catalogue import SETS, find_declared, paper_size
 from mivhead.datasets.sets import find_sets
-from mivhead.errors import InputError, check_one_of
+from mivhead.errors import InputError, check_one_of, reading
 from mivhead.methods.registry import Method, get_method
 
 ABOUT = "about"  # a table of a TOML file that describes it (`describe_table`)
@@ -375,17 +375,7 @@ def sets_of(benchmark: str | None) -> list[str]:
 def choose_sets(config: RunConfig, data: str | Path) -> tuple[str, ...]:
     """Return the sets of a run: those it names, or those of its benchmark in the data folder.
 
-    Parameters
-    ----------
-    config : RunConfig
-        The run.
-    data : str or Path
-        The data folder.
-
-    Returns
-    -------
-    tuple of str
-        Names of folders; if several hold the same set of the paper, the one with its own name.
+    They are names of folders; if several hold the same set of the paper, the one with its own name.
     """
     if config.sets:
         return config.sets
@@ -436,19 +426,18 @@ def _read_toml(source: str | Path) -> dict[str, Any]:
         check_one_of("A configuration that is not a .toml file", str(source), list_tables())
         path = TABLES / f"{source}.toml"
     try:
-        if path.exists() and not path.is_file():
-            raise InputError(f"{path} is not a regular file.")  # reading a pipe could block
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path} is larger than {MAX_BYTES:,} bytes.")
-        text = path.read_text(encoding="utf-8")
+        with reading(path):
+            if path.exists() and not path.is_file():
+                raise InputError(f"{path} is not a regular file.")  # reading a pipe could block
+            if path.stat().st_size > MAX_BYTES:
+                raise InputError(f"{path} is larger than {MAX_BYTES:,} bytes.")
+            text = path.read_text(encoding="utf-8")
         # The time to parse a key of many parts grows with the square of their number.
         if any(line.count(".") > MAX_DOTS for line in text.splitlines()):
             raise InputError(f"{path} has a line with more than {MAX_DOTS} dots: divide it.")
         document: dict[str, Any] = tomllib.loads(text)
     except RecursionError:
         raise InputError(f"{path} is nested too deeply.") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a TOML file: {error}.") from error
     return document

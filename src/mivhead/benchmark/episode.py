@@ -35,34 +35,10 @@ def draw_episode(
 ) -> Figure:
     """Sample a task, fit the MIV-head and another method on it, and draw one query by t-SNE.
 
-    Parameters
-    ----------
-    name : str
-        Name of the data set, such as `aircraft` or `omniglot`.
-    data : str or Path
-        Folder of the data sets.
-    path : str, Path or None, default=None
-        The file to write: .png, .svg or .pdf. None writes nothing.
-    backbone : str or Backbone, default="resnet50"
-        What to load, as in `mivhead.backbones.load_backbone`; or a backbone.
-    weights : str or Path, optional
-        A checkpoint, as in `mivhead.backbones.load_backbone`.
-    compare : str or None, default="tsa"
-        A method that tunes the backbone, for the last panel; None shows nearest centroids.
-    protocol : str, default="varying"
-        How to sample the task.
-    task, query : int, default=0
-        The numbers of the task and of its query.
-    seed : int, default=0
-        Random seed of the task, of both methods and of t-SNE.
-    device : str, optional
-        Where everything runs.
-    params : dict, optional
-        Hyperparameters of the other method.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
+    Names are as in `mivhead.backbones.load_backbone` and on the command line; `compare` is a method
+    that tunes the backbone, with hyperparameters `params`, for the last panel: None shows nearest
+    centroids. `task` and `query` are numbers, the seed is that of the task, of both methods and of
+    t-SNE. Without a path nothing is written.
     """
     from mivhead.diagnostics.plots import Case
     from mivhead.model.fewshot import FewShotClassifier

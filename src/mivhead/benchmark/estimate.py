@@ -100,22 +100,9 @@ class Plan:
 def estimate(
     config: RunConfig, data: Path | None, device: str | None = None, *, full: bool = False
 ) -> Plan:
-    """Estimate what a run would take.
+    """Estimate what a run would take, on the sets it names or those in the data folder.
 
-    Parameters
-    ----------
-    config : RunConfig
-        The run. Without sets: those in the data folder.
-    data : Path or None
-        Folder of the data sets; None if there is none.
-    device : str, optional
-        Where it would run.
-    full : bool, default=False
-        Whether to count the paper's sets that are missing too, as if they were there.
-
-    Returns
-    -------
-    Plan
+    With `full` the paper's sets that are missing count too, as if they were there.
     """
     sets = tuple(_plan_sets(config, data, full))
     counted = [each for each in sets if each.found or full]

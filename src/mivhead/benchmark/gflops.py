@@ -52,29 +52,11 @@ def count(
 ) -> Cost:
     """Count the adaptation of a method to a task.
 
-    Parameters
-    ----------
-    method : str
-        One of `mivhead.methods.METHODS`, or `module:Class`.
-    features : Features
-        Some features of the backbone, for their shapes only.
-    size : TaskSize
-        The size of the task. Views count for methods that use them.
-    backbone : BackboneWork or None
-        One image's pass (`measure_backbone`); None for a black box, whose work is not known and
-        counts as nothing.
-    preset, recipe, params
-        As for `make_method`.
-    classifier : Classifier or None, default=None
-        The fitted estimator, which knows how many steps its solver took; None: one is made.
+    Only the shapes of the features matter. Views count for methods that use them. `backbone` is one
+    image's pass (`measure_backbone`); None for a black box, whose work is not known and counts as
+    nothing. A fitted `classifier` knows how many steps its solver took; without one, one is made.
+    All values are None for a method that does not count its work.
 
-    Returns
-    -------
-    Cost
-        All values are None for a method that does not count its work.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> features, size = Features(np.ones((1, 64, 7, 7))), TaskSize((5, 5), (15, 15))
     >>> cost = count("miv", features, size, BackboneWork(4e8))

@@ -155,21 +155,7 @@ def count_views(tasks: Iterable[Task], rules: Sequence[ViewLimit]) -> dict[str, 
 
 
 class FeatureKeys:
-    """Cache keys of a data set's images and views.
-
-    Parameters
-    ----------
-    backbone : Backbone
-        Whose features are stored.
-    images : ImageSet
-        The data set.
-    ids : iterable of str
-        The images that tasks need.
-    name : str
-        The set's name, for errors.
-    seed : int
-        Random seed of the views.
-    """
+    """Cache keys of a data set's images, those that tasks need, and of their views."""
 
     def __init__(
         self, backbone: Backbone, images: ImageSet, ids: Iterable[str], name: str, seed: int

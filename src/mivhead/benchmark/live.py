@@ -23,15 +23,7 @@ MORE = ""  # stands for all others
 
 
 class LiveView:
-    """Shows the progress of a run.
-
-    Parameters
-    ----------
-    quiet : bool, default=False
-        Show nothing at all.
-    stream : file, optional
-        Where to print; by default stderr.
-    """
+    """Shows the progress of a run, on stderr."""
 
     def __init__(self, *, quiet: bool = False, stream: IO[str] | None = None) -> None:
         self._quiet = quiet

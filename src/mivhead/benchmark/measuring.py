@@ -31,6 +31,7 @@ from mivhead.benchmark.results import Result
 from mivhead.benchmark.tasks import Task
 from mivhead.errors import MivError
 from mivhead.features import Features
+from mivhead.head.training import CHUNK_VALUES_GPU
 from mivhead.images.augmentation import number_views
 from mivhead.methods.cost import BackboneWork, TaskSize
 from mivhead.methods.registry import make_method
@@ -110,6 +111,16 @@ class TaskRun:
             return PROCESS + TUNING + PIXELS * images
         trained = len(self.task.support) + views
         return PROCESS + features * images + candidates * trained
+
+    def estimate_device_bytes(self, features: int, candidates: int) -> int:
+        """Estimate the memory of a GPU that a head takes, from the bytes of one image.
+
+        Methods that tune the backbone take as many images at once as fit.
+        """
+        if self.keys is None:
+            return 0
+        views = int(np.max([rule.count(self.task) for rule in self.rules], axis=0).sum())
+        return 4 * CHUNK_VALUES_GPU + (features + candidates) * (len(self.task.support) + views)
 
     def split(self) -> list[TaskRun]:
         """Return one call per method, to find the method that kills the worker."""

@@ -71,20 +71,8 @@ def judge(
 ) -> OpenResult:
     """Judge all scores and the decisions of a fitted method.
 
-    Parameters
-    ----------
-    classifier : Classifier
-        The fitted method.
-    queries : sequence
-        Queries of the classes, of other classes and of other sets.
-    labels : sequence of int
-        The classes of the first.
-    background : array or None
-        Vectors of background images (`mivhead.backbones.background`), as `miv fit` uses them.
-
-    Returns
-    -------
-    OpenResult
+    Queries are of the classes (`labels`), of other classes and of other sets; `background` are
+    vectors of background images (`mivhead.backbones.background`), as `miv fit` uses them.
     """
     truth = np.asarray(labels)
     probabilities = [classifier.predict_proba(x) for x in queries]

@@ -45,24 +45,11 @@ class Published:
 
 
 def published(backbone: str, protocol: str, method: str, name: str) -> Published | None:
-    """Find the figures that the paper prints.
+    """Find the figures that the paper prints; None if it has no such entry.
 
-    The paper's head is `miv-paper` here, and `miv` in runs that give it the paper's recipe.
+    The paper's head is `miv-paper` here, and `miv` in runs that give it the paper's recipe. `name`
+    may be any name of the data set.
 
-    Parameters
-    ----------
-    backbone, protocol, method : str
-        Names as in a run.
-    name : str
-        Any name of the data set.
-
-    Returns
-    -------
-    Published or None
-        None if the paper has no such entry.
-
-    Examples
-    --------
     >>> published("resnet50", "varying", "miv", "fgvc_aircraft").accuracy
     84.4
     >>> published("resnet50", "varying", "miv", "my_own_photos") is None

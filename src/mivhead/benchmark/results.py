@@ -246,27 +246,12 @@ def _read_config(path: Path) -> tuple[RunConfig, str | None]:
 class RunFolder:
     """A run folder that is open for writing, by this process alone.
 
-    Parameters
-    ----------
-    folder : str or Path
-        Created if it does not exist; a folder that holds anything but a run is refused.
-    config : RunConfig
-        What to run. What earlier commands ran in the same folder is added when it is opened, and
-        both must agree (`mivhead.benchmark.config.extend`).
-    device : str, optional
-        Where it runs, for the record.
+    It is created if it does not exist; a folder that holds anything but a run is refused. What
+    earlier commands ran in it is added to `config`, and both must agree
+    (`mivhead.benchmark.config.extend`). `results` are what is finished, `seconds` the measured
+    duration of one image's pass by backbone, `version` is that of mivhead which wrote the folder
+    before, None if it is not recorded.
 
-    Attributes
-    ----------
-    results : dict of ResultKey to Result
-        What is finished.
-    seconds : dict of str to Seconds
-        Measured duration of the pass of one image, by backbone.
-    version : str or None
-        The version of mivhead that wrote the folder before; None if it is not recorded.
-
-    Examples
-    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with RunFolder(folder, RunConfig(sets=("birds",))) as run_folder:

@@ -55,6 +55,7 @@ from mivhead.benchmark.samplers import LeftOut, find_tasks
 from mivhead.benchmark.tasks import Task, TaskSet
 from mivhead.datasets.catalogue import paper_size
 from mivhead.datasets.sets import check_sets
+from mivhead.engine.library import library
 from mivhead.errors import InputError, MivError, NotAvailableError
 from mivhead.executors import Died, Executor
 from mivhead.executors.local import InlineExecutor, one_thread, visible_gpus
@@ -64,6 +65,7 @@ from mivhead.head.blocks import resolve_blocks
 from mivhead.images.imageset import ImageSet
 from mivhead.methods.cost import BackboneWork
 from mivhead.methods.registry import make_method
+from mivhead.methods.tuning.base import free_memory
 from mivhead.model.readers import network_of
 
 
@@ -140,7 +142,7 @@ def run(
     Returns
     -------
     list of Result
-        One per backbone, data set, protocol, task and method.
+        One per backbone, data set, protocol, method and task, in the order of the configuration.
     """
     if not config.sets:
         raise InputError("The configuration names no data sets.")
@@ -154,8 +156,7 @@ def run(
     # One device for all methods, so that their times can be compared.
     place = replace(place, device=str(default_device(place.device)))
     check_sets(config.sets, place.data)
-    check_weights(config, place, own)
-    check_methods(config, place, own)
+    check_backbones(config, place, own)
     with discard_if_failed(place.folder):
         return _run(config, place, executor, own, view)
 
@@ -172,16 +173,30 @@ def discard_if_failed(folder: Path) -> Iterator[None]:
         raise
 
 
-def check_weights(config: RunConfig, place: Place, own: Mapping[str, Backbone]) -> None:
-    """Raise one error for all backbones that cannot be loaded, before anything is computed."""
+def check_backbones(config: RunConfig, place: Place, own: Mapping[str, Backbone]) -> None:
+    """Check all backbones and what runs on them, before anything is computed.
+
+    Raises
+    ------
+    NotAvailableError
+        One error for all backbones that cannot be loaded.
+    InputError
+        If a method cannot run on one of the backbones.
+    """
     problems: list[MivError] = []
     for entry in config.backbones:
-        if entry.name in own or not config.methods_on(entry.name):
+        methods = config.methods_on(entry.name)
+        for method in methods:
+            method.check()
+        if not methods:
             continue
         try:
-            load_once(entry, place.device)
+            backbone = own.get(entry.name) or load_once(entry, place.device)
         except MivError as error:
             problems.append(error)
+            continue
+        for method in methods:
+            _check_method(method, entry.name, backbone, place.device)
     if len(problems) == 1:
         raise problems[0]
     if problems:
@@ -189,29 +204,23 @@ def check_weights(config: RunConfig, place: Place, own: Mapping[str, Backbone]) 
         raise NotAvailableError(f"{len(problems)} backbones cannot be loaded:\n{listed}")
 
 
-def check_methods(config: RunConfig, place: Place, own: Mapping[str, Backbone]) -> None:
-    """Raise an error for a method that cannot run on one of the backbones, before the run."""
-    for entry in config.backbones:
-        for method in config.methods_on(entry.name):
-            method.check()
-            last_blocks = method.last_blocks
-            if not method.needs_images and last_blocks is None:
-                continue  # it takes features of any backbone
-            backbone = own.get(entry.name) or load_once(entry, place.device)
+def _check_method(method: MethodConfig, name: str, backbone: Backbone, device: str | None) -> None:
+    """Raise an error if a method cannot run on a backbone."""
+    try:
+        if method.needs_images:
+            classifier = make_method(method.kind, device=device, **method.params)
+            classifier.check(network_of(backbone, method.kind))
+        elif method.last_blocks is not None:
             blocks = sum(not block.pooled for block in backbone.preset.blocks)
-            try:
-                if method.needs_images:
-                    classifier = make_method(method.kind, device=place.device, **method.params)
-                    classifier.check(network_of(backbone, method.kind))
-                elif last_blocks is not None and last_blocks > blocks:
-                    raise InputError(
-                        f"it uses the last {last_blocks} blocks, and the backbone has only "
-                        f"{blocks}."
-                    )
-            except InputError as error:
+            if method.last_blocks > blocks:
                 raise InputError(
-                    f"The method {method.name!r} cannot run on the backbone {entry.name!r}: {error}"
-                ) from error
+                    f"it uses the last {method.last_blocks} blocks, and the backbone has only "
+                    f"{blocks}."
+                )
+    except InputError as error:
+        raise InputError(
+            f"The method {method.name!r} cannot run on the backbone {name!r}: {error}"
+        ) from error
 
 
 def _has_content(folder: Path) -> bool:
@@ -235,6 +244,11 @@ def _run(
                 "augmented views in another way: for methods that use views, its results are kept, "
                 "but this version would not reproduce them exactly."
             )
+        if place.device == "cpu" and library() is None and _has_heads(config):
+            view.note(
+                "The compiled kernels of mivhead are not available here, so MIV-heads train with "
+                "NumPy: accuracies are the same, but large tasks take many times as long."
+            )
         for name in config.sets if config.paper_sizes else ():
             if size := paper_size(name):
                 view.note(f"{name}: images are resized to {size} x {size} pixels first (Lanczos)")
@@ -254,15 +268,24 @@ def _run(
             )
             title = f"[{number}/{len(parts)}] {entry.name}, {name}"
             _SetRun(config, place, executor, run_folder, view, entry, inputs, title).run()
-        wanted = {
+        columns = [
             (b.name, s, p, m.name)
             for b in config.backbones
             for s in config.sets
             for p in config.protocols
             for m in config.methods_on(b.name)
-        }
-        found = run_folder.results.values()
-        return [r for r in found if (r.backbone, r.set, r.protocol, r.method) in wanted]
+        ]
+        order = {column: number for number, column in enumerate(columns)}
+        found: dict[tuple[int, int], Result] = {}
+        for r in run_folder.results.values():
+            column = (r.backbone, r.set, r.protocol, r.method)
+            if column in order:
+                found[order[column], r.task] = r
+        return [found[key] for key in sorted(found)]
+
+
+def _has_heads(config: RunConfig) -> bool:
+    return any(method.kind.startswith("miv") for method in config.methods)
 
 
 @dataclass(frozen=True)
@@ -489,11 +512,11 @@ class _SetRun:
 
     def _fitting(self, runs: Sequence[TaskRun], workers: int) -> int:
         """Return how many of these tasks fit into memory at a time; note a limit."""
-        sample = self._sample
-        each = candidate_bytes(resolve_blocks(sample, self._backbone.preset))
+        features, each = feature_bytes(self._sample), self._candidate_bytes
         if self.inputs.device != "cpu":
+            self._note_device(runs)
             each = 0  # candidates are on the device
-        need = max(run.estimate_bytes(feature_bytes(sample), each) for run in runs)
+        need = max(run.estimate_bytes(features, each) for run in runs)
         available = available_memory()
         fitting = fitting_workers(workers, need, available)
         if available is not None and need > available:
@@ -508,6 +531,25 @@ class _SetRun:
                 f"about {need / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are free"
             )
         return fitting
+
+    def _note_device(self, runs: Sequence[TaskRun]) -> None:
+        """Say so if a task may not fit into the memory of the GPU."""
+        features, each = feature_bytes(self._sample), self._candidate_bytes
+        if self._sample.dtype == np.float16:
+            each //= 2  # candidates have the type of the features there
+        need = max(run.estimate_device_bytes(features, each) for run in runs)
+        device = str(self.inputs.device)
+        free = free_memory(device)
+        if free is not None and need > free:
+            self.view.note(
+                f"{self.title}: the largest task needs about {need / 1e9:.1f} GB on {device}, and "
+                f"{free / 1e9:.1f} GB are free there: it may fail. Use fewer --views, or a "
+                "threshold for the method in the configuration."
+            )
+
+    @property
+    def _candidate_bytes(self) -> int:
+        return candidate_bytes(resolve_blocks(self._sample, self._backbone.preset))
 
     def _executor_for_backbone(self) -> Executor:
         """Return the executor of calls that need the backbone itself."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from mivhead._util.files import write_text
 from mivhead._util.schema import from_json, parse_json, to_json
-from mivhead.errors import InputError
+from mivhead.errors import InputError, reading
 
 FORMAT = 1
 EXTRA = ("unlabelled", "unknown", "foreign")  # parts that most tasks do not have
@@ -169,10 +169,8 @@ class TaskSet:
         -------
         TaskSet
         """
-        try:
+        with reading(f"The task file {path}", ValueError):
             document = parse_json(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"The task file {path} cannot be read: {error}.") from error
         newest = document.get("format") if isinstance(document, dict) else None
         if newest != FORMAT:
             raise InputError(

@@ -19,20 +19,9 @@ def assign_weights(
 ) -> tuple[BackboneConfig, ...]:
     """Assign checkpoints to backbones.
 
-    Parameters
-    ----------
-    backbones : sequence of BackboneConfig
-        The backbones of a run.
-    values : sequence of str
-        Each is `NAME=FILE`; a folder, in which a checkpoint has the name of its backbone or the
-        one under which its authors publish it; `FILE`, if there is one backbone; or `random`.
+    Each value is `NAME=FILE`; a folder, in which a checkpoint has the name of its backbone or the
+    one under which its authors publish it; `FILE`, if there is one backbone; or `random`.
 
-    Returns
-    -------
-    tuple of BackboneConfig
-
-    Examples
-    --------
     >>> assign_weights([BackboneConfig("dino_resnet50")], ["dino_resnet50=mine.pth"])[0].weights
     'mine.pth'
     """

@@ -212,7 +212,7 @@ def run_download(args: argparse.Namespace) -> int:
 
 
 def _usage(args: argparse.Namespace, folder: Path) -> str:
-    """Say how a downloaded backbone is used."""
+    """Explain how a downloaded backbone is used."""
     from mivhead.backbones.presets import NAMED
 
     if args.output is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
 
@@ -100,23 +101,9 @@ def make_card(
     licence: str | None = None,
     address: str | None = None,
 ) -> str:
-    """Return the card of a model.
+    """Return the card of a model: Markdown, with a header as the hub reads it.
 
-    Parameters
-    ----------
-    facts : dict
-        What `miv info --json` prints.
-    accuracy : str or None
-        What to say about its accuracy.
-    licence : str, optional
-        The licence under which it is shared.
-    address : str, optional
-        Where it is shared, hf://OWNER/NAME.
-
-    Returns
-    -------
-    str
-        Markdown, with a header as the hub reads it.
+    `facts` are what `miv info --json` prints; `address` is where it is shared, hf://OWNER/NAME.
     """
     if facts["kind"] == "features":
         raise InputError(f"{facts['file']} holds features, not a model.")
@@ -168,9 +155,20 @@ def _classes(classes: dict[str, int | None]) -> str:
     return text + (f"\n\nAnd {plural(more, 'more class')}." if more else "")
 
 
+def _install() -> str:
+    """Return how others get mivhead: from an index only if this copy was built to be published."""
+    try:
+        urls = metadata("mivhead").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        urls = []
+    if any(url.startswith("Source,") for url in urls):
+        return "pip install mivhead"
+    return "pip install path/to/mivhead      # a copy of its repository"
+
+
 def _usage(model: str) -> str:
     return (
-        f"```sh\npip install mivhead\nmiv predict {model} photo.jpg\n```\n\n"
+        f"```sh\n{_install()}\nmiv predict {model} photo.jpg\n```\n\n"
         f'```python\nimport mivhead\n\nmodel = mivhead.load("{model}")\n'
         'print(model.classify(["photo.jpg"]))\n```\n\n'
         "It runs on your computer; images are not sent anywhere."

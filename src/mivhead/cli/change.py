@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mivhead.model.fewshot import FewShotClassifier
     from mivhead.model.shots import Change
 
+COMMANDS = ("add", "remove", "rename", "relabel")
 ADD_EXAMPLES = """
 miv add birds.miv new/                 # new/robin/9.jpg, new/dunnock/1.jpg, ...
 miv add birds.miv new/ -o more.miv     # birds.miv stays as it is
@@ -93,7 +94,8 @@ def add_parser(subparsers: Any) -> None:
         subparsers,
         "rename",
         "rename a class of a model, or merge two",
-        "Rename a class of a model, or merge it into another one.",
+        "Rename a class of a model, or merge it into another one. Another name leaves what the "
+        "model learned, and its predictions, as they are.",
         RENAME_EXAMPLES,
     )
     rename.add_argument("old", metavar="OLD", help="the class")
@@ -168,7 +170,11 @@ def run_rename(args: argparse.Namespace) -> int:
     """Run `miv rename`."""
     check_class_names([args.new])
     how = {"merge": args.merge}
-    return _run(args, lambda model: model.rename(args.old, args.new, **how, **_unlabelled(args)))
+    return _run(
+        args,
+        lambda model: model.rename(args.old, args.new, **how, **_unlabelled(args)),
+        only_names=not args.merge,
+    )
 
 
 def run_relabel(args: argparse.Namespace) -> int:
@@ -204,8 +210,16 @@ def _read_corrections(path: str) -> dict[str, str]:
     return {row[0]: row[1].strip() for row in rows}
 
 
-def _run(args: argparse.Namespace, change: Callable[[FewShotClassifier], Change]) -> int:
-    """Load the model, change it, write it and report."""
+def _run(
+    args: argparse.Namespace,
+    change: Callable[[FewShotClassifier], Change],
+    *,
+    only_names: bool = False,
+) -> int:
+    """Load the model, change it, write it and report.
+
+    A model without an estimate of its accuracy gets one, unless only names change.
+    """
     output = args.output or args.model
     if args.output is not None:
         check_output(args.output, replaces="model")
@@ -216,10 +230,12 @@ def _run(args: argparse.Namespace, change: Callable[[FewShotClassifier], Change]
     how = {"backbone": args.backbone, "weights": args.weights, "device": args.device}
     with changing(args.model, args.output, keep_old=not args.no_backup, **how) as model:
         model.verbose = not args.quiet
-        before = len(model.history_)
+        before, wanted = len(model.history_), not args.no_check
+        if only_names and model.estimate_ is None:
+            wanted = False
         done = change(model)
         changed = len(model.history_) > before
-        if changed and not args.no_check and model.estimate_ is None:
+        if changed and wanted and model.estimate_ is None:
             model.check()
     _report(args, model, done, output if changed else None, time.perf_counter() - started)
     return 0

@@ -186,7 +186,7 @@ def _describe(result: Evaluation) -> str:
 
 
 def _describe_names(result: Evaluation) -> str:
-    """Say how many images got a name, and how many images of other things did."""
+    """Describe how many images got a name, and how many images of other things did."""
     text = ""
     if (counts := result.decisions) is not None:
         text += f"{describe_decisions(counts)}.\n"

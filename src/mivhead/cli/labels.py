@@ -41,15 +41,8 @@ classes, or move the folder elsewhere.
 def notes_on_names(names: Iterable[Any], other: object) -> list[str]:
     """Return what the user should know about the names of classes.
 
-    Parameters
-    ----------
-    names : iterable
-        The names.
-    other : object
-        The class that stands for everything else, if there is one of this name.
+    `other` is the class that stands for everything else, if there is one of this name.
 
-    Examples
-    --------
     >>> notes_on_names(["cat", "Cat", "dog"], "other")[0].partition(":")[0]
     "The classes 'Cat' and 'cat' differ in upper and lower case only"
     """
@@ -90,14 +83,9 @@ def notes_on_ignored(files: Sequence[str]) -> list[str]:
 
 
 def notes_on_duplicates(shots: Shots, copies: Mapping[str, str]) -> list[str]:
-    """Return which shots have the same content as others.
+    """Return which shots have the same content as others, perhaps in other classes.
 
-    Parameters
-    ----------
-    shots : Shots
-        The shots of a model, which may have the same image in several classes.
-    copies : mapping of str to str
-        Names of images that were left out, and of the shots that they equal.
+    `copies` are the names of images that were left out, and of the shots that they equal.
     """
     same: defaultdict[str, list[str]] = defaultdict(list)
     for name, hash_ in zip(shots.names, shots.hashes, strict=True):

@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
 from mivhead._util.optional import explain_missing
@@ -120,10 +121,15 @@ def build_parser(command: str | None = None) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"mivhead {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    alone = [each for each in COMMANDS if each.__name__.rpartition(".")[2] == command]
+    alone = [each for each in COMMANDS if command in _names(each)]
     for each in alone or COMMANDS:
         each.add_parser(subparsers)
     return parser
+
+
+def _names(module: ModuleType) -> Sequence[str]:
+    """Return the commands of a module: that of its own name, or those that it lists."""
+    return getattr(module, "COMMANDS", None) or [module.__name__.rpartition(".")[2]]
 
 
 def _run(arguments: list[str]) -> int:

@@ -110,7 +110,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def describe_decisions(counts: DecisionCounts, noun: str = "image") -> str:
-    """Say how many images got a name.
+    """Describe how many images got a name.
 
     >>> from mivhead.model.prediction import DecisionCounts
     >>> describe_decisions(DecisionCounts(12, 9, 2, 1))
@@ -133,14 +133,7 @@ def other_max_errors(
 ) -> dict[str, int]:
     """Return how many images other values of --max-errors would name, if not as many as now.
 
-    Parameters
-    ----------
-    model : ImageClassifier
-        The model.
-    found : sequence of Prediction
-        Its predictions.
-    chosen : float or None
-        The value that they were made with; None: the default.
+    `found` was made with the value `chosen`; None: the default.
     """
     from mivhead.model.decision import MAX_ERRORS as USUAL
     from mivhead.model.decision import NONE, UNSURE
@@ -179,7 +172,7 @@ def report_skipped(skipped: Sequence[Skipped]) -> None:
 
 
 def announce(text: str, args: argparse.Namespace) -> None:
-    """Say on a terminal what the next seconds are for."""
+    """Print on a terminal what the next seconds are for."""
     if sys.stdout.isatty() and not args.quiet and not args.json:
         print(text, flush=True)
 
@@ -187,12 +180,7 @@ def announce(text: str, args: argparse.Namespace) -> None:
 def check_output(path: str | Path, *, replaces: str | None = None) -> None:
     """Raise an error if a file cannot be written; called before any expensive work.
 
-    Parameters
-    ----------
-    path : str or Path
-        The file to write.
-    replaces : {"model", "features"}, default=None
-        The kind of file that may be overwritten; None allows any.
+    Only a file of the kind `replaces` may be overwritten; None allows any.
     """
     path = Path(path)
     if path.is_dir():

@@ -330,7 +330,7 @@ def _show(
 
 
 def _closing_line(counts: DecisionCounts, others: Mapping[str, int]) -> str:
-    """Say how many images got a name, and which `--max-errors` would name how many.
+    """Describe how many images got a name, and which `--max-errors` would name how many.
 
     >>> from mivhead.model.prediction import DecisionCounts
     >>> print(_closing_line(DecisionCounts(12, 9, 2, 1), {"5%": 7, "20%": 11}))

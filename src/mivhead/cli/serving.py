@@ -104,16 +104,7 @@ def check_options(args: argparse.Namespace) -> ApiKeys | None:
 def serve(args: argparse.Namespace, title: str, facts: dict[str, Any], **what: Any) -> int:
     """Serve what `mivhead.service.application.create_app` takes until Ctrl-C or SIGTERM.
 
-    Parameters
-    ----------
-    args : Namespace
-        The options.
-    title : str
-        What is served, for the message.
-    facts : dict
-        The same for `--json`.
-    **what
-        Further arguments of `create_app`.
+    `title` says what is served, `facts` say it for `--json`.
     """
     from mivhead._util.http import is_loopback
     from mivhead.service.application import create_app

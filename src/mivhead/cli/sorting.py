@@ -22,23 +22,9 @@ def sort_images(
 ) -> list[Path]:
     """Copy every image into a folder named after its label; nothing is overwritten or moved.
 
-    An image whose copy is already there, with the same name and content, is not copied again.
-
-    Parameters
-    ----------
-    images : ImageSet
-        Image files or members of a zip archive.
-    labels : sequence of str
-        One per image.
-    names : sequence of str
-        All labels that may occur; each gets its own folder, whatever characters it contains.
-    folder : str or Path
-        Where the folders are created, if they are needed.
-
-    Returns
-    -------
-    list of Path
-        The new copies.
+    An image whose copy is already there, with the same name and content, is not copied again. Each
+    of the names that may occur gets its own folder where it is needed, whichever characters it
+    contains. Returns the new copies.
     """
     folder_of = _folders(names)
     copies: list[Path] = []
@@ -89,7 +75,7 @@ def _copy(source: ImageSource, folder: Path) -> Path | None:
 
 
 def _is_copy(original: object, copy: Path) -> bool:
-    """Tell whether a file has the content of an image."""
+    """Return whether a file has the content of an image."""
     if not copy.is_file():
         return False
     if isinstance(original, str | os.PathLike):

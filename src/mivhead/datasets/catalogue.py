@@ -383,22 +383,8 @@ def groups_of(name: str, classes: Iterable[str]) -> dict[str, str]:
     """Return the group of each class; each task of a grouped set stays within one group.
 
     Only Omniglot has groups, its alphabets. Its classes are named `alphabet.character`, with a dot
-    or a slash.
+    or a slash. In other sets, the group is an empty string.
 
-    Parameters
-    ----------
-    name : str
-        Name of the set.
-    classes : iterable of str
-        Names of its classes.
-
-    Returns
-    -------
-    dict of str to str
-        The group of each class; an empty string if the set has no groups.
-
-    Examples
-    --------
     >>> groups_of("omniglot", ["Greek.character01", "Latin/character02"])
     {'Greek.character01': 'Greek', 'Latin/character02': 'Latin'}
     >>> groups_of("birds", ["robin", "wren"])

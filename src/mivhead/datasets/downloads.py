@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from mivhead._util.optional import need
-from mivhead.errors import InputError
+from mivhead.errors import InputError, reading
 from mivhead.images.decoding import load_image
 from mivhead.images.imageset import is_image_name, is_litter, natural_key
 
@@ -67,14 +67,8 @@ def _find_file(raw: Path, *names: str) -> Path:
 def _find_classes(raw: Path, known: str, within: Iterable[str] = ()) -> Path:
     """Find the folder that holds the class folders.
 
-    Parameters
-    ----------
-    raw : Path
-        Folder of the download.
-    known : str
-        Name of a class that every download has.
-    within : iterable of str
-        Names of the folder to prefer where there are several; the first match counts.
+    `known` is a class that every download has; `within` are names of the folder to prefer where
+    there are several: the first match counts.
     """
     found = sorted({path.parent for path in raw.rglob(known) if path.is_dir()})
     if not found:
@@ -343,10 +337,8 @@ def _quickdraw(raw: Path, per_class: int | None) -> Iterator[Item]:
     """Quick, Draw!: the first bitmaps of every test class, or all, white on black."""
     for label in DRAWINGS:
         path = _find_file(raw, f"{label}.npy")
-        try:
+        with reading(path, ValueError, EOFError):
             drawings = np.load(path, mmap_mode="r", allow_pickle=False)  # (drawing, pixel)
-        except (OSError, ValueError, EOFError) as error:
-            raise InputError(f"{path} cannot be read: {error}.") from error
         if drawings.dtype != np.uint8 or drawings.shape[1:] != (28 * 28,):
             raise InputError(
                 f"{path} holds {drawings.dtype} of shape {drawings.shape}; expected uint8 of shape "
@@ -383,10 +375,8 @@ def _find_idx(raw: Path, name: str, dimensions: int) -> Path:
 
 def _read_idx(path: Path, dimensions: int) -> Bytes:
     """Read an IDX file: two zeros, type, dimensions, big-endian lengths, values."""
-    try:
+    with reading(path, EOFError, zlib.error):
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path} cannot be read: {error}.") from error
     header = 4 + 4 * dimensions
     shape = np.frombuffer(data[4:header], ">u4").astype(int) if len(data) >= header else np.zeros(1)
     if data[:4] != bytes([0, 0, _UNSIGNED_BYTES, dimensions]) or len(data) != header + shape.prod():
@@ -493,10 +483,8 @@ def enlarge(box: list[float], size: tuple[int, int]) -> tuple[int, int, int, int
 
 def _pairs(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the first word and the rest of each line."""
-    try:
+    with reading(path):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
     for line in lines:
         name, _, rest = line.strip().partition(" ")
         yield name, rest
@@ -554,14 +542,14 @@ def _flowers(raw: Path) -> Iterator[Item]:
 
 
 def _rows(table: Path, *columns: str) -> Iterator[dict[str, str]]:
-    try:
-        with table.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            if missing := sorted(set(columns) - set(reader.fieldnames or ())):
-                raise InputError(f"{table} has no column {missing[0]!r}.")
-            yield from reader
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{table} cannot be read: {error}.") from error
+    with (
+        reading(table, UnicodeDecodeError, csv.Error),
+        table.open(encoding="utf-8-sig", newline="") as file,
+    ):
+        reader = csv.DictReader(file)
+        if missing := sorted(set(columns) - set(reader.fieldnames or ())):
+            raise InputError(f"{table} has no column {missing[0]!r}.")
+        yield from reader
 
 
 def _by_stem(raw: Path) -> dict[str, Path]:

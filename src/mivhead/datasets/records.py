@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mivhead._util.schema import parse_json
-from mivhead.errors import ImageError, InputError, check_one_of
+from mivhead.errors import ImageError, InputError, check_one_of, reading
 from mivhead.images.decoding import MAX_FILE_BYTES
 from mivhead.images.imageset import ImageSet, ImageSource, normal
 
@@ -45,20 +45,9 @@ class _RecordClass:
 def open_records(folder: Path, *, split: str = "test", per_class: int | None = None) -> ImageSet:
     """Open the classes of one split; no image is read yet.
 
-    Parameters
-    ----------
-    folder : Path
-        Contains `dataset_spec.json` and the records.
-    split : {"train", "valid", "test"}, default="test"
-        Which classes to open.
-    per_class : int, optional
-        Maximum number of images per class; by default all.
-
-    Returns
-    -------
-    ImageSet
-        In the order of class numbers and records. Omniglot's classes are named
-        `alphabet.character`.
+    The folder contains `dataset_spec.json` and the records. Images are in the order of class
+    numbers and records, at most `per_class` of each class. Omniglot's classes are named
+    `alphabet.character`.
     """
     check_one_of("split", split, SPLITS)
     sources, labels = [], []
@@ -84,14 +73,10 @@ def open_records(folder: Path, *, split: str = "test", per_class: int | None = N
 
 def _read_specification(folder: Path) -> Mapping[str, Any]:
     path = folder / SPECIFICATION
-    try:
+    with reading(path, ValueError):
         if path.stat().st_size > _MAX_BYTES:
             raise InputError(f"{path} is larger than {_MAX_BYTES // 2**20} MiB.")
         document = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path} cannot be read: {error}.") from error
     if not isinstance(document, dict):
         raise InputError(f"{path} is not a Meta-Dataset specification.")
     return document
@@ -167,13 +152,10 @@ class Record:
 
     def read(self) -> bytes:
         """Return its data after verifying the checksum."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.offset)
-                data = file.read(self.length)
-                end = file.read(_CHECKSUM.size)
-        except OSError as error:
-            raise ImageError(f"{self.path} cannot be read: {error.strerror}.") from error
+        with reading(self.path, kind=ImageError), self.path.open("rb") as file:
+            file.seek(self.offset)
+            data = file.read(self.length)
+            end = file.read(_CHECKSUM.size)
         if len(end) < _CHECKSUM.size or masked_crc(data) != _CHECKSUM.unpack(end)[0]:
             raise ImageError(
                 f"{self.path} is corrupted: the checksum of the record at byte {self.offset:,} is "
@@ -204,13 +186,10 @@ class RecordImage:
 
 def list_records(path: Path) -> list[Record]:
     """Return the records of a file; their data is neither read nor verified yet."""
-    try:
-        with path.open("rb") as file:
-            return list(_scan(path, file, path.stat().st_size))
-    except FileNotFoundError:
-        raise ImageError(f"{path} does not exist.") from None
-    except OSError as error:
-        raise ImageError(f"{path} cannot be read: {error.strerror}.") from error
+    if not path.exists():
+        raise ImageError(f"{path} does not exist.")
+    with reading(path, kind=ImageError), path.open("rb") as file:
+        return list(_scan(path, file, path.stat().st_size))
 
 
 def _scan(path: Path, file: Any, size: int) -> Iterator[Record]:

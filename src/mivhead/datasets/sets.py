@@ -15,7 +15,7 @@ from pathlib import Path
 from PIL import Image
 
 from mivhead.datasets.catalogue import find_declared, paper_size
-from mivhead.errors import InputError
+from mivhead.errors import InputError, reading
 from mivhead.images.decoding import ImageLike, load_image
 from mivhead.images.imageset import ImageSet, is_litter, natural_key
 from mivhead.images.sources import open_labelled
@@ -34,10 +34,8 @@ def find_sets(data: str | os.PathLike[str]) -> tuple[str, ...]:
     tuple of str
         In natural order.
     """
-    try:
+    with reading(f"The data folder {data}"):
         entries = [entry for entry in Path(data).iterdir() if not is_litter(entry.name)]
-    except OSError as error:
-        raise InputError(f"The data folder {data} cannot be read: {error.strerror}.") from error
     names = {
         entry.name if entry.is_dir() else entry.stem
         for entry in entries

@@ -69,7 +69,7 @@ def explain(classifier: MIVClassifier, X: Any) -> list[BlockAttention]:
     """
     if not isinstance(classifier, MIVClassifier):
         raise InputError("Only the MIV-head has attention weights to show.")
-    features = classifier._as_features(X, reset=False)
+    features = classifier._as_features(X)
     head = classifier.head_
     found = []
     rows = np.arange(len(features))

@@ -9,6 +9,10 @@ fitting everything once per fold: one head per fold is trained, what the ridge e
 without a fold has a closed form, and the weights of all members are fitted without the shots that
 they are tested on (`MIVClassifier.cross_validated_logits`).
 
+Several wrong shots of one thing confirm each other, as each is predicted with the help of the
+others. The experts therefore also predict groups of shots that are unlike the rest of their class,
+each without the whole group (`find_groups`).
+
 The accuracy is what to expect on new images of which every class is equally frequent
 (`mivhead.diagnostics.learning_curve`): every class counts the same, and a class with one shot is
 expected to do what is usual for one shot in this task.
@@ -17,8 +21,8 @@ expected to do what is usual for one shot in this task.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from typing import Any
@@ -31,16 +35,22 @@ from mivhead.classifier import FeatureClassifier, MIVClassifier
 from mivhead.diagnostics.evaluation import Mistake, Score, mistakes_table
 from mivhead.diagnostics.learning_curve import ExpectedAccuracy, expected_accuracy
 from mivhead.ensemble.balance import shots_behind
+from mivhead.ensemble.descriptors import mean_vectors
+from mivhead.ensemble.stacking import fold_numbers
 from mivhead.errors import InputError
 from mivhead.features import FeatureTable
 from mivhead.model.decision import softmax
 from mivhead.model.info import Estimate
+from mivhead.support import SupportSet
 
 FOLDS = 5
 SHARE = 0.5  # of the shots that are called mislabelled which may be hard instead
 MARGIN = 0.4  # added to the expected number of hard shots
 LEAST = math.log(8)  # surprise of a shot that is called mislabelled
 MOST = 0.12  # of the shots that can be called mislabelled: beyond that, the task is hard
+TOGETHER = math.log(20)  # least surprise of every shot of a group that is called mislabelled
+STEPS = 10  # of k-means
+LEAST_SHOTS = 5  # of a class in which a group is looked for
 NOISE = 0.05  # share of wrong labels that calibration reckons with
 SPREAD = 0.5  # by how much the scale of calibrated log probabilities may err, in logarithms
 TINY = 1e-6  # a probability below this says no more
@@ -62,6 +72,9 @@ class CrossValidation:
         Number of folds that were used: at most as many as the largest class has shots.
     calibrated : bool, default=False
         Whether probabilities can be taken at face value, as those of `miv` with its default recipe.
+    without_group : array of shape (shot, class) or None, default=None
+        Predictions of shots that are alike and unlike the rest of their class, each without all
+        others of its group (`find_groups`); NaN for other shots.
     """
 
     ids: tuple[str, ...]
@@ -70,6 +83,7 @@ class CrossValidation:
     probabilities: NDArray[np.floating[Any]]
     folds: int
     calibrated: bool = False
+    without_group: NDArray[np.floating[Any]] | None = None
 
     def __repr__(self) -> str:
         """Summarise the accuracy in one line."""
@@ -164,12 +178,17 @@ class CrossValidation:
         if not self.calibrated:
             probabilities = _calibrate(probabilities, numbers, noise=NOISE)
         surprise, called = likely_mislabelled(probabilities, numbers)
+        predicted = self.probabilities[rows]
+        if self.without_group is not None:
+            apart = self.without_group[rows]
+            group = mislabelled_group(apart, numbers)
+            predicted[group], called[group] = apart[group], True
+            surprise[group] = _surprise(apart[group], numbers[group])
         found = []
         for i in np.argsort(-surprise, kind="stable"):
-            row = rows[i]
-            best = int(self.probabilities[row].argmax())
+            row, best = rows[i], int(predicted[i].argmax())
             if best != numbers[i]:
-                p = float(self.probabilities[row, best])
+                p = float(predicted[i, best])
                 name = str(self.classes[best])
                 found.append(Mistake(self.ids[row], self.labels[row], name, p, bool(called[i])))
         return found
@@ -220,7 +239,7 @@ def likely_mislabelled(
     """
     p = np.maximum(np.asarray(probabilities, np.float64), TINY)
     every = np.log(p.max(axis=1, keepdims=True) / p)  # (shot, class)
-    surprise = every[np.arange(len(p)), labels]
+    surprise = _surprise(p, labels)
     order = np.argsort(every, axis=None)[::-1]
     expected = np.concatenate([[0.0], np.cumsum(p.ravel()[order])])
     ranked = np.sort(surprise)[::-1]
@@ -232,6 +251,112 @@ def likely_mislabelled(
     if mislabelled.sum() > max(2, MOST * len(p)):
         mislabelled[:] = False
     return surprise, mislabelled
+
+
+def _surprise(
+    probabilities: NDArray[np.floating[Any]], labels: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return log(max p / p_y) of each shot: 0 for a shot that was predicted as its label y."""
+    p = np.maximum(np.asarray(probabilities, np.float64), TINY)
+    surprise: NDArray[np.float64] = np.log(p.max(axis=1) / p[np.arange(len(p)), labels])
+    return surprise
+
+
+def find_groups(
+    vectors: NDArray[np.floating[Any]], labels: NDArray[np.int64]
+) -> dict[int, NDArray[np.int64]]:
+    """Find the shots of each class that are most unlike the rest of it, and alike.
+
+    Three cups in a class of mugs confirm each other: each of them is predicted as a mug if only one
+    is left out. The shots of a class are therefore divided in two by k-means, and the smaller part
+    is a group that can be left out together.
+
+    Parameters
+    ----------
+    vectors : array of shape (shot, channel)
+        Mean vectors of the shots, of length 1.
+    labels : array of shape (shot,)
+        Class numbers.
+
+    Returns
+    -------
+    dict of int to array
+        By class, the rows of a group of two or more shots, fewer than half of the class. Classes
+        of fewer than five shots have none.
+
+    Examples
+    --------
+    >>> x = np.array([[1.0, 0.0], [0.99, 0.1], [0.0, 1.0], [1.0, 0.1], [0.1, 0.99]])
+    >>> find_groups(x, np.zeros(5, int))
+    {0: array([2, 4])}
+    """
+    found = {}
+    for number in np.unique(labels).tolist():
+        rows = np.flatnonzero(labels == number)
+        if len(rows) >= LEAST_SHOTS:
+            first = _divide(vectors[rows].astype(np.float64))
+            smaller = rows[first if 2 * first.sum() < len(rows) else ~first]
+            if 2 <= len(smaller) < len(rows) / 2:
+                found[number] = smaller
+    return found
+
+
+def _divide(x: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Divide vectors (shot, channel) in two by k-means; return which are in the first part.
+
+    It starts from each vector and the one least like it, and the tightest division counts.
+    """
+    similarity = x @ x.T
+    best, tightest = np.zeros(len(x), np.bool_), -np.inf
+    for start in range(len(x)):
+        first = similarity[start] > similarity[int(similarity[start].argmin())]
+        for _ in range(STEPS):
+            if first.all() or not first.any():
+                break
+            centres = x[first].mean(axis=0), x[~first].mean(axis=0)
+            near, far = (((x - centre) ** 2).sum(axis=1) for centre in centres)
+            if (first == (near < far)).all():
+                break
+            first = near < far
+        if first.all() or not first.any():
+            continue
+        tight = sum((x[part].sum(axis=0) ** 2).sum() / part.sum() for part in (first, ~first))
+        if tight > tightest:
+            best, tightest = first, tight
+    return best
+
+
+def mislabelled_group(
+    probabilities: NDArray[np.floating[Any]], labels: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Find the group of shots that looks mislabelled if all of it is left out.
+
+    Parameters
+    ----------
+    probabilities : array of shape (shot, class)
+        Predictions of the groups, each without itself; NaN for other shots.
+    labels : array of shape (shot,)
+        Class numbers.
+
+    Returns
+    -------
+    array of int
+        Rows of one group at most: the one that is most surprising on average, if another class is
+        20 times likelier for every shot of it.
+
+    Examples
+    --------
+    >>> p = np.array([[0.01, 0.99], [0.02, 0.98], [np.nan, np.nan], [0.3, 0.7], [0.99, 0.01]])
+    >>> mislabelled_group(p, np.array([0, 0, 0, 1, 1])).tolist()
+    [0, 1]
+    """
+    surprise = _surprise(probabilities, labels)
+    groups = [np.flatnonzero((labels == c) & ~np.isnan(surprise)) for c in np.unique(labels)]
+    sure = [group for group in groups if len(group) and surprise[group].min() > TOGETHER]
+    if not sure:
+        return np.empty(0, np.int64)
+    most: NDArray[np.int64] = max(sure, key=lambda group: float(surprise[group].mean()))
+    return most
 
 
 def _calibrate(
@@ -302,38 +427,94 @@ def cross_validate(
     """
     if table.labels is None:
         raise InputError("The table has no labels, which cross-validation needs.")
+    given = table.views, table.view_of, None, class_vectors
+    support = SupportSet.read(table.features, table.labels, *given)
+    order = np.argsort(np.asarray(table.labels), kind="stable")  # that of the support set
+    names = [table.ids[row] for row in order]
+    model = classifier.copy_unfitted()
+    found = cross_validate_support(model, support, names, folds=folds, verbose=verbose)
+    back = np.argsort(order)
+    grouped = found.without_group
+    return replace(
+        found,
+        ids=table.ids,
+        labels=table.labels,
+        probabilities=found.probabilities[back],
+        without_group=None if grouped is None else grouped[back],
+    )
+
+
+def cross_validate_support(
+    model: FeatureClassifier,
+    support: SupportSet,
+    ids: Sequence[str],
+    *,
+    folds: int = FOLDS,
+    verbose: bool = True,
+) -> CrossValidation:
+    """Cross-validate as `cross_validate` does, with a classifier that must not be used afterwards.
+
+    Parameters
+    ----------
+    model : FeatureClassifier
+        A classifier with the parameters to use.
+    support : SupportSet
+        The shots.
+    ids : sequence of str
+        Their names.
+    folds, verbose
+        As for `cross_validate`.
+    """
     if folds < 2:
         raise InputError(f"folds must be at least 2, got {folds}.")
-    labels = np.asarray(table.labels)
-    classes = np.unique(labels)
-    fold_of = _assign_folds(labels, folds)
-    probabilities = np.full((len(labels), len(classes)), np.nan)
-    used = [fold for fold in range(folds) if (fold_of == fold).any()]
-    model = classifier.copy_unfitted().set_params(random_state=0)
+    fold_of = _assign_folds(support.labels, folds)
+    used = fold_numbers(fold_of)
+    names = np.array([str(label) for label in support.classes[support.seen].tolist()])
+    probabilities = np.full((len(fold_of), len(names)), np.nan)
+    model.set_params(random_state=0)
     if "verbose" in model.get_params():
         model.set_params(verbose=False)  # this function shows its own progress
     stacks = isinstance(model, MIVClassifier) and model.stacks
+    without_group = None
     with progress_bar("cross-validating", len(used), show=verbose, unit="fold") as advance:
         if isinstance(model, MIVClassifier) and stacks and used:
-            rows = np.flatnonzero(fold_of >= 0)
-            every = _views_of(table, np.arange(len(labels)))
-            logits = model.cross_validated_logits(
-                table.features,
-                labels,
-                fold_of,
-                **every,
-                class_vectors=class_vectors,
-                on_fold=lambda: advance(1),
-            )
-            probabilities[rows] = softmax(logits)
+            logits = model.cross_validated_logits(support, fold_of, lambda: advance(1))
+            probabilities[fold_of >= 0] = softmax(logits)
+            without_group = _without_groups(model, support, fold_of)
         else:
             for fold in used:
                 out = fold_of == fold
-                kept = np.flatnonzero(~out)
-                model.fit(table.features[kept], labels[kept], **_views_of(table, kept))
-                probabilities[out] = model.predict_proba(table.features[np.flatnonzero(out)])
+                model.fit_support(support.take(~out))
+                probabilities[out] = model.predict_proba(support.features[np.flatnonzero(out)])
                 advance(1)
-    return CrossValidation(table.ids, table.labels, classes, probabilities, len(used), stacks)
+    order = np.argsort(names)  # of strings: 10 before 9
+    labels = tuple(names[support.labels].tolist())
+    if without_group is not None:
+        without_group = without_group[:, order]
+    found = probabilities[:, order]
+    return CrossValidation(
+        tuple(ids), labels, names[order], found, len(used), stacks, without_group
+    )
+
+
+def _without_groups(
+    model: MIVClassifier, support: SupportSet, fold_of: NDArray[np.int64]
+) -> NDArray[np.floating[Any]] | None:
+    """Predict the groups of `find_groups`, each without itself; by the experts, to save time."""
+    with np.errstate(all="ignore"):  # of features that are far too large
+        groups = find_groups(mean_vectors(support.features.blocks[-1]), support.labels)
+    if not groups:
+        return None
+    fold = fold_of.copy()
+    for number, rows in groups.items():
+        fold[rows] = fold_of.max() + 1 + number
+    experts = model.copy_unfitted().set_params(recipe="experts", random_state=0)
+    assert isinstance(experts, MIVClassifier)
+    logits = experts.cross_validated_logits(support, fold)
+    found = np.full((len(fold), len(support.shots)), np.nan)
+    grouped = fold > fold_of.max()
+    found[grouped] = softmax(logits)[grouped[fold >= 0]]
+    return found
 
 
 def _assign_folds(labels: NDArray[Any], folds: int) -> NDArray[np.int64]:
@@ -345,13 +526,3 @@ def _assign_folds(labels: NDArray[Any], folds: int) -> NDArray[np.int64]:
         if len(rows) > 1:
             fold_of[rows] = np.arange(len(rows)) % folds
     return fold_of
-
-
-def _views_of(table: FeatureTable, kept: NDArray[np.int64]) -> dict[str, Any]:
-    """Select the views of the kept images, and number their originals among the kept images."""
-    if table.views is None or table.view_of is None:
-        return {}
-    place = np.full(len(table), -1)
-    place[kept] = np.arange(len(kept))
-    rows = place[table.view_of]
-    return {"views": table.views[np.flatnonzero(rows >= 0)], "view_of": rows[rows >= 0]}

@@ -66,22 +66,7 @@ def make_cards(
 ) -> list[Card]:
     """Explain the predictions for some images.
 
-    Parameters
-    ----------
-    classifier : MIVClassifier
-        Fitted on the shots.
-    shots : Shots
-        The shots of the model; their names are paths relative to `shots_folder`.
-    shots_folder : Path
-        The folder of the shots.
-    images : FeatureTable
-        The images; their ids are paths.
-    predictions, truths : sequence of Prediction, sequence of str
-        The prediction and the true class of each image.
-
-    Returns
-    -------
-    list of Card
+    Names of the shots are paths relative to `shots_folder`, ids of the images are paths.
     """
     attention = explain(classifier, images.features)
     cards = []
@@ -112,16 +97,8 @@ def draw_demo(
 ) -> None:
     """Draw rows of cards under the headings of their sections, and a chart of methods below.
 
-    Parameters
-    ----------
-    sections : mapping of str to sequence of Card
-        Cards by heading; a section without cards is omitted.
-    bars : sequence of Bar
-        The chart, ours first.
-    path : str or Path
-        A .png, or another format that Pillow writes.
-    title, subtitle, chart_title : str
-        One line each.
+    A section without cards is omitted; the chart has ours first. The path ends in .png, or in
+    another format that Pillow writes.
     """
     rows = [
         (heading if start == 0 else "", cards[start : start + COLUMNS])

@@ -299,7 +299,7 @@ class _Members:
         weights = [block.shots for block in found if block.shots is not None]
         self.attention = np.mean(weights, axis=0) if weights else None
         self._names = [f"{MEMBERS['head']} (block {i + 1})" for i in head.taken]
-        features = classifier._as_features(X, reset=False)
+        features = classifier._as_features(X)
         predictions = classifier._cosines(features)
         self._weights = np.ones(len(predictions))
         if ensemble is not None:

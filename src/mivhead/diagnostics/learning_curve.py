@@ -63,25 +63,10 @@ def expected_accuracy(
 ) -> ExpectedAccuracy:
     """Estimate the accuracy on new images from out-of-fold predictions.
 
-    Parameters
-    ----------
-    right : array-like of bool, of shape (image,)
-        Whether each out-of-fold prediction was right.
-    labels : array-like of int, of shape (image,)
-        Class numbers of these images.
-    behind : array-like of int, of shape (image,)
-        Shots of its own class that each prediction was learned from; at least 1.
-    shots : array-like of int, of shape (class,)
-        Shots of each class that the model has.
-    confidence : array-like of shape (image,) or None, default=None
-        The largest probability of each prediction; None if probabilities are not calibrated.
+    For each image: whether its prediction was `right`, its class number, the number of shots of its
+    own class (at least 1) that the prediction was learned from (`behind`) and, if probabilities are
+    calibrated, the largest one (`confidence`). `shots` are those of each class that the model has.
 
-    Returns
-    -------
-    ExpectedAccuracy
-
-    Examples
-    --------
     Of two classes with three shots each, five of six shots were predicted right. A third class has
     one shot, which lowers the mean:
 

@@ -71,21 +71,8 @@ def write_results(
 ) -> int:
     """Write a page of predictions: first what the model could not name, then the least certain.
 
-    Parameters
-    ----------
-    explanations : iterable of Explanation
-        From `explain_images`; only thumbnails are kept.
-    path : str or Path
-        The file to write.
-    title : str
-        Title of the page.
-    classes : sequence
-        The classes of the model.
-
-    Returns
-    -------
-    int
-        Number of predictions.
+    The explanations are from `explain_images`; only thumbnails are kept. Returns how many there
+    are.
     """
     gallery = _Gallery()
     items = [_prediction(each, gallery) for each in explanations]
@@ -110,24 +97,7 @@ def write_results(
 
 
 def write_suspects(result: CrossValidation, shots: Shots, path: str | Path, *, title: str) -> int:
-    """Write a page of shots that look mislabelled, next to shots of both classes.
-
-    Parameters
-    ----------
-    result : CrossValidation
-        From `mivhead.diagnostics.cross_validation.cross_validate`.
-    shots : Shots
-        The shots of the model, whose pictures are shown.
-    path : str or Path
-        The file to write.
-    title : str
-        Title of the page.
-
-    Returns
-    -------
-    int
-        Number of suspicious shots.
-    """
+    """Write a page of shots that look mislabelled, next to shots of both classes; count them."""
     gallery = _Gallery()
     rows = dict(zip(shots.names, range(len(shots)), strict=True))
     items = []
@@ -188,18 +158,7 @@ def write_suggestions(
 ) -> None:
     """Write a page of images to label next, which takes their names.
 
-    Parameters
-    ----------
-    suggestions : sequence of Suggestion
-        From `mivhead.diagnostics.suggestion.suggest`.
-    images : ImageSet
-        The unlabelled images.
-    path : str or Path
-        The file to write.
-    title : str
-        Title of the page.
-    classes : sequence
-        Names to choose from; others can be entered.
+    Users can choose from `classes`, or enter others.
     """
     rows = dict(zip(images.ids, range(len(images)), strict=True))
     items: list[dict[str, Any]] = [

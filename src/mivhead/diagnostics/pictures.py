@@ -216,20 +216,7 @@ def draw_mistakes(
 ) -> Figure:
     """Draw misclassified images, each with its label and the predicted class.
 
-    Parameters
-    ----------
-    mistakes : sequence of Mistake
-        The mistakes to draw.
-    pictures : sequence of PIL.Image.Image
-        Their images.
-    path : str, Path or None, default=None
-        The file to write: .png, .svg or .pdf. None writes nothing.
-    total : int or None, default=None
-        Number of mistakes, if not all are drawn.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
+    `total` is the number of mistakes, if not all are drawn. Without a path nothing is written.
     """
     columns = max(3, min(6, len(pictures)))
     rows = max(1, -(-len(pictures) // columns))
@@ -258,18 +245,8 @@ def _short(name: str, letters: int = MAX_LETTERS) -> str:
 def draw_tradeoff(tradeoff: Tradeoff, path: str | Path | None = None) -> Figure:
     """Draw what thresholds trade: errors for names, and unknown images for known ones.
 
-    Parameters
-    ----------
-    tradeoff : Tradeoff
-        Scores of an evaluation.
-    path : str, Path or None, default=None
-        The file to write: .png, .svg or .pdf. None writes nothing.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        With the risk-coverage curve and, if there are images of other things, the ROC curve. Dots
-        mark the default thresholds.
+    These are the risk-coverage curve and, if there are images of other things, the ROC curve. Dots
+    mark the default thresholds. Without a path nothing is written.
     """
     both = tradeoff.unknown is not None and len(tradeoff.foreign) > 0
     figure = new_figure(10.0 if both else 5.2, 4.6, layout="constrained")

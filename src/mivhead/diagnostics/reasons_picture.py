@@ -22,17 +22,7 @@ LETTERS = 24
 
 
 def draw_reasons(reasons: Explanation) -> Figure:
-    """Draw an explanation.
-
-    Parameters
-    ----------
-    reasons : Explanation
-        From `FewShotClassifier.explain`.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-    """
+    """Draw an explanation, from `FewShotClassifier.explain`."""
     need("matplotlib", "plot")
     from matplotlib.figure import Figure
 

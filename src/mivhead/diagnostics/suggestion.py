@@ -153,25 +153,11 @@ def choose(
     *,
     seed: int = 0,
 ) -> list[tuple[int, int]]:
-    """Choose rows that stand for all others: the core of `suggest`, on vectors of length 1.
+    """Choose n rows that stand for all others: the core of `suggest`, on vectors of length 1.
 
-    Parameters
-    ----------
-    vectors : array of shape (image, channel)
-        The unlabelled images.
-    n : int
-        How many to choose.
-    labelled : array of shape (shot, channel) or None, default=None
-        What is labelled already.
-    margins : array of shape (image,) or None, default=None
-        If given, the smallest margin of a cluster is chosen instead of the most typical image.
-    seed : int, default=0
-        Random seed of the clustering.
-
-    Returns
-    -------
-    list of (int, int)
-        Rows, and the number of images in their clusters; the most useful first.
+    Vectors are (image, channel). If margins are given, the smallest one of a cluster is chosen
+    instead of the most typical image. Returns rows, and the number of images in their clusters; the
+    most useful first.
     """
     kept = _without_duplicates(vectors)
     points = vectors[kept].astype(np.float64)
@@ -205,19 +191,8 @@ def k_means(
 ) -> NDArray[np.floating[Any]]:
     """Cluster points by Lloyd's algorithm, from a start that is spread out (k-means++).
 
-    Parameters
-    ----------
-    points : array of shape (point, channel)
-        What to cluster.
-    count : int
-        Number of clusters, at most that of the points.
-    generator : numpy.random.Generator
-        Source of the random start.
-
-    Returns
-    -------
-    array of shape (count, channel)
-        The centres; points that are all the same have equal centres.
+    Points are (point, channel). Returns `count` centres, at most as many as points; points that are
+    all the same have equal centres.
 
     References
     ----------

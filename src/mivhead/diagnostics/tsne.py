@@ -90,7 +90,7 @@ def miv_embeddings(classifier: MIVClassifier, X: Any) -> list[Embeddings]:
     """
     if not isinstance(classifier, MIVClassifier) or not classifier.head_.layers:
         raise InputError("Only the MIV-head has prototypes that depend on the query.")
-    features = _one(classifier._as_features(X, reset=False))
+    features = _one(classifier._as_features(X))
     head, bags = classifier.head_, classifier.bags_
     labels = _labels(classifier)
     found = []
@@ -130,7 +130,7 @@ def centroid_embeddings(classifier: MIVClassifier, X: Any) -> Embeddings:
     Embeddings
         Pooled features of the deepest block, and their class means.
     """
-    features = _one(classifier._as_features(X, reset=False))
+    features = _one(classifier._as_features(X))
     labels, shots = _labels(classifier), pooled(classifier.support_)
     means = class_means(shots, labels, int(labels.max()) + 1)
     return Embeddings("nearest centroids", shots, labels, means, pooled(features)[0])
@@ -139,19 +139,8 @@ def centroid_embeddings(classifier: MIVClassifier, X: Any) -> Embeddings:
 def tuned_embeddings(model: FewShotClassifier, shots: ImageSet, image: ImageSet) -> Embeddings:
     """Compute the vectors of a method that tunes the backbone, such as TSA, for one image.
 
-    Parameters
-    ----------
-    model : FewShotClassifier
-        A model fitted with such a method.
-    shots : ImageSet
-        The images it was trained on, with their labels, ordered by class.
-    image : ImageSet
-        One image.
-
-    Returns
-    -------
-    Embeddings
-        Outputs of the tuned backbone, and the class means that the model keeps.
+    The shots are those that the model was trained on, ordered by class. Returns outputs of the
+    tuned backbone, and the class means that the model keeps.
     """
     from mivhead.methods.tuning.base import TuningClassifier, embed, predicted_at_once
 

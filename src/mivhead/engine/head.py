@@ -8,7 +8,7 @@ projected once per step, as a query and as a shot.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ Array = NDArray[np.float32]
 
 LN_EPS = 1e-5  # of LayerNorms
 SPREAD = math.sqrt(0.72676)  # of |x - y| for standard normal x and y, so s = SPREAD * sqrt(d)
+SLAB = 2**17  # values of a large matrix that are updated at a time: 512 KB
 PREDICT = 64  # query images pooled at once in prediction
 LINEAR = {"key": "W^K", "value": "W^V", "excitation": "kappa"}  # layers of Component 2
 
@@ -101,14 +102,7 @@ class Tape(NamedTuple):
 class HeadBlock:
     """The three components for one block of the backbone, up to its cosines.
 
-    Parameters
-    ----------
-    config : BlockConfig
-        The block.
-    recipe : Recipe
-        How the head is built.
-    params : mapping of str to array
-        Its parameters: see `shapes`.
+    For its parameters see `shapes`.
     """
 
     def __init__(
@@ -325,18 +319,36 @@ class HeadBlock:
 
 
 class Gradients:
-    """Gradients of a block, added to the velocities of its parameters."""
+    """Gradients of a block, each added once per step to the velocity of its parameter.
 
-    def __init__(self, velocity: dict[str, Array]) -> None:
-        self.velocity = velocity
+    Velocities decay first. Those of large matrices are updated some rows at a time, which stay in
+    the processor's cache meanwhile.
+    """
+
+    def __init__(self, velocity: dict[str, Array], momentum: np.float32) -> None:
+        self.velocity, self.momentum = velocity, momentum
 
     def __call__(self, name: str, gradient: Array) -> None:
         """Add a gradient."""
+        self.velocity[name] *= self.momentum
         self.velocity[name] += gradient
 
     def product(self, name: str, a: Array, b: Array) -> None:
         """Add a matrix product."""
-        self.velocity[name] += a @ b
+        velocity = self.velocity[name]
+        for part in slabs(velocity):
+            velocity[part] *= self.momentum
+            velocity[part] += a[part] @ b
+
+
+def slabs(x: Array) -> Iterator[slice]:
+    """Split an array into groups of rows that fit into a processor's cache.
+
+    >>> list(slabs(np.empty((3, SLAB // 2), np.float32)))
+    [slice(0, 2, None), slice(2, 4, None)]
+    """
+    size = max(1, SLAB // max(1, x[0].size))
+    return (slice(start, start + size) for start in range(0, len(x), size))
 
 
 def normalise(x: Array) -> tuple[Array, Array]:
@@ -387,14 +399,7 @@ def taken_blocks(blocks: Sequence[BlockConfig], recipe: Recipe) -> list[int]:
 class Head:
     """The MIV-head: compares queries with the bags of a support set.
 
-    Parameters
-    ----------
-    layers : sequence of HeadBlock
-        The blocks, shallow to deep.
-    recipe : Recipe
-        How the head is built.
-    taken : sequence of int
-        The blocks of the features that `layers` belong to.
+    `layers` are shallow to deep, `taken` the blocks of the features that they belong to.
     """
 
     def __init__(self, layers: Sequence[HeadBlock], recipe: Recipe, taken: Sequence[int]) -> None:

@@ -80,23 +80,9 @@ def pool_forward(
 ) -> tuple[Array, Array]:
     """Pool the patches of each candidate: softmax(theta . x scale) weighs the patches x.
 
-    Parameters
-    ----------
-    theta : array of shape (channel,)
-        The vector that patches are compared with.
-    maps : sequence of array
-        The patches of each candidate, (image, patch, channel).
-    scale : array of shape (image, patches of all candidates)
-        Factors of the scores.
-    rows : array of shape (n,)
-        Which images.
-
-    Returns
-    -------
-    pooled : array of shape (n, candidate, channel)
-        I_n.
-    weights : array of shape (n, patches of all candidates)
-        The attention.
+    Of the images `rows` (n,), with maps (image, patch, channel) per candidate and scales (image,
+    patches of all candidates). Returns I_n, (n, candidate, channel), and the attention, (n, patches
+    of all candidates).
     """
     pooled = np.empty((len(rows), len(maps), len(theta)), np.float32)
     weights = np.empty((len(rows), scale.shape[1]), np.float32)

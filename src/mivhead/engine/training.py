@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +24,13 @@ from mivhead.engine.head import (
     HeadBlock,
     Projected,
     functions,
+    slabs,
+    taken_blocks,
 )
 from mivhead.engine.plain import chunks
-from mivhead.features import SupportSet
 from mivhead.head.blocks import BlockConfig
 from mivhead.head.recipe import Recipe
+from mivhead.support import SupportSet
 
 LARGEST_VELOCITY = 1e3  # norm per parameter; below 20 on five real image sets
 
@@ -62,22 +65,34 @@ class HeadTask:
         return cls(rows, support.all_labels[rows], bags, hidden)
 
 
-class Trainer:
-    """Trains heads on a support set, whose candidates are derived once.
+class Trained(NamedTuple):
+    """What training on some of the images gives."""
 
-    Parameters
-    ----------
-    support : SupportSet
-        Images and their views.
-    blocks : sequence of BlockConfig
-        The blocks of the features.
-    recipe : Recipe
-        How to train.
-    seed : int
-        Seed of the initial weights.
-    on_step : callable, optional
-        Called after every step of every head with the part of the head that has been trained, such
-        as 0.5 for one of two blocks.
+    head: Head
+    losses: list[float]  # of every step, taken before its update
+    cosines: Array  # (block, image, class) of the other images, which the head has not seen
+
+
+@dataclass(frozen=True, eq=False)
+class _Training:
+    """A head in training."""
+
+    task: HeadTask
+    others: NDArray[np.int64]  # images that it does not see
+    keep: bool  # whether its layers are needed afterwards
+    layers: dict[int, HeadBlock]  # those that are trained
+    losses: NDArray[np.float64]  # (block, step)
+    cosines: Array  # (block, image, class) of the others
+
+
+class Trainer:
+    """Trains heads on a support set.
+
+    The candidates of a block exist only while its heads are trained. Blocks whose losses are apart
+    are trained side by side as long as their candidates together are not larger than the features.
+
+    `on_step` is called after every step of every head with the part of the head that has been
+    trained, such as 0.5 for one of two blocks.
     """
 
     def __init__(
@@ -90,56 +105,98 @@ class Trainer:
     ) -> None:
         self.support, self.blocks, self.recipe, self.seed = support, blocks, recipe, seed
         self.on_step = on_step
-        head = Head.initial(blocks, recipe, seed)
-        self.taken = head.taken
-        views = () if support.views is None else (support.views,)
-        self.candidates = head.prepare(support.features, *views)
+        self.taken = taken_blocks(blocks, recipe)
 
     def fit(
-        self, subsets: Sequence[NDArray[np.bool_] | None] = (None,)
-    ) -> list[tuple[Head, list[float]]]:
-        """Train one head per subset of the images.
+        self, subsets: Sequence[NDArray[np.bool_] | None] = (None,), *, keep: bool = True
+    ) -> list[Trained]:
+        """Train one head per subset of the images, of which None is all.
 
-        Parameters
-        ----------
-        subsets : sequence of array of bool, or None
-            Which images to train on; None: all of them.
-
-        Returns
-        -------
-        list of (Head, list of float)
-            The heads, and for each the loss of every step, taken before its update.
+        Without `keep`, heads that were trained on some of the images have no layers afterwards:
+        only their cosines remain.
         """
-        tasks = [HeadTask.of(self.support, self.recipe, kept) for kept in subsets]
-        heads = [Head.initial(self.blocks, self.recipe, self.seed) for _ in tasks]
-        count = len(self.taken)
-        apart = self.recipe.objective == "blocks"
-        groups = [[i] for i in range(count)] if apart or not count else [list(range(count))]
-        losses = np.zeros((len(tasks), len(groups), self.recipe.steps))
-        # The largest blocks first, so that no thread is left with one of them at the end.
-        groups.sort(key=lambda group: -max(self.blocks[self.taken[i]].channels for i in group))
-
-        def work(number: int) -> None:
-            which, task = divmod(number, len(tasks))
-            group = groups[which]
-            losses[task, which] = train(
-                [heads[task].layers[i] for i in group],
-                [self.candidates[i] for i in group],
-                tasks[task],
-                self.recipe,
-                lambda: self.on_step(len(group) / count),
-            )
-
-        run_parts(work, len(groups) * len(tasks))
+        count, classes = len(self.taken), int(self.support.labels[-1]) + 1
+        runs = []
+        for kept in subsets:
+            others = np.empty(0, np.int64) if kept is None else np.flatnonzero(~kept)
+            losses = np.zeros((count, self.recipe.steps))
+            cosines = np.zeros((count, len(others), classes), np.float32)
+            task = HeadTask.of(self.support, self.recipe, kept)
+            runs.append(_Training(task, others, keep or kept is None, {}, losses, cosines))
+        generator = np.random.RandomState(self.seed % 2**32)
+        for places in self._side_by_side():
+            self._fit_blocks(places, runs, generator)
         return [
-            (head, losses[i].sum(axis=0).tolist() if count else []) for i, head in enumerate(heads)
+            Trained(
+                Head([run.layers[i] for i in sorted(run.layers)], self.recipe, self.taken),
+                run.losses.sum(axis=0).tolist() if count else [],
+                run.cosines,
+            )
+            for run in runs
         ]
 
-    def cosines(self, head: Head, kept: NDArray[np.bool_], images: NDArray[np.int64]) -> Array:
-        """Cosines (block, image, class) of support images, for a head trained on others."""
-        shots = HeadTask.of(self.support, self.recipe, kept)
-        support = head.embed(self.candidates, shots.rows[: shots.shots])
-        return head.compare(head.embed(self.candidates, images), support, shots.bags)
+    def _side_by_side(self) -> list[list[int]]:
+        """List the blocks, as places in `taken`, that are trained at the same time."""
+        count = len(self.taken)
+        if self.recipe.objective != "blocks" or not count:
+            return [[*range(count)]] if count else []
+        room = sum(each[0].size for each in self.support.features.tensors.values())
+        together: list[list[int]] = [[]]
+        left = room
+        for i, number in enumerate(self.taken):
+            block = self.blocks[number]
+            values = block.channels * sum(h * w for h, w in block.candidate_sizes)
+            if together[-1] and values > left:
+                together.append([])
+                left = room
+            together[-1].append(i)
+            left -= values
+        return together
+
+    def _fit_blocks(
+        self, places: Sequence[int], runs: Sequence[_Training], generator: np.random.RandomState
+    ) -> None:
+        """Train blocks of all heads; their candidates are derived once."""
+        configs = {i: self.blocks[self.taken[i]] for i in places}
+        views = [] if self.support.views is None else [self.support.views]
+        parts = [self.support.features, *views]
+        states, candidates = {}, {}
+        for i, config in configs.items():
+            states[i] = generator.get_state()
+            candidates[i] = HeadBlock.initial(config, self.recipe, generator).prepare(
+                *(each.blocks[self.taken[i]] for each in parts)
+            )
+
+        def start(i: int) -> HeadBlock:
+            """Make a block again instead of keeping a copy."""
+            again = np.random.RandomState()
+            again.set_state(states[i])
+            return HeadBlock.initial(configs[i], self.recipe, again)
+
+        groups = [[i] for i in places] if self.recipe.objective == "blocks" else [list(places)]
+        # The largest blocks first, so that no thread is left with one of them at the end.
+        groups.sort(key=lambda group: -max(configs[i].channels for i in group))
+
+        def work(number: int) -> None:
+            which, place = divmod(number, len(runs))
+            group, run = groups[which], runs[place]
+            layers = {i: start(i) for i in group}
+            run.losses[group[0]] = train(
+                list(layers.values()),
+                [candidates[i] for i in group],
+                run.task,
+                self.recipe,
+                lambda: self.on_step(len(group) / len(self.taken)),
+            )
+            for i, layer in layers.items() if len(run.others) else ():
+                shots = layer.embed(candidates[i], run.task.rows[: run.task.shots])
+                queries = layer.embed(candidates[i], run.others)
+                how = layer.comparison(queries, shots, run.task.bags)
+                run.cosines[i], _ = functions().cap_forward(how, keep=False)
+            if run.keep:
+                run.layers.update(layers)
+
+        run_parts(work, len(groups) * len(runs))
 
 
 def train(
@@ -153,16 +210,15 @@ def train(
     velocities = [{k: np.zeros_like(v) for k, v in layer.params.items()} for layer in layers]
     losses = []
     for _ in range(recipe.steps):
-        for velocity in velocities:  # new gradients are added to the decayed old ones
-            for value in velocity.values():
-                value *= np.float32(recipe.momentum)
         losses.append(add_gradients(layers, candidates, task, recipe, velocities))
         for layer, velocity in zip(layers, velocities, strict=True):
             for name, value in velocity.items():
                 _limit(value)
                 pools = name.startswith("pooling.")
-                rate = recipe.pooling_learning_rate if pools else recipe.learning_rate
-                layer.params[name] -= np.float32(rate) * value
+                rate = np.float32(recipe.pooling_learning_rate if pools else recipe.learning_rate)
+                param = layer.params[name]
+                for part in slabs(value):
+                    param[part] -= rate * value[part]
         on_step()
     return losses
 
@@ -186,7 +242,10 @@ def add_gradients(
     recipe: Recipe,
     velocities: Sequence[dict[str, Array]],
 ) -> float:
-    """Return the mean cross-entropy over the pseudo-queries; add its gradient to `velocities`."""
+    """Return the mean cross-entropy over the pseudo-queries; add its gradient to `velocities`.
+
+    The velocities decay before.
+    """
     pairs = zip(layers, candidates, strict=True)
     passed = [layer.embed_with_tape(c, task.rows) for layer, c in pairs]
     embedded = [projected for projected, _ in passed]
@@ -201,7 +260,7 @@ def add_gradients(
 
     def backward(i: int) -> None:
         _, tape = passed[i]
-        add = Gradients(velocities[i])
+        add = Gradients(velocities[i], np.float32(recipe.momentum))
         layers[i].backward(candidates[i], tape, embedded[i], gradients[i], add)
 
     run_parts(backward, len(layers))

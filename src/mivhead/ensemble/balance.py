@@ -26,11 +26,16 @@ effective number of shots (`effective_number`).
 is minus log n (`shot_scores`). Its weight starts at the textbook correction for classes that were
 more frequent in training, which divides probabilities by n, and is fitted by stacking like all
 others. Fixed at that value, a class of 60 shots among classes of one to three would hardly ever be
-named, and the out-of-fold predictions of those 60 show it.
+named, and the out-of-fold predictions of those 60 show it. Classes with one shot have no such
+predictions and are harder, so the logits shrink with their share (`untested_scale`).
+
+**If only one class has several shots**, nothing tells how much the scores favour it. The experts
+are then averages over regressions on one shot of each class (`mivhead.ensemble.ridge`), with the
+weights of one-shot tasks, and none of the above applies.
 
 **Class priors** come last, as plain Bayes: the logarithm of the expected frequency (`log_prior`).
 
-The form and both constants were chosen on the tuning sets (docs/research-log.md).
+The form and the constants were chosen on the tuning sets (docs/research-log.md).
 
 References
 ----------
@@ -52,6 +57,7 @@ from numpy.typing import ArrayLike, NDArray
 from mivhead.errors import InputError
 
 PENALTY = 1.0  # on the slope of a line in log n, in units of (log n)^2 summed over classes
+UNTESTED = 0.5  # by how much the log scale of logits falls with the share of one-shot classes
 SHOTS_SCALE = 0.25  # of the scores of `shot_scores`; the smaller, the closer to the textbook
 LARGEST = 1e100  # frequency: the sum of all must be finite
 UNIFORM, SHOTS = "uniform", "shots"  # class priors that have a name
@@ -93,6 +99,34 @@ def effective_number(weights: ArrayLike) -> float:
     """
     weights = np.asarray(weights, np.float64)
     return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def one_has_several(shots: ArrayLike) -> bool:
+    """Whether only one class has several shots, so that no other class can be tested.
+
+    >>> one_has_several([1, 9, 1]), one_has_several([2, 9, 1]), one_has_several([1, 1, 1])
+    (True, False, False)
+    """
+    return int((np.asarray(shots) > 1).sum()) == 1
+
+
+def untested_scale(shots: ArrayLike) -> float:
+    """Return the factor of logits that makes up for classes without out-of-fold predictions.
+
+    Stacking calibrates the logits on images of classes with several shots. Images of classes with
+    one shot are harder: the more such classes there are, the less sure a model should be.
+
+    Parameters
+    ----------
+    shots : array-like of shape (class,)
+        Number of shots of each class.
+
+    Examples
+    --------
+    >>> untested_scale([3, 5, 8]), round(untested_scale([1, 1, 5, 8]), 3)
+    (1.0, 0.779)
+    """
+    return float(np.exp(-UNTESTED * np.mean(np.asarray(shots) == 1)))
 
 
 def shots_behind(labels: ArrayLike, folds: ArrayLike | None = None) -> Ints:

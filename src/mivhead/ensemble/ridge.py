@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead.ensemble.balance import left_out_predictions, shot_weights
+from mivhead.ensemble.balance import left_out_predictions, one_has_several, shot_weights
 from mivhead.ensemble.descriptors import COMPONENTS, SIDE, Kind, PatchPCA, compute_descriptors
 from mivhead.features import Block, Features
 
@@ -98,6 +98,52 @@ def fit_ridge(
 
 def _ridge(weights: NDArray[np.float64], intercepts: NDArray[np.float64]) -> Ridge:
     return Ridge(weights.astype(np.float32), intercepts.astype(np.float32))
+
+
+def fit_one_of_each(
+    x: Array, targets: Array, alpha: float, folds: NDArray[np.int64] | None = None
+) -> tuple[Ridge, Array]:
+    """Average ridge regressions on one shot of each class, if only one class has several shots.
+
+    Nothing can be left out to find out how much a regression on all shots favours the large class,
+    because leaving out the only shot of a class leaves nothing. Regressions on one shot of each
+    class favour none.
+
+    Parameters
+    ----------
+    x, targets, alpha, folds
+        As for `fit_ridge`; each row of `targets` has a single 1.
+
+    Returns
+    -------
+    ridge : Ridge
+        The mean of a regression for each shot of the large class.
+    left_out : array
+        Predictions (image, class); for a shot of the large class, the mean of the regressions
+        without any shot of its fold. Those of other shots are not left out.
+
+    Examples
+    --------
+    >>> x = np.array([[0.0, 0.0], [0.2, 0.0], [0.0, 0.2], [1.0, 1.0]])
+    >>> ridge, _ = fit_one_of_each(x, np.eye(2)[[0, 0, 0, 1]], alpha=1e-6)
+    >>> ridge(np.array([[0.4, 0.4], [0.7, 0.7]])).argmax(axis=1).tolist()
+    [0, 1]
+    """
+    labels = targets.argmax(axis=1)
+    large = np.flatnonzero(labels == np.bincount(labels).argmax())
+    single = np.setdiff1d(np.arange(len(x)), large)
+    chosen = [np.append(row, single) for row in large]
+    ridges = [fit_ridge(x[rows], targets[rows], alpha)[0] for rows in chosen]
+    mean = _ridge(
+        np.mean([each.coefficients for each in ridges], axis=0, dtype=np.float64),
+        np.mean([each.intercepts for each in ridges], axis=0, dtype=np.float64),
+    )
+    left_out = mean(x)
+    fold = large if folds is None else np.where(folds[large] < 0, -1 - large, folds[large])
+    predictions = np.stack([ridge(x[large]) for ridge in ridges])  # (ridge, image, class)
+    for i, row in enumerate(large):
+        left_out[row] = predictions[fold != fold[i], i].mean(axis=0)
+    return mean, left_out
 
 
 def fit_weighted_ridge(
@@ -240,6 +286,7 @@ class Experts:
         """
         targets = np.eye(classes, dtype=np.float32)[labels]
         weights = shot_weights(labels)  # every class counts the same
+        lone = one_has_several(np.bincount(labels))
         pcas = {
             i: PatchPCA.fit(block.map)
             for i, block in enumerate(features.blocks)
@@ -247,7 +294,9 @@ class Experts:
         }
         experts = choose_experts(features.blocks, spans)
         fitted = {
-            expert: fit_ridge(x, targets, ALPHA, weights, folds)
+            expert: fit_one_of_each(x, targets, ALPHA, folds)
+            if lone
+            else fit_ridge(x, targets, ALPHA, weights, folds)
             for expert, x in _descriptors(experts, features, pcas)
         }
         ridges, left_out = zip(*(fitted[expert] for expert in experts), strict=True)

@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead.engine.head import Head
-from mivhead.engine.training import Trainer
+from mivhead.engine.training import Trained, Trainer
 from mivhead.ensemble.balance import (
     SHOTS_SCALE,
     ShotLines,
     effective_number,
     fold_into_weights,
+    one_has_several,
     shot_scores,
     shot_weights,
     shots_behind,
+    untested_scale,
 )
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.ensemble.names import (
@@ -36,8 +37,9 @@ from mivhead.ensemble.names import (
     centres_of,
     name_cosines,
 )
-from mivhead.ensemble.ridge import Experts, expected_shapes, prior_weights
-from mivhead.features import Block, ClassVectors, Features, SupportSet, to_single
+from mivhead.ensemble.ridge import Experts, Ridge, expected_shapes, prior_weights
+from mivhead.features import Block, Features, to_single
+from mivhead.support import ClassVectors, SupportSet
 
 if TYPE_CHECKING:
     from mivhead.head.training import DeviceTrainer
@@ -77,9 +79,9 @@ def assign_folds(support: SupportSet) -> NDArray[np.int64]:
 
 
 def out_of_fold_cosines(
-    trainer: Trainer | DeviceTrainer, heads: Sequence[Head], fold: NDArray[np.int64]
+    trainer: Trainer | DeviceTrainer, trained: Sequence[Trained], fold: NDArray[np.int64]
 ) -> Array:
-    """Predict support images with heads that were trained on the other folds.
+    """Collect predictions of support images by heads that were trained on the other folds.
 
     A head sees neither the images of its own fold nor their views. The only image of a class is in
     every training set, because nothing could stand for the class.
@@ -88,8 +90,8 @@ def out_of_fold_cosines(
     ----------
     trainer : Trainer
         Of the support set.
-    heads : sequence of Head
-        For each of `fold_numbers`, the head that `trainer` trained on the other folds.
+    trained : sequence of Trained
+        For each of `fold_numbers`, what `trainer` trained on the other folds.
     fold : array of int
         The fold of each image, -1 for those that are in every training set.
 
@@ -100,11 +102,8 @@ def out_of_fold_cosines(
     """
     classes = int(trainer.support.labels[-1]) + 1
     found = np.zeros((len(trainer.taken), len(fold), classes), np.float32)
-    for number, head in zip(fold_numbers(fold), heads, strict=True):
-        if not head.layers:
-            break
-        rows = np.flatnonzero(fold == number)
-        found[:, rows] = trainer.cosines(head, fold != number, rows)
+    for number, each in zip(fold_numbers(fold), trained, strict=True):
+        found[:, fold == number] = each.cosines
     return found
 
 
@@ -265,11 +264,12 @@ def one_shot_scale(features: Features, labels: NDArray[np.int64]) -> float:
     >>> one_shot_scale(apart, labels) > 1 > one_shot_scale(alike, labels)
     True
     """
-    if np.bincount(labels).max() > 1:
+    shots = np.bincount(labels)
+    if shots.max() > 1 and not one_has_several(shots):
         return 1.0
     vectors = mean_vectors(features.blocks[-1]).astype(np.float64)
     similarity = vectors @ vectors.T
-    np.fill_diagonal(similarity, -1)
+    similarity[labels[:, None] == labels] = -1
     distance = 1 - float(similarity.max(axis=1).mean())
     return float(ONE_SHOT_SCALE * max(distance, 0.01) ** ONE_SHOT_POWER)
 
@@ -306,7 +306,8 @@ def trust_mean(prior: Array, means: NDArray[np.bool_], recognised: float) -> Arr
 def is_one_shot(experts: Experts, labels: NDArray[np.int64]) -> bool:
     """Whether the weights of one-shot tasks apply: they are for features with maps."""
     second_order = any(expert.kind == "second_order" for expert in experts.ridges)
-    return second_order and int(np.bincount(labels).max()) == 1
+    shots = np.bincount(labels)
+    return second_order and (int(shots.max()) == 1 or one_has_several(shots))
 
 
 @dataclass(frozen=True, eq=False)
@@ -378,20 +379,27 @@ class Ensemble:
             np.full(len(labels), -1),
         )
         rows = np.flatnonzero(fold >= 0)
-        behind = shots_behind(labels, fold), shots_behind(labels, folds)
-        of_head = ShotLines.fit(cosines[:, rows], labels[rows], behind[0][rows], shots)
-        of_ridges = ShotLines.fit(predictions, labels, behind[1], shots)
-        lines = ShotLines.joined(of_head, of_ridges)
-        balanced = [of_head(cosines, behind[0]), of_ridges(predictions, behind[1])]
-        unequal = bool((shots != shots[0]).any())
-        if unequal:
-            balanced.append(shot_scores(behind[1], shots)[None])
+        lone = one_has_several(shots)
+        lines: ShotLines | None = None
+        if lone or (shots == shots[0]).all():
+            members = np.concatenate([cosines, predictions])[:, rows]  # (member, image, class)
+        else:
+            behind = shots_behind(labels, fold), shots_behind(labels, folds)
+            of_head = ShotLines.fit(cosines[:, rows], labels[rows], behind[0][rows], shots)
+            of_ridges = ShotLines.fit(predictions, labels, behind[1], shots)
+            lines = ShotLines.joined(of_head, of_ridges)
+            balanced = [
+                of_head(cosines, behind[0]),
+                of_ridges(predictions, behind[1]),
+                shot_scores(behind[1], shots)[None],
+            ]
+            members = np.concatenate(balanced).astype(np.float32)[:, rows]
             prior = np.append(prior, np.float32(1 / SHOTS_SCALE))
-        members = np.concatenate(balanced).astype(np.float32)[:, rows]  # (member, image, class)
+        scale = np.float32(one_shot_scale(features, labels) if lone else untested_scale(shots))
 
         def stack(members: Array, prior: Array) -> OutOfFold:
             counts = shot_weights(labels)[rows]
-            weights = fit_weights(members, labels[rows], prior, counts=counts)
+            weights = scale * fit_weights(members, labels[rows], prior, counts=counts)
             logits = weigh(weights, members)
             return OutOfFold(rows, labels[rows], members, prior, counts, weights, logits)
 
@@ -418,7 +426,7 @@ class Ensemble:
                 member = member.fit_unseen(left_out.logits, by_name[rows], labels[rows])
         if left_out is not None:
             weights = left_out.weights[: len(prior)]
-        if not unequal:
+        if lines is None:
             return cls(experts, weights, names=member, left_out=left_out)
         by_class, offsets = fold_into_weights(weights, lines, shots)
         class_weights = by_class.astype(np.float32), offsets.astype(np.float32)
@@ -455,6 +463,23 @@ class Ensemble:
         if (left := self.left_out) is not None:
             found = replace(found, left_out=replace(left, logits=left.logits + prior))
         return found
+
+    def reordered(self, order: NDArray[np.int64]) -> Self:
+        """Return the same ensemble, without names, for its classes in another order."""
+        ridges = {
+            expert: Ridge(np.ascontiguousarray(each.coefficients[:, order]), each.intercepts[order])
+            for expert, each in self.experts.ridges.items()
+        }
+        by_class = None
+        if self.class_weights is not None:
+            by_class = np.ascontiguousarray(self.class_weights[:, order])
+        return replace(
+            self,
+            experts=Experts(self.experts.pcas, ridges),
+            class_weights=by_class,
+            offsets=None if self.offsets is None else self.offsets[order],
+            left_out=None,
+        )
 
     def logits(self, cosines: Array, features: Features) -> Array:
         """Logits (image, class) from the head's cosines (block, image, class) and the experts.

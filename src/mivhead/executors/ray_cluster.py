@@ -26,13 +26,9 @@ LOOK = 2.0  # seconds after which new and lost nodes are noticed
 class RayExecutor:
     """Runs calls on a Ray cluster, one processor each.
 
-    Parameters
-    ----------
-    address : str, optional
-        Address of a running cluster: `HOST:PORT`, `ray://HOST:PORT`, or `auto` for the cluster that
-        this machine belongs to. By default a cluster is started on this machine.
-    gpus : int, default=0
-        GPUs that every call needs; Ray shows a call only these.
+    The address is `HOST:PORT`, `ray://HOST:PORT`, or `auto` for the cluster that this machine
+    belongs to; by default a cluster is started on this machine. Ray shows a call only the GPUs that
+    it needs.
     """
 
     def __init__(self, address: str | None = None, *, gpus: int = 0) -> None:

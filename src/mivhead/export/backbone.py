@@ -46,20 +46,9 @@ def export_onnx(
     """Export a PyTorch backbone to an ONNX file with its taps as outputs.
 
     The preprocessing, the preset and the hash of the weights are stored in the metadata, so that
-    `load_backbone(path)` needs no options. The batch size is dynamic.
-
-    Parameters
-    ----------
-    spec, weights, preset
-        As for `mivhead.backbones.load_backbone`.
-    path : str or Path
-        The file to write.
-
-    Returns
-    -------
-    float
-        The largest difference between the features of the two on random images, relative to the
-        largest feature (or to 1, if that is larger).
+    `load_backbone(path)` needs no options. The batch size is dynamic. Returns the largest
+    difference between the features of the two on random images, relative to the largest feature (or
+    to 1, if that is larger).
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):  # fail before the work, not after it
         need(package, EXTRA)
@@ -115,23 +104,10 @@ def tap_onnx(
     *,
     preprocessing: Preprocessing | None = None,
 ) -> Backbone:
-    """Copy an ONNX file, storing taps and preprocessing in the copy.
+    """Copy an ONNX file, storing taps and preprocessing in the copy, and load that.
 
-    Parameters
-    ----------
-    source : str or Path
-        Any ONNX image model.
-    path : str or Path
-        The file to write.
-    outputs : sequence of str
-        Tensors to tap, shallow to deep, as listed by `miv backbones inspect`.
-    preprocessing : Preprocessing, optional
-        Size, mean and standard deviation; by default the file's own, or ImageNet's.
-
-    Returns
-    -------
-    Backbone
-        The copy, loaded.
+    `outputs` are tensors to tap, shallow to deep, as listed by `miv backbones inspect`; the
+    preprocessing is by default the file's own, or ImageNet's.
     """
     backbone = load_backbone(source, outputs=outputs, preprocessing=preprocessing, device="cpu")
     model, _ = read_graph(source)

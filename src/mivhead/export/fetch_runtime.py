@@ -26,13 +26,7 @@ SECONDS = 300
 
 
 def fetch(folder: Path = FOLDER) -> str | None:
-    """Fetch the files, unless they are there; return why that failed, or None.
-
-    Parameters
-    ----------
-    folder : Path
-        Where to put them.
-    """
+    """Fetch the files, unless they are there; return why that failed, or None."""
     if all((folder / name).is_file() for name in FILES):
         return None
     npm = shutil.which("npm")

@@ -82,14 +82,7 @@ class Graph:
 class Value:
     """A tensor of a graph that is computed when the graph runs.
 
-    Parameters
-    ----------
-    graph : Graph
-        Where operations on it are added.
-    name : str
-        Its name.
-    dtype : numpy.dtype
-        Its type; constants in operations with it are converted to this type.
+    Operations on it are added to the graph; constants in them are converted to its type.
     """
 
     def __init__(self, graph: Graph, name: str, dtype: np.dtype[Any]) -> None:

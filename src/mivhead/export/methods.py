@@ -37,7 +37,7 @@ def logits(graph: Graph, features: Mapping[str, Value], classifier: Any) -> Valu
 
 
 def _why_not(classifier: Any) -> str:
-    """Say why a method without a formula cannot be exported."""
+    """Explain why a method without a formula cannot be exported."""
     if isinstance(classifier, UserMethod):
         name, built_in = classifier.home, False
     else:

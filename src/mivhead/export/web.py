@@ -89,16 +89,9 @@ def export_web(
 
 
 def make_page(model: Path, runtime: Path, title: str) -> str:
-    """Return the page of an exported model.
+    """Return the page of an exported model that takes images.
 
-    Parameters
-    ----------
-    model : Path
-        The ONNX file, which takes images.
-    runtime : Path
-        Folder with the files of onnxruntime-web.
-    title : str
-        Title of the page.
+    `runtime` is the folder with the files of onnxruntime-web.
     """
     own = files("mivhead.export") / "web_page"
     style = "".join((own / name).read_text("utf-8") for name in STYLES)

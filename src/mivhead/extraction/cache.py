@@ -402,13 +402,8 @@ def content_hash(image: bytes | Image.Image) -> str:
 class CacheKeys:
     """Keys of the features that one backbone extracts.
 
-    Parameters
-    ----------
-    backbone : Backbone
-        Its identity and the type that it rounds features to (its attribute `dtype`, if it has one)
-        are part of every key.
-    how : Augmentation
-        How views are made; part of the key of a view.
+    The backbone's identity, the type that it rounds features to (its attribute `dtype`, if it has
+    one) and, for a view, how it is made are part of the key.
     """
 
     def __init__(self, backbone: Backbone, how: Augmentation) -> None:

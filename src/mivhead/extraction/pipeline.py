@@ -40,19 +40,7 @@ T = TypeVar("T")
 
 
 def extract_pictures(backbone: Backbone, pictures: Sequence[DecodedImage]) -> Features:
-    """Pass one batch of decoded images through the backbone, without a cache.
-
-    Parameters
-    ----------
-    backbone : Backbone
-        The frozen backbone.
-    pictures : sequence of PIL images or uint8 arrays
-        At least one.
-
-    Returns
-    -------
-    Features
-    """
+    """Pass one batch of decoded images through the backbone, without a cache."""
     with shared_cores():
         return backbone.extract(pictures)
 
@@ -118,25 +106,9 @@ def extract_views(
     cache: FeatureCache | None = None,
     verbose: bool = True,
 ) -> Features:
-    """Extract features of augmented views alone, from kept pictures.
+    """Extract features of augmented views alone, from kept pictures: one row per view of the plan.
 
-    Parameters
-    ----------
-    backbone : Backbone
-        Extracts the features that the cache lacks.
-    pictures : sequence of (str, bytes)
-        Hash and picture of every image, as in a table of `extract_table`.
-    plan : ViewPlan
-        At least one view to make.
-    how : Augmentation
-        How views are made.
-    cache, verbose
-        As for `extract_table`.
-
-    Returns
-    -------
-    Features
-        One row per view of the plan.
+    Pictures are the hash and the picture of every image, as in a table of `extract_table`.
     """
     loaders = [partial(LoadedImage.known, *each) for each in pictures]
     flow = _Flow(backbone, loaders, plan, how, cache, originals=False)

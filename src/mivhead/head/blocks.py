@@ -148,18 +148,8 @@ def resolve_blocks(
 ) -> tuple[BlockConfig, ...]:
     """Combine the shapes of features with the settings of their backbone.
 
-    Parameters
-    ----------
-    features : Features
-        Only their shapes matter.
-    preset : Preset, sequence of BlockPreset, mapping or None, default=None
-        The settings. None derives them from the shapes; a mapping holds fields of `BlockPreset` to
-        replace in the derived settings (see `mivhead.backbones.preset.replace_in_blocks`).
-
-    Returns
-    -------
-    tuple of BlockConfig
-        One per block of the features, shallow to deep.
+    None derives them from the shapes; a mapping holds fields of `BlockPreset` to replace in the
+    derived settings (see `mivhead.backbones.preset.replace_in_blocks`).
     """
     if isinstance(preset, Preset):
         presets: Sequence[BlockPreset] = preset.blocks

@@ -14,16 +14,10 @@ from mivhead.head.recipe import Recipe
 
 
 def centred_cosines(v_q: Tensor, v_p: Tensor, recipe: Recipe) -> Tensor:
-    """Cosines (query, class) of one block, around the mean of the prototypes.
+    """Cosines (query, class) of one block, around the mean of the prototypes if the recipe says so.
 
-    Parameters
-    ----------
-    v_q : Tensor
-        Query vectors (query, channel).
-    v_p : Tensor
-        Prototypes (query, class, channel), or (class, channel) if they do not depend on the query.
-    recipe : Recipe
-        Says whether cosines are centred.
+    `v_q` is (query, channel); `v_p` (query, class, channel), or (class, channel) if prototypes do
+    not depend on the query.
     """
     u = v_q.unsqueeze(1)  # (query, 1, channel)
     if recipe.centres:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mivhead.engine.head import Head
-from mivhead.features import Features, SupportSet
+from mivhead.engine.training import Trained
+from mivhead.features import Features
 from mivhead.head.bags import Bags
 from mivhead.head.blocks import BlockConfig
 from mivhead.head.cap import Projected
@@ -23,23 +24,17 @@ from mivhead.head.head import MIVHead, rows
 from mivhead.head.logits import loss
 from mivhead.head.pooling import Candidates
 from mivhead.head.recipe import Recipe
+from mivhead.support import SupportSet
 
 LARGEST_VELOCITY = 1e3  # norm per parameter; below 20 on five real image sets
 CHUNK_VALUES = {"cpu": 2**20}  # values of prototypes at once: 4 MB in float32
-CHUNK_VALUES_GPU = 2**27  # where small chunks are a million small calls: 512 MB
+CHUNK_VALUES_GPU = 2**30  # values of everything at once: 4 GB; small chunks are a million calls
+COPIES = 11  # of prototypes or weights that a step keeps per block, measured
 PREDICT = 64  # query images pooled at once in prediction
 
 
 class DeviceTrainer:
-    """Trains heads on a support set with PyTorch: what `mivhead.engine.training.Trainer` does.
-
-    Parameters
-    ----------
-    support, blocks, recipe, seed, on_step
-        As for `mivhead.engine.training.Trainer`.
-    device : str
-        Where to compute, such as `"cuda"`.
-    """
+    """Trains heads on a support set with PyTorch: what `mivhead.engine.training.Trainer` does."""
 
     def __init__(
         self,
@@ -56,25 +51,29 @@ class DeviceTrainer:
         self.taken = MIVHead(blocks, recipe, None).taken
 
     def fit(
-        self, subsets: Sequence[NDArray[np.bool_] | None] = (None,)
-    ) -> list[tuple[Head, list[float]]]:
+        self, subsets: Sequence[NDArray[np.bool_] | None] = (None,), *, keep: bool = True
+    ) -> list[Trained]:
         """Train one head per subset of the images; None takes all of them."""
+        del keep  # heads are small beside the candidates of a device
         return [self._fit_one(kept) for kept in subsets]
 
-    def _fit_one(self, kept: NDArray[np.bool_] | None) -> tuple[Head, list[float]]:
+    def _fit_one(self, kept: NDArray[np.bool_] | None) -> Trained:
         support = self.support if kept is None else self.support.take(kept)
-        head, losses = fit_head(
+        module, losses = fit_head(
             support, self.blocks, self.recipe, self.seed, self.device, self.on_step
         )
-        return Head.from_params(self.blocks, self.recipe, head.arrays()), losses
-
-    def cosines(
-        self, head: Head, kept: NDArray[np.bool_], images: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        """Cosines (block, image, class) of support images, for a head trained on others."""
-        shots = self.support.take(kept)
-        queries = self.support.features[images]
-        return device_cosines(head, self.blocks, shots.features, shots.shots, queries, self.device)
+        head = Head.from_params(self.blocks, self.recipe, module.arrays())
+        cosines = np.zeros((len(self.taken), 0, len(support.shots)), np.float32)
+        if kept is not None and not kept.all():
+            cosines = device_cosines(
+                head,
+                self.blocks,
+                support.features,
+                support.shots,
+                self.support.features[np.flatnonzero(~kept)],
+                self.device,
+            )
+        return Trained(head, losses, cosines)
 
 
 def device_cosines(
@@ -110,29 +109,10 @@ def fit_head(
     device: str = "cpu",
     on_step: Callable[[float], object] = lambda _: None,
 ) -> tuple[MIVHead, list[float]]:
-    """Build a head and train it on a support set.
+    """Build a head and train it on a support set; it no longer requires gradients.
 
-    Parameters
-    ----------
-    support : SupportSet
-        Images and their views.
-    blocks : sequence of BlockConfig
-        The blocks of the features.
-    recipe : Recipe
-        How to train.
-    seed : int
-        Seed of the initial weights.
-    device : str, default="cpu"
-        Where to train.
-    on_step : callable, default=nothing
-        Called with 1.0 after every step.
-
-    Returns
-    -------
-    head : MIVHead
-        The trained head; its parameters no longer require gradients.
-    losses : list of float
-        The loss of every step, taken before its update.
+    `on_step` is called with 1.0 after every step. Returns the loss of every step, too, taken before
+    its update.
     """
     head = MIVHead(blocks, recipe, torch.Generator().manual_seed(seed)).to(device)
     losses = train(
@@ -155,28 +135,11 @@ def train(
     sources: Tensor | None = None,
     on_step: Callable[[], object] = lambda: None,
 ) -> list[float]:
-    """Train a head in place.
+    """Train a head in place; return the loss of every step, taken before its update.
 
-    Parameters
-    ----------
-    head : MIVHead
-        What to train.
-    candidates : sequence of Candidates
-        Prepared features of all pseudo-queries, the support first and in the order of `bags`.
-    labels : Tensor
-        Class numbers of all pseudo-queries.
-    bags : Bags
-        The support rows of each class.
-    sources : Tensor, optional
-        The support row that every pseudo-query was made from. That shot is masked, so that the
-        prediction comes from the class's other shots. By default nothing is masked.
-    on_step : callable, default=nothing
-        Called after every step.
-
-    Returns
-    -------
-    list of float
-        The loss of every step, taken before its update.
+    Candidates and labels are those of all pseudo-queries, the support first and in the order of
+    `bags`. `sources` are the support rows that they were made from: that shot is masked, so that
+    the prediction comes from the class's other shots.
     """
     recipe = head.recipe
     rates = {"pooling": recipe.pooling_learning_rate, "cap": recipe.learning_rate}
@@ -249,8 +212,14 @@ def loss_and_gradients(
 def chunks(head: MIVHead, queries: int, bags: Bags) -> Iterator[slice]:
     """Slices of queries for which `forward` needs little memory."""
     classes, shots = bags.real.shape
-    values = max(  # per query in one block: attention weights, prototypes
-        classes * max(layer.config.heads * shots, layer.config.channels) for layer in head.layers
-    )
-    size = max(1, CHUNK_VALUES.get(head.anchor.device.type, CHUNK_VALUES_GPU) // values)
+    configs = [layer.config for layer in head.layers]
+    # Per query in each block: attention weights or prototypes.
+    values = [classes * max(each.heads * shots, each.channels) for each in configs]
+    limit = CHUNK_VALUES.get(head.anchor.device.type)
+    if limit is not None:
+        size = limit // max(values)
+    else:  # the gradient of L1 distances takes queries x shots x channels there, block by block
+        distances = len(bags.order) * max(each.channels for each in configs)
+        size = CHUNK_VALUES_GPU // (COPIES * sum(values) + distances)
+    size = max(1, size)
     return (slice(start, start + size) for start in range(0, queries, size))

@@ -95,14 +95,8 @@ class Draws:
     """The random numbers that PyTorch's generator draws for this seed, without PyTorch.
 
     Both are the Mersenne Twister with 32 bits of seed, so that views are those of torchvision.
+    Seeds are from 0 to 2^63 - 1.
 
-    Parameters
-    ----------
-    seed : int
-        From 0 to 2^63 - 1.
-
-    Examples
-    --------
     >>> random = Draws(0)
     >>> round(float(random.uniform()), 6), random.integer(14)
     (0.496257, 3)

@@ -26,7 +26,7 @@ from PIL import Image
 from mivhead._util.files import replacing
 from mivhead._util.schema import parse_json
 from mivhead._util.text import one_line
-from mivhead.errors import ImageError, InputError
+from mivhead.errors import ImageError, InputError, reading
 from mivhead.images.decoding import load_image
 from mivhead.images.imageset import ImageSet, ImageSource, is_image_name, normal
 
@@ -135,13 +135,9 @@ class BoxFile:
     def write(self, path: str | Path, decisions: Mapping[str, tuple[str, str, float]]) -> None:
         """Write the document with decisions, in the same format.
 
-        Parameters
-        ----------
-        path : str or Path
-            The file, or for YOLO and Pascal VOC the folder, to write.
-        decisions : mapping
-            By the id of a box: the decision (a class, `unsure` or `none of these`), the most
-            probable class, and its probability. Other boxes stay as they are.
+        The path is a file or, for YOLO and Pascal VOC, a folder. By the id of a box there are the
+        decision (a class, `unsure` or `none of these`), the most probable class, and its
+        probability. Other boxes stay as they are.
         """
         path = Path(path)
         decided = [(box, *decisions[box.id]) for box in self.boxes if box.id in decisions]
@@ -236,14 +232,12 @@ def open_boxes(path: str | Path, folder: str | Path) -> BoxFile:
 
 
 def _content(path: Path) -> bytes:
-    try:
+    with reading(path):
         if not path.is_file():
             raise InputError(f"{path} is not a regular file.")  # reading a pipe could block
         if path.stat().st_size > MAX_BYTES:
             raise InputError(f"{path} is larger than {MAX_BYTES // 2**20} MiB.")
         return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def _text(path: Path) -> str:
@@ -409,10 +403,8 @@ def _write_json(path: Path, document: Any) -> None:
 def _read_csv(path: Path) -> BoxFile:
     text = _text(path)
     delimiter = max(",;\t", key=text.partition("\n")[0].count)
-    try:
+    with reading(path, csv.Error):
         rows = list(csv.reader(io.StringIO(text), delimiter=delimiter, strict=True))
-    except csv.Error as error:
-        raise InputError(f"{path} cannot be read: {error}.") from error
     header = [cell.strip().casefold() for cell in rows[0]] if rows else []
     photo_at = next((header.index(name) for name in PATH_COLUMNS if name in header), None)
     if photo_at is None or not all(side in header for side in SIDES):
@@ -596,7 +588,7 @@ def _write_voc(path: Path, document: Any, decided: list[Any]) -> None:
 
 
 def with_suffixes(found: BoxFile, folder: Path) -> BoxFile:
-    """Give YOLO's photos, which are named without their suffix, the one that they have."""
+    """Add the suffixes of YOLO's photos, which are named without them."""
     if found.format != "yolo":
         return found
     names = {

@@ -17,7 +17,7 @@ from typing import IO, Any, TypeVar, cast
 
 from mivhead._util.optional import need
 from mivhead._util.text import reason_of
-from mivhead.errors import ImageError, InputError, MivError, NotAvailableError
+from mivhead.errors import ImageError, InputError, MivError, NotAvailableError, reading
 from mivhead.images.decoding import read_capped, read_file
 from mivhead.images.imageset import is_litter, natural_key
 
@@ -89,10 +89,8 @@ def is_folder(path: str) -> bool:
 def stamp(path: str) -> str:
     """Return what changes when a file changes: its size, and its date or its entity tag."""
     if not is_address(path):
-        try:
+        with reading(path):
             found = Path(path).stat()
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror}.") from error
         if not S_ISREG(found.st_mode):
             raise InputError(f"{path} is not a regular file.")  # reading a pipe could block
         return f"{found.st_size} {found.st_mtime_ns}"
@@ -112,10 +110,8 @@ def open_file(path: str) -> AbstractContextManager[IO[bytes]]:
         fs, inside = file_system(path)
         opened = reach(path, lambda: fs.open(inside, "rb"))
         return cast("AbstractContextManager[IO[bytes]]", opened)
-    try:
+    with reading(path):
         return Path(path).open("rb")
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def read_image(path: str, name: str) -> bytes:
@@ -227,19 +223,14 @@ def _walk(root: Path) -> Iterator[tuple[str, bool]]:
 
 def _entries(folder: Path) -> list[tuple[str, bool, bool]]:
     """Return what is in a folder: names, whether they are folders, and whether they are links."""
-    try:
-        with os.scandir(folder) as entries:
-            found = [(e.name, e.is_dir(), e.is_symlink()) for e in entries if not is_litter(e.name)]
-    except OSError as error:
-        raise InputError(f"The folder {folder} cannot be read: {error.strerror}.") from error
+    with reading(f"The folder {folder}"), os.scandir(folder) as entries:
+        found = [(e.name, e.is_dir(), e.is_symlink()) for e in entries if not is_litter(e.name)]
     return sorted(found, key=lambda entry: natural_key(entry[0]))
 
 
 def _identity(folder: Path) -> tuple[int, int]:
-    try:
+    with reading(f"The folder {folder}"):
         found = folder.stat()
-    except OSError as error:
-        raise InputError(f"The folder {folder} cannot be read: {error.strerror}.") from error
     return found.st_dev, found.st_ino
 
 

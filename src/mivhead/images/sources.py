@@ -222,12 +222,8 @@ def list_ignored(path: str | os.PathLike[str]) -> list[str]:
     """Return the files of a folder or zip of class folders that `open_labelled` ignores.
 
     Those are files that are not images, and images outside the class folders. What systems leave
-    behind, such as `.DS_Store`, and the model of an app's project do not count.
-
-    Parameters
-    ----------
-    path : str or path-like
-        The folder or zip; anything else ignores nothing.
+    behind, such as `.DS_Store`, and the model of an app's project do not count. Anything else than
+    a folder or zip ignores nothing.
     """
     path = Path(path)
     if path.is_dir():

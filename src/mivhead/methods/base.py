@@ -21,13 +21,13 @@ from mivhead.classifier import FeatureClassifier
 from mivhead.errors import InputError
 from mivhead.features import (
     Features,
-    SupportSet,
     layout_to_json,
     mean_patches,
     read_layout,
     to_single,
 )
 from mivhead.methods.cost import BackboneWork, TaskSize, Work
+from mivhead.support import SupportSet
 
 Array = NDArray[Any]  # of float32 or float64
 
@@ -67,15 +67,14 @@ class Vectors(NamedTuple):
 class PooledClassifier(FeatureClassifier):
     """A method that learns arrays from pooled features and scores pooled features with them.
 
-    The fields are hyperparameters; subclasses add their own. With `use_views`, augmented views
-    count as further images.
+    The fields are hyperparameters; subclasses add their own.
     """
 
     TENSORS: ClassVar[Mapping[str, str]]
 
-    use_views: bool = False
-    random_state: int | np.random.RandomState | None = None
-    device: str | None = None
+    use_views: bool = False  # count augmented views as further images
+    random_state: int | np.random.RandomState | None = None  # where weights are drawn at random
+    device: str | None = None  # ignored: these methods compute on the CPU
     learned_: dict[str, Array] = field(init=False)
 
     @abstractmethod

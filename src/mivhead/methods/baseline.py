@@ -76,12 +76,6 @@ class Baseline(_Trained):
         Learning rate of Adam.
     steps : int, default=400
         Number of steps, each on the full batch.
-    use_views : bool, default=False
-        Count augmented views as further images.
-    random_state : int, RandomState instance or None, default=None
-        Seed of the initial weights.
-    device : str or None, default=None
-        Ignored; the method computes on the CPU.
 
     Attributes
     ----------
@@ -123,12 +117,6 @@ class BaselinePlusPlus(_Trained):
         Number of steps, each on the full batch.
     scale : float or None, default=None
         Scale of the logits; None: 2, or 10 above 200 classes.
-    use_views : bool, default=False
-        Count augmented views as further images.
-    random_state : int, RandomState instance or None, default=None
-        Seed of the initial weights.
-    device : str or None, default=None
-        Ignored; the method computes on the CPU.
 
     Attributes
     ----------

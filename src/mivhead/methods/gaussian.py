@@ -301,12 +301,6 @@ class FitLDA(_FitHead):
         Learning rate of Adam.
     steps : int, default=400
         Number of steps, each on the full batch.
-    use_views : bool, default=False
-        Count augmented views as further images.
-    random_state : int, RandomState instance or None, default=None
-        Ignored; the method is deterministic.
-    device : str or None, default=None
-        Ignored; the method computes on the CPU.
 
     Attributes
     ----------
@@ -340,12 +334,6 @@ class FitQDA(_FitHead):
         Learning rate of Adam.
     steps : int, default=400
         Number of steps, each on the full batch.
-    use_views : bool, default=False
-        Count augmented views as further images.
-    random_state : int, RandomState instance or None, default=None
-        Ignored; the method is deterministic.
-    device : str or None, default=None
-        Ignored; the method computes on the CPU.
 
     Attributes
     ----------
@@ -396,15 +384,6 @@ def _linear_products(size: Vectors) -> float:
 @dataclass(kw_only=True, eq=False, repr=False)
 class ProtoNets(PooledClassifier):
     """The FiT head without covariances: negative squared Euclidean distance to the class means.
-
-    Parameters
-    ----------
-    use_views : bool, default=False
-        Count augmented views as further images.
-    random_state : int, RandomState instance or None, default=None
-        Ignored; the method is deterministic.
-    device : str or None, default=None
-        Ignored; the method computes on the CPU.
 
     References
     ----------

@@ -37,12 +37,6 @@ class NearestNeighbours(PooledClassifier):
         k; with fewer support images, all of them vote.
     temperature : float, default=0.07
         With a small temperature near neighbours count for more.
-    use_views : bool, default=False
-        Count augmented views as further images.
-    random_state : int, RandomState instance or None, default=None
-        Ignored; the method is deterministic.
-    device : str or None, default=None
-        Ignored; the method computes on the CPU.
 
     References
     ----------

@@ -37,12 +37,6 @@ class LogisticProbe(PooledClassifier):
         Scale every pooled feature to length 1 first.
     max_iter : int, default=1000
         Maximum number of L-BFGS steps.
-    use_views : bool, default=False
-        Count augmented views as further images.
-    random_state : int, RandomState instance or None, default=None
-        Ignored; the method is deterministic.
-    device : str or None, default=None
-        Ignored; the method computes on the CPU.
 
     Attributes
     ----------

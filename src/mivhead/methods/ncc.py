@@ -31,12 +31,6 @@ class NearestCentroid(PooledClassifier):
         Subtract the mean of the class means from queries and class means first.
     temperature : float, default=0.1
         Cosines are divided by it to become logits; it changes probabilities, not predictions.
-    use_views : bool, default=False
-        Count augmented views as further images.
-    random_state : int, RandomState instance or None, default=None
-        Ignored; the method is deterministic.
-    device : str or None, default=None
-        Ignored; the method computes on the CPU.
 
     References
     ----------

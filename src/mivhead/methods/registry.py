@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mivhead.features import Features
     from mivhead.methods.cost import BackboneWork, TaskSize, Work
     from mivhead.model.decision import DecisionRule
+    from mivhead.support import SupportSet
 
 GROUP = "mivhead.methods"  # of entry points
 MADE_AS = "_made_as"  # attribute of an estimator: the name of its method
@@ -58,8 +59,18 @@ class Classifier(Protocol):
         """Train on a support set, and perhaps on augmented views."""
         ...
 
+    def fit_support(self, support: SupportSet) -> Self:
+        """Train on a support set that is checked."""
+        ...
+
     def predict_proba(self, X: Any) -> NDArray[np.floating[Any]]:
         """Probabilities (image, class), in the order of `classes_`."""
+        ...
+
+    def score_unknown(
+        self, X: Any
+    ) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]] | None]:
+        """Probabilities, and how unlike the shots each image is; None if that is not known."""
         ...
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -479,7 +490,7 @@ class _Methods(Mapping[str, Method]):
         return len(_homes())
 
     def __contains__(self, name: object) -> bool:
-        return name in _homes()
+        return name in _ROWS or name in _homes()  # the other packages are looked at only if needed
 
 
 METHODS: Mapping[str, Method] = _Methods()

@@ -39,12 +39,6 @@ class RidgeRegression(PooledClassifier):
         Scale every pooled feature to length 1 before the regression.
     temperature : float, default=0.1
         The regressed labels are divided by it; it changes probabilities, not predictions.
-    use_views : bool, default=False
-        Count augmented views as further images.
-    random_state : int, RandomState instance or None, default=None
-        Ignored; the method is deterministic.
-    device : str or None, default=None
-        Ignored; the method computes on the CPU.
 
     References
     ----------

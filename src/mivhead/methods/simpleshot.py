@@ -35,12 +35,6 @@ class SimpleShot(PooledClassifier):
     ----------
     temperature : float, default=0.1
         Squared distances are divided by it; it changes probabilities, not predictions.
-    use_views : bool, default=False
-        Count augmented views as further images.
-    random_state : int, RandomState instance or None, default=None
-        Ignored; the method is deterministic.
-    device : str or None, default=None
-        Ignored; the method computes on the CPU.
 
     References
     ----------

@@ -43,12 +43,6 @@ class SupportVectors(PooledClassifier):
         almost constant in the few support images then dominate a query in which they are not
         (docs/research-log.md). With False, all channels share one scale, which is scikit-learn's
         default for SVC.
-    use_views : bool, default=False
-        Count augmented views as further images.
-    random_state : int, RandomState instance or None, default=None
-        Ignored; the method is deterministic.
-    device : str or None, default=None
-        Ignored; the method computes on the CPU.
 
     References
     ----------

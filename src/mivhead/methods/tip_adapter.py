@@ -37,12 +37,6 @@ class TipAdapter(PooledClassifier):
     average : bool, default=False
         Divide a class's sum by its shots. The paper's tasks have equal shots, where this is only a
         scale; with unequal ones the sum favours large classes.
-    use_views : bool, default=False
-        Count augmented views as further images.
-    random_state : int, RandomState instance or None, default=None
-        Ignored; the method is deterministic.
-    device : str or None, default=None
-        Ignored; the method computes on the CPU.
 
     References
     ----------

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from mivhead._util.schema import from_json, split_tensors
 from mivhead.classifier import FeatureClassifier
 from mivhead.errors import InputError
-from mivhead.features import Features, SupportSet
+from mivhead.features import Features
 from mivhead.methods.registry import Method
+from mivhead.support import SupportSet
 
 
 class UserMethod(FeatureClassifier):
@@ -81,7 +82,8 @@ class UserMethod(FeatureClassifier):
 
     @property
     def _stored_support(self) -> Features:
-        return self.support_.features
+        features: Features = self.support_.features
+        return features
 
     def _logits(self, features: Features) -> NDArray[np.float64]:
         found = np.asarray(self.estimator_.predict_proba(features))

@@ -304,6 +304,24 @@ class DecisionRule:
             rule = replace(rule, energy=energy, best=self.best[kept], own=self.own[kept])
         return rule.with_background(np.concatenate([self.background, self.shots[~named]]))
 
+    def reordered(self, order: NDArray[np.int64]) -> DecisionRule:
+        """Return the rule of the same model, with its classes in another order."""
+        place = np.argsort(order)  # the new number of each class
+        labels = place[self.labels]
+        by_class = np.argsort(labels, kind="stable")
+        rows = np.argsort(by_class)[self.rows]
+        by_row = np.argsort(rows)
+        scores = {name: getattr(self, name) for name in ("energy", "best", "own")}
+        return replace(
+            self,
+            shots=self.shots[by_class],
+            labels=labels[by_class],
+            rows=rows[by_row],
+            other=None if self.other is None else int(place[self.other]),
+            logits=None if self.logits is None else self.logits[by_row][:, order],
+            **{name: each[by_row] if len(each) else each for name, each in scores.items()},
+        )
+
     def unknown(self, logits: Floats, vectors: Floats) -> Floats:
         """Score images by their logits (image, class) and mean vectors (image, channel)."""
         near, lift = _nearest(vectors, self.shots), 0.0

@@ -1,29 +1,24 @@
 """`FewShotClassifier`: images in, names out; everything that a fitted model can do.
 
-Fitting and changing models is here, with short cuts to everything else: names and decisions come
-from `mivhead.model.base`, images in the form that a method takes from `mivhead.model.readers`,
-and evaluation and explanations from `mivhead.diagnostics`.
+The class is the way in, with short cuts to where things are done: fitting in
+`mivhead.model.fitting`, changes in `mivhead.model.changes`, names and decisions in
+`mivhead.model.base`, evaluation and explanations in `mivhead.diagnostics`.
 """
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image
 
 from mivhead._util.estimator import Estimator, check_fitted
 from mivhead._util.text import one_line
 from mivhead.backbones import DEFAULT_BACKBONE, load_backbone
-from mivhead.backbones.background import background_vectors
 from mivhead.backbones.base import (
     Backbone,
     Identity,
@@ -32,15 +27,14 @@ from mivhead.backbones.base import (
     expected_preset,
     named_by_file,
 )
+from mivhead.backbones.efficientnet_lite import comes_with_mivhead
 from mivhead.backbones.preprocessing import DecodedImage
 from mivhead.backbones.preset import Preset
-from mivhead.classifier import MIVClassifier
 from mivhead.ensemble.balance import UNIFORM, Prior, is_uniform
 from mivhead.ensemble.names import names_of
-from mivhead.ensemble.unlabelled import LIMIT, UnlabelledUse
-from mivhead.errors import InputError, NotAvailableError, check_no_missing
+from mivhead.errors import InputError, check_no_missing
 from mivhead.extraction.cache import FeatureCache, open_cache
-from mivhead.features import Features, FeatureTable, is_array
+from mivhead.features import Features, FeatureTable
 from mivhead.head.recipe import Recipe
 from mivhead.images.augmentation import Augmentation, ViewRule
 from mivhead.images.decoding import ImageLike
@@ -53,13 +47,21 @@ from mivhead.images.imageset import (
 from mivhead.images.sources import as_image_set, open_labelled
 from mivhead.methods.miv import views_rule
 from mivhead.methods.registry import Classifier, get_method, make_method
+from mivhead.model import changes
 from mivhead.model.base import ImageClassifier, Scores
 from mivhead.model.decision import Calibration, DecisionRule
+from mivhead.model.fitting import (
+    Further,
+    fit_images,
+    fit_table,
+    is_features,
+    with_missing_views,
+)
 from mivhead.model.info import Estimate
-from mivhead.model.naming import Vectors, embed_classes, name_classes, read_vectors
+from mivhead.model.naming import Vectors
 from mivhead.model.prediction import Prediction, Predictions
 from mivhead.model.readers import FeatureReader, Reader, reader_for
-from mivhead.model.shots import Change, Shots, Training, digests
+from mivhead.model.shots import Change, Shots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,10 +74,6 @@ if TYPE_CHECKING:
     from mivhead.model.exported import Input
 
 MAX_SHOWN = 8  # classes that the short form of a model names
-CORE_SPEED = 2e10  # operations of fitting per second of one core, measured
-LONG = 10.0  # minutes of fitting that are worth a warning
-
-_log = logging.getLogger(__name__)
 
 __all__ = ["FewShotClassifier", "Prediction", "Predictions"]
 
@@ -180,7 +178,11 @@ class FewShotClassifier(ImageClassifier, Estimator):
     classifier_: Any  # a Classifier, with further attributes of its method
     classes_: NDArray[Any]
     identity_: Identity | None
+    shots_: Shots | None
+    history_: list[Change]
+    copies_: dict[str, str]
     estimate_: Estimate | None
+    fit_seconds_: dict[str, float]
     templates_: tuple[str, ...] = ()
 
     def __init__(
@@ -261,7 +263,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
         how = {"unlabelled": unlabelled, "classes": classes, "class_vectors": class_vectors}
         if isinstance(images, FeatureTable):
             return self.fit_table(images, labels, **how)
-        if _is_features(images):
+        if is_features(images):
             raise InputError(
                 "fit takes images. To train on features, use MIVClassifier().fit(X, y), or "
                 "FewShotClassifier(backbone=None).fit_table(table)."
@@ -274,7 +276,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
             shots = label_images(as_image_set(images), labels)
         else:
             shots = label_images(from_images(images), labels)
-        return self._fit_images(shots, labels, skip_bad=skip_bad, **how)
+        fit_images(self, shots, labels, Further(**how), skip_bad=skip_bad)
+        return self
 
     def fit_folder(
         self,
@@ -313,8 +316,9 @@ class FewShotClassifier(ImageClassifier, Estimator):
             images = path
         else:
             images = open_labelled(path, label=label, encoding=encoding)
-        how = {"unlabelled": unlabelled, "classes": classes, "class_vectors": class_vectors}
-        return self._fit_images(images, skip_bad=skip_bad, **how)
+        further = Further(unlabelled, classes, class_vectors)
+        fit_images(self, images, None, further, skip_bad=skip_bad)
+        return self
 
     def fit_table(
         self,
@@ -351,17 +355,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
         labels = table.labels if labels is None else labels
         if labels is None:
             raise InputError("The table has no labels to learn from.")
-        check_no_missing("labels", labels)
-        self._check_params()
-        self.__dict__.pop("identity_", None)
-        preset, identity = self._origin(table)
-        classifier = self.make_classifier(preset)
-        others = self._read_unlabelled(unlabelled, classifier, identity)
-        shots = self._without_copies(Shots.from_table(table, labels).in_order())
-        # Features of known origin may be named by their backbone, which is loaded already.
-        backbone = None if identity is None else self.load_backbone()
-        vectors = self._class_vectors(classifier, backbone, shots.classes, classes, class_vectors)
-        return self._fit(classifier, shots.training(), shots, identity, others, vectors)
+        fit_table(self, table, labels, Further(unlabelled, classes, class_vectors))
+        return self
 
     def extract(self, images: Any, *, skip_bad: bool = False) -> FeatureTable:
         """Pass images, and the augmented views of labelled ones, through the frozen backbone.
@@ -422,7 +417,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
     def view_count(self) -> int:
         """Number of augmented views that the model was trained on."""
         if self.shots_ is not None:
-            return len(self.shots_.view_of)
+            return self.shots_.view_count
         return getattr(self.classifier_, "views_", 0)
 
     def add(
@@ -437,7 +432,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
         """Add shots, of new classes or of classes that the model has.
 
         Only the new images pass the backbone. The result equals a fit from scratch on all shots,
-        bit for bit; this holds for all changes.
+        bit for bit; this holds for all changes but `rename`, which does not fit.
 
         Parameters
         ----------
@@ -470,18 +465,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
         >>> classifier.predict(light // 2).tolist()
         ['dusk']
         """
-        shots = self._own_shots()
-        table = self._labelled_table(images, labels, skip_bad)
-        given = [shots.as_label(label) for label in table.labels or ()]
-        joined, added, notes = shots.add(Shots.from_table(table, given))
-        if not len(added):
-            return Change.now("add", "added nothing", notes)
-        counts = ", ".join(
-            f"{label} {count}" + ("" if label in shots.every_class else " (a new class)")
-            for label, count in added.counts.items()
-        )
-        text = f"added {len(added)} {'shot' if len(added) == 1 else 'shots'}: {counts}"
-        return self._change("add", text, joined, notes, unlabelled, class_vectors)
+        further = Further(unlabelled, class_vectors=class_vectors)
+        return changes.add(self, images, labels, further, skip_bad=skip_bad)
 
     def remove(self, *names: Any, unlabelled: Any = None) -> Change:
         """Remove classes, or single shots.
@@ -499,13 +484,15 @@ class FewShotClassifier(ImageClassifier, Estimator):
         Change
             What was removed.
         """
-        left, classes, singles = self._own_shots().remove([str(name) for name in names])
-        parts = [f"the class {label}" for label in classes] + [f"the shot {n}" for n in singles]
-        text = f"removed {', '.join(parts)}"
-        return self._change("remove", text, left, unlabelled=unlabelled)
+        return changes.remove(self, [str(name) for name in names], Further(unlabelled))
 
     def rename(self, old: Any, new: Any, *, merge: bool = False, unlabelled: Any = None) -> Change:
         """Rename a class, or merge it into another one.
+
+        Another name changes nothing that the model learned, so predictions stay the same. A fit
+        from scratch differs in the last digits if the classes come into another order. Only for
+        the method `miv`: a model of another method, one that uses the names of its classes, or one
+        whose class for everything else is renamed, is fitted again, as for all other changes.
 
         Parameters
         ----------
@@ -521,19 +508,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
         Change
             What was renamed.
         """
-        own, estimate = self._own_shots(), self.estimate_
-        label = own.find_label(old)
-        shots = own.rename(old, new, merge=merge)
-        verb = ("merged", "into") if merge else ("renamed", "to")
-        text = f"{verb[0]} {old} {verb[1]} {new}"
-        change = self._change("rename", text, shots, unlabelled=unlabelled, renamed_from=label)
-        if estimate is not None and not merge and names_of(self.classifier_) is None:
-            # Another name does not change the accuracy.
-            names = [own.as_label(new) if each == label else each for each in own.classes]
-            known = dict(zip(names, estimate.per_class, strict=True))
-            per_class = tuple(known[name] for name in self.classes_.tolist())
-            self.estimate_ = replace(estimate, per_class=per_class)
-        return change
+        return changes.rename(self, old, new, Further(unlabelled), merge=merge)
 
     def relabel(
         self,
@@ -562,14 +537,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
             What was moved.
         """
         moves = {shot: label} if isinstance(shot, str) else dict(shot)
-        shots, parts = self._own_shots(), []
-        if not moves or None in moves.values():
-            raise InputError("Give the class that the shot belongs to.")
-        for each, target in moves.items():
-            shots, name, old = shots.relabel(each, target, new=new)
-            parts.append(f"{name} from {old} to {target}")
-        text = f"moved {', '.join(parts)}"
-        return self._change("relabel", text, shots, unlabelled=unlabelled)
+        return changes.relabel(self, moves, Further(unlabelled), new=new)
 
     # How good the model is, and why it decides as it does: short cuts to `mivhead.diagnostics`.
 
@@ -632,22 +600,21 @@ class FewShotClassifier(ImageClassifier, Estimator):
         Notes
         -----
         Models of folds learn from shots alone, not from unlabelled images. Classes without shots
-        take no part. A model of a compact
-        file has no augmented views, so its estimate may differ from the one that `miv fit` printed.
+        take no part. A model of a compact file has no augmented views, so its estimate may differ
+        from the one that `miv fit` printed.
         """
-        from mivhead.diagnostics.cross_validation import cross_validate
+        from mivhead.diagnostics.cross_validation import cross_validate_support
 
-        shots = self._own_shots()
-        training = shots.training()
-        labels = tuple(map(str, training.y.tolist()))
-        table = FeatureTable(training.X, shots.names, labels, training.views, training.view_of)
-        unfitted = self.classifier_._unfitted()  # a loaded one, too, has its settings
-        vectors = None
+        shots, vectors = changes.own_shots(self), None
+        if self.identity_ is not None and comes_with_mivhead(self.identity_):
+            shots = self.shots_ = with_missing_views(self, shots)
         if (names := names_of(self.classifier_)) is not None:
-            rows = zip(self.classes_[names.seen], names.vectors[names.seen], strict=True)
-            vectors = {str(label): vector for label, vector in rows}
-        result = cross_validate(
-            unfitted, table, folds=folds, class_vectors=vectors, verbose=self.verbose
+            seen = self.classes_[names.seen].tolist()
+            vectors = dict(zip(seen, names.vectors[names.seen], strict=True))
+        unfitted = self.classifier_._unfitted()  # a loaded one, too, has its settings
+        support = shots.support(class_vectors=vectors)
+        result = cross_validate_support(
+            unfitted, support, shots.names, folds=folds, verbose=self.verbose
         )
         known = dict(zip(result.classes.tolist(), result.estimate.per_class, strict=True))
         per_class = tuple(known.get(str(label)) for label in self.classes_.tolist())
@@ -917,255 +884,13 @@ class FewShotClassifier(ImageClassifier, Estimator):
         -------
         Scores
         """
-        if self.classifier_.decision_ is None:
-            return Scores(self.classifier_.predict_proba(read), None)
         return Scores(*self.classifier_.score_unknown(read))
-
-    def _fit_images(
-        self,
-        images: ImageSet,
-        labels: Sequence[Any] | None = None,
-        *,
-        skip_bad: bool = False,
-        unlabelled: Any = None,
-        classes: Sequence[Any] = (),
-        class_vectors: Vectors | None = None,
-    ) -> Self:
-        self._check_params()  # before the backbone is loaded
-        for name in ("identity_", "_loaded"):  # of an earlier fit, perhaps with other parameters
-            self.__dict__.pop(name, None)
-        started = time.perf_counter()
-        backbone = self.load_backbone()
-        classifier = self.make_classifier(backbone.preset)
-        reader = self._reader(classifier)
-        reader.attach(classifier)  # refuses a network that does not suit, before images are read
-        self.skipped_ = []
-        others = self._read_unlabelled(unlabelled, classifier, backbone.identity, skip_bad)
-        unreadable = self.skipped_
-        names, images = images.ids, self.readable(images, skip_bad=skip_bad)
-        self.skipped_ += unreadable
-        kept = set(images.ids)
-        given: Sequence[Any] | None = images.labels
-        if labels is not None:  # of any type; an image set holds strings
-            given = [y for y, name in zip(labels, names, strict=True) if name in kept]
-        assert given is not None, "the images are labelled"
-        names = np.unique(np.asarray(given)).tolist()
-        vectors = self._class_vectors(classifier, backbone, names, classes, class_vectors)
-        training, shots = reader.read(images, given, self._view_rule(backbone.preset))
-        if shots is not None:
-            shots = self._without_copies(shots)
-            training = shots.training()
-        reading = {reader.what: time.perf_counter() - started}
-        return self._fit(classifier, training, shots, backbone.identity, others, vectors, reading)
-
-    def _fit(
-        self,
-        classifier: Any,
-        training: Training,
-        shots: Shots | None,
-        identity: Identity | None,
-        unlabelled: Features | None,
-        class_vectors: dict[Any, NDArray[Any]] | None = None,
-        reading: Mapping[str, float] = MappingProxyType({}),
-    ) -> Self:
-        """Fit a method; `reading` is the time that it took to read what it is fitted to."""
-        started = time.perf_counter()
-        X, y, views, view_of = training
-        more = {"unlabelled": unlabelled, "class_vectors": class_vectors}
-        others = {name: value for name, value in more.items() if value is not None}
-        if shots is not None and class_vectors is not None:
-            shots = replace(shots, unseen=tuple(class_vectors)).in_order()
-        if isinstance(classifier, MIVClassifier):
-            _say_if_long(classifier, training)
-        classifier.fit(X, y, views=views, view_of=view_of, **others)
-        self._set_fitted(classifier, identity, shots)
-        self.fit_seconds_ = {**reading, "training": time.perf_counter() - started}
-        return self
 
     @property
     def names_used(self) -> bool | None:
         """Whether the model uses the names of its classes; None if it was not given any."""
         names = names_of(self.classifier_)
         return None if names is None else names.used
-
-    def _class_vectors(
-        self,
-        classifier: Any,
-        backbone: Backbone | None,
-        names: Sequence[Any],
-        classes: Sequence[Any],
-        given: Vectors | None,
-    ) -> dict[Any, NDArray[Any]] | None:
-        """Return vectors of the classes with shots (`names`) and of further ones."""
-        named = name_classes(
-            backbone if classifier.has_ensemble else None,
-            names,
-            classes,
-            given,
-            wanted=self.names,
-            templates=self.templates,
-        )
-        self.templates_ = () if named is None else named.templates
-        return None if named is None else named.vectors
-
-    def _read_unlabelled(
-        self,
-        unlabelled: Any,
-        classifier: Any,
-        identity: Identity | None,
-        skip_bad: bool = False,
-    ) -> Features | None:
-        """Return features of unlabelled images, in an order that follows from their contents."""
-        if unlabelled is None:
-            return None
-        if not classifier.has_ensemble:
-            raise InputError(
-                f"{self.method} cannot learn from unlabelled images with these settings: use the "
-                "method miv with its default recipe, or omit them."
-            )
-        if isinstance(unlabelled, FeatureTable) and identity is not None:
-            check_origin(unlabelled.backbone, identity)
-        if _is_features(unlabelled):
-            given = unlabelled.features if isinstance(unlabelled, FeatureTable) else unlabelled
-            features = Features(given)
-            found = features[_sample(len(features), self.random_state)]
-        else:
-            if identity is None and self.backbone is None:
-                raise InputError(
-                    "The shots are features of unknown origin, so the unlabelled images must be "
-                    "features, too."
-                )
-            of_shots = list(getattr(self, "skipped_", []))
-            images = self.readable(as_image_set(unlabelled), skip_bad=skip_bad)
-            images = replace(images, labels=None)
-            self.skipped_ = [*of_shots, *self.skipped_]
-            images = images.take(_sample(len(images), self.random_state))
-            found = self._feature_reader().table(images, None).features
-        return found[np.argsort(digests(found), kind="stable")]
-
-    def _without_copies(self, shots: Shots) -> Shots:
-        """Leave out exact copies of a shot, which would count as further shots of its class."""
-        distinct, self.copies_ = shots.distinct()
-        return self._with_missing_views(distinct) if self.copies_ else shots
-
-    def _with_missing_views(self, shots: Shots) -> Shots:
-        """Make the views that shots of a smaller class need, if there are pictures of them."""
-        if shots.rule is None or not shots.missing_views:
-            return shots
-        pictures, plan = shots.plan_missing_views()
-        if not pictures:
-            return shots
-        return shots.with_views(
-            self._feature_reader().views(pictures, plan, shots.rule.augmentation)
-        )
-
-    def _own_shots(self) -> Shots:
-        """Return the shots, which a model needs to be changed."""
-        check_fitted(self, "classifier_")
-        if self.shots_ is not None:
-            return self.shots_
-        if self.needs_images:
-            raise InputError(
-                f"{self.method} tunes the backbone, so the model does not keep what it learned "
-                "from, and it cannot be changed: fit it again on the images."
-            )
-        raise InputError(
-            "The model does not hold the features of its shots, because an earlier version of "
-            "mivhead wrote it: to change it, fit it again on the images."
-        )
-
-    def _labelled_table(
-        self, images: Any, labels: Sequence[Any] | None, skip_bad: bool
-    ) -> FeatureTable:
-        """Return features of labelled images, without views."""
-        if isinstance(images, FeatureTable):
-            given = images.labels if labels is None else labels
-            if given is None:
-                raise InputError("The table has no labels to learn from.")
-            if self.identity_ is not None:
-                check_origin(images.backbone, self.identity_)
-            return replace(images, labels=tuple(given))
-        if isinstance(images, str | Path) and labels is None:
-            images = open_labelled(images, min_classes=1)
-        elif not isinstance(images, ImageSet):
-            if labels is None:
-                raise InputError("Give a label for every image.")
-            images = label_images(from_images(images), labels, min_classes=1)
-        self.check_takes(features=False)
-        images = self.readable(images, skip_bad=skip_bad)
-        return self._feature_reader().table(images, None)
-
-    def _change(
-        self,
-        action: str,
-        text: str,
-        shots: Shots,
-        notes: Iterable[str] = (),
-        unlabelled: Any = None,
-        class_vectors: Vectors | None = None,
-        renamed_from: Any = None,
-    ) -> Change:
-        """Fit to changed shots; if anything fails, the model stays as it was."""
-        others = self._read_unlabelled(unlabelled, self.classifier_, self.identity_)
-        shots = self._with_missing_views(shots.in_order())
-        X, y, views, view_of = shots.training()
-        vectors, renamed = self._changed_vectors(shots, class_vectors, renamed_from)
-        classifier = self.classifier_.refitted(
-            X, y, views=views, view_of=view_of, unlabelled=others, class_vectors=vectors
-        )
-        forgotten = self._what_is_forgotten(others)
-        missing = [*self._what_is_missing(shots), *forgotten, *renamed]
-        change = Change.now(action, text, [*notes, *missing])
-        self._set_fitted(classifier, self.identity_, shots, [*self.history_, change])
-        return change
-
-    def _changed_vectors(
-        self, shots: Shots, given: Vectors | None, renamed_from: Any
-    ) -> tuple[dict[Any, NDArray[Any]] | None, list[str]]:
-        """Return the vectors of the classes of changed shots, and what the user should know."""
-        names = names_of(self.classifier_)
-        if names is None and given is None:
-            return None, []
-        old = {} if names is None else dict(zip(self.classes_.tolist(), names.vectors, strict=True))
-        old |= {} if given is None else read_vectors(given)
-        new = [label for label in shots.every_class if label not in old]
-        notes = []
-        if new and self.templates_:
-            try:
-                old |= embed_classes(self.load_backbone(), new, self.templates_)
-            except NotAvailableError as error:
-                notes.append(f"The text tower is not available: {error}")
-        if [label for label in new if label not in old] and renamed_from in old:
-            old[new[0]] = old[renamed_from]
-            notes.append(f"{new[0]} keeps the vector of the name {renamed_from}.")
-        if missing := [label for label in new if label not in old]:
-            raise InputError(
-                f"The model knows its classes by vectors of their names, and there is none for "
-                f"{missing[0]!r}: give one with class_vectors. {' '.join(notes)}".strip()
-            )
-        return {label: old[label] for label in shots.every_class}, notes
-
-    def _what_is_missing(self, shots: Shots) -> list[str]:
-        """Say why the result is not exactly that of a fit from scratch."""
-        if not (missing := len(shots.missing_views)):
-            return []
-        return [
-            f"The model is now fitted without {missing} of its augmented views: it holds neither "
-            "them nor the pictures to make them of, because it was trained on features, is "
-            "compact, or was written by an earlier version. To avoid that, fit it again on the "
-            "images."
-        ]
-
-    def _what_is_forgotten(self, unlabelled: Features | None) -> list[str]:
-        """Report that the refitted model no longer learns from unlabelled images."""
-        before: UnlabelledUse | None = self.classifier_.unlabelled_
-        if before is None or not before.used or unlabelled is not None:
-            return []
-        return [
-            f"The model had learned from {before.images} unlabelled images, which it does not "
-            "keep: it now learns from its shots alone. To use unlabelled images again, give them "
-            "with the change (--unlabelled)."
-        ]
 
     def _check_params(self) -> None:
         """Check all parameters that can be checked without a backbone and without images."""
@@ -1182,7 +907,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
     def _given_features(self, X: Any) -> Any | None:
         """Return the features in X, or None if it holds images."""
         check_fitted(self, "classifier_")
-        if not _is_features(X):
+        if not is_features(X):
             return None
         is_table = isinstance(X, FeatureTable)
         self.check_takes(features=True, backbone=X.backbone if is_table else None)
@@ -1213,32 +938,6 @@ class FewShotClassifier(ImageClassifier, Estimator):
 
     def _feature_reader(self) -> FeatureReader:
         return FeatureReader(self.load_backbone(), self._cache(), self.verbose)
-
-    def _prepare_decisions(self, classifier: Any, identity: Identity | None) -> None:
-        """Give a classifier that was just fitted the background that its decisions use."""
-        rule: DecisionRule | None = classifier.decision_
-        if rule is None:
-            return
-        vectors = None if identity is None else background_vectors(identity)
-        if vectors is not None:
-            rule = rule.with_background(vectors)
-        names = classifier.classes_.tolist()
-        if self.other in names:
-            rule = rule.with_other(names.index(self.other))
-        classifier.decision_ = rule
-
-    def _set_fitted(
-        self,
-        classifier: Classifier,
-        identity: Identity | None,
-        shots: Shots | None = None,
-        history: Sequence[Change] = (),
-    ) -> Self:
-        self._prepare_decisions(classifier, identity)
-        self.classifier_, self.classes_, self.identity_ = classifier, classifier.classes_, identity
-        self.shots_, self.history_ = shots, list(history)
-        self.estimate_ = None
-        return self
 
     def _origin(self, table: FeatureTable) -> tuple[Preset | None, Identity | None]:
         """Find the settings and the identity of the backbone that features come from, if known."""
@@ -1285,37 +984,3 @@ class FewShotClassifier(ImageClassifier, Estimator):
     def __getstate__(self) -> dict[str, Any]:
         """Leave the backbone out of pickles; it is loaded again where it is needed."""
         return {key: value for key, value in vars(self).items() if key != "_loaded"}
-
-
-def _sample(count: int, seed: int) -> list[int]:
-    """Return the rows of all unlabelled images or, if they are too many, of a random sample."""
-    if count <= LIMIT:
-        return list(range(count))
-    chosen = np.random.default_rng(seed).choice(count, LIMIT, replace=False)
-    return sorted(chosen.tolist())
-
-
-def _is_features(X: Any) -> bool:
-    """Return whether X holds features; a table of floating-point numbers is not an image."""
-    table = is_array(X) and X.ndim == 2
-    return isinstance(X, FeatureTable | Features) or (table and "float" in str(X.dtype))
-
-
-def _say_if_long(classifier: MIVClassifier, training: Training) -> None:
-    """Log a warning if fitting takes many minutes: the cost grows with the square of the shots."""
-    from mivhead.methods.cost import BackboneWork, TaskSize
-    from mivhead.methods.miv import work
-
-    labels = np.unique(np.asarray(training.y), return_inverse=True)[1]
-    rows = np.empty(0, np.int64) if training.view_of is None else training.view_of
-    views = np.bincount(rows, minlength=len(labels))
-    size = TaskSize.from_labels(labels.tolist(), views.tolist())
-    counted = work(classifier, size, training.X, BackboneWork(0.0))
-    minutes = (2 * counted.products + counted.others) / CORE_SPEED / 60
-    if minutes > LONG:
-        _log.warning(
-            "Fitting %s shots takes roughly %s minutes on one core: the cost grows with the square "
-            "of their number. Fewer shots per class, or a method such as ridge, take far less.",
-            f"{len(labels):,}",
-            f"{minutes:,.0f}",
-        )

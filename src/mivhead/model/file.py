@@ -7,10 +7,13 @@ the file, needs no backbone, and checks every name, type, shape and value.
 
 What a model may have, but need not have, is an optional section (`SECTIONS`): one more key of the
 document, which ends in its version, such as `shots.v1`, and tensors under a prefix of its own.
+
+Tensors that are mostly zeros, as features after a ReLU are, are written without them (`_sparse`).
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +31,7 @@ from mivhead._util.estimator import check_fitted
 from mivhead._util.schema import from_json, to_json
 from mivhead._version import __version__
 from mivhead.backbones.base import Backbone, Identity, expected_preset, named_by_file
+from mivhead.backbones.efficientnet_lite import comes_with_mivhead
 from mivhead.classifier import FeatureClassifier, MIVClassifier
 from mivhead.ensemble.balance import UNIFORM
 from mivhead.ensemble.names import Names, names_of
@@ -38,6 +42,7 @@ from mivhead.images.augmentation import ViewRule
 from mivhead.methods.registry import METHODS, Classifier, make_method, method_name
 from mivhead.model.decision import DecisionRule
 from mivhead.model.fewshot import FewShotClassifier
+from mivhead.model.fitting import set_fitted
 from mivhead.model.info import Estimate, ModelInfo, plain_classes, read_classes
 from mivhead.model.shots import Change, Shots
 
@@ -91,6 +96,8 @@ def _write_shots(model: Any) -> tuple[Any, Mapping[str, Array]] | None:
     shots: Shots | None = getattr(model, "shots_", None)
     if shots is None or not isinstance(model, FewShotClassifier):
         return None
+    if model.identity_ is not None and comes_with_mivhead(model.identity_) and shots.can_make_views:
+        shots = shots.without_views()
     classifier: FeatureClassifier = model.classifier_
     return shots.to_file(classifier._stored_support, classifier._view_blocks)
 
@@ -186,6 +193,8 @@ SECTIONS: tuple[Section, ...] = (
     Section("names.v1", "names", _write_names, _read_names),
 )
 _SCALE = "scale"  # key of `config`: `FeatureClassifier.scale_`, if it is not 0
+_SPARSE = "sparse.v1"  # section of the tensors without their zeros; it is read before all others
+_FEATURES, _LARGE = ("support.", "shots.support.", "shots.views."), 2**16  # what is worth it
 _SECTION_NAME = re.compile(r"[a-z_]+\.v[0-9]+")
 
 
@@ -217,6 +226,9 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
         if (part := section.write(model)) is not None:
             document[section.name], own = part
             tensors |= {f"{section.prefix}.{name}": tensor for name, tensor in own.items()}
+    shapes, tensors = _sparse(tensors)
+    if shapes:
+        document[_SPARSE] = shapes
     files.write(path, tensors, document)
 
 
@@ -284,6 +296,10 @@ def load(
     """
     tensors, document = files.read(path)
     files.check_format(path, document, FORMAT)
+    try:
+        tensors = _dense(document.pop(_SPARSE, {}), tensors)
+    except InputError as error:
+        raise ModelFileError(f"{path} cannot be used: {error}") from error
     parts = _take_sections(path, document, tensors)
     try:
         info = from_json(ModelInfo, document, "the description")
@@ -314,7 +330,7 @@ def load(
         raise ModelFileError(f"{path} cannot be used: it names no backbone for its adapters.")
     named = any(section.name == "shots.v1" for section, *_ in parts)
     shots = None if named else _unnamed_shots(classifier, identity)
-    model._set_fitted(classifier, identity, shots)
+    set_fitted(model, classifier, identity, shots)
     try:
         for section, value, own in parts:
             section.read(model, value, own)
@@ -427,6 +443,7 @@ def read_info(path: str | Path) -> ModelInfo:
     """Read what a model file says about itself, without its sections; `load` checks its tensors."""
     tensors, document = files.read(path, arrays=False)
     files.check_format(path, document, FORMAT)
+    document.pop(_SPARSE, None)
     _take_sections(path, document, tensors)
     try:
         return from_json(ModelInfo, document, "the description")
@@ -454,6 +471,60 @@ def _unnamed_shots(classifier: Classifier, identity: Identity | None) -> Shots |
     table = FeatureTable(support, names, view_rule=rule)
     shots = Shots.from_table(table, np.repeat(classifier.classes_, counts))
     return replace(shots, unseen=tuple(classifier.classes_[counts == 0].tolist()))
+
+
+def _sparse(
+    tensors: Mapping[str, Array],
+) -> tuple[dict[str, list[int]], dict[str, Array]]:
+    """Leave the zeros out of large tensors of features, if that at least halves them.
+
+    Such a tensor becomes two, `sparse.{name}.mask`, a bit per value, and `sparse.{name}.values`.
+    Not a bit is lost: a negative zero is a value like any other.
+    """
+    shapes: dict[str, list[int]] = {}
+    written: dict[str, Array] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(_FEATURES) and tensor.nbytes >= _LARGE:
+            flat = np.ascontiguousarray(tensor).reshape(-1)
+            used = flat.view(f"u{flat.itemsize}") != 0
+            mask = np.packbits(used)
+            if 2 * (mask.nbytes + np.count_nonzero(used) * flat.itemsize) <= flat.nbytes:
+                shapes[name] = list(tensor.shape)
+                written[f"sparse.{name}.mask"] = mask
+                written[f"sparse.{name}.values"] = flat[used]
+                continue
+        written[name] = tensor
+    return shapes, written
+
+
+def _dense(shapes: Any, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """Undo `_sparse`, trusting nothing."""
+    if not isinstance(shapes, dict):
+        raise InputError(f"{_SPARSE} must be an object.")
+    found = dict(tensors)
+    total = 0
+    for name, shape in shapes.items():
+        mask = found.pop(f"sparse.{name}.mask", None)
+        values = found.pop(f"sparse.{name}.values", None)
+        sizes = shape if isinstance(shape, list) else []
+        size = math.prod(sizes) if all(type(n) is int and n > 0 for n in sizes) else 0
+        if mask is None or values is None or name in found or not sizes or len(sizes) > 8:
+            raise InputError(f"{_SPARSE} does not fit the tensors: {name!r:.80}.")
+        total += size * values.itemsize
+        if (
+            mask.dtype != np.uint8
+            or (values.dtype.kind, values.ndim) != ("f", 1)
+            or mask.shape != (-(-size // 8),)
+            or total > files.MAX_BYTES
+        ):
+            raise InputError(f"tensor {name!r:.80} has wrong sizes in {_SPARSE}.")
+        used = np.unpackbits(mask, count=size).view(bool)
+        if np.count_nonzero(used) != len(values):
+            raise InputError(f"tensor {name!r:.80} has {len(values)} values for another mask.")
+        flat = np.zeros(size, values.dtype)
+        flat[used] = values
+        found[name] = flat.reshape(sizes)
+    return found
 
 
 def _take_sections(

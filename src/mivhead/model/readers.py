@@ -30,7 +30,8 @@ from mivhead.features import Features, FeatureTable
 from mivhead.images.augmentation import NO_VIEWS, Augmentation, ViewPlan, ViewRule
 from mivhead.images.imageset import ImageSet
 from mivhead.methods.registry import method_name
-from mivhead.model.shots import Shots, Training
+from mivhead.model.shots import Shots
+from mivhead.support import SupportSet
 
 if TYPE_CHECKING:
     from mivhead.methods.tuning.base import Network, Pixels
@@ -46,8 +47,8 @@ class Reader(Protocol):
 
     def read(
         self, images: ImageSet, labels: Sequence[Any], rule: ViewRule | None
-    ) -> tuple[Training, Shots | None]:
-        """Read labelled images and, by a rule, their views; also return what a model keeps."""
+    ) -> Shots | SupportSet:
+        """Read labelled images and, by a rule, their views: as shots, if a model keeps them."""
 
     def parts(self, images: ImageSet) -> Iterator[Any]:
         """Yield one part of the images after another."""
@@ -82,12 +83,9 @@ class FeatureReader:
     def attach(self, classifier: Any) -> None:
         """Accept every backbone: features are all that a method needs."""
 
-    def read(
-        self, images: ImageSet, labels: Sequence[Any], rule: ViewRule | None
-    ) -> tuple[Training, Shots | None]:
+    def read(self, images: ImageSet, labels: Sequence[Any], rule: ViewRule | None) -> Shots:
         """Read the images to learn from."""
-        shots = Shots.from_table(self.table(images, rule), labels).in_order()
-        return shots.training(), shots
+        return Shots.from_table(self.table(images, rule), labels).in_order()
 
     def parts(self, images: ImageSet) -> Iterator[Features]:
         """Read images, some at a time."""
@@ -127,13 +125,11 @@ class PixelReader:
         if not classifier.attached:
             classifier.attach(network_of(self._backbone, method_name(classifier)))
 
-    def read(
-        self, images: ImageSet, labels: Sequence[Any], rule: ViewRule | None
-    ) -> tuple[Training, Shots | None]:
+    def read(self, images: ImageSet, labels: Sequence[Any], rule: ViewRule | None) -> SupportSet:
         """Read the images to learn from."""
         plan = NO_VIEWS if rule is None else rule.plan(images.labels or ())
         pixels, views = load_pixels(images, self._size, plan, self._augmentation, self._verbose)
-        return Training(pixels, np.asarray(labels), views, plan.view_of), None
+        return SupportSet.read(pixels, np.asarray(labels), views, plan.view_of)
 
     def parts(self, images: ImageSet) -> Iterator[Pixels]:
         """Read images, some at a time."""

@@ -20,16 +20,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from mivhead._util.estimator import read_labels
 from mivhead._util.schema import from_json, split_tensors, to_json
 from mivhead.errors import InputError
 from mivhead.features import Features, FeatureTable, join_bytes, split_bytes
 from mivhead.images.augmentation import ViewPlan, ViewRule
+from mivhead.support import SupportSet, encode
 
 MAX_LISTED = 3  # names in a message
 _HASH = re.compile("[0-9a-f]{64}")
@@ -58,15 +59,6 @@ class Change:
         dict
         """
         return {"change": self.text, "notes": list(self.notes), "when": self.when}
-
-
-class Training(NamedTuple):
-    """What a classifier is fitted to: the arguments of its `fit`."""
-
-    X: Any  # Features, or pixels for a method that tunes the backbone
-    y: NDArray[Any]
-    views: Any  # like X, or None
-    view_of: NDArray[np.int64] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,8 +113,7 @@ class Shots:
     @property
     def classes(self) -> list[Any]:
         """The distinct labels, sorted."""
-        found: list[Any] = np.unique(self.labels).tolist()
-        return found
+        return sorted(set(self.labels.tolist()))
 
     @property
     def every_class(self) -> list[Any]:
@@ -141,15 +132,26 @@ class Shots:
 
     # What a classifier is fitted to.
 
-    def training(self) -> Training:
-        """Return features, labels and the views that are used."""
+    def support(
+        self, unlabelled: Any = None, class_vectors: Mapping[Any, ArrayLike] | None = None
+    ) -> SupportSet:
+        """Return the shots, which must be in order, with the views that are used.
+
+        Parameters
+        ----------
+        unlabelled, class_vectors
+            As for `mivhead.classifier.FeatureClassifier.fit`.
+        """
         counts = np.minimum(self._view_counts, self._wanted)
         starts = np.cumsum(self._view_counts) - self._view_counts
         rows = np.repeat(np.arange(len(self)), counts)
-        if self.views is None or not len(rows):
-            return Training(self.features, self.labels, None, None)
-        number = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return Training(self.features, self.labels, self.views[starts[rows] + number], rows)
+        views = None
+        if self.views is not None and len(rows):
+            number = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+            views = self.views[starts[rows] + number]
+        classes, labels = encode(self.labels, len(self))
+        support = SupportSet(self.features, labels, views, rows, classes=classes)
+        return support.with_others(unlabelled, class_vectors)
 
     @property
     def _view_counts(self) -> NDArray[np.int64]:
@@ -169,6 +171,13 @@ class Shots:
         """Row and number of every view that should be used and was never made."""
         pairs = zip(self._view_counts.tolist(), self._wanted.tolist(), strict=True)
         return [(row, i) for row, (has, wanted) in enumerate(pairs) for i in range(has, wanted)]
+
+    @property
+    def view_count(self) -> int:
+        """Number of views that are used, whether they are here or made again when needed."""
+        can = np.array([picture is not None for picture in self.pictures])
+        has = np.where(can, self._wanted, self._view_counts)
+        return int(np.minimum(has, self._wanted).sum())
 
     def plan_missing_views(self) -> tuple[list[tuple[str, bytes]], ViewPlan]:
         """Plan the missing views of shots with pictures: hashes and pictures, and the plan."""
@@ -263,7 +272,7 @@ class Shots:
         seen = dict(
             zip(self.hashes, zip(self.names, self.labels.tolist(), strict=True), strict=True)
         )
-        kept, notes = [], []
+        kept, twins = [], []
         for row, (name, hash_) in enumerate(zip(other.names, other.hashes, strict=True)):
             label = other.labels[row].item()
             if hash_ not in seen:
@@ -277,10 +286,12 @@ class Shots:
                     f"{its_label!r}: an image has one class; leave it out, or move the shot with "
                     "`relabel`."
                 )
-            notes.append(f"{name} is a duplicate of {twin} (the same content): not added again.")
+            twins.append((name, twin))
+        if other.rule != self.rule and other.can_make_views and self.rule is not None:
+            other = other.without_views()  # made by another rule: to be made again by this one
         added = other.take(kept)
         added = replace(added, names=_distinct(added.names, self.names))
-        return self._joined(added), added, notes
+        return self._joined(added), added, _about_twins(twins)
 
     def _joined(self, other: Shots) -> Self:
         views = [each for each in (self.views, other.views) if each is not None]
@@ -454,14 +465,30 @@ class Shots:
         _, codes = np.unique(self.labels, return_inverse=True)
         keys = zip(codes.tolist(), digests(self.features), self.hashes, self.names, strict=True)
         ranked = sorted(zip(keys, range(len(self)), strict=True))
-        unseen = tuple(sorted({*self.unseen} - {*self.classes}))
-        return replace(self.take(row for _, row in ranked), unseen=unseen)
+        return self.take(row for _, row in ranked).with_unseen(self.unseen)
+
+    def by_class(self) -> Self:
+        """Sort by class; the shots of a class stay in their order."""
+        return self.take(np.argsort(self.labels, kind="stable"))
+
+    def with_unseen(self, classes: Iterable[Any]) -> Self:
+        """Know further classes by their names; those of the shots may be among them."""
+        return replace(self, unseen=tuple(sorted({*classes} - {*self.classes})))
 
     # Files.
 
+    @property
+    def can_make_views(self) -> bool:
+        """Whether all views can be made again, because there are all pictures and the rule."""
+        return self.rule is not None and all(self.pictures)
+
+    def without_views(self) -> Self:
+        """Leave out the views."""
+        return replace(self, views=None, view_of=self.view_of[:0])
+
     def compact(self) -> Self:
         """Leave out what only later changes need: views and pictures."""
-        return replace(self, views=None, view_of=self.view_of[:0], pictures=(None,) * len(self))
+        return replace(self.without_views(), pictures=(None,) * len(self))
 
     def to_file(
         self, support: Features | None, view_blocks: Sequence[int]
@@ -595,6 +622,25 @@ def digests(features: Features) -> list[str]:
             digest.update(np.ascontiguousarray(array[row]).data)
         found.append(digest.hexdigest())
     return found
+
+
+def _about_twins(twins: Sequence[tuple[str, str]]) -> list[str]:
+    """Say which images are not added again, because shots have the same content.
+
+    >>> _about_twins([(f"new/{i}.jpg", f"cat/{i}.jpg") for i in range(5)])
+    ["5 images have the same content as shots: 'new/0.jpg', 'new/1.jpg', 'new/2.jpg' and 2 more; \
+they are not added again."]
+    """
+    if len(twins) > MAX_LISTED:
+        listed = _listed(name for name, _ in twins)
+        return [
+            f"{len(twins)} images have the same content as shots: {listed}; they are not added "
+            "again."
+        ]
+    return [
+        f"{name} is a duplicate of {twin} (the same content): not added again."
+        for name, twin in twins
+    ]
 
 
 def _distinct(names: Iterable[str], taken: Iterable[str] = ()) -> tuple[str, ...]:

@@ -38,20 +38,8 @@ RELOAD_SECONDS = 2.0
 class Service:
     """The endpoints over some models, a backbone, or both.
 
-    Parameters
-    ----------
-    models : Models
-        The models by name; may be empty.
-    limits : Limits
-        How much the service takes on.
-    metrics : Metrics
-        What `/metrics` shows.
-    backbone : Backbone, optional
-        Served at `/v1/backbone` and `/v1/features`.
-    label_studio : LabelStudio, optional
-        The server that images of its tasks are fetched from.
-    allow_changes : bool, default=False
-        Whether models can be changed.
+    The backbone is served at `/v1/backbone` and `/v1/features`; images of Label Studio's tasks are
+    fetched from its server.
     """
 
     def __init__(
@@ -255,20 +243,7 @@ def protect(
 ) -> ASGIApp:
     """Wrap an application in everything that stands between it and the network.
 
-    Parameters
-    ----------
-    app : ASGI application
-        What to protect.
-    routes : iterable of routes
-        Its routes, by which requests are counted.
-    metrics, limits, keys, hosts
-        See `create_app`.
-    open_paths : collection of str
-        Paths that need no key.
-
-    Returns
-    -------
-    ASGI application
+    Requests are counted by its routes; `open_paths` need no key. For the rest see `create_app`.
     """
     known = list(routes)
 

@@ -38,14 +38,9 @@ class _Job:
 class Batcher:
     """Computes the items of many requests in batches, one batch per step at a time.
 
-    Parameters
-    ----------
-    max_queue : int
-        Items that wait or are being computed; beyond it, `admit` refuses.
-    batch : int, default=16
-        Maximum number of items per call, unless a single request has more.
-    on_batch : callable, optional
-        Called with the number of items of each batch and the seconds that it took.
+    Beyond `max_queue` items that wait or are being computed, `admit` refuses. A batch has at most
+    `batch` items, unless a single request has more. `on_batch` is called with the number of items
+    of each batch and the seconds that it took.
     """
 
     def __init__(
@@ -159,13 +154,7 @@ class Batcher:
 
 
 class Budget:
-    """An amount that tasks share; whoever needs more than is left waits, in the order of asking.
-
-    Parameters
-    ----------
-    limit : int
-        The whole amount.
-    """
+    """An amount that tasks share; whoever needs more than is left waits, in the order of asking."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.free = limit, limit

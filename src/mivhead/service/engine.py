@@ -38,17 +38,7 @@ class Unreadable:
 
 
 class Engine:
-    """The models of a service, and the limited resources that its requests share.
-
-    Parameters
-    ----------
-    models : Models
-        The models by name.
-    limits : Limits
-        How much the service takes on.
-    metrics : Metrics
-        Where batches and predictions are counted.
-    """
+    """The models of a service, and the limited resources that its requests share."""
 
     def __init__(self, models: Models, limits: Limits, metrics: Metrics) -> None:
         self.models, self.limits, self.metrics = models, limits, metrics

@@ -19,7 +19,7 @@ from PIL import Image
 
 from mivhead._util.files import stamp
 from mivhead.ensemble.balance import Prior
-from mivhead.errors import InputError, MivError
+from mivhead.errors import InputError, MivError, reading
 from mivhead.model.base import Scores
 from mivhead.model.exported import ExportedClassifier
 from mivhead.model.info import Estimate
@@ -37,13 +37,7 @@ T = TypeVar("T")
 
 
 class ModelLoader:
-    """Reads model files for a service; models on the same backbone share it in memory.
-
-    Parameters
-    ----------
-    backbone, weights, device
-        As for `mivhead.load`.
-    """
+    """Reads model files for a service; models on the same backbone share it in memory."""
 
     def __init__(
         self,
@@ -153,14 +147,8 @@ class ServedModel:
 class Models:
     """Models by name.
 
-    Parameters
-    ----------
-    files : iterable of str or Path
-        Model files; each is served under its name without the suffix, or as `NAME=FILE`.
-    load : ModelLoader, optional
-        Reads the files.
-    on_reload : callable, optional
-        Called with the name of a model and `"ok"` or `"failed"`, when its file was read again.
+    Each file is served under its name without the suffix, or as `NAME=FILE`. `on_reload` is called
+    with the name of a model and `"ok"` or `"failed"`, when its file was read again.
     """
 
     def __init__(
@@ -211,18 +199,9 @@ class Models:
         return [name for name in self._models if self._reload(name)]
 
     def change(self, name: str, apply: Callable[[Any], T]) -> tuple[T, ServedModel]:
-        """Change a model in its file, and serve it from now on.
+        """Change a model in its file by `apply`, and serve it from now on.
 
-        Parameters
-        ----------
-        name : str
-            The model.
-        apply : callable
-            Changes the model that it is called with.
-
-        Returns
-        -------
-        what `apply` returned, and the new version of the model
+        Returns what `apply` returned, and the new version of the model.
         """
         with self._lock:
             served = self._models[name]
@@ -270,10 +249,8 @@ class Models:
             self._on_reload(name, "failed")
 
     def _read(self, name: str, path: Path) -> ServedModel:
-        try:
+        with reading(f"The model {path}"):
             found = stamp(path)
-        except OSError as error:
-            raise InputError(f"The model {path} cannot be read: {error.strerror}.") from error
         model = self._load(path)
         version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
         facts = {
@@ -339,15 +316,7 @@ def _estimate(estimate: Estimate | None) -> dict[str, Any] | None:
 
 
 class Reloader:
-    """Looks for changed model files every few seconds, in its own thread.
-
-    Parameters
-    ----------
-    models : Models
-        The models to watch.
-    seconds : float
-        Time between two looks.
-    """
+    """Looks for changed model files every few seconds, in its own thread."""
 
     def __init__(self, models: Models, seconds: float) -> None:
         self._models, self._seconds = models, seconds

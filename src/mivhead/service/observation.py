@@ -83,14 +83,7 @@ class Metrics:
     ) -> None:
         """Compare the unknown scores of recent images with the out-of-fold scores of the shots.
 
-        Parameters
-        ----------
-        model, version : str
-            The model; another version starts again.
-        reference : sequence of float
-            Scores of the shots, each computed without it.
-        scores : iterable of float
-            Scores of new images.
+        Another version of a model starts again.
         """
         if self._recent.get(model, ("", None))[0] != version:
             self._recent[model] = version, deque(maxlen=WINDOW)
@@ -121,14 +114,7 @@ def ks_distance(first: Iterable[float], second: Iterable[float]) -> float:
 class Observer:
     """Middleware: log and count every request, and give each an id in `X-Request-Id`.
 
-    Parameters
-    ----------
-    app : ASGI application
-        What is observed.
-    metrics : Metrics
-        Where requests are counted.
-    path_of : callable
-        Returns the pattern of the path of a request, so that metrics have few labels.
+    `path_of` returns the pattern of the path of a request, so that metrics have few labels.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, path_of: Callable[[Scope], str]) -> None:

@@ -36,17 +36,7 @@ MIN_KEY = 8  # characters
 
 
 class Refusal(Exception):  # noqa: N818  # an answer, not an error of the server
-    """An error answer to a request that is not served.
-
-    Parameters
-    ----------
-    status : int
-        The HTTP status.
-    message : str
-        One sentence for the client.
-    headers : Mapping, optional
-        Further headers of the answer.
-    """
+    """An error answer, with one sentence for the client, to a request that is not served."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -159,16 +149,8 @@ class Guard:
     requests to `http://127.0.0.1`, which `Origin` reveals, and can give its own host name this
     address, which `Host` reveals.
 
-    Parameters
-    ----------
-    app : ASGI application
-        What is guarded.
-    hosts : collection of str, optional
-        Host names, without a port, by which the server may be addressed; by default any.
-    keys : ApiKeys, optional
-        By default no key is needed.
-    open_paths : collection of str, default=()
-        Paths that need no key, such as health checks.
+    Hosts are names without a port by which the server may be addressed, by default any. Without
+    keys none is needed; `open_paths`, such as health checks, never need one.
     """
 
     def __init__(
@@ -238,15 +220,9 @@ def _same_origin(origin: str, host: str, schemes: Collection[str]) -> bool:
 class BodyLimits:
     """Middleware: receive the body within limits of size, memory and time, then call the app.
 
-    A client that sends slowly occupies memory only for what it has sent, and no place in any
-    queue. The application is cancelled at the deadline, and when the client disconnects.
-
-    Parameters
-    ----------
-    app : ASGI application
-        It receives the body in one piece.
-    limits : Limits
-        Uses `max_bytes`, `max_memory` and `deadline`.
+    A client that sends slowly occupies memory only for what it has sent, and no place in any queue.
+    The application is cancelled at the deadline, and when the client disconnects. The application
+    receives the body in one piece.
     """
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:

@@ -85,14 +85,8 @@ async def read_request(
 ) -> Sent:
     """Read the images or features of a request, and its options.
 
-    Parameters
-    ----------
-    request : Request
-        The request; its body has been received within the limits.
-    limits : Limits
-        Uses `max_images`.
-    allowed : tuple of str
-        The options that the endpoint knows, in the query or in the body.
+    The body has been received within the limits; `allowed` are the options that the endpoint knows,
+    in the query or in the body.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == MULTIPART:

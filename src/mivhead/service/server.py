@@ -1,7 +1,8 @@
 """A uvicorn server for an ASGI application, with a time limit for every connection.
 
 uvicorn does not limit the time that a client takes to send its request or to read the answer:
-`_Connection` does, and it answers what is not HTTP in the form of all other errors.
+`_Connection`, between asyncio and uvicorn, does, and it answers what is not HTTP in the form of all
+other errors.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import signal
 import socket
 import threading
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import h11
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mivhead.errors import NotAvailableError
@@ -32,18 +33,9 @@ KEEP_ALIVE = 5  # seconds that an idle connection is kept
 class Server:
     """Serves an ASGI application over HTTP; `serve_forever` runs the server, `stop` stops it.
 
-    The port is bound at once, so that an address in use is an error here and `url` is known.
-
-    Parameters
-    ----------
-    app : ASGI application
-        The application to serve.
-    host : str, default="127.0.0.1"
-        Address to listen on.
-    port : int, default=8765
-        Port to listen on; 0 chooses a free one.
-    deadline : float, default=60.0
-        Seconds that one request may take, from its first byte to the last byte of the answer.
+    The port is bound at once, so that an address in use is an error here and `url` is known. Port 0
+    chooses a free one. One request may take `deadline` seconds, from its first byte to the last
+    byte of the answer.
     """
 
     def __init__(
@@ -54,13 +46,15 @@ class Server:
         *,
         deadline: float = 60.0,
     ) -> None:
-        self.app = app
+        self.app, self.deadline = app, deadline
+        self.connections: set[_Connection] = set()
         self._socket = _listen(host, port)
         self.host, self.port = self._socket.getsockname()[:2]
         self._uvicorn = uvicorn.Server(
             uvicorn.Config(
-                app,
-                http=_protocol(deadline),
+                self._serve,
+                http=type("Connection", (_Connection,), {"server": self}),
+                interface="asgi3",
                 ws="none",
                 loop="asyncio",  # the same everywhere, also where uvloop is installed
                 lifespan="on",
@@ -106,6 +100,12 @@ class Server:
             self.close()
             self._finished.set()
 
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await scope["state"].pop("connection").serve(self.app, scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
     def stop(self) -> None:
         """Stop the server, and return when the requests in progress are completed."""
         self._uvicorn.should_exit = True
@@ -133,68 +133,112 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _protocol(seconds: float) -> type[asyncio.Protocol]:
-    """Return a class of connections on which one request may take this many seconds."""
-    return type("Connection", (_Connection,), {"request_seconds": seconds})
+class _Connection(asyncio.Protocol):
+    """One connection of uvicorn's, which is aborted when any phase of a request takes too long.
 
+    It passes on what asyncio reports, and learns from the application's messages (`serve`) when a
+    request begins and ends.
+    """
 
-class _Connection(H11Protocol):
-    """One connection, which is aborted when a request takes too long in any of its phases."""
-
-    request_seconds: float
+    server: Server
+    transport: asyncio.Transport
     since: float  # when it was made, or its last request was answered
     _timer: asyncio.TimerHandle | None = None
-    _timed: Any = None  # the request that the timer runs for; None while its head is being sent
+    _head_due = True  # the timer runs for a request whose head has not been read
+    _body_due = False  # some of the last request's body has not been read
+    _asked = False  # a request is in progress
+    _reading = False
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def __init__(self, *, app_state: dict[str, Any], **given: Any) -> None:
+        # The application finds the connection in the state of its scope.
+        self._http = H11Protocol(app_state={**app_state, "connection": self}, **given)
+        self._loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start to wait for a request."""
-        super().connection_made(transport)
-        self.since = self.loop.time()
-        if len(self.connections) > MAX_CONNECTIONS:
+        self.transport = cast("asyncio.Transport", transport)
+        self.since = self._loop.time()
+        self._http.connection_made(cast("asyncio.Transport", _Outgoing(self)))
+        others = self.server.connections
+        if len(others) >= MAX_CONNECTIONS:
             # Whoever has not asked for anything makes way, so that idle clients cannot keep out
             # others.
-            others = [each for each in self.connections if isinstance(each, _Connection)]
-            silent = [each for each in others if each is not self and each.is_silent]
+            silent = [each for each in others if each.is_silent]
             if not silent:
-                self._refuse(503, "The server has too many connections: try again.")
+                self.refuse(503, "The server has too many connections: try again.")
                 return
             min(silent, key=lambda each: each.since).transport.abort()
+        others.add(self)
         self._arm(HEAD_SECONDS)
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether no request has been received that is not answered yet."""
-        answered = self.cycle is None or self.cycle.response_complete
-        return answered and not self.transport.get_write_buffer_size()
 
     def data_received(self, data: bytes) -> None:
         """Read what has arrived."""
         if self.transport.is_closing():
             return
         if self._timer is None:  # the first bytes of another request
-            self._timed = None
+            self._head_due = True
             self._arm(HEAD_SECONDS)
-        super().data_received(data)
-        self._time_request()
+        self._reading = True
+        try:
+            self._http.data_received(data)
+        except h11.LocalProtocolError:  # not HTTP, in the middle of an answer
+            self.transport.abort()
+        finally:
+            self._reading = False
 
-    def on_response_complete(self) -> None:
-        """Wait for another request, once the rest of this one and the answer have passed."""
-        super().on_response_complete()
-        self.since = self.loop.time()
-        self._time_request()  # one that the client has sent in advance
-        if self._is_idle() and not self.conn.trailing_data[0]:
-            self._disarm()
+    def eof_received(self) -> None:
+        """Pass on that the client sends nothing more."""
+        self._http.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._disarm()
-        super().connection_lost(exc)
+        self.server.connections.discard(self)
+        self._http.connection_lost(exc)
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP."""
-        self._refuse(400, msg)
+    def pause_writing(self) -> None:
+        """Pass on that the client reads slowly."""
+        self._http.pause_writing()
 
-    def _refuse(self, status: int, message: str) -> None:
+    def resume_writing(self) -> None:
+        """Pass on that the client has caught up."""
+        self._http.resume_writing()
+
+    async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the application for one request, whose time starts now."""
+        self._asked, self._head_due = True, False
+        self._body_due = any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+            for name, value in scope["headers"]
+        )
+        self._arm(self.server.deadline)
+
+        async def note_body() -> Message:
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                self._body_due = False
+            return message
+
+        async def note_end(message: Message) -> None:
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                self._asked, self.since = False, self._loop.time()
+                if self._is_idle():
+                    self._disarm()
+
+        await app(scope, note_body, note_end)
+
+    def write(self, data: bytes) -> None:
+        """Write for uvicorn; its own answer to what is not HTTP becomes one of ours."""
+        if self._reading:  # applications never run meanwhile
+            self.refuse(400, "Invalid HTTP request received.")
+        else:
+            self.transport.write(data)
+
+    def refuse(self, status: int, message: str) -> None:
+        """Answer without asking the application, and close the connection."""
+        if self.transport.is_closing():
+            return
         body = json.dumps({"error": message}).encode()
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
@@ -203,22 +247,18 @@ class _Connection(H11Protocol):
         self.transport.write(head.encode() + body)
         self.transport.close()
 
-    def _time_request(self) -> None:
-        """Start the timer of a request whose head has been read."""
-        cycle = self.cycle
-        if cycle is not None and cycle is not self._timed and not cycle.response_complete:
-            self._timed = cycle
-            self._arm(self.request_seconds)
+    @property
+    def is_silent(self) -> bool:
+        """Whether no request has been received that is not answered yet."""
+        return not self._asked and not self.transport.get_write_buffer_size()
 
     def _is_idle(self) -> bool:
-        """Return whether the last request was answered and the client has received all of it."""
-        answered = self._timed is not None and self._timed.response_complete
-        at_rest = self.conn.our_state is h11.IDLE and self.conn.their_state is h11.IDLE
-        return answered and at_rest and not self.transport.get_write_buffer_size()
+        """Return whether the last request has passed, and the client has received the answer."""
+        return self.is_silent and not self._body_due and not self._head_due
 
     def _arm(self, seconds: float) -> None:
         self._disarm()
-        self._timer = self.loop.call_later(seconds, self._expire)
+        self._timer = self._loop.call_later(seconds, self._expire)
 
     def _disarm(self) -> None:
         if self._timer is not None:
@@ -227,9 +267,19 @@ class _Connection(H11Protocol):
 
     def _expire(self) -> None:
         # The grace starts now: after a stall, the application learns only now that it is late.
-        self._timer = self.loop.call_later(GRACE, self._abort)
+        self._timer = self._loop.call_later(GRACE, self._abort)
 
     def _abort(self) -> None:
         self._timer = None
         if not self._is_idle():
             self.transport.abort()
+
+
+class _Outgoing:
+    """A connection's transport as uvicorn sees it: writing passes through `_Connection.write`."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self._transport, self.write = connection.transport, connection.write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)

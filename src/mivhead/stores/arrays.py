@@ -14,14 +14,14 @@ from typing import IO, Any
 
 import numpy as np
 
-from mivhead.errors import InputError, NotAvailableError
+from mivhead.errors import InputError, NotAvailableError, reading
 from mivhead.features import Features, FeatureTable
 from mivhead.stores.base import Array, Columns, FileStore, check_ratio
 
 MAX_BYTES = 16 * 2**30
 # What NumPy and zipfile raise for damaged and forged files, which neither documents.
 _DAMAGED = (
-    *(OSError, ValueError, TypeError, OverflowError, EOFError, RuntimeError, SyntaxError),
+    *(ValueError, TypeError, OverflowError, EOFError, RuntimeError, SyntaxError),
     *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
 IDS = ("ids", "id", "names", "files")
@@ -34,13 +34,6 @@ class ArrayStore(FileStore):
     An archive holds one array of vectors (n, channels) or patches under any name, or features of
     several blocks as `block0.map`, `block0.token`, `block1.map` ...; optionally labels as `labels`,
     `label` or `y`, and names of the rows as `ids`, `id`, `names` or `files`.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file.
-    columns : Columns
-        The names of ids, labels and vectors, where they are not found by themselves.
     """
 
     def __init__(self, path: str | Path, columns: Columns) -> None:
@@ -52,22 +45,18 @@ class ArrayStore(FileStore):
     def read(self) -> FeatureTable:
         """Read the file."""
         path = Path(self.name)
+        if not path.is_file():
+            kind = "is not a file" if path.exists() else "does not exist"
+            raise InputError(f"{path} {kind}.")
         try:
-            if not path.is_file():
-                kind = "is not a file" if path.exists() else "does not exist"
-                raise InputError(f"{path} {kind}.")
-            if path.suffix.lower() == ".npy":
-                arrays = {"X": np.load(path, mmap_mode="r", allow_pickle=False)}
-            else:
-                arrays = _read_archive(path)
-            return self._table(arrays)
+            with reading(path, *_DAMAGED):
+                if path.suffix.lower() == ".npy":
+                    arrays = {"X": np.load(path, mmap_mode="r", allow_pickle=False)}
+                else:
+                    arrays = _read_archive(path)
+                return self._table(arrays)
         except MemoryError:
             raise NotAvailableError(f"There is not enough memory to read {path}.") from None
-        except _DAMAGED as error:
-            if isinstance(error, InputError):
-                raise
-            reason = str(error).partition("\n")[0].rstrip(".")
-            raise InputError(f"{path} cannot be read: {reason}.") from error
 
     def write(self, table: FeatureTable) -> None:  # noqa: ARG002  # the signature of all stores
         """Raise an error: other formats also hold views and the backbone."""

@@ -189,15 +189,7 @@ class Store(ABC):
 
 
 class FileStore(Store):
-    """A features file, as written by `miv extract`.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file.
-    columns : Columns
-        Must be the default: a file has fixed columns and no filter.
-    """
+    """A features file, as written by `miv extract`; it has fixed columns and no filter."""
 
     def __init__(self, path: str | Path, columns: Columns) -> None:
         super().__init__(str(path), columns)

@@ -32,15 +32,7 @@ _METADATA = b"mivhead"
 
 
 class LanceStore(DatabaseStore):
-    """A LanceDB table.
-
-    Parameters
-    ----------
-    folder, table : str
-        Folder of the database, and name of the table.
-    columns : Columns
-        Which rows and columns to read; the filter is LanceDB's SQL.
-    """
+    """A LanceDB table; the filter is LanceDB's SQL."""
 
     def __init__(self, folder: str, table: str, columns: Columns) -> None:
         super().__init__(f"lancedb://{folder}/{table}", columns)

@@ -17,7 +17,7 @@ from typing import Any
 
 from mivhead._util.files import replacing
 from mivhead._util.optional import need
-from mivhead.errors import InputError, MivError
+from mivhead.errors import InputError, reading
 from mivhead.features import FeatureTable
 from mivhead.stores.arrow import from_arrow, is_vector, to_arrow
 from mivhead.stores.base import (
@@ -45,19 +45,11 @@ ERROR = "error"  # column of jobs over many images: why an image has no features
 def _unpacked(metadata: Any) -> int:
     """Return how many bytes the columns take in memory, about: repetitions take none in a file."""
     groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
-    return 4 * sum(g.column(i).num_values for g in groups for i in range(g.num_columns))
+    return 4 * sum(int(g.column(i).num_values) for g in groups for i in range(g.num_columns))
 
 
 class ParquetStore(DatabaseStore):
-    """A Parquet file, or a folder of Parquet files.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file or folder.
-    columns : Columns
-        The columns to read; filters are not supported.
-    """
+    """A Parquet file, or a folder of Parquet files; filters are not supported."""
 
     def __init__(self, path: str | Path, columns: Columns) -> None:
         super().__init__(str(path), columns)
@@ -91,19 +83,15 @@ class ParquetStore(DatabaseStore):
     @contextmanager
     def _open(self, path: Path) -> Iterator[Any]:
         """Open one file, and turn the errors of pyarrow into mivhead's."""
-        try:
-            if path.exists() and not path.is_file():
-                raise InputError(f"{path} is not a file.")  # reading a pipe could block
-            with self._pq.ParquetFile(path, page_checksum_verification=True) as file:
-                check_ratio(path, _unpacked(file.metadata))
-                yield file
-        except FileNotFoundError:
-            raise InputError(f"{path} does not exist.") from None
-        except (ValueError, RuntimeError, OSError) as error:  # pyarrow's derive from these
-            if isinstance(error, MivError):
-                raise
-            reason = str(error).partition("\n")[0].rstrip(".")
-            raise InputError(f"{path} cannot be read: {reason}.") from error
+        if not path.is_file():
+            # Reading a pipe could block.
+            raise InputError(f"{path} {'is not a file' if path.exists() else 'does not exist'}.")
+        with (
+            reading(path, ValueError, RuntimeError),  # pyarrow's derive from these and OSError
+            self._pq.ParquetFile(path, page_checksum_verification=True) as file,
+        ):
+            check_ratio(path, _unpacked(file.metadata))
+            yield file
 
     def _read_info(self) -> TableInfo | None:
         with self._open(self._files()[0]) as file:

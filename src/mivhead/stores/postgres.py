@@ -38,16 +38,10 @@ _MARK = "mivhead:"  # prefix of the comment on a table that mivhead created
 
 
 class PostgresStore(DatabaseStore):
-    """A PostgreSQL table.
+    """A PostgreSQL table; the filter is SQL.
 
-    Parameters
-    ----------
-    server : str
-        Address of the database; keep a password in `~/.pgpass` or `PGPASSWORD` instead.
-    options : mapping
-        `table` (optionally with its schema, `birds.shots`), and options of libpq such as `sslmode`.
-    columns : Columns
-        Which rows and columns to read; the filter is SQL.
+    Keep a password in `~/.pgpass` or `PGPASSWORD`, not in the address. Options are `table`
+    (optionally with its schema, `birds.shots`), and those of libpq such as `sslmode`.
     """
 
     def __init__(self, server: str, options: Mapping[str, str], columns: Columns) -> None:

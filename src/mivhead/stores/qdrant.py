@@ -41,17 +41,10 @@ _log = logging.getLogger(__name__)
 
 
 class QdrantStore(DatabaseStore):
-    """A Qdrant collection.
+    """A Qdrant collection; the filter is Qdrant's JSON.
 
-    Parameters
-    ----------
-    place : str
-        A folder for the local mode, or `http://HOST:6333`; the key of a server is read from the
-        environment variable `QDRANT_API_KEY`.
-    collection : str
-        Its name.
-    columns : Columns
-        Which points, vectors and keys of the payload to read; the filter is Qdrant's JSON.
+    The place is a folder for the local mode, or `http://HOST:6333`; the key of a server is read
+    from the environment variable `QDRANT_API_KEY`.
     """
 
     def __init__(self, place: str, collection: str, columns: Columns) -> None:

@@ -123,7 +123,7 @@ def _means(comparison: Comparison, average: Average | None) -> Iterator[Entry]:
 
 
 def _missing_note(average: Average) -> str:
-    """Say which sets an average lacks, with a place for the names of backbones."""
+    """Name the sets that an average lacks, with a place for the names of backbones."""
     total = len(average.sets) + len(average.missing)
     reasons: dict[str, list[str]] = {}
     for name, reason in average.missing.items():
@@ -452,7 +452,7 @@ def series_table(comparison: Comparison, series: Series) -> Table:
 
 
 def _described(comparison: Comparison) -> str:
-    """Say which sets an ablation averages."""
+    """Name the sets that an ablation averages."""
     sets = comparison.averaged
     declared = {info.name for name in sets if (info := find_declared(name))}
     total = len(BENCHMARKS["MD"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
@@ -36,6 +36,7 @@ from mivhead.methods.base import (
 )
 from mivhead.methods.cost import BACKWARD, BackboneWork, TaskSize, Work
 from mivhead.model.decision import softmax
+from mivhead.support import SupportSet
 
 TEMPERATURE = 0.1
 MEANS = "means"  # the vectors of the classes, in a model file: usually means of tuned features
@@ -164,12 +165,14 @@ class TuningClassifier(Estimator):
     has_ensemble: ClassVar = False
     STORED: ClassVar[str]  # pattern of the names of its tensors
 
-    steps: int
-    use_views: bool = False
+    steps: int  # passes over the support set
+    use_views: bool = False  # train on augmented views as well
+    # Images whose activations are kept; a larger support set takes a third more time. None: as many
+    # as have the pixels of 32 images at 224 px, or as fit into the memory of a GPU.
     images_at_once: int | None = None
-    random_state: int | np.random.RandomState | None = None
-    device: str | None = None
-    verbose: bool = True
+    random_state: int | np.random.RandomState | None = None  # where weights are drawn at random
+    device: str | None = None  # None: where the backbone is
+    verbose: bool = True  # show a progress bar if training takes more than two seconds
     classes_: NDArray[Any] = field(init=False)
     seed_: int = field(init=False)
 
@@ -249,6 +252,16 @@ class TuningClassifier(Estimator):
             Augmented images, and for each the row of X that it was made from. With `use_views`
             they are queries in training; class means are those of the images alone.
         """
+        return self.fit_support(SupportSet.read(X, y, views, view_of))
+
+    def fit_support(self, support: SupportSet) -> Self:
+        """Tune the attached network on a checked support set, whose features are pixels.
+
+        Parameters
+        ----------
+        support : SupportSet
+            What `SupportSet.read` makes of the arguments of `fit`.
+        """
         self._check_params()
         network: Network | None = self.__dict__.pop("_untuned", None)
         if network is None:
@@ -256,23 +269,13 @@ class TuningClassifier(Estimator):
                 f"{type(self).__name__} tunes the backbone, so that features are not enough: "
                 "use FewShotClassifier(method=...), or attach(network) before every fit."
             )
-        self.classes_, labels = np.unique(np.asarray(y), return_inverse=True)
-        if len(labels) != len(X):
-            raise InputError(f"X holds {len(X)} images, but y has {len(labels)} labels.")
-        if len(self.classes_) < 2:
-            raise InputError(
-                f"y holds {len(self.classes_)} class; a classifier needs at least 2 classes."
-            )
-        self.seed_ = random_seed(self.random_state)
-        order = np.argsort(labels, kind="stable")
-        everything, numbers = X[order], labels[order]
-        if self.use_views and views is not None and view_of is not None:
-            everything = np.concatenate([everything, views])
-            numbers = np.concatenate([numbers, labels[view_of]])
-        self.shots_ = np.bincount(labels).tolist()
-        self.views_ = len(everything) - len(X)
+        if not self.use_views:
+            support = replace(support, views=None, view_rows=support.view_rows[:0])
+        self.seed_, self.classes_ = random_seed(self.random_state), support.classes
+        self.shots_, self.views_ = support.shots, len(support.view_rows)
         self._install(network)
-        self._train(everything, torch.as_tensor(numbers, device=network.device), len(X))
+        labels = torch.as_tensor(support.all_labels, device=network.device)
+        self._train(support.everything, labels, len(support.labels))
         return self
 
     def logits(self, X: Pixels) -> NDArray[np.float32]:
@@ -285,6 +288,10 @@ class TuningClassifier(Estimator):
     def predict_proba(self, X: Pixels) -> NDArray[np.floating[Any]]:
         """Probabilities (image, class), in the order of `classes_`."""
         return softmax(self.logits(X).astype(np.float64))
+
+    def score_unknown(self, X: Pixels) -> tuple[NDArray[np.floating[Any]], None]:
+        """Probabilities, and None: no shot is left out, so nothing tells how unlike images are."""
+        return self.predict_proba(X), None
 
     def predict(self, X: Pixels) -> NDArray[Any]:
         """Labels of the most probable classes."""
@@ -437,9 +444,9 @@ def predicted_at_once(network: Network) -> int:
     return PREDICTED if network.device.type == "cpu" else chunk_size(network, None)
 
 
-def free_memory(device: torch.device) -> int | None:
+def free_memory(device: torch.device | str) -> int | None:
     """Return the free bytes of a GPU; None for a CPU, or if the device does not say."""
-    if device.type == "cuda":
+    if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return None
 

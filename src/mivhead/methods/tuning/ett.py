@@ -57,17 +57,6 @@ class ETT(TuningClassifier):
         Of the map of the features; everything else has half of it.
     prefixes, offsets : bool, default=True
         False leaves these parts out.
-    use_views : bool, default=False
-        Train on augmented views as well.
-    images_at_once : int or None, default=None
-        Images whose activations are kept; a larger support set takes a third more time. None: as
-        many as have the pixels of 32 images at 224 px, or as fit into the memory of a GPU.
-    random_state : int, RandomState instance or None, default=None
-        Seed of the network that makes keys and values.
-    device : str or None, default=None
-        Where to compute; None: where the backbone is.
-    verbose : bool, default=True
-        Show a progress bar if training takes more than two seconds.
 
     References
     ----------

@@ -53,17 +53,6 @@ class Finetune(TuningClassifier):
     head_rate : float or None, default=None
         Learning rate of the vectors of the classes, which start as the class means of length 1.
         None: they stay the class means of the tuned features.
-    use_views : bool, default=False
-        Train on augmented views as well.
-    images_at_once : int or None, default=None
-        Images whose activations are kept; a larger support set takes a third more time. None: as
-        many as have the pixels of 32 images at 224 px, or as fit into the memory of a GPU.
-    random_state : int, RandomState instance or None, default=None
-        Ignored; the method is deterministic.
-    device : str or None, default=None
-        Where to compute; None: where the backbone is.
-    verbose : bool, default=True
-        Show a progress bar if training takes more than two seconds.
 
     References
     ----------
@@ -128,16 +117,6 @@ class FinetuneVote(Finetune):
         Passes over the support set, for each pair of rates.
     backbone_rates, head_rates : tuple of float
         Learning rates of the network, and of the vectors of the classes; every pair is used.
-    use_views : bool, default=False
-        Train on augmented views as well.
-    images_at_once : int or None, default=None
-        As for `finetune`.
-    random_state : int, RandomState instance or None, default=None
-        Ignored; the method is deterministic.
-    device : str or None, default=None
-        Where to compute; None: where the backbone is.
-    verbose : bool, default=True
-        Show a progress bar if training takes more than two seconds.
     """
 
     backbone_rates: tuple[float, ...] = (2e-6, 1e-5, 5e-5)

@@ -26,17 +26,6 @@ class LNTune(TuningClassifier):
         Passes over the support set.
     learning_rate : float, default=1e-3
         Learning rate of Adam.
-    use_views : bool, default=True
-        Train on augmented views as well.
-    images_at_once : int or None, default=None
-        Images whose activations are kept; a larger support set takes a third more time. None: as
-        many as have the pixels of 32 images at 224 px, or as fit into the memory of a GPU.
-    random_state : int, RandomState instance or None, default=None
-        Ignored; the method is deterministic.
-    device : str or None, default=None
-        Where to compute; None: where the backbone is.
-    verbose : bool, default=True
-        Show a progress bar if training takes more than two seconds.
 
     References
     ----------
