@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import mivhead
@@ -215,7 +214,7 @@ def interrupt(seconds: float, *arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are for Unix")
-@pytest.mark.parametrize("seconds", np.linspace(0, 0.8, 8))
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.3, 0.6])
 def test_ctrl_c_while_importing(seconds, model, features):
     code, errors = interrupt(seconds, "predict", "--quiet", str(model), str(features))
     assert (code, errors) in [(130, "miv: stopped\n"), (0, "")]  # or it was finished

@@ -11,14 +11,14 @@ from mivhead.errors import ImageError, InputError, NotAvailableError
 from tests.helpers.sample_files import make_folder, png
 
 
-@pytest.mark.parametrize("name", PREPARATIONS)
-def test_an_empty_download(name, tmp_path):
+def test_an_empty_download(tmp_path):
     (tmp_path / "raw").mkdir()
-    with pytest.raises(
-        InputError, match=r"raw does not contain the (file|class folder|folder) .*: (give|unp)"
-    ):
-        prepare_set(name, tmp_path / "raw", tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+    for name in PREPARATIONS:
+        with pytest.raises(
+            InputError, match=r"raw does not contain the (file|class folder|folder) .*: (give|unp)"
+        ):
+            prepare_set(name, tmp_path / "raw", tmp_path / "out")
+        assert [path.name for path in tmp_path.iterdir()] == ["raw"], name
 
 
 def npy(array):

@@ -16,7 +16,7 @@ from mivhead.errors import InputError
 from mivhead.export.model import export_model
 from mivhead.methods import make_method
 from mivhead.methods.ncc import NearestCentroid
-from tests.helpers.few_shots import ON_FEATURES, RIVALS, clusters, maps, quick
+from tests.helpers.few_shots import DISTINCT, RIVALS, clusters, maps, quick
 
 SHOTS = {"equal": [3, 3, 3, 3], "two classes": [2, 3], "one shot": [1] * 3}
 SOME = ("miv", "miv-paper", "miv-no-attention", "svm", "knn", "fit-qda")  # where shots matter
@@ -32,7 +32,7 @@ def check(classifier, queries, path: Path, least: float = 1e-5) -> None:
     assert (found.argmax(axis=1) == expected.argmax(axis=1)).all()
 
 
-@pytest.mark.parametrize("name", ON_FEATURES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_every_method(name: str, tmp_path: Path) -> None:
     check_on_maps(name, [1, 4, 2, 3], tmp_path)
 

@@ -29,6 +29,12 @@ ON_FEATURES = [
     for name, method in METHODS.items()
     if method.needs == "features" and not method.uses_unlabelled
 ]
+# One of each kind: the others differ in the number of blocks or candidates alone.
+DISTINCT = [
+    name
+    for name in ON_FEATURES
+    if name not in ("miv-d2", "miv-d4", "miv-blocks2", "miv-gap-blocks1", "miv-gap-mean-blocks1")
+]
 
 
 def quick(name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from mivhead._util import files
 from mivhead.classifier import FeatureClassifier
 from mivhead.errors import InputError
 from mivhead.methods import METHODS, make_method, method_name
-from tests.helpers.few_shots import ON_FEATURES, RIVALS, clusters, maps, quick
+from tests.helpers.few_shots import DISTINCT, RIVALS, clusters, maps, quick
 
 
 def fitted(name: str, X: Any, y: Any) -> FeatureClassifier:
@@ -27,7 +27,7 @@ def restore(name: str, classes: Any, config: Any, tensors: Any) -> FeatureClassi
 
 @pytest.mark.parametrize(
     ("name", "token"),
-    [*((name, False) for name in ON_FEATURES), ("miv", True), ("miv-paper", True), ("ncc", True)],
+    [*((name, False) for name in DISTINCT), ("miv", True), ("miv-paper", True), ("ncc", True)],
 )
 def test_round_trip_through_a_file_is_exact(name: str, token: bool, tmp_path: Path) -> None:
     _, y = clusters([3, 1, 2], 4)
