@@ -954,6 +954,7 @@ def test_animation_of_the_readme(browser: Browser, tmp_path: Path) -> None:
         page.locator(".try input[type=file]").first.set_input_files(files)
         expect(page.locator(".result:not(.notYet)")).to_have_count(5, timeout=SECONDS)
         expect(page.locator(".toast")).to_have_count(0, timeout=SECONDS)
+        expect(page.locator(".status.ready")).to_be_visible(timeout=SECONDS)
         keep(4000)
     pictures, times = zip(*frames, strict=True)
     pictures[0].save(
