@@ -26,8 +26,7 @@ The thresholds, from m out-of-fold shots:
 - `t_unknown`: the ceil((m + 1)(1 - reject))-th smallest score, so that at most a share `reject` of
   new images of the known classes is rejected, on average.
 - `t_probability`: the smallest probability such that among the shots that reach it, the expected
-  share of errors, the mean of 1 - p, stays within `max_errors`. If classes have unequal shots,
-  probabilities promise too much, and errors count UNEQUAL times.
+  share of errors, the mean of 1 - p, stays within `max_errors`.
 - `t_set`: the floor((m + 1)(1 - coverage))-th smallest probability of the true class. If that rank
   is 0, there are not enough shots for this coverage, which is an error.
 
@@ -68,7 +67,6 @@ REJECT = 0.1  # share of the images of known classes that may be rejected
 MAX_ERRORS = 0.1  # share of wrong names among the names that are given
 ENERGY = 0.15  # weight of the energy in the score
 FAR = 0.5  # weight of the nearest background image in the score
-UNEQUAL = 1.3  # errors per expected error if classes have unequal shots (tuning sets)
 USUAL_FAR = 0.3  # similarity to the nearest background image if there are none to compare with
 
 # With one shot per class nothing can be left out. The scores of new images then come from other
@@ -151,7 +149,6 @@ class Calibration:
     # `miv` with one shot per class
     calibrated: bool = False
     other: int | None = None  # number of the class that stands for everything else
-    errors: float = 1.0  # errors per error that the probabilities lead one to expect
 
     def thresholds(
         self,
@@ -194,7 +191,7 @@ class Calibration:
             return max(0.0, 1 - 2 * max_errors)  # if probabilities above it are equally frequent
         best = np.sort(self.best)[::-1]
         expected = np.cumsum(1 - best) / np.arange(1, len(best) + 1)  # grows with every shot
-        accepted = int((self.errors * expected <= max_errors).sum())
+        accepted = int((expected <= max_errors).sum())
         if accepted == len(best):
             return 0.0
         # Halfway between the last shot that is accepted and the first that is not.
@@ -387,9 +384,7 @@ class DecisionRule:
     def calibration(self) -> Calibration:
         """What the thresholds follow from."""
         scores, best, own = (tuple(x.tolist()) for x in (self.held_out, self.best, self.own))
-        shots = np.bincount(self.labels)
-        errors = 1.0 if len({*shots[shots > 0].tolist()}) == 1 else UNEQUAL
-        return Calibration(scores, best, own, self.weight > 0, self.other, errors)
+        return Calibration(scores, best, own, self.weight > 0, self.other)
 
     def thresholds(
         self,
