@@ -1014,7 +1014,7 @@ default="uniform"
             raise InputError("the blocks of the head do not fit the layout of the features.")
         check_tensors(params, Head.shapes(blocks, recipe) if seen else {})
         head = Head.from_params(blocks, recipe, params) if seen else Head([], recipe, [])
-        expected = {} if seen else {WEIGHTS: (0,)}
+        expected: dict[str, tuple[int, ...]] = {} if seen else {WEIGHTS: (0,)}
         if recipe.has_experts and seen:
             sizes = len(head.layers), seen
             expected = Ensemble.expected_shapes(

@@ -273,8 +273,10 @@ class FewShotClassifier(ImageClassifier, Estimator):
             images, labels = tuple(images), ()
             if images:
                 raise InputError("Give a label for every image, or a folder of class folders.")
-        known = isinstance(images, str | Path | ImageSet)
-        shots = as_image_set(images) if known else from_images(images)
+        if isinstance(images, str | Path | ImageSet):
+            shots = as_image_set(images)
+        else:
+            shots = from_images(images)
         named = bool(classes) or class_vectors is not None
         shots = label_images(shots, labels, min_classes=0 if named else 2)
         return self._fit_images(shots, labels, skip_bad=skip_bad, **how)
