@@ -24,7 +24,7 @@ from mivhead._util.schema import check_tensors, from_json, split_tensors, to_jso
 from mivhead._util.threads import shared_cores
 from mivhead.backbones.classes import recognise
 from mivhead.backbones.preset import BlockPreset, Preset
-from mivhead.engine.head import Bags, Head, Projected, combine
+from mivhead.engine.head import Bags, Head, Projected, combine, taken_blocks
 from mivhead.engine.training import Trainer
 from mivhead.ensemble.balance import UNIFORM, Prior, is_uniform, log_prior
 from mivhead.ensemble.descriptors import mean_vectors
@@ -830,7 +830,8 @@ default="uniform"
     @property
     def _view_blocks(self) -> list[int]:
         unused = len(blocks_of(self.layout_)) - len(self.blocks_)
-        return [unused + i for i in self.head_.taken]
+        # Those of a later head, too, if names alone decide for now.
+        return [unused + i for i in taken_blocks(self.blocks_, self.head_.recipe)]
 
     @property
     def _used_scale(self) -> tuple[int, ...]:
