@@ -640,7 +640,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
 
         shots = self._own_shots()
         if self.identity_ is not None and comes_with_mivhead(self.identity_):
-            shots = self.shots_ = self._with_missing_views(shots)
+            shots = self._with_missing_views(shots)
         training = shots.training()
         labels = tuple(map(str, training.y.tolist()))
         table = FeatureTable(training.X, shots.names, labels, training.views, training.view_of)

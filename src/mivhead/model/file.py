@@ -511,7 +511,9 @@ def _dense(shapes: Any, tensors: Mapping[str, Array]) -> dict[str, Array]:
             raise InputError(f"{_SPARSE} does not fit the tensors: {name!r:.80}.")
         total += size * values.itemsize
         if (
-            (mask.dtype, values.dtype.kind, values.ndim) != (np.uint8, "f", 1)
+            mask.dtype.name != "uint8"
+            or values.dtype.kind != "f"
+            or values.ndim != 1
             or mask.shape != (-(-size // 8),)
             or total > files.MAX_BYTES
         ):
