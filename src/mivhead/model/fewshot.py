@@ -615,7 +615,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
 
         shots, vectors = changes.own_shots(self), None
         if self.identity_ is not None and comes_with_mivhead(self.identity_):
-            shots = self.shots_ = with_missing_views(self, shots)
+            shots = with_missing_views(self, shots)
         if (names := names_of(self.classifier_)) is not None:
             seen = self.classes_[names.seen].tolist()
             vectors = dict(zip(seen, names.vectors[names.seen], strict=True))
