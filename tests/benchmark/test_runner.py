@@ -271,7 +271,7 @@ def test_features_that_do_not_fit_are_computed_for_each_task(place, capsys):
 def test_results_come_in_the_order_of_the_configuration(place):
     bench(place, sets=["bars"], methods=["ncc"])
     results = bench(place, methods=["ridge", "ncc"])  # `bars` and its `ncc` are in the folder
-    expected = [(s, m, t) for s in ("dots", "bars") for m in ("ridge", "ncc") for t in range(3)]
+    expected = [(s, m, t) for s in ("dots", "bars") for t in range(3) for m in ("ridge", "ncc")]
     assert [(r.set, r.method, r.task) for r in results] == expected
 
 

@@ -142,7 +142,7 @@ def run(
     Returns
     -------
     list of Result
-        One per backbone, data set, protocol, method and task, in the order of the configuration.
+        One per backbone, data set, protocol, task and method, in the order of the configuration.
     """
     if not config.sets:
         raise InputError("The configuration names no data sets.")
@@ -275,12 +275,13 @@ def _run(
             for p in config.protocols
             for m in config.methods_on(b.name)
         ]
+        last = {column[:3]: number for number, column in enumerate(columns)}
         order = {column: number for number, column in enumerate(columns)}
-        found: dict[tuple[int, int], Result] = {}
+        found: dict[tuple[int, int, int], Result] = {}
         for r in run_folder.results.values():
             column = (r.backbone, r.set, r.protocol, r.method)
             if column in order:
-                found[order[column], r.task] = r
+                found[last[column[:3]], r.task, order[column]] = r
         return [found[key] for key in sorted(found)]
 
 
