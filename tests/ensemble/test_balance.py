@@ -300,3 +300,11 @@ def test_logits_shrink_with_the_share_of_classes_that_cannot_be_tested():
         assert left.weights == pytest.approx(scale * fitted)
         assert left.logits == pytest.approx(np.tensordot(left.weights, left.members, axes=1))
         assert ensemble.weights == pytest.approx(left.weights[: len(ensemble.weights)])
+
+
+def test_the_head_has_no_say_if_only_one_class_has_several_shots():
+    x, y, *_ = make_task([6, 1, 1])
+    ensemble = MIVClassifier(random_state=0).fit(x, y).ensemble_
+    head = ensemble.weights[: len(ensemble.weights) - len(ensemble.experts.ridges)]
+    assert len(head) > 0
+    assert head.max() < 0.01 * ensemble.weights.max()

@@ -31,7 +31,7 @@ predictions and are harder, so the logits shrink with their share (`untested_sca
 
 **If only one class has several shots**, nothing tells how much the scores favour it. The experts
 are then averages over regressions on one shot of each class (`mivhead.ensemble.ridge`), with the
-weights of one-shot tasks, and none of the above applies.
+weights of one-shot tasks, the head has no say, and none of the above applies.
 
 **Class priors** come last, as plain Bayes: the logarithm of the expected frequency (`log_prior`).
 

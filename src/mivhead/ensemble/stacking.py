@@ -370,6 +370,9 @@ class Ensemble:
         one_shot = is_one_shot(experts, labels)
         if one_shot:
             of_blocks *= np.float32(ONE_SHOT_BLOCKS)
+        lone = one_has_several(shots)
+        if lone:  # the head's cosines favour the large class, and nothing tells by how much
+            of_blocks *= np.float32(SMALLEST)
         of_experts = prior_weights(list(experts.ridges), spans, one_shot=one_shot)
         prior = np.concatenate([of_blocks / np.float32(len(spans)), of_experts])
         if one_shot and recognised is not None:
@@ -380,7 +383,6 @@ class Ensemble:
             np.full(len(labels), -1),
         )
         rows = np.flatnonzero(fold >= 0)
-        lone = one_has_several(shots)
         lines: ShotLines | None = None
         if lone or (shots == shots[0]).all():
             members = np.concatenate([cosines, predictions])[:, rows]  # (member, image, class)
