@@ -665,20 +665,22 @@ def test_a_forged_estimate_is_refused(path: Path, change_of: dict[str, Any]) -> 
 
 @pytest.fixture
 def sparse(tmp_path: Path) -> tuple[Path, Features]:
-    """A file of features as they are after a ReLU, with a negative zero, and these features."""
+    """A compact file of features as after a ReLU, with a negative zero, and these features."""
     rng = np.random.default_rng(0)
     maps = np.maximum(rng.normal(size=(6, 64, 14, 14)) - 1, 0).astype(np.float16)
     maps[0, 0, 0, :2] = -0.0, 6e-8
     features = Features([maps])
-    recipe = Recipe.paper(steps=1)
-    mivhead.save(
-        MIVClassifier(recipe, random_state=0).fit(features, list("aabbcc")), tmp_path / "m.miv"
-    )
-    return tmp_path / "m.miv", features
+    classifier = MIVClassifier(Recipe.paper(steps=1), random_state=0)
+    path = tmp_path / "m.miv"
+    mivhead.save(classifier.fit(features, list("aabbcc")), path, compact=True)
+    return path, features
 
 
 def test_zeros_of_features_are_not_written(sparse: tuple[Path, Features]) -> None:
     path, features = sparse
+    whole = path.with_name("whole.miv")
+    mivhead.save(mivhead.load(path), whole)
+    assert "support.block0.map" in load_file(whole)  # as others read it
     maps = features.tensors["block0.map"]
     with safe_open(path, "np") as file:
         names = [name for name in file.keys() if "support" in name]  # noqa: SIM118

@@ -8,7 +8,6 @@ The class is the way in, with short cuts to where things are done: fitting in
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -731,16 +730,12 @@ class FewShotClassifier(ImageClassifier, Estimator):
         compact : bool, default=False
             Leave out what only later changes and explanations need: the pictures of the shots, and
             the features of their augmented views. If the model is changed later, it is fitted
-            without views.
+            without views. Features that are mostly zeros are written without the zeros.
         """
         from mivhead.model.file import save
 
         check_fitted(self, "classifier_")
-        model = self
-        if compact and self.shots_ is not None:
-            model = copy(self)
-            model.shots_ = self.shots_.compact()
-        save(model, path)
+        save(self, path, compact=compact)
 
     def export(
         self,

@@ -8,7 +8,8 @@ the file, needs no backbone, and checks every name, type, shape and value.
 What a model may have, but need not have, is an optional section (`SECTIONS`): one more key of the
 document, which ends in its version, such as `shots.v1`, and tensors under a prefix of its own.
 
-Tensors that are mostly zeros, as features after a ReLU are, are written without them (`_sparse`).
+A compact file leaves out the zeros of features that are mostly zeros (`_sparse`). In all others,
+every reader of safetensors finds the tensors under their names.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -191,7 +193,7 @@ _FEATURES, _LARGE = ("support.", "shots.support.", "shots.views."), 2**16  # wha
 _SECTION_NAME = re.compile(r"[a-z_]+\.v[0-9]+")
 
 
-def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
+def save(model: FewShotClassifier | Classifier, path: str | Path, *, compact: bool = False) -> None:
     """Write a fitted model to one file, atomically.
 
     The file contains features of the support images and, for a `FewShotClassifier`, small pictures
@@ -203,6 +205,8 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
         The fitted model.
     path : str or Path
         The file to write.
+    compact : bool, default=False
+        Write a smaller file, as `FewShotClassifier.save` does.
 
     Examples
     --------
@@ -215,14 +219,17 @@ def save(model: FewShotClassifier | Classifier, path: str | Path) -> None:
     ['a', 'a', 'b', 'b']
     """
     model = as_model(model)
+    if compact and model.shots_ is not None:
+        model = copy(model)
+        model.shots_ = model.shots_.compact()
     document, tensors = _contents(model)
     for section in SECTIONS:
         if (part := section.write(model)) is not None:
             document[section.name], own = part
             tensors |= {f"{section.prefix}.{name}": tensor for name, tensor in own.items()}
-    shapes, tensors = _sparse(tensors)
-    if shapes:
-        document[_SPARSE] = shapes
+    if compact:
+        shapes, tensors = _sparse(tensors)
+        document |= {_SPARSE: shapes} if shapes else {}
     files.write(path, tensors, document)
 
 
