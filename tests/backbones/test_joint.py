@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from mivhead.backbones.base import Identity, UnconfirmedBackbone, named_by_file
 from mivhead.backbones.joint import JointBackbone
 from mivhead.backbones.preset import BlockPreset, Preprocessing
 from mivhead.ensemble.ridge import Expert, choose_experts, prior_weights
-from mivhead.errors import InputError, MivError
+from mivhead.errors import InputError, MivError, NotAvailableError
 from mivhead.features import Features
 from tests.helpers.conformance import photos
 from tests.helpers.tiny_backbone import TinyBackbone
@@ -116,6 +118,20 @@ def test_names_are_split_only_if_all_of_them_are_backbones() -> None:
 def test_a_file_cannot_make_one_of_several_backbones_a_service_or_code(name, safe) -> None:
     found = named_by_file(Identity(name, "0" * 64, Preprocessing(), ("0:x", "1:y")))
     assert isinstance(found, UnconfirmedBackbone) != safe
+
+
+@pytest.mark.parametrize("scheme", ["hf", "hf-onnx"])
+def test_a_file_cannot_choose_a_download(scheme, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("MIV_WEIGHTS", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name in (f"{scheme}:owner/net", f"efficientnet_lite0+{scheme}:owner/net"):
+        identity = Identity(name, "0" * 64, Preprocessing(), ("0:x", "1:y"))
+        with pytest.raises(NotAvailableError, match="a model downloaded: if you trust it"):
+            named_by_file(identity).extract([])
+    settings = tmp_path / "owner" / "net" / "config.json"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("{}")
+    assert named_by_file(identity) == identity.name  # it is on this computer
 
 
 def test_options_of_one_backbone_are_refused() -> None:

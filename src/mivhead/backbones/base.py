@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
@@ -207,9 +208,11 @@ def module_of(backbone: Backbone) -> ModuleBackbone | None:
 
 
 # The backbone of a model file. A file may come from anyone, so its backbone is loaded by name only
-# where loading a name is safe: no file can make mivhead send images to a service or run code.
+# where loading a name is safe: no file can make mivhead send images to a service, run code, or
+# download what anybody may have put on the hub.
 
 _SAFE_PREFIXES = ("timm:", "open_clip:", "hf:", "hf-onnx:")
+_ANYBODYS = ("hf:", "hf-onnx:")  # repositories of the hub; the others know theirs by name
 
 
 def may_be_named_by_file(name: str, *, paths: bool = False) -> bool:
@@ -224,11 +227,15 @@ def may_be_named_by_file(name: str, *, paths: bool = False) -> bool:
     >>> may_be_named_by_file("nets/my.onnx", paths=True), may_be_named_by_file("//host/my.onnx")
     (True, False)
     """
-    from mivhead.backbones import split_names
+    from mivhead.backbones import hub, split_names
 
     for each in split_names(name) or [name]:  # of several backbones, or of one
         public = each.startswith(_SAFE_PREFIXES)
         place = each.partition(":")[2] if public else each
+        if each.startswith(_ANYBODYS) and hub.is_repository(place):
+            if not Path(place).is_dir() and hub.find(place, "config.json") is None:
+                return False
+            continue
         is_share = len(place) > 1 and set(place[:2]) <= set("/\\")
         is_path = bool(set(place) & set("/\\")) and not public
         if is_share or (is_path and not paths) or (":" in each and not public):
@@ -277,7 +284,7 @@ def check_origin(backbone: Mapping[str, Any] | None, expected: Identity) -> None
 
 
 class UnconfirmedBackbone:
-    """Stands for a service, or for code, that only a model file has named."""
+    """Stands for a service, code or a download that only a model file has named."""
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
@@ -287,6 +294,7 @@ class UnconfirmedBackbone:
         """Refuse to extract features."""
         raise NotAvailableError(
             f"The file names {self.identity.name} as its backbone, but a file alone cannot have "
-            f"your {len(images)} images sent to a service or code run: if you trust it, give the "
-            "backbone yourself, with `mivhead.load(path, backbone=...)` or --backbone."
+            f"your {len(images)} images sent to a service, code run or a model downloaded: if you "
+            "trust it, give the backbone yourself, with `mivhead.load(path, backbone=...)` or "
+            "--backbone."
         )
