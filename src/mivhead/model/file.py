@@ -219,9 +219,9 @@ def save(model: FewShotClassifier | Classifier, path: str | Path, *, compact: bo
     ['a', 'a', 'b', 'b']
     """
     model = as_model(model)
-    if compact and model.shots_ is not None:
+    if compact and (shots := model.shots_) is not None:
         model = copy(model)
-        model.shots_ = model.shots_.compact()
+        model.shots_ = shots.compact()
     document, tensors = _contents(model)
     for section in SECTIONS:
         if (part := section.write(model)) is not None:
