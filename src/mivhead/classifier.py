@@ -65,6 +65,7 @@ Array = NDArray[np.float32]
 # 1.4 times as large as those of other models (tuning sets).
 ONE_SHOT_ENERGY = 0.72
 PREDICTED = 256  # images at once in prediction
+MAX_SHOTS = 2**31  # per class in a file
 
 
 class FeatureClassifier(Estimator):
@@ -204,7 +205,7 @@ class FeatureClassifier(Estimator):
         """Whether `fit` takes unlabelled images and class vectors."""
         return False
 
-    def refitted(self, support: SupportSet) -> Self:
+    def refitted(self, support: SupportSet, **params: Any) -> Self:
         """Fit a copy to another support set, with the same settings and the same random seed.
 
         Unlike a clone, a copy of a classifier from a model file has its settings for each block.
@@ -213,6 +214,8 @@ class FeatureClassifier(Estimator):
         ----------
         support : SupportSet
             What to fit to.
+        **params : dict
+            Parameters that are other ones.
 
         Returns
         -------
@@ -220,7 +223,7 @@ class FeatureClassifier(Estimator):
             A new classifier; this one stays as it is.
         """
         check_fitted(self, "classes_")
-        return self._unfitted().fit_support(support, self.seed_)
+        return self._unfitted().set_params(**params).fit_support(support, self.seed_)
 
     def renamed(self, old: Any, new: Any) -> Self | None:  # noqa: ARG002  # for subclasses
         """Return a copy with another name for a class, and with everything that was learned.
@@ -804,7 +807,8 @@ default="uniform"
         made.classes_ = names[order]
         made._set_fitted(self.blocks_, self.head_, ensemble, support, self.shots_[order].tolist())
         if isinstance(prior := self.class_prior, Mapping):
-            made.class_prior = {new if name == old else name: prior[name] for name in prior}
+            # Its keys may be strings for classes that are not.
+            made.class_prior = {new if str(k) == str(old) else k: prior[k] for k in prior}
         elif not isinstance(prior, str):
             made.class_prior = [prior[number] for number in order]
         made.decision_ = None if self.decision_ is None else self.decision_.reordered(order)
@@ -897,7 +901,8 @@ default="uniform"
                 f"and {sum(saved.shots)} shots."
             )
         # Only classes with a name may have no shots; `mivhead.model.file` checks that.
-        fits = len(saved.shots) == len(self.classes_) > 1 and min(saved.shots) >= 0
+        fits = len(saved.shots) == len(self.classes_) > 1
+        fits = fits and min(saved.shots) >= 0 and max(saved.shots) < MAX_SHOTS
         if not fits or not (seen or recipe.has_experts):
             raise InputError(f"shots {saved.shots} do not fit {len(self.classes_)} classes.")
         whole = support[:0] if saved.layout is None else read_layout(saved.layout)

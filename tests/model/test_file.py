@@ -280,6 +280,16 @@ def test_a_forged_size_costs_no_memory(path: Path) -> None:
         mivhead.load(path)  # 3 x 10^12 values would not fit anywhere
 
 
+def test_forged_numbers_of_shots_are_refused(path: Path) -> None:
+    """The recipe "experts" keeps no features that would tell how many shots there are."""
+    mivhead.save(fitted(recipe="experts"), path)
+    with safe_open(path, "np") as file:
+        config = json.loads(file.metadata()["mivhead"])["config"]
+    change(path, {"config": config | {"shots": [2**70, 2, 1, 2]}})
+    with pytest.raises(ModelFileError, match="do not fit 4 classes"):
+        mivhead.load(path)
+
+
 @pytest.mark.parametrize("keep", [0, 4, 9, 300, -1])
 def test_a_truncated_file_is_refused(keep: int, path: Path) -> None:
     path.write_bytes(path.read_bytes()[:keep])
@@ -692,6 +702,10 @@ def test_zeros_of_features_are_not_written(sparse: tuple[Path, Features]) -> Non
     assert again.tobytes() == maps.tobytes()  # the sign of a zero too
 
 
+def nothing(mask: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
+    return {f"sparse.{NAME}.mask": mask[:0], f"sparse.{NAME}.values": values[:0]}
+
+
 @pytest.mark.parametrize(
     "forge",
     [
@@ -699,6 +713,8 @@ def test_zeros_of_features_are_not_written(sparse: tuple[Path, Features]) -> Non
         lambda mask, values: ({"sparse.v1": {NAME: "6"}}, {}),
         lambda mask, values: ({"sparse.v1": {NAME: []}}, {}),
         lambda mask, values: ({"sparse.v1": {NAME: [True] * 4}}, {}),
+        lambda mask, values: ({"sparse.v1": {NAME: ["6"]}}, nothing(mask, values)),
+        lambda mask, values: ({"sparse.v1": {NAME: [0, -1, -1]}}, nothing(mask, values)),
         lambda mask, values: ({"sparse.v1": {NAME: [0, 10**30]}}, {}),
         lambda mask, values: ({"sparse.v1": {NAME: [10**30]}}, {}),
         lambda mask, values: ({"sparse.v1": {NAME: [6, 64, 14, 15]}}, {}),

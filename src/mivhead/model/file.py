@@ -104,6 +104,9 @@ def _read_shots(model: FewShotClassifier, document: Any, tensors: Mapping[str, A
     shots = Shots.from_file(document, tensors, model.classes_, classifier._stored_support)
     if shots.features.layout != classifier.layout_:
         raise InputError(f"the shots {shots.features} do not fit {classifier.layout_}.")
+    counts = list(shots.counts.values())
+    if isinstance(classifier, MIVClassifier) and counts != classifier.shots_.tolist():
+        raise InputError(f"shots.v1.counts are {counts}, and config.shots {classifier.shots_}.")
     model.shots_ = shots
     if shots.rule is not None:  # so that the model can be fitted again
         model.threshold, model.random_state = shots.rule.threshold, shots.rule.seed
@@ -511,10 +514,12 @@ def _dense(shapes: Any, tensors: Mapping[str, Array]) -> dict[str, Array]:
     for name, shape in shapes.items():
         mask = found.pop(f"sparse.{name}.mask", None)
         values = found.pop(f"sparse.{name}.values", None)
-        sizes = shape if isinstance(shape, list) else []
-        size = math.prod(sizes) if all(type(n) is int and n > 0 for n in sizes) else 0
-        if mask is None or values is None or name in found or not sizes or len(sizes) > 8:
+        fits = isinstance(shape, list) and 0 < len(shape) <= 8
+        if mask is None or values is None or name in found or not fits:
             raise InputError(f"{_SPARSE} does not fit the tensors: {name!r:.80}.")
+        if not all(type(n) is int and n > 0 for n in shape):
+            raise InputError(f"tensor {name!r:.80} has wrong sizes in {_SPARSE}.")
+        size = math.prod(shape)
         total += size * values.itemsize
         if (
             mask.dtype != np.uint8
@@ -528,7 +533,7 @@ def _dense(shapes: Any, tensors: Mapping[str, Array]) -> dict[str, Array]:
             raise InputError(f"tensor {name!r:.80} has {len(values)} values for another mask.")
         flat = np.zeros(size, values.dtype)
         flat[used] = values
-        found[name] = flat.reshape(sizes)
+        found[name] = flat.reshape(shape)
     return found
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import math
 import os
 import re
 from collections import Counter
@@ -26,6 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mivhead._util.estimator import read_labels
+from mivhead._util.files import MAX_BYTES
 from mivhead._util.schema import from_json, split_tensors, to_json
 from mivhead.errors import InputError
 from mivhead.features import Features, FeatureTable, join_bytes, split_bytes
@@ -33,6 +35,7 @@ from mivhead.images.augmentation import ViewPlan, ViewRule
 from mivhead.support import SupportSet, encode
 
 MAX_LISTED = 3  # names in a message
+MAX_VIEWS = 10_000  # of a shot by the rule in a file: more than anyone could wait for
 _HASH = re.compile("[0-9a-f]{64}")
 
 
@@ -551,6 +554,7 @@ class Shots:
             raise InputError("the features of the shots are missing.")
         n = len(features)
         saved.check(n, len(classes))
+        found = _read_views(views, features, sum(saved.views))
         view_of = np.repeat(np.arange(n), saved.views)
         pictures = data.pop("data", np.empty(0, np.uint8))
         if data:
@@ -560,7 +564,7 @@ class Shots:
             np.repeat(classes, saved.counts),
             saved.hashes,
             features,
-            _read_views(views, features, len(view_of)),
+            found,
             view_of,
             tuple(each or None for each in split_bytes(pictures, saved.pictures)),
             saved.rule,
@@ -591,6 +595,8 @@ class _Saved:
             raise InputError(f"shots.v1.counts do not fit {classes} classes of {shots} shots.")
         if min((*self.views, *self.pictures), default=0) < 0:
             raise InputError("shots.v1 has a negative count.")
+        if self.rule is not None and self.rule.per_image(1) > MAX_VIEWS:
+            raise InputError(f"shots.v1.rule.threshold is too large: {self.rule.threshold}.")
 
 
 def _read_views(
@@ -600,11 +606,15 @@ def _read_views(
     if not views and not count:
         return None
     parts = dict(views)
-    for name, tensor in features.tensors.items():
-        if name not in parts:
-            parts[name] = np.zeros((count, *tensor.shape[1:]), tensor.dtype)
+    fits = {each.shape[:1] for each in parts.values()} == {(count,)}  # before memory is taken
+    left_out = {name: each for name, each in features.tensors.items() if name not in parts}
+    zeros = sum(count * math.prod(each.shape[1:]) * each.itemsize for each in left_out.values())
+    if not fits or zeros > MAX_BYTES:
+        raise InputError(f"the views do not fit the shots {features}, with {count} views.")
+    for name, tensor in left_out.items():
+        parts[name] = np.zeros((count, *tensor.shape[1:]), tensor.dtype)
     found = Features.from_tensors(parts)
-    if found.layout != features.layout or len(found) != count or not views:
+    if found.layout != features.layout:
         raise InputError(f"the views {found} do not fit the shots {features}.")
     return found
 
