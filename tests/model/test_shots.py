@@ -197,6 +197,34 @@ def test_a_renamed_class_keeps_its_frequency(request: pytest.FixtureRequest) -> 
     assert len(uniform) == 5
 
 
+def test_frequencies_follow_the_classes_of_a_changed_model() -> None:
+    """A model whose classes have frequencies can be changed, too."""
+    prior = {"red": 1.0, "green": 2.0, "blue": 6.0}
+    model = fit(START, class_prior=prior)
+    change = model.add([noise(9001)], ["grey"])
+    assert model.class_prior == {**prior, "grey": 3.0}
+    assert any("grey is expected to be as frequent" in note for note in change.notes)
+    model.rename("grey", "red", merge=True)
+    assert model.class_prior == {"red": 4.0, "green": 2.0, "blue": 6.0}
+    assert not model.rename("blue", "other").notes  # fitted again
+    model.remove("red")
+    assert model.class_prior == model.classifier_.class_prior == {"green": 2.0, "other": 6.0}
+    left = {"green": 2.0, "other": 6.0}
+    shots = {i: "other" if c == "blue" else c for i, c in START.items() if c != "red"}
+    assert_equal(model, fit(shots, class_prior=left))
+    with pytest.raises(InputError, match="at least 2"):
+        model.remove("green")
+    assert model.class_prior == left  # what fails changes nothing
+
+
+def test_frequencies_may_name_numbers_by_strings(tmp_path: Path) -> None:
+    numbers = {"red": 1, "green": 2, "blue": 3}
+    model = fit({i: numbers[c] for i, c in START.items()}, class_prior={"1": 1, "2": 2, "3": 5})
+    model.rename(1, 7)
+    model.save(tmp_path / "m.miv")
+    assert mivhead.load(tmp_path / "m.miv").class_prior == {2: 2.0, 3: 5.0, 7: 1.0}
+
+
 def test_a_class_that_becomes_the_rest_is_fitted_again() -> None:
     model = fit(START)
     model.rename("blue", "other")

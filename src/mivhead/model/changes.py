@@ -76,7 +76,7 @@ def rename(
     if not merge and further.unlabelled is None and model.other not in (label, name):
         classifier = model.classifier_.renamed(label, name)
     if classifier is None:
-        change = _refit(model, "rename", text, shots, further, renamed_from=label)
+        change = _refit(model, "rename", text, shots, further, renamed=(label, name))
     else:
         change = Change.now("rename", text)
         shots = shots.by_class()
@@ -152,23 +152,53 @@ def _refit(
     shots: Shots,
     further: Further,
     notes: Iterable[str] = (),
-    renamed_from: Any = None,
+    renamed: tuple[Any, Any] | None = None,
 ) -> Change:
-    """Fit to changed shots."""
+    """Fit to changed shots; `renamed` is the old and the new name of a class, if it has one."""
     others = read_unlabelled(model, further.unlabelled, model.classifier_, model.identity_)
     shots = with_missing_views(model, shots.in_order())
-    vectors, renamed = _changed_vectors(model, shots, further, renamed_from)
-    classifier = model.classifier_.refitted(shots.support(others, vectors))
-    missing = [*_what_is_missing(shots), *_what_is_forgotten(model, others), *renamed]
-    change = Change.now(action, text, [*notes, *missing])
+    vectors, about_names = _changed_vectors(model, shots, further, renamed)
+    prior, about_prior = _changed_prior(model, shots.every_class, renamed)
+    classifier = model.classifier_.refitted(shots.support(others, vectors), **prior)
+    missing = [*_what_is_missing(shots), *_what_is_forgotten(model, others)]
+    change = Change.now(action, text, [*notes, *missing, *about_names, *about_prior])
     history = [*model.history_, change]
     set_fitted(model, classifier, model.identity_, shots)
     model.history_ = history
+    model.class_prior = prior.get("class_prior", model.class_prior)
     return change
 
 
+def _changed_prior(
+    model: FewShotClassifier, classes: Sequence[Any], renamed: tuple[Any, Any] | None
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the parameter of the classifier for its changed classes, and what users should know.
+
+    Only for frequencies that were given class by class: other priors follow from the classes.
+    """
+    prior = getattr(model.classifier_, "class_prior", None)
+    if prior is None or isinstance(prior, str):
+        return {}, []
+    names = model.classes_.tolist()
+    if isinstance(prior, Mapping):
+        given = {str(name): share for name, share in prior.items()}
+        prior = [given[str(name)] for name in names]
+    known = dict(zip(names, map(float, prior), strict=True))
+    usual = sum(known.values()) / len(known)
+    if renamed is not None:
+        old, new = renamed
+        known[new] = known.get(new, 0.0) + known.pop(old)  # the sum, if they are merged
+    notes = [
+        f"The class {name} is expected to be as frequent as the others on average: for another "
+        "frequency, fit the model again, or give a prior when you predict."
+        for name in classes
+        if name not in known
+    ]
+    return {"class_prior": {name: known.get(name, usual) for name in classes}}, notes
+
+
 def _changed_vectors(
-    model: FewShotClassifier, shots: Shots, further: Further, renamed_from: Any
+    model: FewShotClassifier, shots: Shots, further: Further, renamed: tuple[Any, Any] | None
 ) -> tuple[ClassVectors | None, list[str]]:
     """Return the vectors of the classes of changed shots, and what the user should know."""
     names, given = names_of(model.classifier_), further.class_vectors
@@ -183,9 +213,10 @@ def _changed_vectors(
             old |= embed_classes(model.load_backbone(), new, model.templates_)
         except NotAvailableError as error:
             notes.append(f"The text tower is not available: {error}")
-    if [label for label in new if label not in old] and renamed_from in old:
-        old[new[0]] = old[renamed_from]
-        notes.append(f"{new[0]} keeps the vector of the name {renamed_from}.")
+    before = None if renamed is None else renamed[0]
+    if [label for label in new if label not in old] and before in old:
+        old[new[0]] = old[before]
+        notes.append(f"{new[0]} keeps the vector of the name {before}.")
     if missing := [label for label in new if label not in old]:
         raise InputError(
             f"The model knows its classes by vectors of their names, and there is none for "
