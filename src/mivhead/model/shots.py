@@ -5,9 +5,9 @@ Adding, removing, renaming and relabelling make new `Shots`; `FewShotClassifier`
 Shots are brought into a canonical order that follows from their contents alone, so that the same
 shots give the same model, bit for bit, however they came together.
 
-How many views a shot has depends on the size of its class (`ViewRule`). When a class shrinks, its
-shots need views that were never made: these are made from the pictures, small lossless squares as
-the backbone sees them.
+How many views a shot has depends on the size of its class (`ViewRule`). Shots of a class that has
+shrunk need further views, and a file of a model on the default backbone holds none: these are made
+from the pictures, small lossless squares as the backbone sees them.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Shots:
 
     @property
     def missing_views(self) -> list[tuple[int, int]]:
-        """Row and number of every view that should be used and was never made."""
+        """Row and number of every view that should be used and is not here."""
         pairs = zip(self._view_counts.tolist(), self._wanted.tolist(), strict=True)
         return [(row, i) for row, (has, wanted) in enumerate(pairs) for i in range(has, wanted)]
 
