@@ -474,6 +474,24 @@ def test_exact_copies_change_nothing(shots, queries, tmp_path, threshold) -> Non
     assert model.check().accuracy == plain.check().accuracy
 
 
+def test_a_fit_that_fails_leaves_the_model_as_it_was(shots, queries, tmp_path) -> None:
+    model = FewShotClassifier(TinyBackbone(), threshold=0).fit_folder(shots)
+    before = model.predict(queries).tolist()
+    (tmp_path / "bad.png").write_text("not an image")
+    bad = [tmp_path / "bad.png", *sorted(queries.rglob("*.png"))[:2]]
+    with pytest.raises(ImageError, match=r"bad\.png is not"):
+        model.fit(bad, ["a", "b", "b"])
+    table = model.extract(queries)
+    with pytest.raises(InputError, match="1 class"):
+        model.fit_table(table, ["a"] * len(table))
+    assert model.predict(queries).tolist() == before
+    assert "3 classes: blue, green, red" in repr(model)
+    unfitted = FewShotClassifier(TinyBackbone())
+    with pytest.raises(ImageError, match=r"bad\.png is not"):
+        unfitted.fit(bad, ["a", "b", "b"])
+    assert not [name for name in vars(unfitted) if name.endswith("_")]
+
+
 def test_a_class_prior_is_kept_and_can_be_replaced(shots, queries, tmp_path) -> None:
     how = {"threshold": 0, "verbose": False}
     plain = FewShotClassifier(TinyBackbone(), **how).fit_folder(shots)

@@ -106,6 +106,9 @@ def test_unreadable_images_are_skipped_on_request(tmp_path: Path) -> None:
     model.fit_folder(shots, skip_bad=True, unlabelled=tmp_path / "pool")
     assert [Path(each.id).name for each in model.skipped_] == ["worse.png", "bad.png"]
     assert model.classifier_.unlabelled_.images == 1
+    more = [noise(7), shots / "rings" / "worse.png"]
+    model.add(more, ["new", "new"], skip_bad=True, unlabelled=tmp_path / "pool")
+    assert [Path(each.id).name for each in model.skipped_] == ["worse.png", "bad.png"]
 
 
 FORGED = {

@@ -53,7 +53,7 @@ def add(
         for label, count in added.counts.items()
     )
     text = f"added {len(added)} {'shot' if len(added) == 1 else 'shots'}: {counts}"
-    return _refit(model, "add", text, joined, further, notes)
+    return _refit(model, "add", text, joined, further, notes, skip_bad=skip_bad)
 
 
 def remove(model: FewShotClassifier, names: Sequence[str], further: Further) -> Change:
@@ -153,13 +153,16 @@ def _refit(
     further: Further,
     notes: Iterable[str] = (),
     renamed: tuple[Any, Any] | None = None,
+    *,
+    skip_bad: bool = False,
 ) -> Change:
     """Fit to changed shots; `renamed` is the old and the new name of a class, if it has one."""
-    others = read_unlabelled(model, further.unlabelled, model.classifier_, model.identity_)
+    given, own = further.unlabelled, model.classifier_
+    others = read_unlabelled(model, given, own, model.identity_, skip_bad=skip_bad)
     shots = with_missing_views(model, shots.in_order())
     vectors, about_names = _changed_vectors(model, shots, further, renamed)
     prior, about_prior = _changed_prior(model, shots.every_class, renamed)
-    classifier = model.classifier_.refitted(shots.support(others, vectors), **prior)
+    classifier = own.refitted(shots.support(others, vectors), **prior)
     missing = [*_what_is_missing(shots), *_what_is_forgotten(model, others)]
     change = Change.now(action, text, [*notes, *missing, *about_names, *about_prior])
     history = [*model.history_, change]

@@ -1,14 +1,16 @@
 """Fitting a model: from images or features to what a `FewShotClassifier` has learned.
 
 Images are read as the method takes them (`mivhead.model.readers`), exact copies are left out, and
-the classifier is fitted to one `SupportSet`: shots, views, unlabelled images and class vectors.
+the classifier is fitted to one `SupportSet`: shots, views, unlabelled images and class vectors. If
+anything fails, the model stays as it was.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -48,6 +50,18 @@ class Further(NamedTuple):
     class_vectors: Vectors | None = None
 
 
+@contextmanager
+def _unchanged_by_errors(model: FewShotClassifier) -> Iterator[None]:
+    """Leave a model as it was, fitted or not, if a fit fails."""
+    before = dict(vars(model))
+    try:
+        yield
+    except BaseException:
+        vars(model).clear()
+        vars(model).update(before)
+        raise
+
+
 def fit_images(
     model: FewShotClassifier,
     images: ImageSet,
@@ -57,51 +71,53 @@ def fit_images(
     skip_bad: bool,
 ) -> None:
     """Fit a model to labelled images; `labels`, of any type, replace the strings of the images."""
-    model._check_params()  # before the backbone is loaded
-    for name in ("identity_", "_loaded"):  # of an earlier fit, perhaps with other parameters
-        model.__dict__.pop(name, None)
-    started = time.perf_counter()
-    backbone = model.load_backbone()
-    classifier: Any = model.make_classifier(backbone.preset)
-    reader = model._reader(classifier)
-    reader.attach(classifier)  # refuses a network that does not suit, before images are read
-    model.skipped_ = []
-    unlabelled = read_unlabelled(
-        model, further.unlabelled, classifier, backbone.identity, skip_bad=skip_bad
-    )
-    unreadable = model.skipped_
-    names, images = images.ids, model.readable(images, skip_bad=skip_bad)
-    model.skipped_ += unreadable
-    kept = set(images.ids)
-    given: Sequence[Any] | None = images.labels
-    if labels is not None:
-        given = [y for y, name in zip(labels, names, strict=True) if name in kept]
-    assert given is not None, "the images are labelled"
-    vectors = _name_classes(
-        model, classifier, backbone, np.unique(np.asarray(given)).tolist(), further
-    )
-    found = reader.read(images, given, model._view_rule(backbone.preset))
-    if isinstance(found, Shots):
-        found = _without_copies(model, found)
-    reading = {reader.what: time.perf_counter() - started}
-    _fit(model, classifier, found, backbone.identity, unlabelled, vectors, reading)
+    with _unchanged_by_errors(model):
+        model._check_params()  # before the backbone is loaded
+        for name in ("identity_", "_loaded"):  # of an earlier fit, perhaps with other parameters
+            model.__dict__.pop(name, None)
+        started = time.perf_counter()
+        backbone = model.load_backbone()
+        classifier: Any = model.make_classifier(backbone.preset)
+        reader = model._reader(classifier)
+        reader.attach(classifier)  # refuses a network that does not suit, before images are read
+        model.skipped_ = []
+        unlabelled = read_unlabelled(
+            model, further.unlabelled, classifier, backbone.identity, skip_bad=skip_bad
+        )
+        unreadable = model.skipped_
+        names, images = images.ids, model.readable(images, skip_bad=skip_bad)
+        model.skipped_ += unreadable
+        kept = set(images.ids)
+        given: Sequence[Any] | None = images.labels
+        if labels is not None:
+            given = [y for y, name in zip(labels, names, strict=True) if name in kept]
+        assert given is not None, "the images are labelled"
+        vectors = _name_classes(
+            model, classifier, backbone, np.unique(np.asarray(given)).tolist(), further
+        )
+        found = reader.read(images, given, model._view_rule(backbone.preset))
+        if isinstance(found, Shots):
+            found = _without_copies(model, found)
+        reading = {reader.what: time.perf_counter() - started}
+        _fit(model, classifier, found, backbone.identity, unlabelled, vectors, reading)
 
 
 def fit_table(
     model: FewShotClassifier, table: FeatureTable, labels: Sequence[Any], further: Further
 ) -> None:
     """Fit a model to features that were extracted before."""
-    check_no_missing("labels", labels)
-    model._check_params()
-    model.__dict__.pop("identity_", None)
-    preset, identity = model._origin(table)
-    classifier: Any = model.make_classifier(preset)
-    unlabelled = read_unlabelled(model, further.unlabelled, classifier, identity)
-    shots = _without_copies(model, Shots.from_table(table, labels).in_order())
-    # Features of known origin may be named by their backbone, which is loaded already.
-    backbone = None if identity is None else model.load_backbone()
-    vectors = _name_classes(model, classifier, backbone, shots.classes, further)
-    _fit(model, classifier, shots, identity, unlabelled, vectors)
+    with _unchanged_by_errors(model):
+        check_no_missing("labels", labels)
+        model._check_params()
+        model.__dict__.pop("identity_", None)
+        preset, identity = model._origin(table)
+        classifier: Any = model.make_classifier(preset)
+        unlabelled = read_unlabelled(model, further.unlabelled, classifier, identity)
+        shots = _without_copies(model, Shots.from_table(table, labels).in_order())
+        # Features of known origin may be named by their backbone, which is loaded already.
+        backbone = None if identity is None else model.load_backbone()
+        vectors = _name_classes(model, classifier, backbone, shots.classes, further)
+        _fit(model, classifier, shots, identity, unlabelled, vectors)
 
 
 def _fit(
