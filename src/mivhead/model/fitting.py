@@ -184,6 +184,8 @@ def _name_classes(
     further: Further,
 ) -> ClassVectors | None:
     """Return vectors of the names of the classes with shots and of further ones, if names count."""
+    if further.class_vectors is not None:
+        _check_ensemble(model, classifier, "class vectors")
     named = name_classes(
         backbone if classifier.has_ensemble else None,
         seen,
@@ -207,11 +209,7 @@ def read_unlabelled(
     """Return features of unlabelled images, in an order that follows from their contents."""
     if unlabelled is None:
         return None
-    if not classifier.has_ensemble:
-        raise InputError(
-            f"{model.method} cannot learn from unlabelled images with these settings: use the "
-            "method miv with its default recipe, or omit them."
-        )
+    _check_ensemble(model, classifier, "unlabelled images")
     if isinstance(unlabelled, FeatureTable) and identity is not None:
         check_origin(unlabelled.backbone, identity)
     if is_features(unlabelled):
@@ -231,6 +229,15 @@ def read_unlabelled(
         images = images.take(_sample(len(images), model.random_state))
         found = model._feature_reader().table(images, None).features
     return found[np.argsort(digests(found), kind="stable")]
+
+
+def _check_ensemble(model: FewShotClassifier, classifier: Any, what: str) -> None:
+    """Raise an error if the method cannot learn from `what`."""
+    if not classifier.has_ensemble:
+        raise InputError(
+            f"{model.method} cannot learn from {what} with these settings: use the method miv with "
+            "its default recipe, or omit them."
+        )
 
 
 def _sample(count: int, seed: int) -> list[int]:

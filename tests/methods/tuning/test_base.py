@@ -199,6 +199,9 @@ def test_the_default_backbone_can_be_finetuned_but_not_adapted() -> None:
     with pytest.raises(InputError, match="efficientnet_lite0 has none of them: choose a ResNet"):
         FewShotClassifier(method="tsa").fit(list(X), y)
     classifier = FewShotClassifier(method="finetune", method_params={"steps": 1}, cache=False)
+    vectors = {label: np.ones(8) for label in y}
+    with pytest.raises(InputError, match="finetune cannot learn from class vectors"):
+        classifier.fit(list(X), y, class_vectors=vectors)
     ncc = FewShotClassifier(method="ncc", cache=False).fit(list(X), y).predict_proba(list(X))
     start = FewShotClassifier(method="finetune", method_params={"steps": 0}).fit(list(X), y)
     np.testing.assert_allclose(start.predict_proba(list(X)), ncc, atol=0.01)
