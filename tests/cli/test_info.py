@@ -23,6 +23,15 @@ def test_info_of_features(miv, features):
     assert document["images"] == document["views"] == 9
 
 
+def test_views_are_not_called_contents(miv, shots, tmp_path):
+    """With the default backbone, the file does not hold them."""
+    model = tmp_path / "m.miv"
+    how = ["--threshold", "3", "--no-check"]
+    assert miv("fit", shots, "-o", model, *how).code == 0
+    text = miv("info", model).out
+    assert "9 images, with small pictures; augmented views used in training: 9" in text
+
+
 def test_only_random_weights_have_a_seed(miv, features, tmp_path):
     for settings in (["--recipe", "experts"], ["--method", "ncc"]):
         model = tmp_path / "m.miv"

@@ -204,10 +204,11 @@ def _contents(facts: dict[str, Any]) -> str:
     shots = [count for count in classes.values() if count is not None]
     if facts["kind"] == "exported":
         return f"an exported model of {plural(len(classes), 'class')}"
-    of_images = f" and the features of their {plural(sum(shots), 'image')}" if shots else ""
-    text = f"a model of {plural(len(classes), 'class')}{of_images}"
-    if facts["views"]:
-        text += f", {plural(facts['views'], 'augmented view')}"
+    text = f"a model of {plural(len(classes), 'class')}"
+    if shots:
+        text += f" and the features of their {plural(sum(shots), 'image')}"
     if facts["pictures"]:
-        text += ", small pictures"
+        text += ", with small pictures"
+    if facts["views"]:  # which need not be in the file
+        text += f"; augmented views used in training: {facts['views']}"
     return text
