@@ -36,7 +36,7 @@ class SupportSet:
     view_rows: NDArray[np.int64]  # the image that each view was made from
     unlabelled: Features | None = None  # images without labels
     class_vectors: ClassVectors | None = None  # of the names of the classes
-    # The labels of all classes, sorted: those without shots, too. Whoever trains needs none.
+    # The labels of all classes, sorted: those without shots, too. Training does not need them.
     classes: NDArray[Any] = field(default_factory=lambda: np.empty(0, np.int64))
 
     @classmethod
@@ -159,7 +159,8 @@ def encode(y: ArrayLike, n: int, *, named: bool = False) -> tuple[NDArray[Any], 
         raise InputError(f"X holds {n} images, but y has {len(values)} labels.")
     classes, labels = np.unique(values, return_inverse=True)
     if len(classes) < 2 and not named:
-        raise InputError(f"y holds {len(classes)} class; a classifier needs at least 2 classes.")
+        found = f"{len(classes)} class{'es' * (not len(classes))}"
+        raise InputError(f"y holds {found}; a classifier needs at least 2 classes.")
     return classes, labels.astype(np.int64)
 
 

@@ -85,7 +85,7 @@ WEIGHTS = {
 
 
 def comes_with_mivhead(identity: Identity) -> bool:
-    """Tell whether a backbone is the default one, whose weights are always installed."""
+    """Return whether a backbone is the default one, whose weights are always installed."""
     name = "efficientnet_lite0"
     return (identity.name, identity.weights) == (name, WEIGHTS[name].sha256)
 

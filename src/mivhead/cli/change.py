@@ -94,8 +94,8 @@ def add_parser(subparsers: Any) -> None:
         subparsers,
         "rename",
         "rename a class of a model, or merge two",
-        "Rename a class of a model, or merge it into another one. Another name leaves what the "
-        "model learned, and its predictions, as they are.",
+        "Rename a class of a model, or merge it into another one. A new name changes neither what "
+        "the model learned nor its predictions.",
         RENAME_EXAMPLES,
     )
     rename.add_argument("old", metavar="OLD", help="the class")

@@ -269,7 +269,7 @@ def _describe_model(model: FewShotClassifier, times: Mapping[str, float], output
     if learned < 2:
         what = (
             f"Names alone tell the {plural(len(shots), 'class')} apart: {spent}.\n"
-            "Shots count from two classes on (`miv add`).\n"
+            "Shots are used as soon as two classes have some (`miv add`).\n"
         )
     return f"{what}\n{text}\n\nSaved {output} ({size(Path(output).stat().st_size)})."
 
