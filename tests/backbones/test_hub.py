@@ -46,12 +46,21 @@ def test_an_interrupted_download_resumes(server: Hub) -> None:
 
 def test_a_later_call_resumes(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     server.break_after = 50_000
-    with pytest.raises(NotAvailableError, match=r"ended too early|cannot be reached"):
+    with pytest.raises(NotAvailableError, match=r"interrupted .* after 0.2 MB: run .* again"):
         get()
     server.break_after = None
     server.requests.clear()
     assert (get() / "model.safetensors").read_bytes() == WEIGHTS
     assert any(h.get("Range") == "bytes=200000-" for _, h in server.requests)
+
+
+def test_a_long_file_may_take_many_connections(
+    server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "CHUNK", 20_000)
+    server.break_after = 30_000
+    assert (get() / "model.safetensors").read_bytes() == WEIGHTS
+    assert len(server.requests) > hub.RETRIES + 5
 
 
 def test_a_damaged_file_is_removed(server: Hub) -> None:
@@ -90,8 +99,9 @@ def test_offline_says_what_to_copy_where(
     with pytest.raises(NotAvailableError) as caught:
         get()
     text = str(caught.value)
-    assert "download model.safetensors from http://127.0.0.1:9/owner/name/tree/main" in text
-    assert f"copy it to {tmp_path / 'weights' / 'owner' / 'name'} on this one" in text
+    assert "download model.safetensors, and those of config.json that are there, from " in text
+    assert "from http://127.0.0.1:9/owner/name/tree/main" in text
+    assert f"copy them to {tmp_path / 'weights' / 'owner' / 'name'} on this one" in text
     copied = tmp_path / "weights" / "owner" / "name" / "model.safetensors"
     copied.parent.mkdir(parents=True)
     copied.write_bytes(WEIGHTS)

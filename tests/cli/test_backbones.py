@@ -92,7 +92,7 @@ def test_download_and_use(miv, fails, monkeypatch, tmp_path, shots, new):
         assert json.loads(answer.out)["files"] == ["model.safetensors"]
         hub.status = 401
         assert "accept its terms" in fails("backbones", "download", "dinov3_small")
-    assert "copy it to" in fails("backbones", "download", "dinov3_small")
+    assert "copy them to" in fails("backbones", "download", "dinov3_small")
     assert "did you mean 'dinov3_small'" in fails("backbones", "download", "dinov3_smal")
 
 

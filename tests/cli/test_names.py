@@ -146,6 +146,9 @@ def test_names_alone(
         "green": 2,
         "red": shots.get("red", 0) + 2,
     }
+    found = run(capsys, "predict", model, place / "new")["predictions"]
+    named = [row["decision"] == Path(row["file"]).parent.name for row in found]
+    assert sum(named) > 11  # of 16, half of them of classes that still have no shots
 
 
 def test_names_alone_for_people(

@@ -22,7 +22,7 @@ def progress_bar(
 
     `total` is None if it is not known. With `show=False` there is no bar. None and True show it if
     the work takes more than two seconds: in a notebook, and on stderr if that is a terminal. `unit`
-    is the name of an item.
+    is the name of an item; bytes, `B`, are shown in MB and GB.
 
     >>> with progress_bar("counting", 3) as advance:
     ...     for _ in range(3):
@@ -36,7 +36,8 @@ def progress_bar(
         from tqdm.notebook import tqdm
     else:
         from tqdm import tqdm
-    with tqdm(total=total, desc=description, unit=unit, delay=DELAY, leave=False) as bar:
+    how: dict[str, Any] = {"unit": unit, "unit_scale": unit == "B", "delay": DELAY, "leave": False}
+    with tqdm(total=total, desc=description, **how) as bar:
         yield bar.update
 
 

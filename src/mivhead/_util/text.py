@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from html import escape
 
 MAX_CELL = 48  # characters of a name in a table
@@ -26,6 +27,23 @@ def reason_of(error: Exception) -> str:
     ('no such file', 'KeyError')
     """
     return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+
+
+def list_reasons(reasons: Mapping[str, str]) -> str:
+    """List names and what is said of each; what is said of several is printed once, of NAME.
+
+    >>> print(list_reasons({"a": "a is gone: see a.x.", "b": "b is gone: see b.x.", "c": "No."}))
+    - a, b: NAME is gone: see NAME.x.
+    - No.
+    """
+    shared: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        general = re.sub(rf"\b{re.escape(name)}\b", lambda _: "NAME", reason)
+        shared.setdefault(general, []).append(name)
+    return "\n".join(
+        f"- {', '.join(names)}: {reason}" if len(names) > 1 else f"- {reasons[names[0]]}"
+        for reason, names in shared.items()
+    )
 
 
 def percent(share: float, digits: int = 0) -> str:

@@ -233,7 +233,7 @@ def _fetch(
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
         with progress_bar(file.path, file.size, show=show, unit="B") as advance:
-            advance(part.stat().st_size if part.is_file() else 0)
+            advance(_size(part))
             client.save(revision, file, part, advance)
         if not _matches(part, file):
             part.unlink()
@@ -306,10 +306,14 @@ class _Client:
     ) -> None:
         """Append what is missing to a partial file, also over several connections."""
         address = f"{endpoint()}/{self.repository}/resolve/{revision}/{quote(file.path)}"
-        for attempt in range(RETRIES):
-            start = part.stat().st_size if part.is_file() else 0
+        attempt, first = 0, _size(part)
+        while attempt < RETRIES:
+            start = _size(part)
             if file.size is not None and start >= file.size:
                 return
+            if start >= first + CHUNK:  # a long file may take many connections
+                attempt, first = 0, start
+            attempt += 1
             try:
                 with self._open(address, start) as answer:
                     resumed = answer.status == http.client.PARTIAL_CONTENT
@@ -318,13 +322,16 @@ class _Client:
                             return
             except urllib.error.HTTPError as error:
                 self._fail(error)
-            except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-                if attempt == RETRIES - 1:
+            except (
+                *(urllib.error.URLError, TimeoutError, ConnectionError),
+                http.client.HTTPException,  # the connection ended too early
+            ) as error:
+                if attempt == RETRIES and not _size(part):
                     self._fail(error)
-            except http.client.HTTPException as error:  # the connection ended too early
-                if attempt == RETRIES - 1:
-                    self._fail(error)
-        self._fail(ConnectionError("the connection ended too early, several times"))
+        raise NotAvailableError(
+            f"The download of {file.path} from {endpoint()}/{self.repository} was interrupted "
+            f"several times, after {_size(part) / 1e6:.1f} MB: run the command again to resume it."
+        )
 
     def _open(self, address: str, start: int = 0) -> Any:
         request = urllib.request.Request(address, headers={"User-Agent": "mivhead"})
@@ -349,12 +356,25 @@ class _Client:
             ) from error
         if status is not None:
             raise NotAvailableError(f"{page} answered {status}: try again later.") from error
-        wanted = ", ".join(each for each in self._patterns if not each.startswith("?"))
+        wanted, more = (
+            ", ".join(
+                each.removeprefix("?").replace("|", " or ")
+                for each in self._patterns
+                if each.startswith("?") == optional
+            )
+            for optional in (False, True)
+        )
+        if more:
+            wanted += f", and those of {more} that are there,"
         reason = str(getattr(error, "reason", error)) or type(error).__name__
         raise NotAvailableError(
             f"{endpoint()} cannot be reached ({reason}). On a computer with internet access, "
-            f"download {wanted} from {page}/tree/main, and copy it to {self._target} on this one."
+            f"download {wanted} from {page}/tree/main, and copy them to {self._target} on this one."
         ) from error
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _remote_file(document: Any) -> RemoteFile:

@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from mivhead._util.text import list_reasons
 from mivhead.backbones.base import Backbone, default_device
 from mivhead.backbones.preset import Preset
 from mivhead.benchmark.clock import Seconds
@@ -183,7 +184,7 @@ def check_backbones(config: RunConfig, place: Place, own: Mapping[str, Backbone]
     InputError
         If a method cannot run on one of the backbones.
     """
-    problems: list[MivError] = []
+    problems: dict[str, MivError] = {}
     for entry in config.backbones:
         methods = config.methods_on(entry.name)
         for method in methods:
@@ -193,14 +194,14 @@ def check_backbones(config: RunConfig, place: Place, own: Mapping[str, Backbone]
         try:
             backbone = own.get(entry.name) or load_once(entry, place.device)
         except MivError as error:
-            problems.append(error)
+            problems[entry.name] = error
             continue
         for method in methods:
             _check_method(method, entry.name, backbone, place.device)
     if len(problems) == 1:
-        raise problems[0]
+        raise next(iter(problems.values()))
     if problems:
-        listed = "\n".join(f"- {problem}" for problem in problems)
+        listed = list_reasons({name: str(problem) for name, problem in problems.items()})
         raise NotAvailableError(f"{len(problems)} backbones cannot be loaded:\n{listed}")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from mivhead._util.text import list_reasons
 from mivhead.cli import options
 from mivhead.cli.output import plural, print_json, seconds, table
 from mivhead.errors import InputError
@@ -378,7 +379,7 @@ def _show_plan(plan: Plan, workers: int, limit: int, how: str, *, kept: bool) ->
         for c in plan.columns
     ]
     missing = sum(not each.found for each in plan.sets)
-    reasons = [b.missing for b in plan.backbones if b.missing]
+    reasons = list_reasons({b.name: b.missing for b in plan.backbones if b.missing})
     hours = plan.hours if kept else plan.hours - plan.extraction_hours + plan.task_hours
     choice = "keep them" if kept else "drop them"
     if how == "auto" and not kept:
@@ -387,7 +388,7 @@ def _show_plan(plan: Plan, workers: int, limit: int, how: str, *, kept: bool) ->
         table(
             ["backbone", "ms/image", "MB/image", "weights"], backbones, right="ms/image MB/image"
         ),
-        "\n".join(reasons),
+        reasons,
         table(["set", "classes", "images", "remark"], sets, right="classes images", limit=WIDE),
         table(["method", "on", "s per task", "core hours"], columns, right="s per task core hours"),
         f"{plural(plan.tasks, 'task')}. Features are computed once and kept, or for each task and "

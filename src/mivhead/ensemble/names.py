@@ -299,8 +299,9 @@ def fit_unseen(
     """Fit what stands for the logit of a class without shots: a * cosine + b.
 
     Each class with shots plays the class without in turn: its logit is replaced by a * cosine + b,
-    and a logistic regression tells its images from those of the other classes, whose logits are as
-    they are. `a` stays close to the scale of the names alone.
+    and a logistic regression tells its images from those of the other classes, whose logits are
+    those of a model that does not know it (`_without`). `a` stays close to the scale of the names
+    alone.
 
     Parameters
     ----------
@@ -327,7 +328,8 @@ def fit_unseen(
     """
     images, classes = logits.shape
     own = np.eye(classes)[labels].ravel()  # (image x class,)
-    rivals = np.stack([_energy(np.delete(logits, c, axis=1)) for c in range(classes)], 1).ravel()
+    level = logits.mean(axis=1, keepdims=True)
+    rivals = np.stack([_energy(_without(logits, c, level)) for c in range(classes)], 1).ravel()
     centre, spread = float(found.mean()), max(float(found.std()), EPS)
     x = np.stack([(found.ravel() - centre) / spread, np.ones(images * classes)], axis=1)
     counts = np.repeat(shot_weights(labels), classes)
@@ -340,6 +342,17 @@ def fit_unseen(
         theta = theta - np.clip(np.linalg.solve(curvature, slope), -1, 1)
     a = max(float(theta[0]), 0.0) / spread
     return a, float(theta[1]) - a * centre
+
+
+def _without(logits: Floats, number: int, level: Floats) -> Floats:
+    """Return the logits of a model that does not know a class: (image, other class).
+
+    Logits say how much more an image is like one class than like the others, so a model that knows
+    a class gives its images low logits of all others. Without it, their mean would be at the level
+    of all logits.
+    """
+    others: Floats = np.delete(logits, number, axis=1)
+    return others - others.mean(axis=1, keepdims=True) + level
 
 
 def _energy(logits: Floats) -> Floats:

@@ -70,7 +70,9 @@ def unknown(
     vectors = mean_vector(*_deepest(features, classifier))
     near, lift = (vectors @ rule.shots.T).largest(1), None  # (n, 1)
     if len(unseen := rule.unseen(len(classifier.classes_))):
-        by_name = scores.softmax(1).take(unseen, 1).sum(1, keepdims=True).cast(np.float32)
+        seen = np.setdiff1d(np.arange(len(classifier.classes_)), unseen)
+        by_name = scores.take(unseen, 1).largest(1) > scores.take(seen, 1).largest(1)
+        by_name = by_name.cast(np.float32)  # (n, 1)
         near = near + by_name * (near * -1 + rule.usual_near).at_least(0)
         lift = by_name * rule.lift
     if rule.other is not None:  # the energy is that of the named classes

@@ -36,6 +36,9 @@ times their mean near(s), where s itself is left out. `t_probability` is 1 - 2 m
 the probabilities above it are calibrated and equally frequent), and no coverage can be guaranteed.
 A model that knows its classes by name alone has no such scores, and never says "none of these".
 
+An image whose best class has no shots is expected to be unlike all shots: near(x) is at least the
+mean near(s) of the shots, and energy(x) is raised by `lift`, which it lacks without such shots.
+
 References
 ----------
 Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World", 2005 (conformal prediction).
@@ -232,7 +235,7 @@ class DecisionRule:
     # (m, class) or None, default=None: the out-of-fold logits, as long as the model has not been
     # saved
     logits: Floats | None = None
-    lift: float = 0.0  # what the energy of an image of a class without shots lacks
+    lift: float = 0.0  # what the energy of an image lacks whose class has no shots
 
     @classmethod
     def fit(
@@ -327,8 +330,9 @@ class DecisionRule:
         near, lift = _nearest(vectors, self.shots), 0.0
         if len(unseen := self.unseen(logits.shape[1])):
             # An image of a class without shots is like no shot: it counts as usually near.
-            by_name = softmax(logits)[:, unseen].sum(axis=1)
-            near = near + by_name * np.maximum(self.usual_near - near, 0)
+            best = logits[:, unseen].max(axis=1)
+            by_name = best > np.delete(logits, unseen, axis=1).max(axis=1)
+            near = np.where(by_name, np.maximum(near, self.usual_near), near)
             lift = by_name * self.lift
         if self.other is not None:
             logits = np.delete(logits, self.other, axis=1)
