@@ -30,7 +30,7 @@ import mivhead
 from _bench import SETS, names
 from mivhead.backbones import DEFAULT_BACKBONE
 from mivhead.backbones.base import Backbone
-from mivhead.benchmark.compare import summarise
+from mivhead.benchmark.compare import paired_test
 from mivhead.benchmark.samplers import Protocol
 from mivhead.datasets.catalogue import groups_of
 from mivhead.datasets.sets import open_set
@@ -209,15 +209,16 @@ class Accuracies:
         """Print a table in Markdown."""
         ours = np.array(self.found[OURS, 0.0])
         print(f"{len(ours)} tasks, {OURS}: {ours.mean():.1f}")
-        print("| method | as it is | corrected (tau) | miv minus that |\n|---|---:|---:|---:|")
+        print("| method | as it is | corrected (tau) | miv minus that (p) |\n|---|---:|---:|---:|")
         for method in self.methods[1:]:
             best = self.best_power(method)
             theirs = np.array(self.found[method, best])
-            ahead = summarise(ours - theirs)
+            test = paired_test(ours, theirs)
+            ahead = test.difference
             corrected = "" if method == EXPERTS else f"{theirs.mean():.1f} ({best:g})"
             print(
                 f"| {method} | {np.mean(self.found[method, 0.0]):.1f} | {corrected} "
-                f"| {ahead.mean:+.1f} ± {ahead.half_width:.1f} |"
+                f"| {ahead.mean:+.1f} ± {ahead.half_width:.1f} ({test.p:.1g}) |"
             )
 
     def rows(self, protocol: str) -> Iterator[tuple[object, ...]]:
@@ -233,13 +234,13 @@ class Accuracies:
 
 
 def replace_rows(path: Path, rows: list[tuple[object, ...]]) -> None:
-    """Write rows to a file of results, instead of those of the same tasks and methods."""
+    """Write rows to a file of results, in the places of the same tasks and methods."""
     with path.open(newline="", encoding="utf-8") as file:
         head, *old = list(csv.reader(file))
-    new = {tuple(map(str, row[:5])) for row in rows}
-    kept = [row for row in old if tuple(row[:5]) not in new]
+    by_task: dict[tuple[str, ...], object] = {tuple(row[:5]): row for row in old}
+    by_task |= {tuple(map(str, row[:5])): row for row in rows}
     with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([head, *kept, *rows])
+        csv.writer(file, lineterminator="\n").writerows([head, *by_task.values()])
 
 
 def main() -> None:
