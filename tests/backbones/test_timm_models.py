@@ -407,6 +407,8 @@ def test_another_input_size(tmp_path: Path) -> None:
     side = small.extract(photos(1)).blocks[0].map.shape[2]  # type: ignore[union-attr]
     assert side == 6
     assert usual.extract(photos(1)).blocks[0].map.shape[2] == 10  # type: ignore[union-attr]
+    with pytest.raises(InputError, match=r"image_size=7 .* smaller than a patch .* at least 14"):
+        load_backbone("dinov2_small", weights="random", image_size=7)
     with pytest.raises(InputError, match=r"leave out image_size=96"):
         load_backbone("efficientnet_lite0", image_size=96)
     model = FewShotClassifier(spec, weights=path, image_size=96, threshold=0, cache=False)

@@ -54,7 +54,8 @@ def test_list(miv, fails, monkeypatch, tmp_path):
     assert found["sdl_resnet18"]["weights"] == "--weights"
     assert "VICO-UoE/URL" in found["sdl_resnet18"]["origin"]
     assert found["siglip2_base"]["install"] == "mivhead[open-clip]"
-    assert "Did you mean 'dinov2_small'" in fails("backbones", "list", "dinov2_smal")
+    assert "did you mean 'dinov2_small'" in fails("backbones", "list", "dinov2_smal")
+    assert "inspect timm:resnet18" in fails("backbones", "list", "timm:resnet18")
     assert "Name the backbones" in fails("backbones", "list", "--speed")
 
 

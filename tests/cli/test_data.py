@@ -68,6 +68,7 @@ def test_an_unknown_set(capsys, tmp_path):
     code, output = run(capsys, "data", "list", "nope")
     assert code == 2
     assert "'nope' is not a declared set" in output.err
+    assert "did you mean 'trashnet'?" in run(capsys, "data", "list", "trashne")[1].err
 
 
 def test_prepare_a_set(capsys, tmp_path):

@@ -60,6 +60,16 @@ def test_no_one_and_five_shots(
     assert sum(row["label"] == "yellow" for row in rows) >= 3
 
 
+def test_the_estimate_says_which_classes_it_is_about(
+    place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    how = ["--backbone", f"open_clip:{place / 'clip'}", "--classes", str(place / "names.txt")]
+    assert main(["fit", str(place / "shots"), "-o", str(tmp_path / "a.miv"), *how]) == 0
+    out = capsys.readouterr().out
+    assert "1 class without shots could not be tested: the estimate is about the others" in out
+    assert "The classes have 0 to 5 shots. What helps most is more shots of yellow." in out
+
+
 def test_predicting_needs_no_text_tower(
     model: Path, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

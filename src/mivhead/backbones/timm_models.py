@@ -294,6 +294,12 @@ def _settings(name: str, size: int | None) -> dict[str, Any]:
         raise InputError(
             f"timm has no weights {name!r}: known for {architecture} are {', '.join(tags)}."
         ) from None
+    patch = _PATCH.search(name)
+    if size is not None and patch and size < int(patch[1]):
+        raise InputError(
+            f"image_size={size} (--image-size) is smaller than a patch of {name}: it must be at "
+            f"least {patch[1]}, better a multiple of it."
+        )
     usual = config.input_size[1] if config else None
     fixed = config is not None and config.fixed_input_size
     return {"img_size": size} if fixed and size not in (None, usual) else {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mivhead.cli import options, serving
 from mivhead.cli.output import check_output, plural, print_json, size, table
-from mivhead.errors import InputError, check_one_of
+from mivhead.errors import InputError
 
 if TYPE_CHECKING:
     from mivhead.backbones.onnx_model import Candidate
@@ -98,11 +98,15 @@ def _add_list(actions: Any) -> None:
 
 def run_list(args: argparse.Namespace) -> int:
     """Run `miv backbones list`."""
-    from mivhead.backbones import speed
+    from mivhead.backbones import check_name, speed
     from mivhead.backbones.presets import FACTS
 
     for name in args.names:
-        check_one_of("backbone", name, list(FACTS))
+        if name not in FACTS:
+            check_name(name)  # suggests the nearest one
+            raise InputError(
+                f"{name} is not in the list: `miv backbones inspect {name}` says more."
+            )
     if args.speed and not args.names:
         raise InputError("Name the backbones whose speed is measured: --speed loads each of them.")
     names = args.names or list(FACTS)  # the order of the table: recommended ones first

@@ -184,11 +184,11 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def _find(name: str) -> DataSet:
-    from mivhead.datasets.catalogue import find_declared
+    from mivhead.datasets.catalogue import find_declared, unknown_set
 
     info = find_declared(name)
     if info is None:
-        raise InputError(f"{name!r} is not a declared set; `miv data list` shows them.")
+        raise InputError(unknown_set(name))
     return info
 
 
@@ -205,7 +205,7 @@ def _describe_set(each: DataSet, found: list[str]) -> str:
     rows = {
         "get": each.source,
         "licence": each.licence,
-        "split": f"{each.split} ({each.classes} classes)",
+        "split": each.split + (f" ({each.classes} classes)" if each.classes else ""),
         "prepared": each.preparation,
         "how": how,
         "found as": ", ".join(found) or "-",

@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
         left_out = [asdict(each) for each in skipped]
         print_json({**document, "skipped": left_out, "notes": notes})
     elif for_people and estimate is not None:
-        print(_describe_estimate(estimate))
+        print(_describe_estimate(estimate, model.shot_counts or {}))
         if (use := _unlabelled_use(model)) is not None and use.used:
             print("\nThe estimate is that of a model without the unlabelled images.")
         if args.html:
@@ -300,7 +300,7 @@ def _describe_names(used: bool | None, without_shots: int) -> str:
     return f"The names of the classes count, too{more}.\n"
 
 
-def _describe_estimate(estimate: CrossValidation) -> str:
+def _describe_estimate(estimate: CrossValidation, counts: Mapping[Any, int]) -> str:
     score = estimate.score
     if math.isnan(estimate.accuracy):
         return (
@@ -321,11 +321,16 @@ def _describe_estimate(estimate: CrossValidation) -> str:
             f"\n{plural(single, 'class')} with one shot could not be tested: the estimate assumes "
             "what is usual\nfor one shot in this task. A second shot makes it more certain."
         )
+    if unseen := sum(not count for count in counts.values()):
+        text += (
+            f"\n{plural(unseen, 'class')} without shots could not be tested: the estimate is about "
+            "the others."
+        )
     if min(shots.values()) < max(shots.values()) or len(shots) <= MAX_CLASSES:
         text += "\n\n" + _class_table(estimate, shots)
-    fewest, most = min(shots.values()), max(shots.values())
+    fewest, most = min(counts.values()), max(counts.values())
     if most > UNEVEN * fewest:
-        needy = [name for name, count in shots.items() if count == fewest]
+        needy = [str(name) for name, count in counts.items() if count == fewest]
         text += (
             f"\n\nThe classes have {fewest} to {most} shots. What helps most is more shots of "
             f"{', '.join(needy[:MAX_NEEDY])}{' and others' if len(needy) > MAX_NEEDY else ''}."

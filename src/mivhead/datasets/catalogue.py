@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -363,6 +364,19 @@ def find_declared(name: str) -> DataSet | None:
         if wanted in map(_simplify, (each.name, each.title, *each.aliases)):
             return each
     return None
+
+
+def unknown_set(name: str) -> str:
+    """Return what to tell someone who asks for a set that is not declared.
+
+    >>> unknown_set("trashne")
+    "'trashne' is not a declared set: did you mean 'trashnet'?"
+    >>> unknown_set("my_photos")
+    "'my_photos' is not a declared set; `miv data list` shows them."
+    """
+    near = difflib.get_close_matches(name, [each.name for each in SETS + MORE_SETS], n=1)
+    hint = f": did you mean {near[0]!r}?" if near else "; `miv data list` shows them."
+    return f"{name!r} is not a declared set{hint}"
 
 
 def paper_size(name: str) -> int | None:

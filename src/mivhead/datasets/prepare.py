@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mivhead.datasets.catalogue import find_declared
+from mivhead.datasets.catalogue import find_declared, unknown_set
 from mivhead.datasets.downloads import PREPARATIONS, SAMPLED, Item, Preparation
 from mivhead.datasets.sets import resize
 from mivhead.errors import InputError, NotAvailableError
@@ -100,8 +100,8 @@ def _find_preparation(name: str) -> tuple[str, Preparation]:
     info = find_declared(name)
     if info is None:
         raise InputError(
-            f"{name!r} is not a declared set; `miv data list` shows them. Other sets need "
-            "no preparation: put the images of each class into a folder named after the class."
+            f"{unknown_set(name)} Other sets need no preparation: put the images of each class "
+            "into a folder named after the class."
         )
     return info.name, PREPARATIONS[info.name]
 
