@@ -352,7 +352,8 @@ def _without(logits: Floats, number: int, level: Floats) -> Floats:
     of all logits.
     """
     others: Floats = np.delete(logits, number, axis=1)
-    return others - others.mean(axis=1, keepdims=True) + level
+    moved: Floats = others - others.mean(axis=1, keepdims=True) + level
+    return moved
 
 
 def _energy(logits: Floats) -> Floats:
