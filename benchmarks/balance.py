@@ -19,7 +19,7 @@ import csv
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -237,7 +237,7 @@ def replace_rows(path: Path, rows: list[tuple[object, ...]]) -> None:
     """Write rows to a file of results, in the places of the same tasks and methods."""
     with path.open(newline="", encoding="utf-8") as file:
         head, *old = list(csv.reader(file))
-    by_task: dict[tuple[str, ...], object] = {tuple(row[:5]): row for row in old}
+    by_task: dict[tuple[str, ...], Iterable[object]] = {tuple(row[:5]): row for row in old}
     by_task |= {tuple(map(str, row[:5])): row for row in rows}
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([head, *by_task.values()])
