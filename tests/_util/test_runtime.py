@@ -20,6 +20,15 @@ def graph() -> bytes:
     return encode_model([Node("Add", ["x", "x"], ["y"])], {}, {"x": X}, {"y": X}, opset=13)
 
 
+def test_names_that_are_no_text_are_one_sentence() -> None:
+    content = encode_model(
+        [Node("Add", ["x", "x"], ["y"])], {}, {"x": X}, {"y": X}, opset=13, metadata={"k": "note"}
+    )
+    forged = content.replace(b"note", b"no\xb8e")
+    with pytest.raises(InputError, match="its names are not valid text"):
+        Session(lambda: forged, "forged.onnx", threads=1)
+
+
 FORK = """
 import os, sys
 import numpy as np

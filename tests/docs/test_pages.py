@@ -20,7 +20,6 @@ from pathlib import Path
 import pytest
 
 from mivhead.cli.main import main
-from mivhead.methods import registry
 from tests.helpers.photos import write_photos
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -58,11 +57,9 @@ NEEDS = {  # pages that use optional packages
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """Forget the methods and modules of a page, so that other tests do not meet them."""
+    """Forget the modules of a page, so that other tests do not meet them."""
     modules = set(sys.modules)
     yield
-    registry._REGISTERED.clear()
-    registry._homes.cache_clear()
     for name in set(sys.modules) - modules:
         if "." not in name and name.startswith("my_"):
             del sys.modules[name]

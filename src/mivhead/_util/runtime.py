@@ -66,9 +66,12 @@ class Session:
         self._providers, self._folder = providers, folder
         self._lock = Lock()
         session = self._session = self._start()
-        self.inputs: list[str] = [each.name for each in session.get_inputs()]
-        self.outputs: list[str] = [each.name for each in session.get_outputs()]
-        self.metadata: dict[str, str] = session.get_modelmeta().custom_metadata_map
+        try:
+            self.inputs: list[str] = [each.name for each in session.get_inputs()]
+            self.outputs: list[str] = [each.name for each in session.get_outputs()]
+            self.metadata: dict[str, str] = session.get_modelmeta().custom_metadata_map
+        except UnicodeDecodeError:
+            raise InputError(f"{name} is corrupted: its names are not valid text.") from None
         _sessions.add(self)
 
     def run(self, names: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
