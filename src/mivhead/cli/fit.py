@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
         left_out = [asdict(each) for each in skipped]
         print_json({**document, "skipped": left_out, "notes": notes})
     elif for_people and estimate is not None:
-        print(_describe_estimate(estimate, model.shot_counts or {}))
+        print(_describe_estimate(estimate, model.shot_counts))
         if (use := _unlabelled_use(model)) is not None and use.used:
             print("\nThe estimate is that of a model without the unlabelled images.")
         if args.html:
@@ -300,7 +300,10 @@ def _describe_names(used: bool | None, without_shots: int) -> str:
     return f"The names of the classes count, too{more}.\n"
 
 
-def _describe_estimate(estimate: CrossValidation, counts: Mapping[Any, int]) -> str:
+def _describe_estimate(
+    estimate: CrossValidation, every_class: Mapping[Any, int] | None = None
+) -> str:
+    """Describe an estimate; `every_class` has the shots of classes without any, too."""
     score = estimate.score
     if math.isnan(estimate.accuracy):
         return (
@@ -316,6 +319,7 @@ def _describe_estimate(estimate: CrossValidation, counts: Mapping[Any, int]) -> 
         "were predicted right by a model that had not seen them."
     )
     shots = Counter(estimate.labels)
+    counts = every_class or shots
     if single := sum(count == 1 for count in shots.values()):
         text += (
             f"\n{plural(single, 'class')} with one shot could not be tested: the estimate assumes "
