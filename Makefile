@@ -65,7 +65,8 @@ LIGHT       := .venv-light
 LIGHT_TESTS := $(addprefix tests/cli/test_,fit.py predict.py change.py explain.py suggest.py info.py) \
                tests/app/test_routes.py tests/app/test_learner.py tests/service/test_predict.py
 
-$(LIGHT)/.installed: $(SOURCES)
+# Not editable, as users install it: every change of the package installs it again.
+$(LIGHT)/.installed: $(SOURCES) $(shell find src -name '*.py' -o -path '*/static/*' -type f)
 	$(PYTHON) -m venv $(LIGHT)
 	$(PIP:$(BIN)/%=$(LIGHT)/bin/%) ".[serve]" pytest pytest-xdist hypothesis
 	@touch $@
