@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import zlib
 from collections import defaultdict
@@ -125,7 +126,7 @@ def measure(tasks: Tasks, name: str, protocol: str, number: int) -> dict[str, An
     right = np.array([str(p.label) == t for p, t in zip(predictions, truth, strict=True)])
     own = np.asarray(truth)
     counts = DecisionCounts.count(predictions, truth)
-    known = check.score.images > 0
+    known = not math.isnan(check.accuracy)  # it is if fewer than two classes could be tested
     return found | {
         "truth": float(np.mean([right[own == label].mean() for label in np.unique(own)])),
         "estimate": check.accuracy if known else None,

@@ -118,6 +118,18 @@ def test_swaps_are_called_mislabelled() -> None:
     assert found / planted > 0.25
 
 
+def test_a_class_that_was_not_tested_is_no_evidence() -> None:
+    """A shot that looks like the only shot of another class is called hard, not mislabelled."""
+    p = np.array([[0.98, 0.01, 0.01]] * 6 + [[0.01, 0.98, 0.01]] * 6)
+    labels = np.repeat([0, 1], 6)
+    p[0] = [0.001, 0.998, 0.001]
+    assert np.flatnonzero(likely_mislabelled(p, labels)[1]).tolist() == [0]
+    p[0] = [0.001, 0.001, 0.998]  # class 2 has a single shot, which is never left out
+    surprise, mislabelled = likely_mislabelled(p, labels)
+    assert surprise.argmax() == 0
+    assert not mislabelled.any()
+
+
 def test_probabilities_of_other_methods_are_calibrated_first() -> None:
     """Sharper or flatter probabilities do not change which shots are called mislabelled."""
     data = table([6, 6, 6], swap=(2, 8))

@@ -208,7 +208,8 @@ def likely_mislabelled(
     If N(t) shots are observed there, about N(t) - E(t) of them are mislabelled. Shots above the
     smallest t with E(t) + MARGIN <= SHARE N(t) are called mislabelled: at least half of them should
     be, and a single surprise must be a great one. If that is more than one in eight, none is:
-    predictions of such a task are overconfident.
+    predictions of such a task are overconfident. Nor is a shot that looks like a class of which no
+    shot was tested: with a single shot, nobody knows how often that class is named wrongly.
 
     Parameters
     ----------
@@ -250,7 +251,8 @@ def likely_mislabelled(
     mislabelled = surprise >= least
     if mislabelled.sum() > max(2, MOST * len(p)):
         mislabelled[:] = False
-    return surprise, mislabelled
+    tested = np.bincount(labels, minlength=p.shape[1]) > 0
+    return surprise, mislabelled & tested[p.argmax(axis=1)]
 
 
 def _surprise(
