@@ -16,7 +16,7 @@ GENERATED = re.compile(
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 # Percentages and areas under curves, not seconds; intervals of differences from 3 points on.
 NUMBER = r"(?:\d\d\.\d|0\.\d{3})(?!\d|\.\d| m?s\b| [MG]B\b)"
-INTERVAL = re.compile(r"(?<![\d.])(?:[3-9]|\d\d)\.\d ± \d+\.\d")
+INTERVAL = re.compile(r"(?<![\d.])-?(?:[3-9]|\d\d)\.\d ± \d+\.\d")
 PAIR = re.compile(rf"(?=(?<![\d.])({NUMBER})(?:[^\d\n]{{1,40}})({NUMBER}))")
 
 
