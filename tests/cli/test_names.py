@@ -177,6 +177,39 @@ def test_names_alone_for_people(
     assert "by name alone" in capsys.readouterr().err
 
 
+def test_vectors_alone(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from mivhead.backbones.text import class_vectors
+    from mivhead.features import Features, FeatureTable
+
+    clip, vectors = f"open_clip:{place / 'clip'}", tmp_path / "vectors.safetensors"
+    rows = Features(class_vectors(clip, list(COLOURS), ["{}"]))
+    FeatureTable(rows, tuple(COLOURS), tuple(COLOURS)).save(vectors)
+    how = ["--backbone", clip, "--class-vectors", vectors]
+    found = run(capsys, "fit", "-o", tmp_path / "a.miv", *how)
+    assert found["classes"] == dict.fromkeys(sorted(COLOURS), 0)
+    assert accuracy(capsys, tmp_path / "a.miv", place) >= 0.75
+
+
+def test_what_says_how_to_read_shots_needs_shots(
+    place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    start = ["fit", "-o", str(tmp_path / "a.miv"), "--classes", str(place / "names.txt")]
+    for option in ("--boxes", "--label", "--encoding"):
+        assert main([*start, option, "x"]) == 2
+        assert f"{option} says how to read the shots" in capsys.readouterr().err
+
+
+def test_notes_are_about_classes_without_shots_too(
+    place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "names.txt").write_text("Red\nother\n")
+    how = ["--backbone", f"open_clip:{place / 'clip'}", "--classes", tmp_path / "names.txt"]
+    found = run(capsys, "fit", place / "shots", "-o", tmp_path / "a.miv", "--no-check", *how)
+    twins, other = found["notes"]
+    assert "'Red' and 'red' differ in upper and lower case only" in twins
+    assert "'other' stands for everything else" in other
+
+
 @pytest.mark.parametrize(
     ("options", "names", "message"),
     [
@@ -189,6 +222,10 @@ def test_names_alone_for_people(
         (["--classes", "NAMES", "--backbone", "CLIP", "--no-names"], "a\n", "omit --no-names"),
         (["--template", "a photo", "--backbone", "CLIP"], None, "where the name goes"),
         (["--class-vectors", "SHORT", "--backbone", "CLIP"], None, "has the shape"),
+        (["--class-vectors", "SHORT", "--no-names"], None, "Names are switched off"),
+        (["--class-vectors", "SHORT", "--template", "{}"], None, "omit them (--template)"),
+        (["--template", "a {}", "--backbone", "CLIP", "--no-names"], None, "Templates are"),
+        (["--template", "a {}"], None, "text-and-image backbone"),  # the default one is not
     ],
 )
 def test_bad_input(
