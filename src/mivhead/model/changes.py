@@ -208,7 +208,8 @@ def _changed_vectors(
     if names is None and given is None:
         return None, []
     old = {} if names is None else dict(zip(model.classes_.tolist(), names.vectors, strict=True))
-    old |= {} if given is None else read_vectors(given)
+    if given is not None:
+        old |= {shots.as_label(name): vector for name, vector in read_vectors(given).items()}
     new = [label for label in shots.every_class if label not in old]
     notes = []
     if new and model.templates_:
@@ -223,7 +224,8 @@ def _changed_vectors(
     if missing := [label for label in new if label not in old]:
         raise InputError(
             f"The model knows its classes by vectors of their names, and there is none for "
-            f"{missing[0]!r}: give one with class_vectors. {' '.join(notes)}".strip()
+            f"{missing[0]!r}: give one when you add it (class_vectors, --class-vectors). "
+            f"{' '.join(notes)}".strip()
         )
     return {label: old[label] for label in shots.every_class}, notes
 
