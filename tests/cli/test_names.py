@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +174,27 @@ def test_names_alone_for_people(
     assert "Names alone tell the 4 classes apart" in out
     assert "No estimate of the accuracy" in out
     image = str(place / "new" / "red" / "50.png")
-    assert main(["plot", "attention", model, image, "-o", str(tmp_path / "a.png")]) == 2
-    assert "by name alone" in capsys.readouterr().err
+    for kind in ("attention", "tsne"):
+        assert main(["plot", kind, model, image, "-o", str(tmp_path / "a.png")]) == 2
+        assert "by name alone" in capsys.readouterr().err
+    assert main(["card", model]) == 0
+    card = capsys.readouterr().out
+    assert "An image classifier that knows 4 classes by name only, made by mivhead" in card
+    assert "- vectors of the names of the classes" in card
+    assert "features of the images" not in card
+
+
+def test_what_is_known_about_the_accuracy_is_about_classes_with_shots(
+    model: Path, place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    save_pictures(tmp_path / "more", {"blue": 1}, first=80)
+    for command in (["info", model], ["add", model, tmp_path / "more"]):
+        assert main([*map(str, command)]) == 0
+        assert re.search(r"interval .*\) for the 3 classes with shots", capsys.readouterr().out)
+    assert main(["card", str(model)]) == 0
+    card = capsys.readouterr().out
+    assert "learned 3 classes from 9 images and knows 1 class by name only" in card
+    assert "1 class without images could not be tested" in card
 
 
 def test_vectors_alone(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -274,7 +274,8 @@ def _report(
         return
     kept = output == args.model and not args.no_backup
     if model.estimate_ is not None:
-        print(f"Expected accuracy on new images: {expected_accuracy(model.estimate_)}.")
+        expected = expected_accuracy(model.estimate_, counts.values())
+        print(f"Expected accuracy on new images: {expected}.")
     print(
         f"The model has {plural(len(counts), 'class')} and {plural(sum(counts.values()), 'shot')} "
         f"now ({seconds(spent)}).\nSaved {output}"

@@ -150,7 +150,7 @@ def _describe(facts: dict[str, Any]) -> str:
         if found := facts.get("estimate"):
             from mivhead.model.info import Estimate
 
-            expected = expected_accuracy(Estimate(**found))
+            expected = expected_accuracy(Estimate(**found), facts["classes"].values())
             lines.append(("accuracy", f"expected on new images: {expected}"))
         if facts["config"].get("class_prior") == "shots":
             lines.append(("prior", "classes are as frequent as their shots"))
