@@ -255,6 +255,19 @@ def test_vectors_of_a_table_suit_classes_that_are_numbers() -> None:
     assert model.classes_.tolist() == [0, 1, 2, 3, 4, 7]
 
 
+def test_a_class_stays_without_its_shots(tmp_path: Path) -> None:
+    model, expected = fitted(), fitted()
+    unseen = NAMES[SHOTS.index(0)]
+    label = [unseen] * 2
+    model.add(draw([0, 0, 0, 0, 2], seed=7), label)
+    added = [name for name in model.shots_.names if name not in expected.shots_.names]
+    model.remove(*added)
+    assert model.shot_counts == expected.shot_counts
+    same(model, expected)
+    model.save(tmp_path / "m.miv")
+    same(mivhead.load(tmp_path / "m.miv"), expected)
+
+
 def test_removing_and_moving() -> None:
     model = fitted()
     model.remove("elk")

@@ -372,6 +372,8 @@ BAD: dict[str, tuple[Any, str]] = {
     "unknown class": (lambda m: m.rename("rde", "x"), "no class 'rde'. Did you mean 'red'"),
     "taken name": (lambda m: m.rename("red", "blue"), r"merge=True \(--merge\)"),
     "merge into nothing": (lambda m: m.rename("red", "bleu", merge=True), "Did you mean 'blue'"),
+    "no name": (lambda m: m.rename("red", " "), "must not be empty"),
+    "no class": (lambda m: m.add([noise(9)], [""]), "must not be empty"),
     "same name": (lambda m: m.rename("red", "red"), "already called 'red'"),
     "relabel unknown": (lambda m: m.relabel("image 9", "red"), "no shot 'image 9'. Did you mean"),
     "relabel to unknown": (lambda m: m.relabel("image 0", "gren"), "'green'.*new=True"),

@@ -58,7 +58,8 @@ def add(
 
 def remove(model: FewShotClassifier, names: Sequence[str], further: Further) -> Change:
     """Remove classes, or single shots."""
-    left, classes, singles = own_shots(model).remove(names)
+    named = names_of(model.classifier_) is not None
+    left, classes, singles = own_shots(model).remove(names, named=named)
     parts = [f"the class {label}" for label in classes] + [f"the shot {n}" for n in singles]
     return _refit(model, "remove", f"removed {', '.join(parts)}", left, further)
 
