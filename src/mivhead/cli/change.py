@@ -95,7 +95,7 @@ def add_parser(subparsers: Any) -> None:
         "rename",
         "rename a class of a model, or merge two",
         "Rename a class of a model, or merge it into another one. A new name changes neither what "
-        "the model learned nor its predictions.",
+        "the model learned nor its predictions, unless the model uses the names of its classes.",
         RENAME_EXAMPLES,
     )
     rename.add_argument("old", metavar="OLD", help="the class")
