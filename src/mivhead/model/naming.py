@@ -91,9 +91,9 @@ def name_classes(
         if not needed:
             return None
         raise InputError(
-            "Names of classes need a text-and-image backbone, such as clip_vitb32, siglip2_base or "
-            "bioclip2, and the method miv with its default recipe; or give vectors of all classes "
-            "(class_vectors, --class-vectors)."
+            "Names of classes need a text-and-image backbone on its own, such as clip_vitb32, "
+            "siglip2_base or bioclip2, and the method miv with its default recipe; or give vectors "
+            "of all classes (class_vectors, --class-vectors)."
         )
     assert backbone is not None
     sentences = TEMPLATES if templates is None else templates
