@@ -458,13 +458,17 @@ class Shots:
         first = self.every_class[0]
         if isinstance(name, str) and not name.strip():
             raise InputError("The name of a class must not be empty.")
-        if not isinstance(first, int) or isinstance(name, int | np.integer):
-            return str(name) if isinstance(first, str) else name
+        if isinstance(first, str):
+            return str(name)
+        kind = float if isinstance(first, float) else int
+        if isinstance(name, int | np.integer) and kind is int:
+            return name
         try:
-            return int(name)
+            return kind(name)
         except (TypeError, ValueError):
+            what = "numbers" if kind is float else "integers"
             raise InputError(
-                f"The classes of this model are integers, and {name!r} is not one."
+                f"The classes of this model are {what}, and {name!r} is not one."
             ) from None
 
     def _names(self, rows: Iterable[int]) -> list[str]:
