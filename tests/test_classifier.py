@@ -18,6 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from mivhead import BlockPreset, Features, MIVClassifier, Preset, Recipe
 from mivhead.errors import InputError
 from mivhead.head.recipe import RECIPES
+from mivhead.support import SupportSet
 
 FAST = {"recipe": Recipe(steps=8), "random_state": 0}
 
@@ -392,3 +393,14 @@ def test_copies_of_all_shots_of_a_class_change_few_names() -> None:
         images += len(new)
     assert 0.5 < right / images < 0.9
     assert changed / images <= 1 / 6
+
+
+def test_refitting_leaves_the_pooled_vector_to_others() -> None:
+    rng = np.random.default_rng(0)
+    X = Features([rng.random((6, 8, 4, 4), np.float32), {"token": rng.random((6, 16))}])
+    y = np.arange(6) // 2
+    preset = [BlockPreset(), BlockPreset(form="vit", pooled=True)]
+    model = MIVClassifier(preset=preset, random_state=0).fit(X, y)
+    again = model.refitted(SupportSet.read(X, y))
+    assert again.blocks_ == model.blocks_
+    np.testing.assert_array_equal(again.logits(X), model.logits(X))

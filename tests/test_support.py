@@ -10,6 +10,7 @@ from mivhead.support import SupportSet
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 Y = ["wren", "robin", "wren", "owl"]
+VECTORS = {"wren": X[0], "robin": X[1], "owl": X[2]}
 
 
 def test_images_are_ordered_by_class_and_views_follow_them() -> None:
@@ -61,6 +62,12 @@ def test_all_parts_are_divided_alike() -> None:
         ({"views": Features(X[:1, :2]), "view_of": [0]}, "other blocks than X"),
         ({"unlabelled": Features(X[:, :2])}, "other blocks than X"),
         ({"class_vectors": {"owl": X[0]}}, "no vector for the class 'robin'"),
+        ({"class_vectors": "owl"}, "one row per class"),
+        ({"class_vectors": [[1, 2], [1]]}, "one row per class"),
+        ({"class_vectors": {**VECTORS, "owl": ["a"] * 3}}, "must be a list of numbers"),
+        ({"class_vectors": {**VECTORS, "owl": [[1], [1, 2]]}}, "must be a list of numbers"),
+        ({"class_vectors": {**VECTORS, "owl": [1e300] * 3}}, "has no direction"),
+        ({"class_vectors": {**VECTORS, None: X[0]}}, "is missing"),
     ],
 )
 def test_bad_input(given: dict, words: str) -> None:

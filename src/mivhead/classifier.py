@@ -821,7 +821,7 @@ default="uniform"
 
     def _unfitted(self) -> Self:
         copy = super()._unfitted()
-        fields = ("pool_sizes", "native", "form", "tau", "heads", "plain", "deepest", "classifier")
+        fields = [name for name in vars(BlockPreset()) if name != "candidates"]  # they are chosen
         presets = [BlockPreset(**{name: getattr(b, name) for name in fields}) for b in self.blocks_]
         unused = len(blocks_of(self.layout_)) - len(presets)  # by a recipe with `last_blocks`
         copy.preset = (*(BlockPreset() for _ in range(unused)), *presets)

@@ -218,6 +218,7 @@ def _read_class_vectors(
             raise InputError(
                 f"class_vectors has no vector for the class {missing[0]!r}: every class needs one."
             )
+        check_no_missing("class_vectors", given)
         labels = read_labels(np.asarray(list(given)))
         if len(labels) < 2:
             raise InputError(
@@ -229,19 +230,26 @@ def _read_class_vectors(
             raise InputError("The labels of class_vectors have another type than those in y.")
         rows = list(given.values())
     else:
-        labels, rows = classes, list(np.asarray(given))
+        try:
+            labels, rows = classes, list(np.asarray(given))
+        except (TypeError, ValueError):  # a single value, or a ragged list
+            raise InputError(
+                "class_vectors must be an array with one row per class, or a mapping of classes to "
+                f"vectors, got {given!r:.80}."
+            ) from None
     if len(rows) != len(labels):
         raise InputError(f"class_vectors has {len(rows)} vectors for {len(labels)} classes.")
     vectors = np.empty((len(rows), width), np.float64)
     for i, (label, row) in enumerate(zip(labels.tolist(), rows, strict=True)):
-        vector = np.asarray(row)
-        if vector.shape != (width,) or vector.dtype.kind not in "fiu":
+        vector = _numbers(row, label)
+        if vector.shape != (width,):
             raise InputError(
                 f"The class vector of {label!r} has the shape {vector.shape}, expected ({width},): "
                 "it must be in the space of the last block of the features, such as the text "
                 "embedding of the same model."
             )
-        length = float(np.linalg.norm(vector.astype(np.float64)))
+        with np.errstate(all="ignore"):
+            length = float(np.linalg.norm(vector))
         if not np.isfinite(length) or not length > 0:
             raise InputError(
                 f"The class vector of {label!r} has no direction: it holds NaN, infinity or only "
@@ -252,3 +260,14 @@ def _read_class_vectors(
     seen = np.flatnonzero(np.isin(labels[order], classes))
     found = ClassVectors(vectors[order].astype(np.float32), seen)
     return np.concatenate([labels, classes])[order], found
+
+
+def _numbers(row: Any, label: Any) -> NDArray[np.float64]:
+    """Read the numbers of a class vector."""
+    try:
+        vector = np.asarray(row)
+    except ValueError:  # a ragged list
+        vector = np.empty(0, object)
+    if vector.dtype.kind not in "fiu":
+        raise InputError(f"The class vector of {label!r} must be a list of numbers.")
+    return vector.astype(np.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -61,6 +62,27 @@ def test_a_long_file_may_take_many_connections(
     server.break_after = 30_000
     assert (get() / "model.safetensors").read_bytes() == WEIGHTS
     assert len(server.requests) > hub.RETRIES + 5
+
+
+def test_an_empty_file_is_a_file(server: Hub) -> None:
+    server.files["merges.txt"] = b""
+    folder = hub.download("owner/name", ["config.json", "?merges.txt"])
+    assert (folder / "merges.txt").read_bytes() == b""
+
+
+def test_an_encrypted_connection_may_end_early(
+    server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, calls = hub._copy, []
+
+    def broken(*args: Any) -> bool:
+        calls.append(args)
+        if len(calls) == 2:
+            raise ssl.SSLEOFError(8, "EOF occurred in violation of protocol")
+        return whole(*args)
+
+    monkeypatch.setattr(hub, "_copy", broken)
+    assert (get() / "model.safetensors").read_bytes() == WEIGHTS
 
 
 def test_a_damaged_file_is_removed(server: Hub) -> None:

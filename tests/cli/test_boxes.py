@@ -54,6 +54,16 @@ def test_from_boxes_to_boxes(miv, fails, photos, tmp_path):
     assert [each["file"] for each in predictions[:3]] == ["0.png#0", "0.png#1", "1.png#0"]
     answer = miv("evaluate", model, str(photos), "--boxes", boxes, "--include-shots", "--json")
     assert json.loads(answer.out)["images"] == 12
+    for copied in (12, 0):  # the second time, they are there
+        answer = miv("predict", model, str(photos), "--boxes", boxes, "--sort-into", tmp_path / "s")
+        assert f"Copied {copied} images" in answer.err
+    crops = sorted((tmp_path / "s").glob("*/*"))
+    assert len(crops) == 12
+    assert {"0.png#0.png", "5.png#1.png"} <= {crop.name for crop in crops}
+    with Image.open(crops[0]) as crop:
+        assert crop.width < 120  # of the photo
+    for command in (["fit", photos, "-o", model], ["evaluate", model, photos]):
+        assert "not for --boxes" in fails(*command, "--boxes", boxes, "--label", "name")
     assert "give one folder" in fails("predict", model, "a", "b", "--boxes", boxes)
     assert "give the folder of the photos" in fails("predict", model, model, "--boxes", boxes)
     document = json.loads((tmp_path / "boxes.json").read_text())

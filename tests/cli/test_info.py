@@ -16,6 +16,14 @@ def test_info_of_a_model(miv, model):
     assert document["bytes"] == model.stat().st_size
 
 
+def test_the_frequencies_of_classes_are_shown(miv, shots, tmp_path):
+    model = tmp_path / "m.miv"
+    for prior, shown in (("rings=5,checks=1,stripes=1", r"^rings +3 +5$"), ("shots", "^prior ")):
+        how = ["--threshold", "0", "--no-check", "--prior", prior]
+        assert miv("fit", shots, "-o", model, *how).code == 0
+        assert re.search(shown, miv("info", model).out, re.M)
+
+
 def test_info_of_features(miv, features):
     assert "features of 9 images and 9 views, 3 classes" in miv("info", features).out
     document = json.loads(miv("info", features, "--json").out)

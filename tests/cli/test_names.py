@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +174,60 @@ def test_names_alone_for_people(
     assert "Names alone tell the 4 classes apart" in out
     assert "No estimate of the accuracy" in out
     image = str(place / "new" / "red" / "50.png")
-    assert main(["plot", "attention", model, image, "-o", str(tmp_path / "a.png")]) == 2
-    assert "by name alone" in capsys.readouterr().err
+    for kind in ("attention", "tsne"):
+        assert main(["plot", kind, model, image, "-o", str(tmp_path / "a.png")]) == 2
+        assert "by name alone" in capsys.readouterr().err
+    assert main(["card", model]) == 0
+    card = capsys.readouterr().out
+    assert "An image classifier that knows 4 classes by name only, made by mivhead" in card
+    assert "- vectors of the names of the classes" in card
+    assert "features of the images" not in card
+
+
+def test_what_is_known_about_the_accuracy_is_about_classes_with_shots(
+    model: Path, place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    save_pictures(tmp_path / "more", {"blue": 1}, first=80)
+    for command in (["info", model], ["add", model, tmp_path / "more"]):
+        assert main([*map(str, command)]) == 0
+        assert re.search(r"interval .*\) for the 3 classes with shots", capsys.readouterr().out)
+    assert main(["card", str(model)]) == 0
+    card = capsys.readouterr().out
+    assert "learned 3 classes from 9 images and knows 1 class by name only" in card
+    assert "1 class without images could not be tested" in card
+
+
+def test_vectors_alone(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from mivhead.backbones.text import class_vectors
+    from mivhead.features import Features, FeatureTable
+
+    clip, vectors = f"open_clip:{place / 'clip'}", tmp_path / "vectors.safetensors"
+    rows = Features(class_vectors(clip, list(COLOURS), ["{}"]))
+    FeatureTable(rows, tuple(COLOURS), tuple(COLOURS)).save(vectors)
+    how = ["--backbone", clip, "--class-vectors", vectors]
+    found = run(capsys, "fit", "-o", tmp_path / "a.miv", *how)
+    assert found["classes"] == dict.fromkeys(sorted(COLOURS), 0)
+    assert accuracy(capsys, tmp_path / "a.miv", place) >= 0.75
+
+
+def test_what_says_how_to_read_shots_needs_shots(
+    place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    start = ["fit", "-o", str(tmp_path / "a.miv"), "--classes", str(place / "names.txt")]
+    for option in ("--boxes", "--label", "--encoding"):
+        assert main([*start, option, "x"]) == 2
+        assert f"{option} says how to read the shots" in capsys.readouterr().err
+
+
+def test_notes_are_about_classes_without_shots_too(
+    place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "names.txt").write_text("Red\nother\n")
+    how = ["--backbone", f"open_clip:{place / 'clip'}", "--classes", tmp_path / "names.txt"]
+    found = run(capsys, "fit", place / "shots", "-o", tmp_path / "a.miv", "--no-check", *how)
+    twins, other = found["notes"]
+    assert "'Red' and 'red' differ in upper and lower case only" in twins
+    assert "'other' stands for everything else" in other
 
 
 @pytest.mark.parametrize(
@@ -189,6 +242,10 @@ def test_names_alone_for_people(
         (["--classes", "NAMES", "--backbone", "CLIP", "--no-names"], "a\n", "omit --no-names"),
         (["--template", "a photo", "--backbone", "CLIP"], None, "where the name goes"),
         (["--class-vectors", "SHORT", "--backbone", "CLIP"], None, "has the shape"),
+        (["--class-vectors", "SHORT", "--no-names"], None, "Names are switched off"),
+        (["--class-vectors", "SHORT", "--template", "{}"], None, "omit them (--template)"),
+        (["--template", "a {}", "--backbone", "CLIP", "--no-names"], None, "Templates are"),
+        (["--template", "a {}"], None, "text-and-image backbone"),  # the default one is not
     ],
 )
 def test_bad_input(

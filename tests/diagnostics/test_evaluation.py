@@ -109,6 +109,11 @@ def test_wilson_interval_solves_its_equation() -> None:
             )
 
 
+def test_wilson_interval_is_exact_at_its_ends() -> None:
+    assert {wilson_interval(n, n)[1] for n in range(1, 100)} == {1.0}
+    assert {wilson_interval(0, n)[0] for n in range(1, 100)} == {0.0}
+
+
 def some_tradeoff() -> Tradeoff:
     rng = np.random.default_rng(0)
     return Tradeoff(

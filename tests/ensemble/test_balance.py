@@ -17,6 +17,7 @@ from mivhead.ensemble.balance import (
     fold_into_weights,
     left_out_predictions,
     log_prior,
+    read_prior,
     shot_scores,
     shot_weights,
     shots_behind,
@@ -275,6 +276,16 @@ def test_priors_are_plain_bayes():
 def test_unusable_priors_are_refused(prior, message):
     with pytest.raises(InputError, match=message):
         log_prior(prior, ["cat", "dog"])
+
+
+def test_a_class_without_shots_has_no_frequency_by_its_shots():
+    with pytest.raises(InputError, match="needs shots of every class"):
+        log_prior("shots", ["cat", "dog"], [2, 0])
+
+
+def test_a_class_has_one_frequency():
+    with pytest.raises(InputError, match="names a class twice"):
+        read_prior("cat=1,dog=2,cat=3")
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ def fit(vectors: Any, **how: Any) -> MIVClassifier:
         ({"a": np.ones(6)}, "no vector for the class 'b'"),
         ({"a": np.ones(6), "b": np.zeros(6)}, "'b' has no direction"),
         ({"a": np.ones(6), "b": np.full(6, np.nan)}, "'b' has no direction"),
-        ({"a": np.ones(6), "b": ["x"] * 6}, "'b' has the shape"),
+        ({"a": np.ones(6), "b": ["x"] * 6}, "'b' must be a list of numbers"),
         ({0: np.ones(6), 1: np.ones(6)}, "no vector for the class 'a'"),
         ({"a": np.ones(6), "b": np.ones(6), "c": np.ones(7)}, "'c' has the shape"),
     ],

@@ -361,6 +361,32 @@ def test_numbers_of_shots_for_other_classes_are_refused(exported, tmp_path) -> N
         mivhead.load(tmp_path / "forged.onnx")
 
 
+def test_a_prior_is_replaced_not_added(tmp_path) -> None:
+    backbone = from_module(small_cnn(), ["3"], name="small", preprocessing=Preprocessing(size=32))
+    for name, prior in (("given", {"dark": 9.0, "light": 1.0, "red": 1.0}), ("shots", "shots")):
+        model, path = fitted(backbone, class_prior=prior), tmp_path / f"{name}.onnx"
+        export_model(model, path)
+        for wanted in (None, "uniform", "shots", {"dark": 1, "light": 0, "red": 2}):
+            found, expected = (
+                each.classify(images(2, seed=9), class_prior=wanted)
+                for each in (mivhead.load(path), model)
+            )
+            for one, other in zip(found, expected, strict=True):
+                assert one.probabilities == pytest.approx(other.probabilities, abs=1e-4)
+
+
+@pytest.mark.parametrize("forged", [5, {"dark": 1}, ["a", 1, 1], [1, 1]], ids=str)
+def test_forged_priors_are_refused(exported, tmp_path, forged) -> None:
+    proto = onnx.load(exported)
+    document = json.loads({each.key: each.value for each in proto.metadata_props}["mivhead"])
+    del document["checksum"]
+    document["model"]["config"]["frequencies"] = forged
+    onnx.helper.set_model_props(proto, {"mivhead": json.dumps(document)})
+    onnx.save(proto, tmp_path / "forged.onnx")
+    with pytest.raises(ModelFileError, match=r"class_prior|frequencies"):
+        mivhead.load(tmp_path / "forged.onnx")
+
+
 def test_a_vote_of_tuned_backbones_is_refused(tmp_path) -> None:
     rates = {"steps": 1, "backbone_rates": (1e-5, 1e-4), "head_rates": (1e-2,)}
     preprocessing = Preprocessing(size=32)

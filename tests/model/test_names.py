@@ -238,11 +238,34 @@ def test_a_file_with_shots_of_one_class_needs_names(tmp_path: Path) -> None:
 def test_a_new_class_needs_a_vector() -> None:
     model, more = fitted(), draw([2, 0, 0, 0, 0], seed=7)
     labels = ["fox", "fox"]
-    with pytest.raises(InputError, match="none for 'fox': give one with class_vectors"):
+    with pytest.raises(InputError, match="none for 'fox': give one when you add it"):
         model.add(more, labels)
     assert model.classes_.tolist() == NAMES
     model.add(more, labels, class_vectors={"fox": MEANS[0]})
     assert model.shot_counts["fox"] == 2  # type: ignore[index]
+
+
+def test_vectors_of_a_table_suit_classes_that_are_numbers() -> None:
+    vectors = dict(enumerate(VECTORS.values()))
+    shots = draw(SHOTS)
+    labels = [NAMES.index(name) for name in shots.labels or ()]
+    model = FewShotClassifier(None, verbose=False).fit_table(shots, labels, class_vectors=vectors)
+    given = FeatureTable(Features(MEANS[:1].astype(np.float32)), ("7",), ("7",))
+    model.add(draw([1, 0, 0, 0, 0], seed=7), [7], class_vectors=given)
+    assert model.classes_.tolist() == [0, 1, 2, 3, 4, 7]
+
+
+def test_a_class_stays_without_its_shots(tmp_path: Path) -> None:
+    model, expected = fitted(), fitted()
+    unseen = NAMES[SHOTS.index(0)]
+    label = [unseen] * 2
+    model.add(draw([0, 0, 0, 0, 2], seed=7), label)
+    added = [name for name in model.shots_.names if name not in expected.shots_.names]
+    model.remove(*added)
+    assert model.shot_counts == expected.shot_counts
+    same(model, expected)
+    model.save(tmp_path / "m.miv")
+    same(mivhead.load(tmp_path / "m.miv"), expected)
 
 
 def test_removing_and_moving() -> None:

@@ -364,6 +364,19 @@ def test_duplicates_are_noticed(tmp_path: Path) -> None:
         model.add([noise(1)], ["blue"])
 
 
+def test_names_of_classes_that_are_numbers() -> None:
+    """On the command line, they are strings."""
+    images = [noise(i) for i in range(4)]
+    model = FewShotClassifier(TinyBackbone(), recipe=mivhead.Recipe(steps=2), threshold=0)
+    model.fit(images, [1.0, 1.0, 2.0, 2.0])
+    model.rename("1.0", "7")
+    model.add([noise(9)], ["3"])
+    assert model.classes_.tolist() == [2.0, 3.0, 7.0]
+    assert model.classes_.dtype == float
+    with pytest.raises(InputError, match="are numbers, and 'x' is not one"):
+        model.rename("3.0", "x")
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "last class": (lambda m: m.remove("red", "green"), "would have 1 class"),
     "last shot": (lambda m: m.remove("image 5"), "leave the class 'blue' without shots.*name it"),
@@ -372,6 +385,8 @@ BAD: dict[str, tuple[Any, str]] = {
     "unknown class": (lambda m: m.rename("rde", "x"), "no class 'rde'. Did you mean 'red'"),
     "taken name": (lambda m: m.rename("red", "blue"), r"merge=True \(--merge\)"),
     "merge into nothing": (lambda m: m.rename("red", "bleu", merge=True), "Did you mean 'blue'"),
+    "no name": (lambda m: m.rename("red", " "), "must not be empty"),
+    "no class": (lambda m: m.add([noise(9)], [""]), "must not be empty"),
     "same name": (lambda m: m.rename("red", "red"), "already called 'red'"),
     "relabel unknown": (lambda m: m.relabel("image 9", "red"), "no shot 'image 9'. Did you mean"),
     "relabel to unknown": (lambda m: m.relabel("image 0", "gren"), "'green'.*new=True"),

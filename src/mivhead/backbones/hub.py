@@ -14,6 +14,7 @@ import http.client
 import os
 import re
 import socket
+import ssl
 import sys
 import urllib.error
 import urllib.request
@@ -232,6 +233,7 @@ def _fetch(
     part = path.with_name(f".{path.name}.{(file.sha256 or revision)[:12]}.part")
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()  # for an empty file, nothing is asked
         with progress_bar(file.path, file.size, show=show, unit="B") as advance:
             advance(_size(part))
             client.save(revision, file, part, advance)
@@ -323,7 +325,7 @@ class _Client:
             except urllib.error.HTTPError as error:
                 self._fail(error)
             except (
-                *(urllib.error.URLError, TimeoutError, ConnectionError),
+                *(urllib.error.URLError, TimeoutError, ConnectionError, ssl.SSLError),
                 http.client.HTTPException,  # the connection ended too early
             ) as error:
                 if attempt == RETRIES and not _size(part):

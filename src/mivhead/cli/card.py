@@ -86,11 +86,13 @@ def expected_accuracy(path: str) -> str | None:
     found = model.estimate_
     if found is None or found.accuracy is None or found.low is None or found.high is None:
         return None
+    unseen = list((model.shot_counts or {}).values()).count(0)
+    untested = f" {plural(unseen, 'class')} without images could not be tested." if unseen else ""
     return (
         f"Expected accuracy on new images: **{percent(found.accuracy)}** (95 % interval "
         f"{interval((found.low, found.high))}), if every class is equally frequent and new images "
         f"are like those that it learned from. From cross-validation: {found.right} of "
-        f"{found.tested} images were named correctly by a model that had not seen them."
+        f"{found.tested} images were named correctly by a model that had not seen them.{untested}"
     )
 
 
@@ -109,13 +111,17 @@ def make_card(
         raise InputError(f"{facts['file']} holds features, not a model.")
     name = Path(facts["file"]).name
     images = [count for count in facts["classes"].values() if count is not None]
-    learned = f" from {plural(sum(images), 'image')}" if images else ""
+    unseen = images.count(0)
+    known = [f"knows {plural(unseen, 'class')} by name only"] if unseen else []
+    if (seen := len(facts["classes"]) - unseen) > 0:
+        of = f" from {plural(sum(images), 'image')}" if images else ""
+        known.insert(0, f"learned {plural(seen, 'class')}{of}")
     header = ["library_name: mivhead", "pipeline_tag: image-classification"]
     header += [f"license: {licence}"] if licence else []
     sections = [
         f"# {plain(Path(name).stem)}",
-        f"An image classifier that learned {plural(len(facts['classes']), 'class')}{learned}, made "
-        f"by mivhead {plain(facts['library'])}.",
+        f"An image classifier that {' and '.join(known)}, made by mivhead "
+        f"{plain(facts['library'])}.",
         "## Classes",
         _classes(facts["classes"]),
         "## How good it is",
@@ -191,6 +197,8 @@ def _privacy(facts: dict[str, Any]) -> str:
     items = [f"{size(facts['bytes'])} in all"]
     if facts["kind"] == "exported":
         items.append("the classifier's weights and the names of the classes")
+    elif facts["classes"] and not any(count != 0 for count in facts["classes"].values()):
+        items.append("vectors of the names of the classes")
     else:
         items.append(
             "features of the images that it learned from, from which something of their "

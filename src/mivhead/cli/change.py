@@ -95,7 +95,7 @@ def add_parser(subparsers: Any) -> None:
         "rename",
         "rename a class of a model, or merge two",
         "Rename a class of a model, or merge it into another one. A new name changes neither what "
-        "the model learned nor its predictions.",
+        "the model learned nor its predictions, unless the model uses the names of its classes.",
         RENAME_EXAMPLES,
     )
     rename.add_argument("old", metavar="OLD", help="the class")
@@ -274,7 +274,8 @@ def _report(
         return
     kept = output == args.model and not args.no_backup
     if model.estimate_ is not None:
-        print(f"Expected accuracy on new images: {expected_accuracy(model.estimate_)}.")
+        expected = expected_accuracy(model.estimate_, counts.values())
+        print(f"Expected accuracy on new images: {expected}.")
     print(
         f"The model has {plural(len(counts), 'class')} and {plural(sum(counts.values()), 'shot')} "
         f"now ({seconds(spent)}).\nSaved {output}"

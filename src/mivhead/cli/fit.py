@@ -81,7 +81,8 @@ def add_parser(subparsers: Any) -> None:
         help="a folder with one folder per class, a zip archive of one, a CSV file of paths and "
         "labels, a features file written by `miv extract`, or a database table "
         "(lancedb://FOLDER/TABLE, postgresql://HOST/DATABASE?table=NAME, "
-        "qdrant://FOLDER/COLLECTION); may be left out if --classes names all classes",
+        "qdrant://FOLDER/COLLECTION); may be left out if --classes or --class-vectors names all "
+        "classes",
     )
     parser.add_argument(
         "-o", "--output", required=True, metavar="MODEL", help="model file to write"
@@ -160,11 +161,15 @@ def run(args: argparse.Namespace) -> int:
 def _check_arguments(args: argparse.Namespace) -> None:
     """Refuse what cannot work before any image is read."""
     check_output(args.output, replaces="model")
-    if args.shots is None and not args.classes:
-        raise InputError(
-            "Give the shots, such as a folder with one folder per class, or names of classes with "
-            "--classes and a text-and-image backbone."
-        )
+    if args.shots is None:
+        if not args.classes and not args.class_vectors:
+            raise InputError(
+                "Give the shots, such as a folder with one folder per class, or names of classes "
+                "with --classes and a text-and-image backbone."
+            )
+        for name in ("boxes", "label", "encoding"):
+            if getattr(args, name):
+                raise InputError(f"--{name} says how to read the shots: give these as well.")
     if args.html:
         if args.no_check:
             raise InputError("--html shows what cross-validation finds: omit --no-check.")
@@ -186,20 +191,21 @@ def _are_features(args: argparse.Namespace) -> bool:
 
 def _check_classes(model: FewShotClassifier, args: argparse.Namespace) -> list[str]:
     """Refuse names that no class can have; return what the user should know about the others."""
-    if args.shots is None or is_features(args.shots):
-        return []
-    from mivhead.images.sources import list_ignored, open_labelled
+    further, names = options.read_classes(args.classes), ()
+    ignored: list[str] = []
+    if args.shots is not None and not is_features(args.shots):
+        from mivhead.images.sources import list_ignored, open_labelled
 
-    if args.boxes:
-        _, images = options.open_boxes(
-            args, args.shots, labelled=True, min_classes=_fewest_classes(args)
-        )
-        check_class_names(images.classes)
-        return notes_on_names(images.classes, model.other)
-    how = {"label": args.label, "encoding": args.encoding, "min_classes": _fewest_classes(args)}
-    names = open_labelled(args.shots, **how).classes
-    check_class_names(names)
-    return notes_on_names(names, model.other) + notes_on_ignored(list_ignored(args.shots))
+        fewest = _fewest_classes(args)
+        if args.boxes:
+            _, images = options.open_boxes(args, args.shots, labelled=True, min_classes=fewest)
+        else:
+            how = {"label": args.label, "encoding": args.encoding}
+            images = open_labelled(args.shots, **how, min_classes=fewest)
+            ignored = notes_on_ignored(list_ignored(args.shots))
+        names = images.classes
+        check_class_names(names)
+    return notes_on_names({*names, *further}, model.other) + ignored
 
 
 def _fewest_classes(args: argparse.Namespace) -> int:

@@ -150,8 +150,10 @@ def _describe(facts: dict[str, Any]) -> str:
         if found := facts.get("estimate"):
             from mivhead.model.info import Estimate
 
-            expected = expected_accuracy(Estimate(**found))
+            expected = expected_accuracy(Estimate(**found), facts["classes"].values())
             lines.append(("accuracy", f"expected on new images: {expected}"))
+        if facts["config"].get("class_prior") == "shots":
+            lines.append(("prior", "classes are as frequent as their shots"))
         if (used := facts.get("names")) is not None:
             lines.append(("class names", "used" if used else "not used: they did not help"))
         if use := facts.get("unlabelled"):
@@ -172,8 +174,12 @@ def _describe(facts: dict[str, Any]) -> str:
         lines.append(("taps", ", ".join(backbone["taps"])))
     text = "\n".join(f"{name:<12}{value}" for name, value in lines)
     if facts["classes"]:
-        rows = [(n, "-" if s is None else s) for n, s in facts["classes"].items()]
-        text += "\n\n" + table(["class", "shots"], rows, right="shots")
+        rows = [[n, "-" if s is None else s] for n, s in facts["classes"].items()]
+        columns = ["class", "shots"]
+        if prior := facts.get("config", {}).get("frequencies"):
+            columns.append("frequency")
+            rows = [[*row, f"{share:g}"] for row, share in zip(rows, prior, strict=True)]
+        text += "\n\n" + table(columns, rows, right="shots frequency")
     return text
 
 

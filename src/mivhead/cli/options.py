@@ -210,6 +210,8 @@ def open_boxes(args: argparse.Namespace, folder: str, **how: Any) -> Any:
     """Return the boxes that `--boxes` names, and their crops of the photos in a folder."""
     from mivhead.images import boxes
 
+    if getattr(args, "label", None) or getattr(args, "encoding", None):
+        raise InputError("--label and --encoding are for CSV files and databases, not for --boxes.")
     found = boxes.open_boxes(args.boxes, folder)
     settings = {"margin": args.box_margin, "confidence": args.box_confidence}
     return found, found.images(folder, **settings, **how)

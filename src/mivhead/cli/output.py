@@ -61,17 +61,23 @@ def interval(bounds: tuple[float, float]) -> str:
     return f"{percent(bounds[0])} to {percent(bounds[1])}"
 
 
-def expected_accuracy(estimate: Estimate) -> str:
-    """Format the accuracy to expect, with its interval.
+def expected_accuracy(estimate: Estimate, shots: Iterable[int | None]) -> str:
+    """Format the accuracy to expect, with its interval; `shots` are the numbers of each class.
 
     >>> from mivhead.model.info import Estimate
-    >>> expected_accuracy(Estimate(0.83, 0.7, 0.91, 15, 12, (0.8, 0.86)))
+    >>> expected_accuracy(Estimate(0.83, 0.7, 0.91, 15, 12, (0.8, 0.86)), [7, 8])
     '83 % (95 % interval 70 % to 91 %)'
+    >>> expected_accuracy(Estimate(0.83, 0.7, 0.91, 15, 12, (0.8, 0.86, None)), [7, 8, 0])
+    '83 % (95 % interval 70 % to 91 %) for the 2 classes with shots'
     """
+    counts = list(shots)
     if estimate.accuracy is None or estimate.low is None or estimate.high is None:
         return "unknown, because fewer than two classes have two shots"
     bounds = interval((estimate.low, estimate.high))
-    return f"{percent(estimate.accuracy)} (95 % interval {bounds})"
+    text = f"{percent(estimate.accuracy)} (95 % interval {bounds})"
+    if not (unseen := counts.count(0)):
+        return text
+    return f"{text} for the {plural(len(counts) - unseen, 'class')} with shots"
 
 
 def seconds(value: float) -> str:

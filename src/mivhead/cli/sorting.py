@@ -10,6 +10,8 @@ from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
+from PIL import Image
+
 from mivhead.errors import NotAvailableError
 from mivhead.images.imageset import numbered, safe_name
 
@@ -22,6 +24,7 @@ def sort_images(
 ) -> list[Path]:
     """Copy every image into a folder named after its label; nothing is overwritten or moved.
 
+    Crops of boxes are written as PNG files.
     An image whose copy is already there, with the same name and content, is not copied again. Each
     of the names that may occur gets its own folder where it is needed, whichever characters it
     contains. Returns the new copies.
@@ -53,8 +56,12 @@ def _folders(names: Sequence[str]) -> dict[str, str]:
 
 def _copy(source: ImageSource, folder: Path) -> Path | None:
     """Copy an image; None if an identical copy is there."""
-    original = source.get()
-    for name in numbered(safe_name(PurePosixPath(source.id).name)):
+    original, own = source.get(), PurePosixPath(source.id).name
+    if isinstance(original, Image.Image):  # a crop, which is not a file
+        encoded = BytesIO()
+        original.save(encoded, "PNG")
+        original, own = encoded.getvalue(), f"{own}.png"
+    for name in numbered(safe_name(own)):
         copy = folder / name
         try:
             file = copy.open("xb")  # fails if the file exists

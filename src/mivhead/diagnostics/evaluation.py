@@ -542,7 +542,9 @@ def wilson_interval(successes: float, trials: float, z: float = 1.96) -> tuple[f
     centre = share + z * z / (2 * trials)
     half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     scale = 1 + z * z / trials
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+    low, high = (centre - half) / scale, (centre + half) / scale
+    # Exact at the ends, where rounding would turn 100 % into ">99 %".
+    return low if successes > 0 else 0.0, high if successes < trials else 1.0
 
 
 def _check_labels(

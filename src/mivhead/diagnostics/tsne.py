@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mivhead.classifier import MIVClassifier
 from mivhead.diagnostics.pictures import INK, PALE, new_figure, save_figure
 from mivhead.engine.head import HeadBlock, Projected
+from mivhead.ensemble.names import compared
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.images.imageset import ImageSet
@@ -88,6 +89,8 @@ def miv_embeddings(classifier: MIVClassifier, X: Any) -> list[Embeddings]:
     >>> [(e.shots.shape, e.prototypes.shape) for e in miv_embeddings(classifier, X[:1])]
     [((6, 8), (2, 8))]
     """
+    if isinstance(classifier, MIVClassifier) and not len(compared(classifier.shots_)):
+        raise InputError("The model knows its classes by name alone: there are no shots to draw.")
     if not isinstance(classifier, MIVClassifier) or not classifier.head_.layers:
         raise InputError("Only the MIV-head has prototypes that depend on the query.")
     features = _one(classifier._as_features(X))

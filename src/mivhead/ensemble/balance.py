@@ -383,11 +383,14 @@ def read_prior(text: str) -> Prior:
         return text.strip()
     try:
         pairs = [each.rpartition("=") for each in text.split(",")]
-        return {name.strip(): float(share) for name, _, share in pairs}
+        found = {name.strip(): float(share) for name, _, share in pairs}
     except ValueError:
         raise InputError(
             f"{text!r:.80} is not a list of frequencies, such as robin=3,wren=1."
         ) from None
+    if len(found) < len(pairs):
+        raise InputError(f"{text!r:.80} names a class twice.")
+    return found
 
 
 def log_prior(
@@ -435,6 +438,11 @@ def log_prior(
             )
         if shots is None:
             raise InputError(f"class_prior={SHOTS!r} needs a model that knows its shots.")
+        if not all(shots):
+            raise InputError(
+                f"class_prior={SHOTS!r} needs shots of every class, and some are known by name "
+                "only: give frequencies."
+            )
         prior = list(shots)
     if isinstance(prior, Mapping):
         given, names = {str(name): share for name, share in prior.items()}, list(map(str, classes))

@@ -58,7 +58,8 @@ def add(
 
 def remove(model: FewShotClassifier, names: Sequence[str], further: Further) -> Change:
     """Remove classes, or single shots."""
-    left, classes, singles = own_shots(model).remove(names)
+    named = names_of(model.classifier_) is not None
+    left, classes, singles = own_shots(model).remove(names, named=named)
     parts = [f"the class {label}" for label in classes] + [f"the shot {n}" for n in singles]
     return _refit(model, "remove", f"removed {', '.join(parts)}", left, further)
 
@@ -208,7 +209,8 @@ def _changed_vectors(
     if names is None and given is None:
         return None, []
     old = {} if names is None else dict(zip(model.classes_.tolist(), names.vectors, strict=True))
-    old |= {} if given is None else read_vectors(given)
+    if given is not None:
+        old |= {shots.as_label(name): vector for name, vector in read_vectors(given).items()}
     new = [label for label in shots.every_class if label not in old]
     notes = []
     if new and model.templates_:
@@ -223,7 +225,8 @@ def _changed_vectors(
     if missing := [label for label in new if label not in old]:
         raise InputError(
             f"The model knows its classes by vectors of their names, and there is none for "
-            f"{missing[0]!r}: give one with class_vectors. {' '.join(notes)}".strip()
+            f"{missing[0]!r}: give one when you add it (class_vectors, --class-vectors). "
+            f"{' '.join(notes)}".strip()
         )
     return {label: old[label] for label in shots.every_class}, notes
 

@@ -23,6 +23,7 @@ from mivhead._util.schema import from_json, parse_json
 from mivhead._util.threads import thread_count
 from mivhead.backbones.base import Identity, check_origin
 from mivhead.backbones.preprocessing import DecodedImage, normalise
+from mivhead.ensemble.balance import log_prior
 from mivhead.errors import InputError, ModelFileError
 from mivhead.images.imageset import ImageSet, Skipped
 from mivhead.model.base import ImageClassifier, Scores
@@ -66,6 +67,8 @@ class ExportedClassifier(ImageClassifier):
         The backbone; None if the model was trained on features of unknown origin.
     info : ModelInfo
         What the file says about the model.
+    class_prior : {"uniform", "shots"} or list of float
+        How frequent the classes are, as the model was fitted.
     skipped_ : list of Skipped
         Images that the last call with `skip_bad` left out.
     """
@@ -93,6 +96,8 @@ class ExportedClassifier(ImageClassifier):
                 raise InputError(
                     f"it has {len(self.classes_)} classes, but numbers of shots for {len(shots)}."
                 )
+            self.class_prior = self.info.class_prior
+            log_prior(self.class_prior, self.classes_.tolist(), shots)  # raises, if it cannot be
         except InputError as error:
             raise ModelFileError(f"{path} cannot be used: {error}") from error
         self.skipped_: list[Skipped] = []

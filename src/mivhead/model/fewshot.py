@@ -477,6 +477,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
     def remove(self, *names: Any, unlabelled: Any = None) -> Change:
         """Remove classes, or single shots.
 
+        A model that knows its classes by name keeps a class whose shots are all removed.
+
         Parameters
         ----------
         *names : str

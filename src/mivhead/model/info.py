@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mivhead.ensemble.balance import UNIFORM
 from mivhead.errors import InputError
 from mivhead.images.imageset import check_names
 
@@ -32,6 +33,14 @@ class ModelInfo:
     backbone: dict[str, Any] | None
     seed: int  # random seed of the initial weights
     library: str  # version of mivhead that wrote the file
+
+    @property
+    def class_prior(self) -> str | list[float]:
+        """How frequent the classes are, as the model was fitted: a name, or a list."""
+        prior = self.config.get("frequencies") or self.config.get("class_prior") or UNIFORM
+        if not isinstance(prior, str | list):
+            raise InputError("config.frequencies must be a list of numbers.")
+        return prior
 
 
 @dataclass(frozen=True)

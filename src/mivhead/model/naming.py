@@ -59,19 +59,27 @@ def name_classes(
     Raises
     ------
     InputError
-        If names are wanted, or needed for classes without images, and cannot be had.
+        If names are wanted, or needed for classes without images, and cannot be had; or if
+        `templates` would not be used.
     """
     if twice := [name for name, count in Counter(further).items() if count > 1]:
         raise InputError(f"The class {twice[0]!r} is listed twice among the further classes.")
     every = sorted({*seen, *further})
+    if templates is not None and (given is not None or wanted is False):
+        raise InputError(
+            "Templates are sentences for names that the backbone embeds: omit them (--template), "
+            "or use its text tower."
+        )
     if given is not None:
+        if wanted is False:
+            raise InputError("Names are switched off: omit the class vectors, or --no-names.")
         vectors = read_vectors(given)
         if missing := [name for name in every if name not in vectors]:
             raise InputError(
                 f"class_vectors has no vector for the class {missing[0]!r}: every class needs one."
             )
         return NamedClasses(vectors)
-    needed = bool(wanted) or bool(further)
+    needed = bool(wanted) or bool(further) or templates is not None
     if wanted is False:
         if further:
             raise InputError(
@@ -83,16 +91,16 @@ def name_classes(
         if not needed:
             return None
         raise InputError(
-            "Names of classes need a text-and-image backbone, such as clip_vitb32, siglip2_base or "
-            "bioclip2, and the method miv with its default recipe; or give vectors of all classes "
-            "(class_vectors, --class-vectors)."
+            "Names of classes need a text-and-image backbone on its own, such as clip_vitb32, "
+            "siglip2_base or bioclip2, and the method miv with its default recipe; or give vectors "
+            "of all classes (class_vectors, --class-vectors)."
         )
     assert backbone is not None
-    sentences = TEMPLATES if templates is None else tuple(templates)
+    sentences = TEMPLATES if templates is None else templates
     try:
-        return NamedClasses(embed_classes(backbone, every, sentences), sentences)
+        return NamedClasses(embed_classes(backbone, every, sentences), tuple(sentences))
     except MivError as error:
-        if needed or templates is not None:
+        if needed:
             raise
         _log.warning("The names of the classes are not used: %s", error)
         return None

@@ -310,8 +310,18 @@ class Shots:
             pictures=self.pictures + other.pictures,
         )
 
-    def remove(self, names: Sequence[str]) -> tuple[Self, list[Any], list[str]]:
+    def remove(
+        self, names: Sequence[str], *, named: bool = False
+    ) -> tuple[Self, list[Any], list[str]]:
         """Remove classes and single shots.
+
+        Parameters
+        ----------
+        names : sequence of str
+            The classes and shots.
+        named : bool, default=False
+            Whether the model knows its classes by name as well, so that all shots of a class may
+            be removed.
 
         Returns
         -------
@@ -336,7 +346,9 @@ class Shots:
             unseen=tuple(label for label in self.unseen if label not in classes),
         )
         emptied = [c for c in self.classes if c not in classes and c not in left.classes]
-        if emptied:
+        if named:
+            left = left.with_unseen([*left.unseen, *emptied])
+        elif emptied:
             raise InputError(
                 f"{_listed(self._names(rows))} would leave the class {emptied[0]!r} without shots: "
                 f"to remove the class, name it ({emptied[0]!r})."
@@ -444,13 +456,19 @@ class Shots:
     def as_label(self, name: Any) -> Any:
         """Convert the name of a class to the type of the labels."""
         first = self.every_class[0]
-        if not isinstance(first, int) or isinstance(name, int | np.integer):
-            return str(name) if isinstance(first, str) else name
+        if isinstance(name, str) and not name.strip():
+            raise InputError("The name of a class must not be empty.")
+        if isinstance(first, str):
+            return str(name)
+        kind = float if isinstance(first, float) else int
+        if isinstance(name, int | np.integer) and kind is int:
+            return name
         try:
-            return int(name)
+            return kind(name)
         except (TypeError, ValueError):
+            what = "numbers" if kind is float else "integers"
             raise InputError(
-                f"The classes of this model are integers, and {name!r} is not one."
+                f"The classes of this model are {what}, and {name!r} is not one."
             ) from None
 
     def _names(self, rows: Iterable[int]) -> list[str]:
