@@ -452,11 +452,9 @@ class Head:
         pairs = zip(self.layers, self.taken, strict=True)
         return [layer.prepare(*(part.blocks[i] for part in parts)) for layer, i in pairs]
 
-    def embed(
-        self, candidates: Sequence[Candidates], rows: NDArray[np.int64] | None = None
-    ) -> list[Projected]:
+    def embed(self, candidates: Sequence[Candidates]) -> list[Projected]:
         """Compute what Component 2 needs of each image, per block."""
-        return [layer.embed(c, rows) for layer, c in zip(self.layers, candidates, strict=True)]
+        return [layer.embed(c) for layer, c in zip(self.layers, candidates, strict=True)]
 
     def compare(
         self, query: Sequence[Projected], support: Sequence[Projected], bags: Bags
