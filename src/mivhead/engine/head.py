@@ -211,7 +211,7 @@ class HeadBlock:
             return
         d_pooled = d_stacked[:, : tape.pooled.shape[1]]
         if self.config.form == "vit":
-            d_pooled = _normalise_backward(tape.pooled, d_pooled)
+            d_pooled = _through_norm(d_pooled, *normalise(tape.pooled))
         d_theta = functions().pool_backward(
             d_pooled, candidates.maps, candidates.scale, tape.rows, tape.weights, tape.pooled
         )
@@ -358,10 +358,6 @@ def normalise(x: Array) -> tuple[Array, Array]:
     scale = np.reciprocal(np.sqrt(variance + np.float32(LN_EPS)))
     centred *= scale
     return centred, scale
-
-
-def _normalise_backward(x: Array, grad: Array) -> Array:
-    return _through_norm(grad, *normalise(x))
 
 
 def _through_norm(grad: Array, normal: Array, scale: Array) -> Array:
