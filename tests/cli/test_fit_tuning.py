@@ -77,20 +77,6 @@ def test_wrong_backbones_are_refused(fails, shots, tmp_path):
     assert not (tmp_path / "m.miv").exists()
 
 
-@pytest.mark.parametrize("method", ["tsa", "finetune"])
-def test_an_onnx_file_cannot_be_tuned(method, miv, fails, shots, tmp_path):
-    pytest.importorskip("onnxruntime")
-    from tests.helpers.tiny_onnx import network
-
-    plain, tapped = network(tmp_path / "plain.onnx"), tmp_path / "tapped.onnx"
-    assert miv("backbones", "export", plain, "--outputs", "deep", "-o", tapped).code == 0
-    output = ("-o", tmp_path / "m.miv")
-    text = fails("fit", shots, *output, "--method", method, "--backbone", tapped)
-    assert f"{method} tunes the backbone, so it needs a torch module" in text
-    assert "tapped.onnx only gives features, as an ONNX file" in text
-    assert not (tmp_path / "m.miv").exists()
-
-
 def test_a_service_cannot_be_tuned(fails, shots, tmp_path):
     with toy_server() as url:
         text = fails("fit", shots, "-o", tmp_path / "m.miv", "--method", "tsa", "--backbone", url)

@@ -10,7 +10,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from mivhead.datasets import downloads
-from mivhead.datasets.catalogue import FEWTRANS, MORE_SETS, SETS
+from mivhead.datasets.catalogue import MORE_SETS, SETS
 from mivhead.datasets.downloads import (
     AIRCRAFT,
     BIRDS,
@@ -289,11 +289,6 @@ def test_the_splits_have_meta_datasets_sizes():
 def test_what_can_be_prepared_is_declared():
     names = {each.name for each in SETS + MORE_SETS}
     assert set(PREPARATIONS) == names
-
-
-def test_fewtrans_has_ten_sets_that_are_declared():
-    assert len(set(FEWTRANS)) == 10
-    assert set(FEWTRANS) <= set(PREPARATIONS)
 
 
 def test_fashion_mnist_has_names(tmp_path):

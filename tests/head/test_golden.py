@@ -1,52 +1,28 @@
 """The head agrees with the authors' implementation, from the same initial weights."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors import safe_open
 
-from mivhead.backbones.preset import BlockPreset
 from mivhead.features import Features
 from mivhead.head.bags import Bags
 from mivhead.head.blocks import resolve_blocks
 from mivhead.head.head import MIVHead, rows
 from mivhead.head.logits import combine
-from mivhead.head.recipe import Recipe
 from mivhead.head.training import CHUNK_VALUES, train
+from tests.helpers.golden import GoldenRun
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 
-
-class Run:
-    """One golden file: its tensors, its configuration, and our head set to its start."""
+class Run(GoldenRun):
+    """One golden file: its tensors, and our head set to its start."""
 
     def __init__(self, name: str) -> None:
-        with safe_open(GOLDEN / f"golden_{name}.safetensors", "pt") as file:
-            self.config = json.loads(file.metadata()["config"])
-            self.tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        config = self.config
-        presets = [
-            BlockPreset(tuple(sizes), config["native_map"], name, config["tau"], heads)
-            for sizes, heads in zip(config["pool_sizes"], config["heads"], strict=True)
-        ]
-        recipe = Recipe.paper(
-            eta=config["eta"],
-            temperature=config["temperature"],
-            steps=config["steps"],
-            learning_rate=config["lr"],
-            pooling_learning_rate=config["pooling_lr"],
-            momentum=config["momentum"],
-        )
-        blocks = resolve_blocks(self.features("support"), presets)
-        self.head = MIVHead(blocks, recipe, torch.Generator().manual_seed(0))
+        super().__init__(name, "pt")
+        blocks = resolve_blocks(self.features("support"), self.presets)
+        self.head = MIVHead(blocks, self.recipe, torch.Generator().manual_seed(0))
         state = self.head.state_dict()
-        for key, value in self.tensors.items():
-            if key.startswith("init.block"):
-                number, name = key.removeprefix("init.block").split(".", 1)
-                assert f"blocks.{number}.cap.{name}" in state
-                state[f"blocks.{number}.cap.{name}"] = value
+        for number, name, value in self.initial():
+            assert f"blocks.{number}.{name}" in state
+            state[f"blocks.{number}.{name}"] = value
         self.head.load_state_dict(state)
 
         self.candidates = self.head.prepare(
@@ -56,15 +32,6 @@ class Run:
         self.labels = torch.cat([support, views])
         self.bags = Bags.from_labels(support, int(support.max()) + 1)
         self.shots = len(support)
-
-    def features(self, part: str) -> Features:
-        return Features.from_tensors(
-            {
-                key.removeprefix(f"{part}.").replace("cls", "token"): value
-                for key, value in self.tensors.items()
-                if key.startswith(f"{part}.block")
-            }
-        )
 
     def pseudo_query_order(self) -> torch.Tensor:
         """The file's order: by class, within a class originals then views."""
@@ -115,19 +82,10 @@ def test_golden_training(run: Run) -> None:
 
 def test_golden_final_parameters(run: Run) -> None:
     train(run.head, run.candidates, run.labels, run.bags)
-    ours = run.head.state_dict()
-    compared = 0
-    for key, expected in run.tensors.items():
-        kind, _, rest = key.partition(".block")
-        if kind != "final" or "attention" in rest or "query_vectors" in rest:
-            continue
-        number, name = rest.split(".", 1)
-        room = "pooling" if name in ("theta", "mu") else "cap"
-        torch.testing.assert_close(
-            ours[f"blocks.{number}.{room}.{name}"], expected, atol=1e-4, rtol=1e-3
-        )
-        compared += 1
-    assert compared == len(ours)
+    ours, expected = run.head.state_dict(), run.final()
+    assert ours.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(ours[key], value, atol=1e-4, rtol=1e-3)
 
 
 def test_golden_in_small_chunks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

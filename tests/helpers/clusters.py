@@ -6,6 +6,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from mivhead.executors import Died
+
 
 def find_worker(nodes, seconds=10):
     """Wait for a process of these nodes that runs one of our calls; None if none is seen."""
@@ -34,3 +36,30 @@ def kill_node_at_work(cluster):
     with suppress(ProcessLookupError):
         os.kill(worker, signal.SIGKILL)
     return True
+
+
+class Saboteur:
+    """An executor that kills a worker after the first call and, from the third on, a node.
+
+    Only calls with the attribute `counted`, if it is given, count as calls.
+    """
+
+    def __init__(self, executor, cluster, counted=None):
+        self._executor, self._cluster, self._counted = executor, cluster, counted
+        self.workers = executor.workers
+        self.died = self.done = 0
+        self.node_lives = True
+
+    def run(self, calls, most=None):
+        for call, outcome in self._executor.run(calls, most):
+            self.died += isinstance(outcome, Died)
+            if self._counted is None or hasattr(call, self._counted):
+                self.done += 1
+                if self.done == 1:
+                    os.kill(find_worker(self._cluster.list_all_nodes()), signal.SIGKILL)
+                if self.done >= 3 and self.node_lives:
+                    self.node_lives = not kill_node_at_work(self._cluster)
+            yield call, outcome
+
+    def close(self):
+        self._executor.close()

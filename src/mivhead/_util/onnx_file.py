@@ -59,13 +59,11 @@ def encode_model(
     *,
     opset: int,
     metadata: Mapping[str, str] | None = None,
-    producer: tuple[str, str] = ("mivhead", ""),
 ) -> bytes:
     """Return an ONNX file.
 
     The nodes are in the order in which they are computed; constants are weights and others, by
-    name. `metadata` are properties of the model, `producer` is the name and version of the program
-    that made the graph.
+    name. `metadata` are properties of the model.
 
     >>> square = Node("Mul", ["x", "x"], ["y"])
     >>> x = Tensor("float32", ["n"])
@@ -82,12 +80,10 @@ def encode_model(
         11: [_described(name, tensor) for name, tensor in inputs.items()],
         12: [_described(name, tensor) for name, tensor in outputs.items()],
     }
-    name, version = producer
     return encode(
         {
             1: IR_VERSION,
-            2: name,
-            3: version,
+            2: "mivhead",
             7: graph,
             8: {1: "", 2: opset},
             14: [{1: key, 2: value} for key, value in (metadata or {}).items()],

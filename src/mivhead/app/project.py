@@ -296,13 +296,13 @@ class Project:
             if moves:
                 self._change("move", label or "", moves, batch)
 
-    def remove(self, ids: Sequence[str], batch: str = "") -> None:
+    def remove(self, ids: Sequence[str]) -> None:
         """Delete photos."""
         with self._mutex:
             found = [self.find(photo_id) for photo_id in ids]
             moves = [(photo.path, self._journal.keep()) for _, photo in found]
             if moves:
-                self._change("delete", found[0][0], moves, batch)
+                self._change("delete", found[0][0], moves)
 
     def undo(self, change_id: str | None = None) -> list[FolderChange]:
         """Undo the last change; return what was undone.

@@ -107,11 +107,7 @@ def _fold(model: nn.Module) -> bool:
 
 def feature_names(model: nn.Module) -> list[str]:
     """Return the names of the stages or blocks, in the order of `forward_intermediates`."""
-    return [str(info["module"]) for info in _feature_info(model)]
-
-
-def _feature_info(model: nn.Module) -> list[dict[str, Any]]:
-    return list(getattr(model, "feature_info", ()))
+    return [str(info["module"]) for info in getattr(model, "feature_info", ())]
 
 
 def _are_stages(model: nn.Module, taps: Sequence[str]) -> bool:

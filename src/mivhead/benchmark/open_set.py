@@ -105,10 +105,10 @@ def separate(score: str, values: Sequence[Floats], right: NDArray[np.bool_]) -> 
     )
 
 
-def false_positives(tradeoff: Tradeoff, tpr: float = TPR) -> float:
-    """Return the share of unknown images that are accepted if a share `tpr` of known ones is."""
+def false_positives(tradeoff: Tradeoff) -> float:
+    """Return the share of unknown images that are accepted if a share TPR of known ones is."""
     known, unknown = tradeoff.roc()
-    return float(1 - unknown[known <= 1 - tpr + 1e-9].max())
+    return float(1 - unknown[known <= 1 - TPR + 1e-9].max())
 
 
 def _decisions(

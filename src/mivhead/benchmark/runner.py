@@ -245,7 +245,8 @@ def _run(
                 "augmented views in another way: for methods that use views, its results are kept, "
                 "but this version would not reproduce them exactly."
             )
-        if place.device == "cpu" and library() is None and _has_heads(config):
+        heads = any(method.kind.startswith("miv") for method in config.methods)
+        if place.device == "cpu" and library() is None and heads:
             view.note(
                 "The compiled kernels of mivhead are not available here, so MIV-heads train with "
                 "NumPy: accuracies are the same, but large tasks take many times as long."
@@ -284,10 +285,6 @@ def _run(
             if column in order:
                 found[last[column[:3]], r.task, order[column]] = r
         return [found[key] for key in sorted(found)]
-
-
-def _has_heads(config: RunConfig) -> bool:
-    return any(method.kind.startswith("miv") for method in config.methods)
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
-def describe_decisions(counts: DecisionCounts, noun: str = "image") -> str:
+def describe_decisions(counts: DecisionCounts) -> str:
     """Describe how many images got a name.
 
     >>> from mivhead.model.prediction import DecisionCounts
@@ -123,7 +123,7 @@ def describe_decisions(counts: DecisionCounts, noun: str = "image") -> str:
     '9 of 12 images were named, 2 are unsure, 1 is none of these'
     """
     all_of = counts.images > 1 and counts.named == counts.images
-    named = f"{'all' if all_of else f'{counts.named:,} of'} {plural(counts.images, noun)} "
+    named = f"{'all' if all_of else f'{counts.named:,} of'} {plural(counts.images, 'image')} "
     named += "was named" if counts.named == 1 else "were named"
     if counts.wrong is not None and counts.named:
         named += f" ({counts.wrong:,} wrongly, {percent(counts.wrong / counts.named)})"

@@ -1,9 +1,9 @@
 """Read the downloads of image sets: one function per set, registered under its name.
 
 Each function takes the folder of an unpacked download and yields the images of the prepared set.
-To add a set, declare it in `catalogue.py` and write such a function here; a set that the paper does
-not use has `benchmark=None`. A set that needs no preparation needs no code: put its class folders
-into the data folder.
+To add a set, declare it in `catalogue.py` and write such a function here, or a line for one that
+consists of class folders; a set that the paper does not use has `benchmark=None`. A set that needs
+no preparation needs no code: put its class folders into the data folder.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _find_file(raw: Path, *names: str) -> Path:
     )
 
 
-def _find_classes(raw: Path, known: str, within: Iterable[str] = ()) -> Path:
+def _find_classes(raw: Path, known: str, within: Iterable[str]) -> Path:
     """Find the folder that holds the class folders.
 
     `known` is a class that every download has; `within` are names of the folder to prefer where
@@ -188,70 +188,24 @@ CLOTHES = (
 # Downloads that already consist of class folders, which are copied.
 
 
-@_prepares("cu_birds")
-def _birds(raw: Path) -> Iterator[Item]:
-    """CUB-200-2011: whole photographs of the test classes."""
-    return _copy(_find_classes(raw, BIRDS[0], ["images"]), BIRDS)
+def _class_folders(known: str, *within: str, classes: Iterable[str] | None = None) -> Preparation:
+    """Make a preparation that finds class folders, as `_find_classes` does, and copies them."""
+    return lambda raw: _copy(_find_classes(raw, known, within), classes)
 
 
-@_prepares("dtd")
-def _textures(raw: Path) -> Iterator[Item]:
-    """DTD: the test classes."""
-    return _copy(_find_classes(raw, TEXTURES[0], ["images"]), TEXTURES)
-
-
-@_prepares("traffic_sign")
-def _traffic_signs(raw: Path) -> Iterator[Item]:
-    """GTSRB: all classes of the training images."""
-    return _copy(_find_classes(raw, "00000", ["Images"]))
-
-
-@_prepares("CropDisease")
-def _crop_disease(raw: Path) -> Iterator[Item]:
-    """PlantVillage: the colour training images of all classes."""
-    return _copy(_find_classes(raw, "Apple___Apple_scab", ["train", "color"]))
-
-
-@_prepares("EuroSAT")
-def _eurosat(raw: Path) -> Iterator[Item]:
-    """EuroSAT in RGB: all classes."""
-    return _copy(_find_classes(raw, "AnnualCrop", ["2750", "EuroSAT_RGB"]))
-
-
-@_prepares("Food101")
-def _food(raw: Path) -> Iterator[Item]:
-    """Food-101: all classes."""
-    return _copy(_find_classes(raw, "apple_pie", ["images"]))
-
-
-@_prepares("imagenet_sketch")
-def _imagenet_sketch(raw: Path) -> Iterator[Item]:
-    """ImageNet-Sketch: all classes."""
-    return _copy(_find_classes(raw, "n01440764", ["sketch"]))
-
-
-@_prepares("domainnet_quickdraw")
-def _domainnet_quickdraw(raw: Path) -> Iterator[Item]:
-    """Quickdraw of DomainNet: all classes."""
-    return _copy(_find_classes(raw, "aircraft_carrier", ["quickdraw"]))
-
-
-@_prepares("ucf101")
-def _ucf101(raw: Path) -> Iterator[Item]:
-    """UCF101: middle frames of the videos of all actions."""
-    return _copy(_find_classes(raw, "Apply_Eye_Makeup", ["UCF-101-midframes"]))
-
-
-@_prepares("trashnet")
-def _trashnet(raw: Path) -> Iterator[Item]:
-    """TrashNet: all classes."""
-    return _copy(_find_classes(raw, "cardboard", ["dataset-resized"]))
-
-
-@_prepares("beans")
-def _beans(raw: Path) -> Iterator[Item]:
-    """iBean: all classes of the training images."""
-    return _copy(_find_classes(raw, "bean_rust", ["train"]))
+PREPARATIONS |= {
+    "cu_birds": _class_folders(BIRDS[0], "images", classes=BIRDS),  # whole photographs
+    "dtd": _class_folders(TEXTURES[0], "images", classes=TEXTURES),
+    "traffic_sign": _class_folders("00000", "Images"),  # the training images
+    "CropDisease": _class_folders("Apple___Apple_scab", "train", "color"),
+    "EuroSAT": _class_folders("AnnualCrop", "2750", "EuroSAT_RGB"),
+    "Food101": _class_folders("apple_pie", "images"),
+    "imagenet_sketch": _class_folders("n01440764", "sketch"),
+    "domainnet_quickdraw": _class_folders("aircraft_carrier", "quickdraw"),
+    "ucf101": _class_folders("Apply_Eye_Makeup", "UCF-101-midframes"),  # frames of videos
+    "trashnet": _class_folders("cardboard", "dataset-resized"),
+    "beans": _class_folders("bean_rust", "train"),
+}
 
 
 @_prepares("oxford_pets")

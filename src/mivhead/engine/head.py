@@ -211,7 +211,7 @@ class HeadBlock:
             return
         d_pooled = d_stacked[:, : tape.pooled.shape[1]]
         if self.config.form == "vit":
-            d_pooled = _normalise_backward(tape.pooled, d_pooled)
+            d_pooled = _through_norm(d_pooled, *normalise(tape.pooled))
         d_theta = functions().pool_backward(
             d_pooled, candidates.maps, candidates.scale, tape.rows, tape.weights, tape.pooled
         )
@@ -360,10 +360,6 @@ def normalise(x: Array) -> tuple[Array, Array]:
     return centred, scale
 
 
-def _normalise_backward(x: Array, grad: Array) -> Array:
-    return _through_norm(grad, *normalise(x))
-
-
 def _through_norm(grad: Array, normal: Array, scale: Array) -> Array:
     """Gradient of the input of `normalise`, given that of its output."""
     inner = (grad * normal).mean(axis=-1, keepdims=True)
@@ -452,11 +448,9 @@ class Head:
         pairs = zip(self.layers, self.taken, strict=True)
         return [layer.prepare(*(part.blocks[i] for part in parts)) for layer, i in pairs]
 
-    def embed(
-        self, candidates: Sequence[Candidates], rows: NDArray[np.int64] | None = None
-    ) -> list[Projected]:
+    def embed(self, candidates: Sequence[Candidates]) -> list[Projected]:
         """Compute what Component 2 needs of each image, per block."""
-        return [layer.embed(c, rows) for layer, c in zip(self.layers, candidates, strict=True)]
+        return [layer.embed(c) for layer, c in zip(self.layers, candidates, strict=True)]
 
     def compare(
         self, query: Sequence[Projected], support: Sequence[Projected], bags: Bags

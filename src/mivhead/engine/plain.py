@@ -19,10 +19,10 @@ CHUNK_VALUES = 2**20  # attention weights, or values of prototypes, at once: 4 M
 Array = NDArray[np.float32]
 
 
-def softmax(x: Array, axis: int = -1) -> Array:
-    """Softmax along one axis."""
-    e = np.exp(x - x.max(axis=axis, keepdims=True))
-    share: Array = e / e.sum(axis=axis, keepdims=True)
+def softmax(x: Array) -> Array:
+    """Softmax along the last axis."""
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    share: Array = e / e.sum(axis=-1, keepdims=True)
     return share
 
 

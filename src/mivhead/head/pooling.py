@@ -146,12 +146,6 @@ class PoolingByAttention(nn.Module):
         token = None if block.token is None else torch.as_tensor(block.token).to(like)
         return Candidates(maps, scale, token)
 
-    def patch_weights(self, candidates: Candidates) -> list[Tensor]:
-        """Attention over the patches of each map candidate, each (image, patch)."""
-        if self.theta is None or candidates.scale is None:
-            return []
-        return patch_weights(self.theta, candidates.maps, candidates.scale)
-
     def forward(self, candidates: Candidates) -> Tensor:
         """Image vectors M_n: (image, channel)."""
         parts: list[Tensor] = []  # each (image, candidate, channel)

@@ -239,11 +239,10 @@ def protect(
     *,
     keys: ApiKeys | None = None,
     hosts: Collection[str] | None = None,
-    open_paths: Collection[str] = OPEN_PATHS,
 ) -> ASGIApp:
     """Wrap an application in everything that stands between it and the network.
 
-    Requests are counted by its routes; `open_paths` need no key. For the rest see `create_app`.
+    Requests are counted by its routes; OPEN_PATHS need no key. For the rest see `create_app`.
     """
     known = list(routes)
 
@@ -254,5 +253,5 @@ def protect(
         return "other"
 
     app = BodyLimits(app, limits)
-    app = Guard(app, hosts=hosts, keys=keys, open_paths=open_paths)
+    app = Guard(app, hosts=hosts, keys=keys, open_paths=OPEN_PATHS)
     return Observer(ErrorAnswers(app), metrics, path_of)

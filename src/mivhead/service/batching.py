@@ -39,18 +39,17 @@ class Batcher:
     """Computes the items of many requests in batches, one batch per step at a time.
 
     Beyond `max_queue` items that wait or are being computed, `admit` refuses. A batch has at most
-    `batch` items, unless a single request has more. `on_batch` is called with the number of items
-    of each batch and the seconds that it took.
+    BATCH items, unless a single request has more. `on_batch` is called with the number of items of
+    each batch and the seconds that it took.
     """
 
     def __init__(
         self,
         max_queue: int,
         *,
-        batch: int = BATCH,
         on_batch: Callable[[int, float], object] | None = None,
     ) -> None:
-        self._max_queue, self._batch, self._on_batch = max_queue, batch, on_batch
+        self._max_queue, self._on_batch = max_queue, on_batch
         self.admitted = 0  # items
         self._pace = 0.05  # seconds per item, a moving average
         self._jobs: deque[_Job] = deque()
@@ -114,7 +113,7 @@ class Batcher:
                 return None
             jobs: list[_Job] = []
             rest: deque[_Job] = deque()
-            room = self._batch
+            room = BATCH
             for job in self._jobs:
                 same = not jobs or (job.steps == jobs[0].steps and len(job.items) <= room)
                 if not same:

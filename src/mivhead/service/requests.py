@@ -54,9 +54,9 @@ class Sent:
     # The other fields, as strings or JSON values
     options: dict[str, Any] = field(default_factory=dict)
 
-    def option(self, name: str, default: str | None = None) -> str | None:
+    def option(self, name: str) -> str | None:
         """Return an option that is a string."""
-        value = self.options.get(name, default)
+        value = self.options.get(name)
         if value is not None and not isinstance(value, str):
             raise InputError(f"{name} must be a string, got {value!r:.80}.")
         return value
