@@ -33,7 +33,7 @@ import httpx
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.service import server as server_module
 from mivhead.service.application import create_app, protect
-from mivhead.service.batching import Budget
+from mivhead.service.batching import Batcher, Budget
 from mivhead.service.models import ModelLoader
 from mivhead.service.observation import Metrics
 from mivhead.service.protection import LOOPBACK_HOSTS, ApiKeys, Limits
@@ -473,6 +473,39 @@ def test_requests_are_answered_after_a_stall(monkeypatch: pytest.MonkeyPatch) ->
         stalling.close()
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"retry-after: 5" in answer.lower()
+
+
+def test_a_batch_wakes_the_event_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = threading.Event()
+    batches: list[int] = []
+
+    def double(items: list[int]) -> list[int]:
+        free.wait(10)
+        batches.append(len(items))
+        return [2 * item for item in items]
+
+    async def main() -> None:
+        loop, wakes = asyncio.get_running_loop(), 0
+        wake = loop.call_soon_threadsafe
+
+        def count(*args: Any, **options: Any) -> Any:
+            nonlocal wakes
+            wakes += 1
+            return wake(*args, **options)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", count)
+        batcher = Batcher(100)
+        try:
+            jobs = [asyncio.create_task(batcher.run((double,), [i, i + 1])) for i in range(9)]
+            await asyncio.sleep(0.2)
+            jobs.pop(3).cancel()
+            free.set()
+            assert await asyncio.gather(*jobs) == [[2 * i, 2 * i + 2] for i in range(9) if i != 3]
+        finally:
+            batcher.close()
+        assert wakes == len(batches) < 8
+
+    asyncio.run(main())
 
 
 # Pixels.
