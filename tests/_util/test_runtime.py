@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -65,6 +66,49 @@ def test_content_is_asked_for_once() -> None:
         (y,) = session.run(["y"], {"x": np.ones((1, 3), np.float32)})
         np.testing.assert_array_equal(y, [[2, 2, 2]])
     assert len(asked) == 1
+
+
+def test_one_thread_watches_the_time_of_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(graph, "double", threads=1)
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda self: (started.append(self), start(self)))
+    for _ in range(100):
+        session.run(["y"], {"x": np.ones((1, 3), np.float32)})
+    assert len(started) < 10  # it ends when there is nothing to watch, and starts again
+
+
+WATCHED = """
+import os, sys, threading, time
+from mivhead._util import onnx_check
+onnx_check.MAX_SECONDS, onnx_check.TICK = 0.2, 0.05
+
+def stopped(seconds):
+    late = threading.Event()
+    with onnx_check._calling_later(late.set):
+        time.sleep(seconds)
+        return late.wait(20 if seconds else 0), late
+
+_, finished = stopped(0)
+assert stopped(0.5)[0] and not finished.is_set()
+with onnx_check._calling_later(int):
+    child = os.fork()  # which has no thread that watches
+    if not child:
+        os._exit(not stopped(0.5)[0])
+    assert os.waitpid(child, 0)[1] == 0, "the child is not watched"
+time.sleep(0.5)
+assert not [each for each in threading.enumerate() if each.name == "deadlines"]
+assert stopped(0.5)[0]
+print("all well")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_late_runs_are_stopped_also_in_a_forked_child() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "all well", done.stderr
 
 
 def test_errors_name_the_graph() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import io
 import json
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +33,7 @@ import httpx
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.service import server as server_module
 from mivhead.service.application import create_app, protect
-from mivhead.service.batching import Budget
+from mivhead.service.batching import Batcher, Budget
 from mivhead.service.models import ModelLoader
 from mivhead.service.observation import Metrics
 from mivhead.service.protection import LOOPBACK_HOSTS, ApiKeys, Limits
@@ -75,6 +77,13 @@ def raw(url: str, request: bytes) -> list[tuple[int, Any]]:
         answers.append((int(lines[0].split()[1]), data[:length].decode()))
         data = data[length:]
     return answers
+
+
+def bitmap(side: int) -> bytes:
+    """An image file that is as large as its pixels."""
+    file = io.BytesIO()
+    Image.new("RGB", (side, side), "red").save(file, "BMP")
+    return file.getvalue()
 
 
 def alive(url: str) -> None:
@@ -380,6 +389,68 @@ def test_a_late_answer_is_503(model_file: Path) -> None:
         assert "not ready within 0.5 s" in response.json()["error"]
 
 
+@contextmanager
+def without_cycles() -> Iterator[None]:
+    """Check that what is allocated is freed again, but for 1 MB, without Python's collector."""
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    try:
+        yield
+        until = time.monotonic() + 10  # the server may take a moment longer than the client
+        while tracemalloc.get_traced_memory()[0] - before > 10**6 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert tracemalloc.get_traced_memory()[0] - before < 10**6
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "side", "code"),
+    [
+        ("/v1/predict", "image/bmp", 200, 200),
+        ("/v1/predict", "image/bmp", 0, 400),  # not an image
+        ("/v1/predict", "application/json", 0, 400),
+        ("/v1/predict", "text/plain", 0, 415),
+        ("/v1/predict?model=other", "image/bmp", 200, 404),
+        ("/other", "image/bmp", 200, 404),
+    ],
+)
+def test_bodies_are_freed_at_once(url: str, path: str, kind: str, side: int, code: int) -> None:
+    data = bitmap(side) if side else b"x" * 120_000
+    with httpx.Client(base_url=url, verify=False) as client:
+
+        def ask() -> int:
+            return client.post(path, content=data, headers={"Content-Type": kind}).status_code
+
+        ask()  # what is imported and kept at the first request
+        with without_cycles():
+            assert {ask() for _ in range(20)} == {code}
+
+
+def test_bodies_of_late_and_shed_requests_are_freed_at_once(model_file: Path) -> None:
+    data = bitmap(1000)
+    with (
+        served(model_file, Slow(1.0), limits=Limits(deadline=0.5, max_queue=1)) as url,
+        without_cycles(),
+    ):
+        codes: list[int] = []
+
+        def ask() -> None:
+            kind = {"Content-Type": "image/bmp"}
+            response = web.post(f"{url}/v1/predict", content=data, headers=kind)
+            codes.append(response.status_code)
+
+        first = threading.Thread(target=ask)
+        first.start()
+        time.sleep(0.2)
+        ask()  # while the first is being computed
+        first.join()
+        assert codes == [503, 503]
+
+
 def test_requests_are_answered_after_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     # As of a process that was stopped or a computer that slept: all deadlines are over at once.
     monkeypatch.setattr(server_module, "GRACE", 0.5)
@@ -402,6 +473,39 @@ def test_requests_are_answered_after_a_stall(monkeypatch: pytest.MonkeyPatch) ->
         stalling.close()
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"retry-after: 5" in answer.lower()
+
+
+def test_a_batch_wakes_the_event_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = threading.Event()
+    batches: list[int] = []
+
+    def double(items: list[int]) -> list[int]:
+        free.wait(10)
+        batches.append(len(items))
+        return [2 * item for item in items]
+
+    async def main() -> None:
+        loop, wakes = asyncio.get_running_loop(), 0
+        wake = loop.call_soon_threadsafe
+
+        def count(*args: Any, **options: Any) -> Any:
+            nonlocal wakes
+            wakes += 1
+            return wake(*args, **options)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", count)
+        batcher = Batcher(100)
+        try:
+            jobs = [asyncio.create_task(batcher.run((double,), [i, i + 1])) for i in range(9)]
+            await asyncio.sleep(0.2)
+            jobs.pop(3).cancel()
+            free.set()
+            assert await asyncio.gather(*jobs) == [[2 * i, 2 * i + 2] for i in range(9) if i != 3]
+        finally:
+            batcher.close()
+        assert wakes == len(batches) < 8
+
+    asyncio.run(main())
 
 
 # Pixels.

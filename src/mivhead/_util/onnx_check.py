@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -22,6 +23,7 @@ EXTRA = "onnx"
 MAX_MEMORY = 3 * 2**30  # bytes of all tensors of a run, in addition to the weights
 MAX_FOLDED = 64 * 2**20  # bytes of a constant that is computed when a file is loaded
 MAX_SECONDS = 300.0  # of loading a file, and of a run, which is a few images
+TICK = 1.0  # seconds between two looks for runs whose time is over
 MAX_PARTS = 5_000_000  # of a file: nodes, their inputs, attributes and so on
 MAX_DEPTH = 20  # of graphs in graphs
 
@@ -167,15 +169,54 @@ def run_session(session: Any, outputs: list[str], feed: Mapping[str, Any]) -> li
     return found
 
 
+_lock = threading.Lock()
+_running: dict[object, tuple[float, Callable[[], None]]] = {}  # when to call which function
+_watched = False  # by a thread
+
+
 @contextmanager
-def _calling_later(function: Any) -> Iterator[None]:
-    timer = threading.Timer(MAX_SECONDS, function)
-    timer.daemon = True
-    timer.start()
+def _calling_later(function: Callable[[], None]) -> Iterator[None]:
+    """Call a function after `MAX_SECONDS` if the block has not ended by then.
+
+    One thread watches all blocks, and ends when there are none. A timer per block would start a
+    thread per image, and wait for it: in a busy service, a tenth of the backbone's time.
+    """
+    global _watched
+    block = object()
+    with _lock:
+        _running[block] = time.monotonic() + MAX_SECONDS, function
+        if not _watched:
+            threading.Thread(target=_watch, name="deadlines", daemon=True).start()
+            _watched = True
     try:
         yield
     finally:
-        timer.cancel()
+        with _lock:
+            _running.pop(block, None)
+
+
+def _watch() -> None:
+    global _watched
+    while True:
+        time.sleep(TICK)
+        with _lock:
+            if not _running:
+                _watched = False
+                return
+            late = [each for due, each in _running.values() if due < time.monotonic()]
+        for function in late:
+            function()
+
+
+def _forget_blocks() -> None:
+    """Forget what the threads of the parent did, which a forked process does not have."""
+    global _lock, _watched
+    _lock, _watched = threading.Lock(), False
+    _running.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_blocks)
 
 
 @cache

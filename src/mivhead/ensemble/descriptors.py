@@ -209,6 +209,11 @@ def _second_order(patches: Array) -> Array:
     x = patches.reshape(*patches.shape[:2], -1)  # (image, component, patch)
     x = x - x.mean(axis=2, keepdims=True)
     covariances = x @ x.transpose(0, 2, 1)
-    rows, columns = np.triu_indices(x.shape[1])
-    pairs = covariances.reshape(len(x), -1).take(rows * x.shape[1] + columns, axis=1)
+    pairs = covariances.reshape(len(x), -1).take(_pairs(x.shape[1]), axis=1)
     return unit(np.copysign(np.sqrt(np.abs(pairs)), pairs))
+
+
+@cache
+def _pairs(components: int) -> NDArray[np.int64]:
+    """Return where the pairs of components are in a matrix of them, row by row."""
+    return np.flatnonzero(np.tri(components, dtype=bool).T)

@@ -14,9 +14,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeAlias
 
 from mivhead.service.protection import busy
@@ -32,7 +32,7 @@ Steps: TypeAlias = tuple[Callable[[Any], Any], ...]
 class _Job:
     steps: Steps
     items: list[Any]
-    result: Future[list[Any]] = field(default_factory=Future)
+    result: asyncio.Future[list[Any]]
 
 
 class Batcher:
@@ -80,14 +80,14 @@ class Batcher:
 
     async def run(self, steps: Steps, items: Sequence[Any]) -> list[Any]:
         """Return one result per item; items of the same steps share calls."""
-        job = _Job(steps, list(items))
+        job = _Job(steps, list(items), asyncio.get_running_loop().create_future())
         with self._changed:
             self._jobs.append(job)
             self._changed.notify()
-        return await asyncio.wrap_future(job.result)  # cancelling it drops the job
+        return await job.result  # cancelling it drops the job
 
     def close(self) -> None:
-        """Finish the batches in progress, and cancel what waits."""
+        """Finish the batches in progress, and cancel what waits; called in the event loop."""
         with self._changed:
             self._closed = True
             for job in self._jobs:
@@ -118,7 +118,7 @@ class Batcher:
                 same = not jobs or (job.steps == jobs[0].steps and len(job.items) <= room)
                 if not same:
                     rest.append(job)
-                elif job.result.set_running_or_notify_cancel():
+                elif not job.result.cancelled():
                     jobs.append(job)
                     room -= len(job.items)
             self._jobs = rest
@@ -139,7 +139,7 @@ class Batcher:
         # Any exception belongs to the request that caused it, and never ends the thread.
         except Exception as error:
             if len(jobs) == 1:
-                jobs[0].result.set_exception(error)
+                _deliver(jobs, [error])
             else:  # the others must not suffer from one bad request
                 for job in jobs:
                     self._compute([job], turn)
@@ -147,9 +147,27 @@ class Batcher:
         self._pace += 0.2 * (seconds / count - self._pace)
         if self._on_batch is not None:
             self._on_batch(count, seconds)
-        for job in jobs:
-            job.result.set_result(results[: len(job.items)])
-            results = results[len(job.items) :]
+        rest = iter(results)
+        _deliver(jobs, [list(islice(rest, len(job.items))) for job in jobs])
+
+
+def _deliver(jobs: Sequence[_Job], found: Sequence[list[Any] | Exception]) -> None:
+    """Give jobs their results, in the event loop.
+
+    All at once: waking it is a system call, after which its thread runs first.
+    """
+
+    def deliver() -> None:
+        for job, each in zip(jobs, found, strict=True):
+            if job.result.done():  # cancelled meanwhile
+                continue
+            if isinstance(each, Exception):
+                job.result.set_exception(each)
+            else:
+                job.result.set_result(each)
+
+    with suppress(RuntimeError):  # the event loop is closed: nobody waits
+        jobs[0].result.get_loop().call_soon_threadsafe(deliver)
 
 
 class Budget:

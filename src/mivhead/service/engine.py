@@ -119,6 +119,7 @@ class Engine:
             async with self._pixels.take(await self._count_pixels(image)):
                 return await self._in_thread(_decode_file, image, size)
         except ImageError as error:
+            error.__traceback__ = None  # whose frames hold the image and the exception: a cycle
             return Unreadable(image.name, str(error))
 
     async def _count_pixels(self, image: Upload) -> int:

@@ -236,18 +236,19 @@ class BodyLimits:
             await self.app(scope, receive, send)
             return
         body = bytearray()
-        complete = False
+        size, complete = 0, False
         try:
             async with asyncio.timeout(self._limits.deadline) as clock:
                 complete = await self._receive(body, Headers(scope=scope), receive)
+                size = len(body)
                 if complete:
-                    await _call(self.app, scope, bytes(body), receive, send)
+                    await _call(self.app, scope, body, receive, send)
         except TimeoutError:
             if not clock.expired():
                 raise
             raise self._late(complete) from None
         finally:
-            self._held -= len(body)
+            self._held -= size or len(body)
 
     async def _receive(self, body: bytearray, headers: Headers, receive: Receive) -> bool:
         """Receive the body; return whether it is complete, as the client may leave."""
@@ -283,9 +284,13 @@ class BodyLimits:
         return Refusal(408, f"The request was not received within {seconds}.")
 
 
-async def _call(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-    """Call an application with a body that has been received; cancel it if the client leaves."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+async def _call(app: ASGIApp, scope: Scope, body: bytearray, receive: Receive, send: Send) -> None:
+    """Call an application with a body that has been received; cancel it if the client leaves.
+
+    The body is emptied: only the application holds it.
+    """
+    messages: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+    body.clear()
     gone = asyncio.Event()
 
     async def replay() -> Message:
@@ -338,7 +343,11 @@ class ErrorAnswers:
         except Exception as error:
             if started:  # only closing the connection can tell the client
                 raise
-            await _answer(error, scope)(scope, receive, send)
+            response = _answer(error, scope)
+            # Its frames hold the request, and some of them hold the exception: it would stay in
+            # memory until Python looks for such cycles.
+            error.__traceback__ = None
+            await response(scope, receive, send)
 
 
 def _answer(error: Exception, scope: Scope) -> Response:
