@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 os.environ["MIV_CACHE"] = "off"
-os.environ["MIV_WEIGHTS"] = tempfile.mkdtemp(prefix="mivhead-weights-")  # not the user's
+WEIGHTS = tempfile.TemporaryDirectory(prefix="mivhead-weights-")  # not the user's; removed at exit
+os.environ["MIV_WEIGHTS"] = WEIGHTS.name
 
 # A background process may ignore Ctrl-C, and its children inherit that: some tests send Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
