@@ -140,18 +140,7 @@ class ExportedClassifier(ImageClassifier):
         return "the model that was exported has no out-of-fold scores of its shots."
 
     def read_parts(self, images: ImageSet) -> Iterator[list[Feed]]:
-        """Decode any number of images in bounded memory, one part after another.
-
-        Parameters
-        ----------
-        images : ImageSet
-            The images; labels are ignored.
-
-        Yields
-        ------
-        list of dict
-            The inputs of the graph for the next images, in their order.
-        """
+        """Decode images in bounded memory; yield inputs of the graph, one part after another."""
         if not len(images):
             raise InputError("There are no images: give at least one.")
         with progress_bar("predicting", len(images), show=self.verbose) as advance:
@@ -161,15 +150,7 @@ class ExportedClassifier(ImageClassifier):
                 advance(len(rows))
 
     def check_takes(self, *, features: bool, backbone: Mapping[str, Any] | None = None) -> None:
-        """Raise an error if the model does not take images, or features.
-
-        Parameters
-        ----------
-        features : bool
-            Whether features are given, not images.
-        backbone : mapping or None, default=None
-            Identity of the backbone that the features come from, if it is known.
-        """
+        """Raise an error if the model does not take images, or features."""
         if features and self.needs_images:
             raise InputError(f"{self.path} contains its backbone: give it images, not features.")
         if features and self.identity_ is not None:
@@ -181,17 +162,7 @@ class ExportedClassifier(ImageClassifier):
             )
 
     def read_pictures(self, pictures: Sequence[DecodedImage]) -> list[Feed]:
-        """Turn a batch of decoded images into inputs of the graph, one per run.
-
-        Parameters
-        ----------
-        pictures : sequence of PIL images or uint8 arrays
-            Of any size; those of the backbone's size are not resized.
-
-        Returns
-        -------
-        list of dict
-        """
+        """Turn a batch of decoded images into inputs of the graph, one per run."""
         self.check_takes(features=False)
         assert self.identity_ is not None
         (name,) = self.session.inputs
@@ -201,17 +172,7 @@ class ExportedClassifier(ImageClassifier):
         return [{name: x[start : start + BATCH]} for start in range(0, len(x), BATCH)]
 
     def score_read(self, read: list[Feed]) -> Scores:
-        """Run the graph.
-
-        Parameters
-        ----------
-        read : list of dict
-            What `read_pictures` returns and `read_parts` yields.
-
-        Returns
-        -------
-        Scores
-        """
+        """Run the graph on what `read_pictures` returns or `read_parts` yields."""
         found = [run(self.session, feed, str(self.path), len(self.classes_)) for feed in read]
         unknown = [each.unknown for each in found if each.unknown is not None]
         return Scores(

@@ -278,29 +278,10 @@ def load(
     device: str | None = None,
     method: type[Any] | None = None,
 ) -> FewShotClassifier:
-    """Read a model file.
+    """Read a model file, with the parameters of `mivhead.load`.
 
-    Parameters
-    ----------
-    path : str or Path
-        The file.
-    backbone : str, Backbone, sequence of them or None, default=None
-        The backbone of a model that was trained on one of your own. A backbone that mivhead knows
-        by name is loaded with the first image. The address of a service is never taken from the
-        file: give it here.
-    weights : str, Path or None, default=None
-        The checkpoint of a model that was trained with a checkpoint of your own.
-    device : str or None, default=None
-        Where to predict.
-    method : type or None, default=None
-        The class of a model that was trained with a method of your own. A registered method is
-        found by its name; code is never taken from the file.
-
-    Returns
-    -------
-    FewShotClassifier
-        It predicts on features without a backbone. On images it predicts if the file names a
-        backbone, or one is given.
+    The model predicts on features without a backbone. On images it predicts if the file names a
+    backbone, or one is given.
     """
     tensors, document = files.read(path)
     files.check_format(path, document, FORMAT)
