@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import random
-import resource
 import shutil
 import statistics
 import subprocess
@@ -28,6 +27,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 CLASSES, SHOTS, QUERIES = 10, 5, 60
 BUSY = "while True: pass"
@@ -73,8 +73,8 @@ def main() -> None:
                     ]
                 for key in settings:
                     found[key] = (
-                        statistics.median(each[key][0] for each in rounds),
-                        statistics.median(each[key][1] for each in rounds),
+                        statistics.median(each[key].wall for each in rounds),
+                        statistics.median(each[key].cpu for each in rounds),
                     )
                 wall = found["default"][0] / min(found["1 thread"][0], found["2 threads"][0])
                 cpu = found["default"][1] / found["1 thread"][1]
@@ -87,12 +87,12 @@ def main() -> None:
         args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
-def copy_images(data: Path, work: Path) -> None:
+def copy_images(data: Path, work: Path, queries: int = QUERIES) -> None:
     draw = random.Random(0)
     classes = draw.sample(sorted(path for path in data.iterdir() if path.is_dir()), CLASSES)
     (work / "new").mkdir()
     for folder in classes:
-        files = draw.sample(sorted(folder.iterdir()), SHOTS + QUERIES // CLASSES)
+        files = draw.sample(sorted(folder.iterdir()), SHOTS + queries // CLASSES)
         (work / "shots" / folder.name).mkdir(parents=True)
         for i, file in enumerate(files):
             new = work / "new" / f"{folder.name} {file.name}"
@@ -110,23 +110,32 @@ def busy_processes(count: int) -> Iterator[None]:
             process.wait()
 
 
+class Cost(NamedTuple):
+    """What a command took: seconds by the wall clock and of the processor, and peak memory."""
+
+    wall: float
+    cpu: float
+    megabytes: float
+
+
 def run(
     command: list[str], work: Path, cache: str, environment: dict[str, str] | None = None
-) -> tuple[float, float]:
-    """Run `miv` and return its seconds, by the wall clock and of the processor."""
+) -> Cost:
+    """Run `miv` and return what it took."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "MKL_"))}
     folder = "off" if cache == "off" else str(work / cache)
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(
+    start = time.perf_counter()
+    process = subprocess.Popen(
         [sys.executable, "-m", "mivhead", *command, "--quiet"],
         cwd=work,
         env=kept | {"MIV_CACHE": folder} | (environment or {}),
         stdout=subprocess.DEVNULL,
-        check=True,
     )
-    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return wall, cpu
+    _, status, used = os.wait4(process.pid, 0)
+    wall, process.returncode = time.perf_counter() - start, os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"miv {' '.join(command)} failed")
+    return Cost(wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3)
 
 
 if __name__ == "__main__":
