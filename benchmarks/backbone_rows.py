@@ -5,9 +5,9 @@
     python benchmarks/backbone_rows.py --page          # renews table and chart of the documentation
 
 Replaces the rows of the same backbone, protocol, set and method; other rows stay. Rows of a run
-have the version of the library and the hash of the tasks: only rows of equal tasks may be compared
-in pairs. In older files, `vit` is the ViT-S/14 and `resnet50` the Keras network of
-docs/research-log.md.
+have the version of the library and the hashes of the tasks and of the weights: only rows of equal
+tasks may be compared in pairs. In older files, `vit` is the ViT-S/14 and `resnet50` the Keras
+network of docs/research-log.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHOWN = {"miv": "MIV-head", "ridge": "ridge", "logistic": "logistic regression",
 START, END = "<!-- results/backbones.csv -->", "<!-- end of the table -->"
 COLUMNS = (
     *("backbone", "protocol", "set", "method", "tasks", "accuracy", "half_width", "seconds"),
-    *("library", "tasks_hash", "source"),
+    *("library", "tasks_hash", "weights_hash", "source"),
 )
 KEY = COLUMNS[:4]
 
@@ -68,15 +68,16 @@ def of_jsonl(path: Path, library: str) -> Iterator[dict[str, Any]]:
             "seconds": f"{np.median([spent for _, spent in results.values()]):.3f}",
             "library": library,
             "tasks_hash": "",
+            "weights_hash": "",
             "source": f"{path.name}",
         }
 
 
 def of_run(folder: Path) -> Iterator[dict[str, Any]]:
     """Read the results of a run folder."""
-    from mivhead.benchmark.results import read_origin, read_results
+    from mivhead.benchmark.results import read_origin, read_results, read_weights
 
-    origin = read_origin(folder)
+    origin, weights = read_origin(folder), read_weights(folder)
     groups: dict[Any, list[Any]] = defaultdict(list)
     for result in read_results(folder):
         if result.accuracy is not None:
@@ -92,6 +93,7 @@ def of_run(folder: Path) -> Iterator[dict[str, Any]]:
             "seconds": f"{np.median([each.adapt_seconds for each in results]):.3f}",
             "library": origin.get("version", "").partition(",")[0].removeprefix("mivhead "),
             "tasks_hash": results[0].tasks[:12],
+            "weights_hash": weights.get(backbone, "")[:12],
             "source": folder.name,
         }
 

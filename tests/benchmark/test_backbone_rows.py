@@ -42,6 +42,7 @@ def test_rows_are_replaced_and_kept(script, tmp_path):
 
 
 def test_rows_of_a_run(script, tmp_path, capsys):
+    from mivhead.backbones import load_backbone
     from mivhead.cli.main import main
 
     what = ["--sets", "digits", "--methods", "ncc", "--tasks", "2"]
@@ -52,3 +53,4 @@ def test_rows_of_a_run(script, tmp_path, capsys):
     assert float(row["accuracy"]) > 50
     assert row["library"][0].isdigit()
     assert row["tasks_hash"]
+    assert row["weights_hash"] == load_backbone("efficientnet_lite0").identity.weights[:12]

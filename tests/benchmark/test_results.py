@@ -17,6 +17,7 @@ from mivhead.benchmark.results import (
     read_origin,
     read_results,
     read_run_config,
+    read_weights,
 )
 from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.bench_data import config, result
@@ -100,6 +101,13 @@ def test_other_configurations_tasks_and_folders_are_refused(tmp_path):
         run_folder.check_tasks("dots", "5-way 1-shot", "0" * 64)  # no results of it yet
         with pytest.raises(InputError, match="other tasks of dots"):
             run_folder.check_tasks("dots", "varying", "0" * 64)
+        name = result().backbone
+        run_folder.check_weights(name, "a" * 64)  # an earlier version did not record them
+        run_folder.check_weights("new", "b" * 64)
+        run_folder.check_weights("new", "c" * 64)  # no results of it yet
+        with pytest.raises(InputError, match=f"other weights of {name}"):
+            run_folder.check_weights(name, "b" * 64)
+    assert read_weights(tmp_path / "run") == {name: "a" * 64, "new": "c" * 64}
     with (
         pytest.raises(InputError, match="seed is 0 there and 1 here"),
         RunFolder(tmp_path / "run", config(seed=1)),

@@ -37,6 +37,7 @@ RESULTS = "results.jsonl"
 CONFIG = "config.json"
 TASKS = "tasks"
 SECONDS = "seconds.json"  # measured duration of a backbone's pass over one image
+WEIGHTS = "weights.json"  # SHA-256 of the weights of each backbone
 FEATURES = "features"  # where they are stored if the feature cache is disabled
 IMAGES = "images"  # images that pip packages contain, if no data folder is given
 COMMANDS = "commands.jsonl"  # when, where and how the run was started or resumed
@@ -220,6 +221,14 @@ def read_origin(run: str | Path) -> dict[str, str]:
     return origin
 
 
+def read_weights(run: str | Path) -> dict[str, str]:
+    """Read the SHA-256 of the weights of each backbone; empty for a run of an earlier version."""
+    with suppress(OSError, ValueError, TypeError):
+        stored = parse_json((Path(run) / WEIGHTS).read_text(encoding="utf-8"))
+        return {str(name): str(weights) for name, weights in dict(stored).items()}
+    return {}
+
+
 def read_run_config(run: str | Path) -> RunConfig:
     """Read the configuration of a run."""
     return _read_config(Path(run) / CONFIG)[0]
@@ -339,6 +348,20 @@ class RunFolder:
                     f"hash is {result.tasks[:12]}, that of the task file is {expected[:12]}. "
                     "Choose another folder, or restore the task file."
                 )
+
+    def check_weights(self, backbone: str, weights: str) -> None:
+        """Record the weights of a backbone, and refuse to mix results of different ones."""
+        recorded = read_weights(self.folder)
+        if recorded.get(backbone) == weights:
+            return
+        used = any(result.backbone == backbone for result in self.results.values())
+        if used and backbone in recorded:
+            raise InputError(
+                f"{self.folder} contains results of other weights of {backbone}: their hash is "
+                f"{recorded[backbone][:12]}, that of the weights now is {weights[:12]}. Choose "
+                "another folder, or use the same weights."
+            )
+        self._write_json(WEIGHTS, recorded | {backbone: weights})
 
     def add(self, results: Iterable[Result]) -> None:
         """Write results; when this method returns, they are on the disk."""

@@ -311,6 +311,7 @@ class _SetRun:
         ]
         if not missing:
             return
+        self.run_folder.check_weights(self.entry.name, self._backbone.identity.weights)
         keys = None
         if any(not m.needs_images for _, _, methods in missing for m in methods):
             keys = self._extract(images, [tasks.tasks[number] for tasks, number, _ in missing])
