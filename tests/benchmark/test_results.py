@@ -108,6 +108,8 @@ def test_other_configurations_tasks_and_folders_are_refused(tmp_path):
         with pytest.raises(InputError, match=f"other weights of {name}"):
             run_folder.check_weights(name, "b" * 64)
     assert read_weights(tmp_path / "run") == {name: "a" * 64, "new": "c" * 64}
+    (tmp_path / "run" / "weights.json").write_text('{"tiny": "no hash"}')
+    assert read_weights(tmp_path / "run") == {}
     with (
         pytest.raises(InputError, match="seed is 0 there and 1 here"),
         RunFolder(tmp_path / "run", config(seed=1)),

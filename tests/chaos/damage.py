@@ -318,7 +318,7 @@ def journals(folder: Path) -> Iterator[Trial]:
     data = write_sets(folder / "data")
     place = Place(folder / "run", data)
     run(config(methods=["ncc"]), place, None, backbones={"tiny": TinyBackbone()})
-    names = ["results.jsonl", "config.json", "seconds.json"]
+    names = ["results.jsonl", "config.json", "seconds.json", "weights.json"]
     files = [place.folder / name for name in names if (place.folder / name).exists()]
     files += sorted(place.folder.glob("tasks/*/*.json"))
     contents = {path: path.read_bytes() for path in files}

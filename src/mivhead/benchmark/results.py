@@ -225,7 +225,7 @@ def read_weights(run: str | Path) -> dict[str, str]:
     """Read the SHA-256 of the weights of each backbone; empty for a run of an earlier version."""
     with suppress(OSError, ValueError, TypeError):
         stored = parse_json((Path(run) / WEIGHTS).read_text(encoding="utf-8"))
-        return {str(name): str(weights) for name, weights in dict(stored).items()}
+        return {k: v for k, v in dict(stored).items() if re.fullmatch("[0-9a-f]{64}", v)}
     return {}
 
 
