@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 import mivhead
 from mivhead import Features
 from mivhead._util import files as safefile
-from mivhead.benchmark.results import read_results, read_run_config
+from mivhead.benchmark.results import read_results, read_run_config, read_weights
 from mivhead.benchmark.runner import Place, run
 from mivhead.benchmark.tasks import TaskSet
 from mivhead.errors import MivError
@@ -329,6 +329,7 @@ def journals(folder: Path) -> Iterator[Trial]:
         try:
             read_results(place.folder)
             read_run_config(place.folder)
+            read_weights(place.folder)
             if path.parent.parent.name == "tasks":
                 TaskSet.load(path)
         except MivError:
