@@ -1,6 +1,6 @@
 """Whole commands of another version and of this one, in turns.
 
-    git worktree add OLD v0.2.0
+    git worktree add OLD c88bc93    # version 0.2.0
     python benchmarks/commands.py DATA --old OLD [--repeat 3]
 
 DATA is a folder with one folder per class. `miv fit` (10 classes, 5 shots, with the features in the
