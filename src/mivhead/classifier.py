@@ -644,8 +644,8 @@ default="uniform"
         assert support.class_vectors is not None
         if support.unlabelled is not None:
             raise InputError(
-                "Unlabelled images help where at least 2 classes have shots: omit them, or add "
-                "shots."
+                "Unlabelled images can only be used if at least 2 classes have shots: omit them, "
+                "or add shots."
             )
         names = Names.alone(support.class_vectors.vectors)
         counts = np.zeros(len(self.classes_), np.int64)

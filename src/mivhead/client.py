@@ -199,7 +199,7 @@ class Client:
     def _read(self, status: int, document: Any, bad_images: bool) -> Any:
         if status == 401:
             raise NotAvailableError(
-                f"{self.url} requires a key: give it as `key`, or in the variable {KEY}."
+                f"{self.url} requires a key: pass it as `key`, or set the variable {KEY}."
             )
         if bad_images and isinstance(document, dict) and "predictions" in document:
             return document

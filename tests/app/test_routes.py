@@ -270,7 +270,7 @@ def test_classes_are_made_on_the_way_merged_and_undone_by_name(site: Any) -> Non
     # A change is undone by its name only while it is the last one.
     refused = change(site, "undo", id=answer.json()["change"])
     assert refused.status_code == 400
-    assert "Something else was changed since" in refused.json()["error"]
+    assert "There are later changes" in refused.json()["error"]
     change(site, "add class", name="robin")
     last = change(site, "rename class", name="other", to="ROBIN").json()["change"]
     assert {name: len(all_) for name, all_ in project.snapshot().classes.items()} == {"robin": 2}

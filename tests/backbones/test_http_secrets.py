@@ -123,7 +123,7 @@ def test_a_model_file_cannot_have_images_sent_anywhere(shots: Path, tmp_path: Pa
         asked = len(server.requests)
         model = pickle.loads(pickle.dumps(mivhead.load(tmp_path / "model.miv")))
         with pytest.raises(
-            NotAvailableError, match=r"cannot have your 1 images sent to a service.*give"
+            NotAvailableError, match=r"must not send your 1 images to a service.*name the backbone"
         ):
             model.predict([photos(1)[0]])
         assert len(server.requests) == asked

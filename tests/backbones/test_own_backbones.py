@@ -250,6 +250,6 @@ def test_a_model_file_cannot_have_code_run(tmp_path: Path, monkeypatch: pytest.M
     for name in ("own_code.py:mine", "own_code:mine"):
         fitted = FewShotClassifier(TinyBackbone(name), threshold=0).fit([red, blue], ["r", "b"])
         fitted.save(tmp_path / "model.miv")
-        with pytest.raises(NotAvailableError, match=r"cannot have .* code run"):
+        with pytest.raises(NotAvailableError, match=r"must not .* run code"):
             mivhead.load(tmp_path / "model.miv").predict([red])
     assert not Path("ran").exists()

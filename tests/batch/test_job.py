@@ -464,7 +464,7 @@ def test_an_output_that_exists_needs_a_decision(folder, expected, monkeypatch):
         batch.predict("model.onnx", "new", "out.parquet")
     batch.predict("model.onnx", ["new/dark"], "out.parquet", overwrite=True)
     assert len(read("out.parquet")) == 10
-    with pytest.raises(InputError, match="Either"):
+    with pytest.raises(InputError, match="not both"):
         batch.predict("model.onnx", "new", "out.parquet", overwrite=True, resume=True)
 
 

@@ -64,7 +64,7 @@ def test_a_file_alone_runs_nothing(
     Path("theirs.toml").write_text(f'{named}\nsets = ["dots"]\ntasks = 1\n')
     assert main(["bench", "run", "theirs.toml", "--data", str(data), *how]) == 2
     message = capsys.readouterr().err
-    assert "a file alone cannot have code run" in message
+    assert "a file alone must not run code" in message
     assert "--allow-code" in message
     assert not ran(folder)
     assert not Path("run").exists()

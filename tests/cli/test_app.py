@@ -44,7 +44,7 @@ def test_a_port_in_use_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_file_is_not_a_project(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "birds").touch()
     assert main(["app", str(tmp_path / "birds"), "--no-browser"]) == 2
-    assert "is a file: give a folder" in capsys.readouterr().err
+    assert "is a file: name a folder" in capsys.readouterr().err
 
 
 def test_a_phone_is_invited_with_a_warning(tmp_path: Path) -> None:

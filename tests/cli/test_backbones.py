@@ -164,7 +164,7 @@ def test_two_backbones_together(miv, fails, network, shots, new, tmp_path):
     assert len(found) == 6
     swapped = ("--backbone", tapped, "--backbone", "efficientnet_lite0")
     assert "has no tensor 'blocks.4'" in fails("predict", model, new, *swapped)
-    assert "those of one backbone" in fails("fit", shots, "-o", model, *both, "--weights", "random")
+    assert "for a single backbone" in fails("fit", shots, "-o", model, *both, "--weights", "random")
 
 
 def test_fit_and_predict_with_a_checkpoint(miv, fails, weights, shots, new, tmp_path):

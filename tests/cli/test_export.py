@@ -85,7 +85,7 @@ def test_inputs_that_do_not_fit(miv, model, exported, features, new, tmp_path):
         "predict", exported, new, "--backbone", "efficientnet_lite0"
     )
     assert "omit --device" in error("predict", exported, new, "--device", "cuda")
-    assert "is an exported model already" in error("export", exported, "-o", head)
+    assert "is already an exported model" in error("export", exported, "-o", head)
     assert "must end in .onnx" in error("export", model, "-o", tmp_path / "model.pb")
 
 
@@ -111,7 +111,7 @@ def test_files_that_are_not_ours(miv, model, new, tmp_path):
     assert "is not overwritten" in error("export", model, "-o", foreign)
     for document, message in (
         ({"format": 1, "preset": {}}, "it is a backbone, not a classifier"),
-        ({"format": 2, "kind": "classifier"}, "update it with"),
+        ({"format": 2, "kind": "classifier"}, "update mivhead"),
         ({"format": 1, "kind": "classifier"}, "lacks the key"),
     ):
         onnx.helper.set_model_props(file, {"mivhead": json.dumps(document)})

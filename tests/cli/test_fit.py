@@ -48,7 +48,7 @@ def test_every_wrong_shot_is_listed():
     classes = np.array(["x", "y", "z"])
     result = CrossValidation(ids, labels, classes, probabilities, 2, calibrated=True)
     listed = _describe_estimate(result).partition("3 shots were predicted as another class. ")[2]
-    assert listed.startswith("None looks mislabelled: they are hard.\n")
+    assert listed.startswith("None looks mislabelled; they are only hard.\n")
     assert [line.split() for line in listed.splitlines()[2:]] == [
         ["b", "x", "y", "80", "%"],
         ["c", "x", "y", "40", "%"],
@@ -61,7 +61,7 @@ def test_one_wrong_shot_that_is_hard():
     result = CrossValidation(
         tuple("abcd"), tuple("xxyy"), np.array(["x", "y"]), probabilities, 2, calibrated=True
     )
-    assert "another class. It does not look mislabelled: it is hard." in _describe_estimate(result)
+    assert "another class. It does not look mislabelled, only hard." in _describe_estimate(result)
 
 
 @pytest.mark.parametrize(("hard", "words"), [(0, "It is likely"), (1, "1 is likely")])
@@ -286,7 +286,7 @@ def test_twins_and_duplicates_are_pointed_out(miv, copy, tmp_path):
         "The same image is in several classes, so at least one label is wrong: "
         "rings/1.png = stripes/wrong.png.",
     ]
-    assert notes[3].startswith("The same image is there more than once, and counts once: ")
+    assert notes[3].startswith("The same image occurs more than once, and counts once: ")
     assert "stripes/0.png" in notes[3]
     assert "stripes/again.png" in notes[3]
     assert all(note in answer.err for note in notes)

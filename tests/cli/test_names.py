@@ -67,8 +67,8 @@ def test_the_estimate_says_which_classes_it_is_about(
     how = ["--backbone", f"open_clip:{place / 'clip'}", "--classes", str(place / "names.txt")]
     assert main(["fit", str(place / "shots"), "-o", str(tmp_path / "a.miv"), *how]) == 0
     out = capsys.readouterr().out
-    assert "1 class without shots could not be tested: the estimate is about the others" in out
-    assert "The classes have 0 to 5 shots. What helps most is more shots of yellow." in out
+    assert "1 class without shots could not be tested: the estimate covers only the others" in out
+    assert "The classes have 0 to 5 shots. It would help most to add shots of yellow." in out
 
 
 def test_predicting_needs_no_text_tower(
@@ -216,7 +216,7 @@ def test_what_says_how_to_read_shots_needs_shots(
     start = ["fit", "-o", str(tmp_path / "a.miv"), "--classes", str(place / "names.txt")]
     for option in ("--boxes", "--label", "--encoding"):
         assert main([*start, option, "x"]) == 2
-        assert f"{option} says how to read the shots" in capsys.readouterr().err
+        assert f"{option} is about the shots" in capsys.readouterr().err
 
 
 def test_notes_are_about_classes_without_shots_too(

@@ -144,7 +144,7 @@ def test_the_area_under_the_roc_curve_counts_pairs() -> None:
     known, foreign = found.roc()
     assert (known[0], foreign[0], known[-1], foreign[-1]) == (0.0, 0.0, 1.0, 1.0)
     nothing = replace(found, foreign=found.foreign[:0])
-    with pytest.raises(InputError, match="needs images of other things"):
+    with pytest.raises(InputError, match="needs foreign images"):
         nothing.roc()
 
 

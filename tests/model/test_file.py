@@ -192,7 +192,7 @@ EXPERTS = ["experts.weights", "experts.block0.middle", "experts.block0.direction
 ]
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "newer format": ({"meta": {"format": 2}}, "pip install -U mivhead"),
+    "newer format": ({"meta": {"format": 2}}, "update mivhead"),
     "no format": ({"meta": {"format": None}}, "format number"),
     "format is a bool": ({"meta": {"format": True}}, "format number"),
     "other method": ({"meta": {"method": "magic"}}, "magic"),
@@ -427,7 +427,7 @@ def test_a_file_names_registered_methods_only(
 def test_a_backbone_elsewhere_is_not_opened(name: str, path: Path) -> None:
     identity = {"name": name, "weights": "0" * 64, "preprocessing": {}, "taps": ["a", "b"]}
     change(path, {"backbone": identity})
-    with pytest.raises(NotAvailableError, match="a file alone cannot have"):
+    with pytest.raises(NotAvailableError, match="a file alone must not send"):
         mivhead.load(path).predict(np.zeros((1, 8, 8, 3), np.uint8))
 
 

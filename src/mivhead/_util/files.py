@@ -210,8 +210,8 @@ def check_format(path: str | Path, meta: Mapping[str, Any], newest: int) -> None
         raise ModelFileError(f"{path} has no valid format number.")
     if version > newest:
         raise ModelFileError(
-            f"{path} has format {version}, but this mivhead reads at most format {newest}: "
-            "update it with `pip install -U mivhead`."
+            f"{path} has format {version}, but this version reads at most format {newest}: "
+            "update mivhead."
         )
 
 

@@ -126,8 +126,8 @@ class Inside:
                         waiting += [inside] if inside != besides else []
                     elif not each.is_file(follow_symlinks=False):
                         raise InputError(
-                            f"{self.root / inside} is a link or a device: someone may want to "
-                            "reach other files with it. Delete it, if you trust the rest."
+                            f"{self.root / inside} is a link or a device, which could lead to "
+                            "other files. If you trust the rest of the folder, delete it."
                         )
 
     def _stat(self, path: str) -> os.stat_result | None:

@@ -154,7 +154,7 @@ class Journal:
                 )
             occupied = self._inside.exists(target) and target not in gone
             if (occupied and not self._same(source, target)) or target in taken:
-                raise InputError(f"There is something called {_shown(target)} already.")
+                raise InputError(f"{_shown(target)} already exists.")
             taken.add(target)
             gone.add(source)
 

@@ -101,7 +101,7 @@ class Project:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).resolve()
         if self.folder.exists() and not self.folder.is_dir():
-            raise InputError(f"{folder} is a file: give a folder for the project.")
+            raise InputError(f"{folder} is a file: name a folder for the project.")
         self._inside = Inside(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -312,7 +312,7 @@ class Project:
         with self._mutex:
             if change_id is not None and change_id not in {each.id for each in self.next_undo}:
                 raise InputError(
-                    "Something else was changed since: undo step by step with the arrow above."
+                    "There are later changes: undo them one by one with the arrow above."
                 )
             return self._step(self._journal.undo)
 
@@ -448,7 +448,7 @@ def check_class_name(name: str) -> str:
             f"The name has {len(name)} characters; {MAX_CLASS_NAME} are allowed: shorten it."
         )
     if name.casefold() in (UNSURE, NONE):
-        raise InputError(f"{name!r} is what the model says without a class: choose another name.")
+        raise InputError(f"{name!r} is for photos without a class: choose another name.")
     if name.startswith(".") or is_litter(name):
         raise InputError(f"{name!r} would be a hidden folder: choose another name.")
     if safe_name(name) != name:

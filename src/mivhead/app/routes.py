@@ -424,7 +424,7 @@ def address_for_others(host: str) -> str:
             probe.connect(("192.0.2.1", 9))
         except OSError:
             raise NotAvailableError(
-                "This computer has no address in a network: connect it, or give its address with "
+                "This computer is not connected to a network: connect it, or name its address with "
                 "--host."
             ) from None
         found: str = probe.getsockname()[0]

@@ -156,8 +156,8 @@ def load_backbone(
     if isinstance(spec, Sequence) and not isinstance(spec, str):
         if weights is not None or image_size is not None:
             raise InputError(
-                "weights and image_size are those of one backbone: load each of several backbones "
-                "with `load_backbone`, and give a list of them."
+                "weights and image_size are for a single backbone: load each of several backbones "
+                "with `load_backbone`, and pass a list of them."
             )
         return _load_joint(spec, preset, device=device, dtype=dtype, **options)
     if not isinstance(spec, str | Path):
@@ -267,7 +267,7 @@ def _load_own(spec: str) -> Backbone:
                 raise  # the module exists, but something that it imports does not
             raise InputError(
                 f"The backbone {spec!r} names the module {place}, which cannot be imported: "
-                "install it, or give its file as FILE.py:NAME."
+                "install it, or name its file as FILE.py:NAME."
             ) from None
     if callable(found) and (isinstance(found, type) or not isinstance(found, Backbone)):
         found = found()

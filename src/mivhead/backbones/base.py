@@ -268,7 +268,7 @@ def check_same(found: Identity, expected: Identity) -> None:
         raise NotAvailableError(
             f"The model was trained on the backbone {expected.name!r} (weights "
             f"{expected.weights[:12]}...), but {found.name!r} (weights {found.weights[:12]}...) "
-            "has other weights, taps or preprocessing: give the right one with "
+            "has other weights, taps or preprocessing: pass the right one with "
             "`mivhead.load(path, backbone=..., weights=...)`, or with --backbone and --weights."
         )
 
@@ -293,8 +293,7 @@ class UnconfirmedBackbone:
     def extract(self, images: Sequence[DecodedImage]) -> NoReturn:
         """Refuse to extract features."""
         raise NotAvailableError(
-            f"The file names {self.identity.name} as its backbone, but a file alone cannot have "
-            f"your {len(images)} images sent to a service, code run or a model downloaded: if you "
-            "trust it, give the backbone yourself, with `mivhead.load(path, backbone=...)` or "
-            "--backbone."
+            f"The file names {self.identity.name} as its backbone, but a file alone must not send "
+            f"your {len(images)} images to a service, run code or download a model: if you trust "
+            "it, name the backbone yourself, with `mivhead.load(path, backbone=...)` or --backbone."
         )

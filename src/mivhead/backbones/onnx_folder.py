@@ -256,8 +256,8 @@ class _Graph:
         if len(model.inputs) != 1 or len(images) != 1 or images[0].kind not in _FLOATS:
             found = ", ".join(f"{each.name} {each.shape}" for each in model.inputs) or "none"
             raise InputError(
-                f"{file} must have one input, a float batch of images; it has {found}. Of a model "
-                "with a text tower, use onnx/vision_model.onnx."
+                f"{file} must have one input, a float batch of images; it has {found}. If the "
+                "model has a text tower, use onnx/vision_model.onnx."
             )
         (image,) = images
         batch, channels, height, width = image.shape

@@ -108,8 +108,8 @@ class OnnxBackbone:
         for name, array in zip(names, arrays, strict=True):
             if not isinstance(array, np.ndarray) or array.shape[:1] != (len(x),):
                 raise InputError(
-                    f"{self.identity.name} gives {getattr(array, 'shape', type(array).__name__)} "
-                    f"as {name!r:.80}; expected one row for each of {len(x)} images."
+                    f"{self.identity.name} returned {getattr(array, 'shape', type(array).__name__)}"
+                    f" as {name!r:.80}; expected one row for each of {len(x)} images."
                 )
         return {name: array[:count] for name, array in zip(names, arrays, strict=True)}
 

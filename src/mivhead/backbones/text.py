@@ -112,6 +112,6 @@ def _check(names: Sequence[str], templates: Sequence[str]) -> None:
 def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     lengths = np.linalg.norm(np.asarray(vectors, np.float64), axis=-1, keepdims=True)
     if not np.isfinite(lengths).all() or not (lengths > 0).all():
-        raise InputError("The text tower returns vectors without a direction: are its weights OK?")
+        raise InputError("The text tower returns vectors without a direction: check its weights.")
     unit: NDArray[np.float32] = (vectors / lengths).astype(np.float32)
     return unit

@@ -266,7 +266,7 @@ def _run(
 ) -> JobResult:
     started = time.perf_counter()
     if resume and overwrite:
-        raise InputError("Either resume a job or overwrite it.")
+        raise InputError("A job can be resumed or overwritten, not both.")
     listed = [sources] if isinstance(sources, str | os.PathLike) else sources
     names = tuple(os.fspath(each) for each in listed)
     if not names:
@@ -340,7 +340,7 @@ def _executor(workers: int, ray: str | bool) -> Executor | None:
     from mivhead.executors import make_executor
 
     if workers and ray:
-        raise InputError("On a Ray cluster, the cluster decides about workers: omit --workers.")
+        raise InputError("A Ray cluster chooses its workers itself: omit --workers.")
     if ray:
         return make_executor("ray", 0, None if ray is True else str(ray))
     return make_executor("local", workers)

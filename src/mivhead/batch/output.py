@@ -99,7 +99,7 @@ class Output:
             if not Path(parent or "/").is_dir():
                 raise InputError(f"The output folder {parent} does not exist; create it first.")
             if self.suffix and Path(target).is_dir():
-                raise InputError(f"The output {out} is a folder; give it another name.")
+                raise InputError(f"The output {out} is a folder; choose another name.")
 
     @contextmanager
     def locked(self) -> Iterator[None]:

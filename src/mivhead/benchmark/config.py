@@ -434,7 +434,7 @@ def _read_toml(source: str | Path) -> dict[str, Any]:
             text = path.read_text(encoding="utf-8")
         # The time to parse a key of many parts grows with the square of their number.
         if any(line.count(".") > MAX_DOTS for line in text.splitlines()):
-            raise InputError(f"{path} has a line with more than {MAX_DOTS} dots: divide it.")
+            raise InputError(f"{path} has a line with more than {MAX_DOTS} dots: split it.")
         document: dict[str, Any] = tomllib.loads(text)
     except RecursionError:
         raise InputError(f"{path} is nested too deeply.") from None

@@ -35,22 +35,22 @@ def add_parser(subparsers: Any) -> None:
         nargs="?",
         default="my-classes",
         metavar="FOLDER",
-        help="the project: created if it is missing; an existing folder of class folders will do "
+        help="folder of the project: a new one, or one that has a folder of photos per class "
         "(default: my-classes)",
     )
     parser.add_argument(
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="address to listen on; 0.0.0.0 lets other devices of the network in that have the "
-        "link, such as your phone, and prints it as a QR code",
+        help="address to listen on; 0.0.0.0 admits other devices in the network that have the "
+        "link, such as your phone, and prints the link as a QR code",
     )
     parser.add_argument(
         "--port",
         type=options.not_negative,
         default=None,
         metavar="N",
-        help="port to listen on (default: the one of the last time, or any free one)",
+        help="port to listen on (default: the same as last time, or any free one)",
     )
     parser.add_argument(
         "--no-browser", action="store_true", help="print the link and do not open the browser"

@@ -64,7 +64,7 @@ def add_parser(subparsers: Any) -> None:
         subparsers,
         "backbones",
         "list, download, inspect, export or serve backbones",
-        "Work with frozen backbones, which are given by a name, a file or a URL.",
+        "Work with frozen backbones, which have a name, a file or a URL.",
         "miv backbones list",
     )
     _add_list(actions)
@@ -105,7 +105,7 @@ def run_list(args: argparse.Namespace) -> int:
         if name not in FACTS:
             check_name(name)  # suggests the nearest one
             raise InputError(
-                f"{name} is not in the list: `miv backbones inspect {name}` says more."
+                f"{name} is not in the list: `miv backbones inspect {name}` shows its settings."
             )
     if args.speed and not args.names:
         raise InputError("Name the backbones whose speed is measured: --speed loads each of them.")
@@ -132,7 +132,8 @@ def run_list(args: argparse.Namespace) -> int:
     print(table(header, rows, right="year MB images/s"))
     print(
         "\nMB: weights in float32. images/s: on this computer, if it was measured (--speed).\n"
-        "`miv backbones download NAME` fetches weights; `miv backbones inspect NAME` says more.\n\n"
+        "`miv backbones download NAME` fetches weights; `miv backbones inspect NAME` shows its "
+        "settings.\n\n"
         f"{RECOMMENDATION}"
     )
     return 0
@@ -179,10 +180,15 @@ def _add_download(actions: Any) -> None:
         "download the weights of a backbone",
         "Download the weights of a backbone from the Hugging Face hub. An interrupted download is "
         "resumed, and the checksum of every large file is compared with the hub's. Without "
-        "internet access, the error says which files to copy where.",
+        "internet access, the error explains which files to copy where.",
         DOWNLOAD_EXAMPLES,
     )
-    parser.add_argument("name", metavar="NAME", help=NAME_HELP)
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="a name from `miv backbones list`, timm:MODEL.TAG, open_clip:OWNER/NAME, "
+        "hf:OWNER/NAME or hf-onnx:OWNER/NAME",
+    )
     parser.add_argument(
         "-o",
         "--output",

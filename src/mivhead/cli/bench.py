@@ -94,7 +94,7 @@ def run_list(args: argparse.Namespace) -> int:
     print(table(header, cells, right="columns core hours", limit=WIDE))
     print(
         "\nCore hours: all sets and tasks on one core of an ordinary CPU without a GPU, a rough "
-        "estimate.\n`miv bench run NAME --dry-run` measures your machine, and says what is missing."
+        "estimate.\n`miv bench run NAME --dry-run` measures your machine and lists what is missing."
     )
     return 0
 
@@ -202,7 +202,7 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
         "--views",
         type=_views,
         metavar="V",
-        help="maximum number of augmented views per image; preset: as the backbone's preset gives",
+        help="maximum number of augmented views per image; preset: as set by the backbone's preset",
     )
     group.add_argument(
         "--paper-sizes",
@@ -478,9 +478,9 @@ def _check_code(config: RunConfig, args: argparse.Namespace) -> None:
     for option, names in (("--methods", methods), ("--backbone", backbones)):
         for name in sorted(names):
             raise InputError(
-                f"{args.config} names {name!r:.200}, but a file alone cannot have code run or "
-                f"images sent to a service: if you trust it, give {option} {name:.200}, or "
-                "--allow-code for all that the file names."
+                f"{args.config} names {name!r:.200}, but a file alone must not run code or send "
+                f"images to a service: if you trust it, add {option} {name:.200}, or --allow-code "
+                "for all that the file names."
             )
 
 
@@ -555,7 +555,7 @@ def _add_report(actions: Any) -> None:
     parser = options.new_command(
         actions,
         "report",
-        "tables and charts of a run",
+        "write tables and charts of a run",
         "Write report.html (a single page that works offline), report.md, tables.tex (the paper's "
         "layout), results.csv (one line per task), summary.csv (one per set and method, with the "
         "paper's values), and the charts as PDF and PNG files for a paper. The run may still be in "
@@ -634,7 +634,7 @@ def _add_compare(actions: Any) -> None:
     parser = options.new_command(
         actions,
         "compare",
-        "paired comparison of two runs, or of two methods",
+        "compare two runs, or two methods, task by task",
         "Compare accuracies on the same tasks: the mean difference with its interval, a two-sided "
         "paired t-test, its p-value corrected for the number of rows (Holm), and Wilcoxon's "
         "signed-rank test. Results of different tasks cannot be compared.",

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     elif not args.output:
         print(text, end="")
     elif not args.quiet:
-        print(f"Saved {args.output}. Say in it where the images come from.")
+        print(f"Saved {args.output}. Add where the images come from before you share it.")
     return 0
 
 

@@ -57,9 +57,9 @@ def add_parser(subparsers: Any) -> None:
         subparsers,
         "add",
         "add images to a model: new classes, or more shots",
-        "Add shots to a model: of new classes, or more of its own. The old images are not needed; "
-        "only the new ones pass the backbone. The result is exactly the model that `miv fit` makes "
-        "of all images together. An image that the model has already is noticed and left out.",
+        "Add shots of new classes, or more shots of known ones, to a model. The old images are not "
+        "needed; only the new ones pass the backbone. The result is exactly the model that `miv "
+        "fit` would make from all images together. Images that the model already has are left out.",
         ADD_EXAMPLES,
     )
     add.add_argument(
@@ -85,8 +85,8 @@ def add_parser(subparsers: Any) -> None:
         "names",
         nargs="+",
         metavar="NAME",
-        help="a class, or a shot by its name in `miv info --shots`; its end is enough if only one "
-        "shot has it",
+        help="a class, or a shot as `miv info --shots` names it; the end of the name is enough if "
+        "only one shot has it",
     )
     remove.set_defaults(run=run_remove)
 
@@ -191,7 +191,7 @@ def _unlabelled(args: argparse.Namespace) -> dict[str, Any]:
 def _read_corrections(path: str) -> dict[str, str]:
     """Read a CSV file with a shot and a class per row, with or without a header."""
     if not path.lower().endswith(".csv"):
-        raise InputError(f"Give the class that {path} belongs to, or a CSV file of corrections.")
+        raise InputError(f"Name the class that {path} belongs to, or a CSV file of corrections.")
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
             rows = [row for row in csv.reader(file) if any(row)]

@@ -27,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
         subparsers,
         "data",
         "check image sets; list or prepare those of the benchmark",
-        "Image sets for training and for the benchmark.",
+        "Check, list and prepare image sets for training and for the benchmark.",
         "miv data check shots/",
     )
     for add in (_add_check, _add_list, _add_prepare):
@@ -243,8 +243,8 @@ def _add_prepare(actions: Any) -> None:
         "--size",
         type=options.positive,
         metavar="R",
-        help="resize images to R x R pixels (Lanczos); the paper's MNIST and CIFAR have 84, to "
-        "which `miv bench run --paper-sizes` and the paper's tables resize them by themselves "
+        help="resize images to R x R pixels (Lanczos); not needed for the paper's tables, which "
+        "resize MNIST and CIFAR to 84 themselves, as `miv bench run --paper-sizes` does "
         "(default: keep their sizes, which is more accurate)",
     )
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""`miv explain`: why a model gives images their names."""
+"""`miv explain`: why a model predicts what it does."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def add_parser(subparsers: Any) -> None:
     parser = options.new_command(
         subparsers,
         "explain",
-        "show why a model gives images their names",
-        "Show why a model gives images their names: the runner-up and what separates the two, the "
-        "shots that an image was compared with most, and, as a picture or a page, where the model "
-        "looked.",
+        "explain why a model predicts what it does",
+        "Explain predictions: show the runner-up and what separates it from the predicted class, "
+        "the shots that an image was compared with most, and, in a picture or page, where the "
+        "model looked.",
         EXAMPLES,
     )
     parser.add_argument("model", type=options.model, metavar="MODEL", help="model file")
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     images = open_unlabelled(args.images)
     if suffix in PICTURES and len(images) != 1:
         raise InputError(
-            f"A picture explains one image, and {plural(len(images), 'image')} were given: write "
+            f"A picture explains one image, but {plural(len(images), 'image')} were given: write "
             "a .html page instead."
         )
     decision = options.decision(args, model)

@@ -86,7 +86,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `miv export`."""
     if is_exported(args.model):
-        raise InputError(f"{args.model} is an exported model already: give a model of `miv fit`.")
+        raise InputError(f"{args.model} is already an exported model: name a model of `miv fit`.")
     storage: Storage = "half" if args.half else "int8" if args.int8 else "float32"
     if args.web:
         return _export_web(args, storage)

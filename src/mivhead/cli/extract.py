@@ -37,7 +37,10 @@ def add_parser(subparsers: Any) -> None:
         "labels; with --no-labels any images, folders, zip archives or patterns",
     )
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="features file or table to write; or --job"
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="features file or table to write; for large jobs, use --job instead",
     )
     parser.add_argument(
         "--no-labels", action="store_true", help="extract images without labels, not augmented"

@@ -164,12 +164,12 @@ def _check_arguments(args: argparse.Namespace) -> None:
     if args.shots is None:
         if not args.classes and not args.class_vectors:
             raise InputError(
-                "Give the shots, such as a folder with one folder per class, or names of classes "
-                "with --classes and a text-and-image backbone."
+                "Name the shots, such as a folder with one folder per class, or use --classes and "
+                "a text-and-image backbone to learn from names alone."
             )
         for name in ("boxes", "label", "encoding"):
             if getattr(args, name):
-                raise InputError(f"--{name} says how to read the shots: give these as well.")
+                raise InputError(f"--{name} is about the shots, which are missing: name them, too.")
     if args.html:
         if args.no_check:
             raise InputError("--html shows what cross-validation finds: omit --no-check.")
@@ -303,7 +303,7 @@ def _describe_names(used: bool | None, without_shots: int) -> str:
     if not used:
         return "Not used: the names of the classes, because they did not help.\n"
     more = f"; {plural(without_shots, 'class')} known by name only" if without_shots else ""
-    return f"The names of the classes count, too{more}.\n"
+    return f"The names of the classes are used, too{more}.\n"
 
 
 def _describe_estimate(
@@ -322,7 +322,7 @@ def _describe_estimate(
         f"\nExpected accuracy on new images: {percent(estimate.accuracy)} (95 % interval "
         f"{interval(estimate.interval)}),\nif every class is equally frequent and new images are "
         f"like the shots. From {name} cross-validation:\n{score.right} of {score.images} shots "
-        "were predicted right by a model that had not seen them."
+        "were predicted correctly by a model that had not seen them."
     )
     shots = Counter(estimate.labels)
     counts = every_class or shots
@@ -333,8 +333,8 @@ def _describe_estimate(
         )
     if unseen := sum(not count for count in counts.values()):
         text += (
-            f"\n{plural(unseen, 'class')} without shots could not be tested: the estimate is about "
-            "the others."
+            f"\n{plural(unseen, 'class')} without shots could not be tested: the estimate covers "
+            "only the others."
         )
     if min(shots.values()) < max(shots.values()) or len(shots) <= MAX_CLASSES:
         text += "\n\n" + _class_table(estimate, shots)
@@ -342,7 +342,7 @@ def _describe_estimate(
     if most > UNEVEN * fewest:
         needy = [str(name) for name, count in counts.items() if count == fewest]
         text += (
-            f"\n\nThe classes have {fewest} to {most} shots. What helps most is more shots of "
+            f"\n\nThe classes have {fewest} to {most} shots. It would help most to add shots of "
             f"{', '.join(needy[:MAX_NEEDY])}{' and others' if len(needy) > MAX_NEEDY else ''}."
         )
     return text + _describe_suspects(estimate)
@@ -357,9 +357,9 @@ def _describe_suspects(estimate: CrossValidation) -> str:
     text = f"\n\n{_all_of(len(wrong))} predicted as another class. "
     if not likely:
         text += (
-            "It does not look mislabelled: it is hard.\n"
+            "It does not look mislabelled, only hard.\n"
             if len(wrong) == 1
-            else "None looks mislabelled: they are hard.\n"
+            else "None looks mislabelled; they are only hard.\n"
         )
     else:
         text += (
@@ -392,7 +392,7 @@ def _class_table(estimate: CrossValidation, shots: Mapping[str, int]) -> str:
     ]
     text = table(["class", "shots", "right", "expected"], rows, right="shots expected")
     more = len(names) - len(order)
-    return text + (f"\n... and {plural(more, 'class')} that should do better" if more else "")
+    return text + (f"\n... and {plural(more, 'class')} expected to do better" if more else "")
 
 
 def _all_of(count: int) -> str:

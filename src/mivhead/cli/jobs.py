@@ -54,14 +54,14 @@ def add_job(parser: options.Parser, formats: str) -> None:
     group.add_argument(
         "--allow-remote",
         action="store_true",
-        help="open addresses such as https://... that a list of paths names; without this, only "
-        "those that you give yourself",
+        help="open addresses such as https://... that a list of paths names; by default, only "
+        "those on the command line are opened",
     )
     group.add_argument(
         "--part-rows",
         type=options.positive,
         metavar="N",
-        help="rows that are written at a time, and computed again at most after a kill",
+        help="rows per part; after a kill, at most the parts in progress are computed again",
     )
 
 
@@ -158,7 +158,7 @@ def _report(args: argparse.Namespace, result: JobResult, noun: str) -> int:
     print(f"{written}, in {seconds(result.seconds)}.", file=sys.stderr)
     if result.errors:
         print(
-            f"{plural(result.errors, 'image')} could not be read: the column error says why.",
+            f"{plural(result.errors, 'image')} could not be read: see the column error.",
             file=sys.stderr,
         )
     return 0

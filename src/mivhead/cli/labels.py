@@ -32,8 +32,8 @@ classes, or move the folder elsewhere.
     for name in names:
         if str(name).casefold() in (UNSURE, NONE):
             raise InputError(
-                f"{name!r} cannot be a class: it is what `miv predict` says when it gives no "
-                "name, and what `--sort-into` calls the folder of such images. Sort these images "
+                f"{name!r} cannot be a class: `miv predict` reports it for images without a name, "
+                "and `--sort-into` uses it for their folder. Sort these images "
                 "into classes, or move the folder elsewhere."
             )
 
@@ -93,7 +93,7 @@ def notes_on_duplicates(shots: Shots, copies: Mapping[str, str]) -> list[str]:
     across = [" = ".join(names) for names in same.values() if len(names) > 1]
     notes = _listed(across, "The same image is in several classes, so at least one label is wrong")
     within = [f"{copy} = {shot}" for copy, shot in copies.items()]
-    return notes + _listed(within, "The same image is there more than once, and counts once")
+    return notes + _listed(within, "The same image occurs more than once, and counts once")
 
 
 def _listed(found: Sequence[str], text: str) -> list[str]:

@@ -61,9 +61,10 @@ def add_parser(subparsers: Any) -> None:
         subparsers,
         "mcp",
         "let an assistant use the commands (Model Context Protocol)",
-        f"Offer {', '.join(TOOLS)} as tools of the Model Context Protocol over standard input and "
-        "output, for an assistant on this computer. The tools read and write only in the folders "
-        "that you allow, and use no network. It needs the extra mcp.",
+        f"Offer {', '.join(TOOLS[:-1])} and {TOOLS[-1]} as tools of the Model Context Protocol "
+        "over standard input and output, for an assistant on this computer. The tools read and "
+        "write only in the folders that you allow, and use no network. This command needs the "
+        "extra mcp.",
         EXAMPLES,
     )
     parser.add_argument(

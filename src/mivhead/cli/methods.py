@@ -26,7 +26,7 @@ def add_parser(subparsers: Any) -> None:
         "list methods: the MIV-head, its rivals and its ablations",
         "List the methods that `miv fit --method` takes, with what they need and where they come "
         "from; or show one of them with its hyperparameters. Methods of installed packages are "
-        "listed too; a class of your own is given as module:Class.",
+        "listed too; name a class of your own as module:Class.",
         EXAMPLES,
     )
     parser.add_argument("name", metavar="NAME", nargs="?", help="show only this method")

@@ -195,7 +195,7 @@ def add_boxes(parser: Parser) -> None:
         type=share,
         default=0.1,
         metavar="SHARE",
-        help="how much of a box's longer side is added on each side",
+        help="enlarge a box on each side by this share of its longer side",
     )
     group.add_argument(
         "--box-confidence",
@@ -255,22 +255,22 @@ def add_decision(parser: Parser, *, sets: bool = True) -> None:
         type=share,
         metavar="SHARE",
         help='share of the images of known classes that may be called "none of these"; a larger '
-        "share rejects more of everything else, 0 nothing (default: 10%%)",
+        "share also rejects more images of other things, 0 rejects nothing (default: 10%%)",
     )
     group.add_argument(
         "--max-errors",
         type=share,
         metavar="SHARE",
-        help="share of wrong classes among those that are given; the other images are "
-        '"unsure" (default: 10%%)',
+        help='share of the names given that may be wrong; the other images are "unsure" '
+        "(default: 10%%)",
     )
     if sets:
         group.add_argument(
             "--coverage",
             type=share,
             metavar="SHARE",
-            help="also give each image a set of classes; this share of the sets holds the right "
-            "one",
+            help="also predict a set of classes for each image; this share of the sets holds the "
+            "right one",
         )
     add_prior(group)
 
@@ -351,7 +351,7 @@ def add_extraction(parser: Parser) -> None:
         metavar="NAME",
         help="a name from `miv backbones list`, timm:NAME, open_clip:NAME, hf:FOLDER_OR_ID, "
         "hf-onnx:FOLDER_OR_ID, FILE.onnx or a URL; "
-        f"give it twice to use two backbones together (default: {DEFAULT_BACKBONE})",
+        f"repeat the option to use several backbones together (default: {DEFAULT_BACKBONE})",
     )
     _add_weights(parser)
     add_image_size(parser)
@@ -360,8 +360,8 @@ def add_extraction(parser: Parser) -> None:
         "--threshold",
         type=not_negative,
         metavar="T",
-        help="augment classes with at most T shots; the default recipe augments at most four "
-        "(default: set by the backbone)",
+        help="augment classes with at most T shots; the default recipe augments none with more "
+        "than four (default: set by the backbone)",
     )
     parser.add_argument(
         "--no-augmentation", action="store_true", help="do not augment; same as --threshold 0"
@@ -393,8 +393,7 @@ def add_names(parser: Parser) -> None:
     parser.add_argument(
         "--classes",
         metavar="FILE",
-        help="text file with the names of further classes, one per line, of which there may be no "
-        "images",
+        help="text file with the names of further classes, one per line; they need no images",
     )
     add_class_vectors(parser)
 
@@ -404,8 +403,8 @@ def add_class_vectors(parser: Parser) -> None:
     parser.add_argument(
         "--class-vectors",
         metavar="FILE",
-        help="vectors of the names of the classes, from elsewhere: a features file or database "
-        "table with one labelled vector per class, in the space of the backbone's last block",
+        help="your own vectors of the class names: a features file or database table with one "
+        "labelled vector per class, in the space of the backbone's last block",
     )
 
 

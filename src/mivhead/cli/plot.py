@@ -47,7 +47,7 @@ def _add_tsne(actions: Any) -> None:
     parser = options.new_command(
         actions,
         "tsne",
-        "shots, prototypes and the image on a plane, by t-SNE",
+        "draw shots, prototypes and the image on a plane, by t-SNE",
         "Project the vectors that the head compares onto a plane by t-SNE, in one panel per block: "
         "shots are circles, prototypes squares, the image a star. Another panel shows the vectors "
         "that a nearest-centroid classifier compares.",
@@ -74,7 +74,7 @@ def _add_attention(actions: Any) -> None:
     parser = options.new_command(
         actions,
         "attention",
-        "the patches and the shots that the head attends to",
+        "draw which patches and shots the head attends to",
         "Draw the attention of a MIV-head over the image, block by block, and over the shots of "
         "every class.",
         ATTENTION_EXAMPLES,
@@ -92,7 +92,7 @@ def _add_episode(actions: Any) -> None:
     parser = options.new_command(
         actions,
         "episode",
-        "the paper's t-SNE figure of one episode",
+        "draw the paper's t-SNE figure of one episode",
         "Sample a task of a data set, fit the MIV-head with the paper's recipe and a method that "
         "tunes the backbone, and project the vectors that both compare for one query onto a plane "
         "by t-SNE: one panel per block of the MIV-head, and one for the other method. Shots are "

@@ -65,7 +65,7 @@ def add_parser(subparsers: Any) -> None:
         "predict",
         "classify new images",
         "Classify new images with a model from `miv fit`, and print a table of files, classes and "
-        "probabilities; then how many images got a name, and how many would with another "
+        "probabilities. Then print how many images got a name, and how many would with another "
         "--max-errors.",
         EXAMPLES,
     )
@@ -240,8 +240,8 @@ def _check_form(args: argparse.Namespace) -> None:
     if args.form == "table":
         if suffix not in (".csv", ".json"):
             raise InputError(
-                f"The output {args.output} must be a .csv or .json file; to use another name, say "
-                "which with --csv or --json."
+                f"The output {args.output} must be a .csv or .json file; to use another name, "
+                "choose the format with --csv or --json."
             )
         args.form = suffix[1:]
     check_output(args.output)

@@ -29,8 +29,9 @@ def add_parser(subparsers: Any) -> None:
         "push",
         "publish a model on the Hugging Face hub",
         "Upload a model, and the card that `miv card` writes, to a repository of the Hugging Face "
-        "hub. It is created if it does not exist, private unless you say --public. Log in with "
-        "`hf auth login`, or set the variable HF_TOKEN to an access token. It needs the extra hub.",
+        "hub. The repository is created if it does not exist, and is private unless you add "
+        "--public. Log in with `hf auth login`, or set the variable HF_TOKEN to an access token. "
+        "This command needs the extra hub.",
         EXAMPLES,
     )
     parser.add_argument("model", metavar="MODEL", help="model file, or exported model")
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.public and facts.get("pictures") and not args.with_pictures:
         raise InputError(
             f"{args.model} contains small copies of its images, which everyone could see: fit it "
-            "with --compact, or say --with-pictures."
+            "with --compact, or add --with-pictures."
         )
     text = _card(args, facts)
     need("huggingface_hub", "hub")
@@ -99,7 +100,7 @@ def upload(
         found = api.model_info(repository)
         if not public and not found.private:
             raise InputError(
-                f"{repository} can be read by everyone: say --public if that is meant."
+                f"{repository} can be read by everyone: add --public if that is what you want."
             )
         there = {each.rfilename for each in found.siblings or ()}
         added = [CommitOperationAdd(name, content) for name, content in files.items()]
@@ -112,7 +113,8 @@ def upload(
         raise
     except LocalTokenNotFoundError as error:
         raise NotAvailableError(
-            "The hub does not know you: run `hf auth login`, or set HF_TOKEN to an access token."
+            "You are not logged in to the hub: run `hf auth login`, or set HF_TOKEN to an access "
+            "token."
         ) from error
     except HfHubHTTPError as error:
         status = getattr(error.response, "status_code", None)

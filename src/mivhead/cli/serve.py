@@ -41,7 +41,7 @@ def add_parser(subparsers: Any) -> None:
         type=options.not_negative,
         default=2,
         metavar="SECONDS",
-        help="look for changed model files; 0: never",
+        help="how often to look for changed model files; 0: never",
     )
     parser.add_argument(
         "--share-backbone",

@@ -40,7 +40,7 @@ def add_options(parser: options.Parser) -> None:
     keys.add_argument(
         "--no-key",
         action="store_true",
-        help="listen on other addresses than this computer's own without a key",
+        help="require no key, even on other addresses than this computer's own",
     )
     group.add_argument(
         "--allowed-host",

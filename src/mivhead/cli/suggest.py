@@ -42,14 +42,21 @@ def add_parser(subparsers: Any) -> None:
         help="the model, if there is one, and unlabelled images: folders, zip archives, patterns",
     )
     parser.add_argument(
-        "-n", type=options.positive, default=10, dest="count", metavar="N", help="how many"
+        "-n",
+        type=options.positive,
+        default=10,
+        dest="count",
+        metavar="N",
+        help="number of images to suggest",
     )
     parser.add_argument(
         "--html",
         metavar="PAGE",
         help="write a page that shows the images and takes their names, for `miv add`",
     )
-    parser.add_argument("--seed", type=options.not_negative, default=0, metavar="N", help="seed")
+    parser.add_argument(
+        "--seed", type=options.not_negative, default=0, metavar="N", help="random seed"
+    )
     options.add_model_backbone(parser)
     options.add_device(parser)
     options.add_json(parser)

@@ -111,7 +111,7 @@ class Tradeoff:
     def roc(self) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]:
         """Return the shares of known and of foreign images that are rejected, per threshold."""
         if self.unknown is None or not len(self.foreign):
-            raise InputError("A ROC curve needs images of other things, and a model that can tell.")
+            raise InputError("A ROC curve needs foreign images, and a model that can reject them.")
         cuts = np.concatenate([[np.inf], -np.sort(-np.unique([*self.unknown, *self.foreign]))])
         below = np.nextafter(cuts, -np.inf)  # a score at the cut is rejected
         known = (self.unknown[None] > below[:, None]).mean(axis=1)

@@ -94,7 +94,7 @@ class Case:
             panels.append(centroid_embeddings(self.classifier, self.features))
         else:
             if shots is None:
-                raise InputError("A tuned backbone embeds the shots again: give their folder.")
+                raise InputError("A tuned backbone embeds the shots again: pass their folder.")
             if [str(name) for name in compare.classes_] != self.names:
                 raise InputError("The two models have different classes.")
             panels.append(tuned_embeddings(compare, self._shots(shots), self.images))

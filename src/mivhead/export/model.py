@@ -146,7 +146,7 @@ def export_model(
     difference = _compare(model, content, input)
     if not difference <= TOLERANCES[storage]:
         raise NotAvailableError(
-            f"The exported graph gives other probabilities than the model (by up to "
+            f"The exported graph computes other probabilities than the model (by up to "
             f"{difference:.2g}), so nothing was written: please report this with your versions of "
             "onnx and onnxruntime."
         )

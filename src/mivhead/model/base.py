@@ -293,8 +293,8 @@ class ImageClassifier(ABC):
         own, wanted = (log_prior(each, names, shots) for each in (self.class_prior, class_prior))
         if np.isneginf(own).any():
             raise InputError(
-                "The model was fitted with a class that never occurs, so that it cannot be given "
-                "another prior: fit it again."
+                "The model was fitted with a class that never occurs, so its prior cannot be "
+                "changed: fit it again."
             )
         added = wanted - own
         return replace(found, prior=tuple(np.exp(added).tolist())) if added.any() else found

@@ -208,8 +208,8 @@ class Calibration:
             most = f"at most {math.floor(100 * count / (count + 1))} %" if count else "no coverage"
             raise InputError(
                 f"coverage={coverage:g} needs {math.ceil(round(coverage / (1 - coverage), 9))} "
-                f"shots that can be left out in turn, and this model has {count} (a class with one "
-                f"shot has none, and only the method miv predicts them): {most} can be "
+                f"shots that can be left out in turn, but this model has {count} (a class with one "
+                f"shot has none, and only the method miv leaves shots out): {most} can be "
                 "guaranteed. Choose a lower coverage, or add shots."
             )
         return float(np.sort(self.own)[rank - 1])

@@ -232,8 +232,8 @@ def read_header(metadata: Mapping[str, str], path: str | Path) -> Header:
             )
         if document.get("format") != FORMAT:
             raise InputError(
-                f"its format is {document.get('format')!r}, but this mivhead reads format "
-                f"{FORMAT}: update it with `pip install -U mivhead`."
+                f"its format is {document.get('format')!r}, but this version reads format "
+                f"{FORMAT}: update mivhead."
             )
         return from_json(Header, document, "the description")
     except ValueError as error:  # also of JSON

@@ -532,7 +532,7 @@ def _take_sections(
     if newer := sorted(name for name in document if _SECTION_NAME.fullmatch(name)):
         raise ModelFileError(
             f"{path} was written by a newer version of mivhead: it has the section {newer[0]!r}, "
-            "which this version cannot read; update it with `pip install -U mivhead`."
+            "which this version cannot read: update mivhead."
         )
     return parts
 

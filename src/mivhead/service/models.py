@@ -129,7 +129,7 @@ class ServedModel:
     def explain(self, pictures: Sequence[Image.Image]) -> list[dict[str, Any]]:
         """Explain the predictions for a batch of decoded images."""
         if isinstance(self.model, ExportedClassifier):
-            raise InputError(f"{self.name} is an exported model, which cannot explain itself.")
+            raise InputError(f"{self.name} is an exported model, which gives no explanations.")
         return [each.as_json() for each in self.model.explain(list(pictures))]
 
     def classify_features(self, features: Any) -> list[Prediction]:

@@ -39,7 +39,7 @@ class ArrayStore(FileStore):
     def __init__(self, path: str | Path, columns: Columns) -> None:
         super().__init__(path, Columns())
         if columns.where is not None:
-            raise InputError(f"{path} is a file of NumPy, which has no filter: omit where.")
+            raise InputError(f"{path} is a NumPy file, which has no filter: omit where.")
         self.columns = columns
 
     def read(self) -> FeatureTable:

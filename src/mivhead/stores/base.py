@@ -43,7 +43,7 @@ def check_ratio(path: Path, unpacked: int) -> None:
     if unpacked > max(SMALL, MAX_RATIO * path.stat().st_size):
         raise InputError(
             f"{path} would unpack to {unpacked // 2**20:,} MiB, more than {MAX_RATIO} times its "
-            "size: somebody may want to fill your memory."
+            "size: it may have been made to fill your memory."
         )
 
 
@@ -250,9 +250,7 @@ class TableInfo:
             document = None
         number = document.get("format") if isinstance(document, dict) else None
         if isinstance(number, int) and number > FORMAT:
-            raise InputError(
-                f"{table} was written by a newer mivhead: run `pip install -U mivhead`."
-            )
+            raise InputError(f"{table} was written by a newer version: update mivhead.")
         return from_json(cls, document, f"the info of {table}")
 
     def to_string(self) -> str:

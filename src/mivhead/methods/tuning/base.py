@@ -266,7 +266,7 @@ class TuningClassifier(Estimator):
         network: Network | None = self.__dict__.pop("_untuned", None)
         if network is None:
             raise InputError(
-                f"{type(self).__name__} tunes the backbone, so that features are not enough: "
+                f"{type(self).__name__} tunes the backbone, so features are not enough: "
                 "use FewShotClassifier(method=...), or attach(network) before every fit."
             )
         if not self.use_views:
