@@ -127,7 +127,7 @@ def make_card(
         "## How good it is",
         accuracy or "Not measured: run `miv evaluate` with labelled images of your own.",
         "It can be confidently wrong about images that are unlike those that it learned from. "
-        "Check it on images of the place where it will be used, and do not let it decide about "
+        "Check it on images from where it will be used, and do not let it make decisions about "
         "people.",
         "## How to use it",
         _usage(address or re.sub(r"[^\w.-]", "_", name)),
@@ -196,13 +196,16 @@ def _backbone(backbone: dict[str, Any] | None) -> str:
 def _privacy(facts: dict[str, Any]) -> str:
     items = [f"{size(facts['bytes'])} in all"]
     if facts["kind"] == "exported":
-        items.append("the classifier's weights and the names of the classes")
+        items.append(
+            "the classifier's weights, some of which are vectors of the images that it learned "
+            "from, and the names of the classes"
+        )
     elif facts["classes"] and not any(count != 0 for count in facts["classes"].values()):
         items.append("vectors of the names of the classes")
     else:
         items.append(
-            "features of the images that it learned from, from which something of their "
-            "content can be reconstructed"
+            "features of the images that it learned from, from which some of their content can be "
+            "reconstructed"
         )
         if facts.get("shots"):
             items.append("the file names of these images")
@@ -210,7 +213,7 @@ def _privacy(facts: dict[str, Any]) -> str:
             items.append("**small copies of these images**; `miv fit --compact` leaves them out")
     listed = "\n".join(f"- {item}" for item in items)
     return (
-        f"{listed}\n\nShare it only with people to whom you would give the images. The file is "
+        f"{listed}\n\nShare it only with people you would give the images to. The file is "
         "data: loading it with mivhead runs no code from it."
     )
 

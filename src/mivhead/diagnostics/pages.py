@@ -139,9 +139,9 @@ def write_suspects(result: CrossValidation, shots: Shots, path: str | Path, *, t
     }
     text = (
         "Each of these shots was predicted as another class by a model that had not seen it. Those "
-        "marked <i>mislabelled?</i> come first; the others are most likely just hard. Dashed "
-        "frames: shots of the class it looks like. Enter "
-        "the right classes where they are wrong, download the corrections, and apply them with "
+        "marked <i>mislabelled?</i> come first; the others are most likely just hard. Shots in "
+        "dashed frames belong to the class that it looks like. If a class is wrong, enter the "
+        "right one. Then download the corrections, and apply them with "
         "<code>miv relabel MODEL corrections.csv</code>."
     )
     _write(path, title, text, document)
@@ -185,7 +185,7 @@ def write_suggestions(
         "items": items,
     }
     text = (
-        "Labels of these images help most. Enter their names, old or new ones, download them, and "
+        "Labels for these images help most. Enter their names, known or new, download them, and "
         "teach the model with <code>miv add MODEL corrections.csv</code>."
     )
     _write(path, title, text, document)

@@ -97,7 +97,7 @@ _ERRORS = {
     415: "The type of the body is not supported.",
     421: "The server is not known by this host name.",
     500: "The server failed.",
-    503: "The server is busy; `Retry-After` says when to try again.",
+    503: "The server is busy; `Retry-After` states when to try again.",
 }
 
 _PARAMETERS = {
