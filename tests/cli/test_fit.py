@@ -27,7 +27,8 @@ def test_fit_reports_what_it_learned_and_cross_validates(miv, shots, new, tmp_pa
     assert re.search(r"^class +shots\nchecks +3\nrings +3\nstripes +3$", answer.out, re.M)
     assert f"Saved {output} (" in answer.out
     assert re.search(r"\nExpected accuracy on new images: >?\d+ % \(95 % interval ", answer.out)
-    assert re.search(r"2-fold cross-validation:\n\d of 9 shots were predicted", answer.out)
+    right = r"2-fold cross-validation:\n\d of 9 shots were predicted correctly by a model that had"
+    assert re.search(right, answer.out)
     assert re.search(r"^rings +3 +\d of 3 +>?\d+ %$", answer.out, re.M)
     loaded = mivhead.load(output)
     assert loaded.predict(sorted(new.glob("rings/*"))).tolist() == ["rings", "rings"]
