@@ -236,5 +236,5 @@ def test_views_of_a_table_belong_to_its_images(view_of, message, tmp_path) -> No
 
 def test_views_of_a_table_have_its_blocks() -> None:
     features = two_blocks()
-    with pytest.raises(InputError, match="views .* do not fit the images"):
+    with pytest.raises(InputError, match=r"views .* do not fit the images"):
         FeatureTable(features, tuple("abcde"), None, Features(np.ones((1, 3))), np.array([0]))

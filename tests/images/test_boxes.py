@@ -166,6 +166,13 @@ def test_decisions_go_back_into_the_same_format(make: Any, photos: Path, tmp_pat
     assert read_boxes(found.path).boxes  # the original is unchanged
 
 
+def test_other_boxes_of_yolo_keep_their_class_if_classes_have_no_names(tmp_path: Path) -> None:
+    labels = yolo(tmp_path)
+    (labels / "classes.txt").unlink()
+    read_boxes(labels).write(tmp_path / "out", {"a#0": ("robin", "robin", 0.9)})
+    assert [box.label for box in read_boxes(tmp_path / "out").boxes] == ["robin", "1", "0"]
+
+
 @pytest.mark.parametrize("make", [megadetector, coco, voc])
 def test_a_photo_that_is_listed_twice_has_distinct_boxes(make: Any, tmp_path: Path) -> None:
     path = make(tmp_path)

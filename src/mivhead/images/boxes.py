@@ -14,6 +14,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -499,8 +500,8 @@ def _number(text: str, where: str) -> float | None:
 
 def _write_yolo(path: Path, document: Any, decided: list[Any]) -> None:
     lines, names = document
-    numbers = {name.strip(): i for i, name in enumerate(names)}
-    names = [name.strip() for name in names]
+    names = [name.strip() for name in names] or _number_names(lines, decided)
+    numbers = {name: i for i, name in enumerate(names)}
     for box, decision, _, probability in decided:
         if decision not in numbers:
             numbers[decision] = len(names)
@@ -513,6 +514,19 @@ def _write_yolo(path: Path, document: Any, decided: list[Any]) -> None:
             part.write_text("\n".join(kept) + "\n" if kept else "", encoding="utf-8")
     with replacing(path / "classes.txt", make_folders=True) as part:
         part.write_text("\n".join(names) + "\n", encoding="utf-8")
+
+
+def _number_names(lines: Mapping[str, list[str]], decided: list[Any]) -> list[str]:
+    """Without names, keep the numbers of boxes that are not decided: each is its own name."""
+    done = {box.place for box, *_ in decided}
+    kept = {
+        line.split()[0]
+        for file, found in lines.items()
+        for number, line in enumerate(found)
+        if (file, number) not in done
+    }
+    taken = [int(each) for each in kept if re.fullmatch("[0-9]{1,4}", each)]
+    return [str(number) for number in range(max(taken, default=-1) + 1)]
 
 
 def _read_voc(path: Path, files: Sequence[Path]) -> BoxFile:
