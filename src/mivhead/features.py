@@ -693,7 +693,7 @@ def _bytes(data: Array, lengths: Any) -> tuple[bytes, ...]:
 
 def _check_rows(rows: Array, views: int, images: int) -> None:
     """Raise an error if rows do not name the image of each view."""
-    if rows.shape != (views,) or rows.dtype.kind not in "iu":
+    if rows.shape != (views,) or (views and rows.dtype.kind not in "iu"):
         raise InputError(f"view_of must be a list of integers, one for each of {views} views.")
     if len(rows) and not (rows.min() >= 0 and rows.max() < images):
         raise InputError(f"view_of must hold rows 0 to {images - 1}.")
