@@ -68,6 +68,26 @@ def test_predicts_what_the_model_predicts(
         assert client.model("colours")["name"] == "colours"
 
 
+def test_few_images_are_in_memory_at_a_time(
+    url: str,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "IMAGES", 1)
+    taken: list[int] = []
+    when_answered: list[int] = []
+    real = Client._prediction
+
+    def note(self: Client, document: Any) -> Any:
+        when_answered.append(len(taken))
+        return real(self, document)
+
+    monkeypatch.setattr(Client, "_prediction", note)
+    with Client(url, concurrency=2) as client:
+        found = client.predict(taken.append(i) or photo("red", i) for i in range(20))
+    assert len(found) == len(when_answered) == 20
+    assert all(ahead - done <= 4 for done, ahead in enumerate(when_answered))
+
+
 def test_bad_images(url: str, tmp_path: Path) -> None:  # noqa: F811
     with Client(url) as client:
         with pytest.raises(ImageError, match="image 1 is not a JPEG"):

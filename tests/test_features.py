@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mivhead import Features
+from mivhead import Features, FeatureTable
 from mivhead.errors import InputError, ModelFileError
-from mivhead.features import AT_ONCE, mean_patches, to_single
+from mivhead.features import AT_ONCE, mean_patches, to_single, write_features_file
 
 
 def two_blocks(n: int = 5, dtype: type = np.float32) -> Features:
@@ -211,3 +211,30 @@ def test_mean_patches_of_more_images_than_are_converted_at_once(dtype) -> None:
     expected = [[sum(map(float, channel.ravel())) / 15 for channel in image] for image in maps]
     np.testing.assert_allclose(mean_patches(maps), expected, atol=1e-6)
     assert mean_patches(maps[:0]).shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("view_of", "message"),
+    [
+        ([0], "one for each of 2 views"),
+        ([[0, 1]], "one for each of 2 views"),
+        ([0.5, 1.0], "list of integers"),
+        ([0, 5], "rows 0 to 4"),
+        ([0, -1], "rows 0 to 4"),
+    ],
+)
+def test_views_of_a_table_belong_to_its_images(view_of, message, tmp_path) -> None:
+    features, ids = two_blocks(), tuple("abcde")
+    with pytest.raises(InputError, match=message):
+        FeatureTable(features, ids, None, features[:2], np.array(view_of))
+    tensors = {f"views.{name}": tensor for name, tensor in features[:2].tensors.items()}
+    tensors |= features.tensors | {"view_of": np.array(view_of)}
+    write_features_file(tmp_path / "forged.safetensors", tensors, {"ids": ids})
+    with pytest.raises(ModelFileError, match=message):
+        FeatureTable.load(tmp_path / "forged.safetensors")
+
+
+def test_views_of_a_table_have_its_blocks() -> None:
+    features = two_blocks()
+    with pytest.raises(InputError, match=r"views .* do not fit the images"):
+        FeatureTable(features, tuple("abcde"), None, Features(np.ones((1, 3))), np.array([0]))

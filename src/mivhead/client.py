@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from PIL import Image
 
@@ -20,9 +21,12 @@ from mivhead.images.decoding import ImageLike, load_image, read_capped, read_fil
 from mivhead.images.imageset import Skipped
 from mivhead.model.prediction import Prediction
 
-KEY = "MIV_KEY"  # environment variable
 __all__ = ["Client"]
 
+T = TypeVar("T")
+R = TypeVar("R")
+
+KEY = "MIV_KEY"  # environment variable
 IMAGES = 16  # per request
 REQUEST_BYTES = 16 * 2**20  # of images; a larger image is sent alone
 ANSWER_BYTES = 64 * 2**20
@@ -167,7 +171,7 @@ class Client:
 
         parts = _requests(_files(images), min(IMAGES, self._max_images))
         with ThreadPoolExecutor(self._concurrency) as pool:
-            for part in pool.map(ask, parts):
+            for part in _in_turn(pool, ask, parts, self._concurrency):
                 for each in part:
                     if "error" not in each:
                         results.append(self._prediction(each))
@@ -226,6 +230,23 @@ class Client:
 
     def _stranger(self) -> InputError:
         return InputError(f"{self.url} is not a mivhead service.")
+
+
+def _in_turn(
+    pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], ahead: int
+) -> Iterator[R]:
+    """Yield the results of calls in threads; unlike `pool.map`, take only a few items ahead."""
+    waiting: deque[Future[R]] = deque()
+    try:
+        for each in items:
+            waiting.append(pool.submit(function, each))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 def _message(document: Any) -> str:

@@ -585,8 +585,13 @@ class FeatureTable:
             column = getattr(self, name)
             if column is not None and len(column) != len(self.features):
                 raise InputError(f"{len(self.features)} images, but {len(column)} {name}.")
-        if (self.views is None) != (self.view_of is None):
-            raise InputError("views and view_of must be given together.")
+        if self.views is None or self.view_of is None:
+            if self.views is not None or self.view_of is not None:
+                raise InputError("views and view_of must be given together.")
+            return
+        _check_rows(np.asarray(self.view_of), len(self.views), len(self.features))
+        if self.views.layout != self.features.layout:
+            raise InputError(f"The views {self.views} do not fit the images {self.features}.")
 
     def __len__(self) -> int:
         return len(self.features)
@@ -646,7 +651,7 @@ class FeatureTable:
                 _strings(meta.get("ids", default_ids), "ids"),
                 None if meta.get("labels") is None else _strings(meta["labels"], "labels"),
                 Features.from_tensors(views) if views else None,
-                None if view_of is None else _rows(view_of, len(features)),
+                view_of,
                 meta.get("backbone"),
                 None if meta.get("hashes") is None else _strings(meta["hashes"], "hashes"),
                 None if pictures is None else _bytes(pictures, meta.get("pictures")),
@@ -686,9 +691,9 @@ def _bytes(data: Array, lengths: Any) -> tuple[bytes, ...]:
     return tuple(split_bytes(data, lengths))
 
 
-def _rows(rows: Array, images: int) -> NDArray[np.int64]:
-    if rows.dtype != np.int64 or rows.ndim != 1:
-        raise InputError("view_of must be a list of integers.")
+def _check_rows(rows: Array, views: int, images: int) -> None:
+    """Raise an error if rows do not name the image of each view."""
+    if rows.shape != (views,) or (views and rows.dtype.kind not in "iu"):
+        raise InputError(f"view_of must be a list of integers, one for each of {views} views.")
     if len(rows) and not (rows.min() >= 0 and rows.max() < images):
         raise InputError(f"view_of must hold rows 0 to {images - 1}.")
-    return rows

@@ -187,6 +187,18 @@ def test_a_file_is_not_a_project(tmp_path: Path) -> None:
         Project(tmp_path / "x")
 
 
+def test_a_folder_that_is_out_of_reach_for_a_while(project: Project) -> None:
+    project.add_class("robin")
+    hidden = project.folder.with_name("unplugged")
+    project.folder.rename(hidden)
+    assert not project.rescan()
+    assert list(project.snapshot().classes) == ["robin"]
+    (hidden / "wren").mkdir()
+    hidden.rename(project.folder)
+    assert project.rescan()
+    assert list(project.snapshot().classes) == ["robin", "wren"]
+
+
 def test_changes_in_a_file_manager_are_seen(project: Project) -> None:
     project.add_class("robin")
     assert not project.rescan()

@@ -186,6 +186,13 @@ def test_lists_of_paths(folder, expected, header):
     check_rows(read("out.parquet"), expected, "new/")
 
 
+def test_a_list_of_paths_as_windows_writes_them(folder, expected):
+    names = [f"new/{name}".replace("/", "\\") for name in sorted(expected)]
+    Path("list.txt").write_text("\n".join(names))
+    batch.predict("model.onnx", "list.txt", "out.parquet")
+    check_rows(read("out.parquet"), expected, "new/", bad=set())
+
+
 def test_a_list_in_another_folder_may_have_absolute_paths_and_own_columns(folder, here, expected):
     Path("lists").mkdir()
     names = [str(here / "new" / name) for name in expected]

@@ -133,6 +133,27 @@ def test_errors_of_addresses(here, memory, monkeypatch):
         places.read_image("memory://bucket/b.png", "b.png")
 
 
+def test_a_folder_that_cannot_be_listed_is_not_left_out(memory, monkeypatch):
+    monkeypatch.setattr(places, "WAITS", (0.0,))
+    for name in ("new/b/2.png", "new/a/10.png", "new/a/9.png", "new/.hidden/1.png", "new/1.png"):
+        memory.pipe_file(f"memory://bucket/{name}", b"")
+    expected = ["1.png", "a", "b", "a/9.png", "a/10.png", "b/2.png"]
+    real, failures = type(memory).ls, [1]
+
+    def ls(self, path, **how):
+        if path.endswith("/a") and failures[0]:
+            failures[0] -= 1
+            raise ConnectionResetError("connection reset")
+        return real(self, path, **how)
+
+    monkeypatch.setattr(type(memory), "ls", ls)
+    assert [name for name, _ in places.walk("memory://bucket/new")] == expected
+    assert not failures[0]
+    failures[0] = 2
+    with pytest.raises(NotAvailableError, match="new/a cannot be reached: connection reset"):
+        list(places.walk("memory://bucket/new"))
+
+
 @pytest.mark.filterwarnings("ignore")  # of botocore and werkzeug
 def test_s3(here, expected, monkeypatch):
     server = pytest.importorskip("moto.server", reason="moto[server] is not installed")

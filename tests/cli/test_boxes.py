@@ -2,6 +2,9 @@
 
 import csv
 import json
+import os
+import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -90,3 +93,19 @@ def test_a_job_over_boxes(miv, fails, photos, tmp_path):
     result = batch.predict(model, photos, tmp_path / "again.csv", boxes=boxes, verbose=False)
     assert result.rows == 12
     assert "give one folder" in fails(*what[:2], "a", "b", *what[3:5], "--job", out + ".csv")
+
+
+@needs("pyarrow")
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode elsewhere")
+def test_a_job_over_boxes_of_a_photo_whose_name_is_not_unicode(miv, photos, tmp_path):
+    model, boxes = str(tmp_path / "m.miv"), str(tmp_path / "boxes.json")
+    assert miv("fit", str(photos), "-o", model, "--boxes", boxes, "--no-check").code == 0
+    name = os.fsdecode(b"caf\xe9")
+    shutil.copy(sorted(photos.rglob("*.png"))[0], photos / f"{name}.png")
+    (tmp_path / "yolo").mkdir()
+    (tmp_path / "yolo" / f"{name}.txt").write_text("0 0.5 0.5 0.5 0.5\n")
+    what = ("--boxes", str(tmp_path / "yolo"), "--job", str(tmp_path / "out.csv"))
+    assert miv("predict", model, str(photos), *what).code == 0
+    (row,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+    assert "caf" in row["file"]
+    assert not row["error"]

@@ -331,3 +331,38 @@ def test_one_group_at_most_is_called() -> None:
     assert mislabelled_group(p, labels).tolist() == [0, 1]
     p[1] = (0.06, 0.9, 0.04)  # not sure enough of one shot
     assert mislabelled_group(p, labels).tolist() == [4, 5]
+
+
+def divide_plainly(x: np.ndarray) -> set[int]:
+    """Divide vectors in two by k-means, from every vector and the one least like it."""
+    divisions = []
+    for start in x:
+        centres = [start, min(x, key=lambda other: float(start @ other))]
+        for _ in range(11):
+            first = {
+                i
+                for i, v in enumerate(x)
+                if sum((v - centres[0]) ** 2) < sum((v - centres[1]) ** 2)
+            }
+            parts = [sorted(first), sorted(set(range(len(x))) - first)]
+            if not all(parts):
+                break
+            centres = [x[part].mean(axis=0) for part in parts]
+        else:
+            apart = sum(((x[p] - c) ** 2).sum() for p, c in zip(parts, centres, strict=True))
+            divisions.append((apart, first))
+    return min(divisions, key=lambda each: each[0])[1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_are_the_smaller_part_of_the_tightest_division(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = np.abs(rng.normal(size=(20, 6)))
+    x[: 3 + seed] += [0, 0, 0, 2, 2, 2]
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    x, labels = x[rng.permutation(20)], np.repeat([0, 1], [9, 11])
+    for number, rows in ((0, np.arange(9)), (1, np.arange(9, 20))):
+        first = divide_plainly(x[rows])
+        smaller = min(first, set(range(len(rows))) - first, key=len)
+        expected = {int(rows[i]) for i in smaller} if len(smaller) > 1 else set()
+        assert set(find_groups(x, labels).get(number, [])) == expected

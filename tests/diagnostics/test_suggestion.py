@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mivhead import Features, FewShotClassifier
+from mivhead.diagnostics import suggestion
 from mivhead.diagnostics.suggestion import (
     CLOSE,
     DUPLICATE,
@@ -61,6 +62,20 @@ def test_near_duplicates_are_suggested_once() -> None:
     assert len(rows) == 6
     chosen = vectors[rows]
     assert np.triu(chosen @ chosen.T, 1).max() < DUPLICATE
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 256])
+def test_an_image_is_left_out_if_one_before_it_is_nearly_the_same(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suggestion, "AT_ONCE", at_once)
+    vectors = clusters([9, 8, 7], spread=0.035)
+    expected: list[int] = []
+    for row, vector in enumerate(vectors):
+        if all(float(vector @ vectors[other]) < DUPLICATE for other in expected):
+            expected.append(row)
+    assert 3 < len(expected) < 20
+    assert sorted(row for row, _ in choose(vectors, 24)) == expected
 
 
 def test_images_like_no_class_are_possible_new_classes(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -163,6 +164,28 @@ def test_decisions_go_back_into_the_same_format(make: Any, photos: Path, tmp_pat
     else:
         assert [box.label for box in again.boxes] == ["owl", "none of these", "fox"]
     assert read_boxes(found.path).boxes  # the original is unchanged
+
+
+def test_other_boxes_of_yolo_keep_their_class_if_classes_have_no_names(tmp_path: Path) -> None:
+    labels = yolo(tmp_path)
+    (labels / "classes.txt").unlink()
+    read_boxes(labels).write(tmp_path / "out", {"a#0": ("robin", "robin", 0.9)})
+    assert [box.label for box in read_boxes(tmp_path / "out").boxes] == ["robin", "1", "0"]
+
+
+@pytest.mark.parametrize("make", [megadetector, coco, voc])
+def test_a_photo_that_is_listed_twice_has_distinct_boxes(make: Any, tmp_path: Path) -> None:
+    path = make(tmp_path)
+    if make is voc:
+        shutil.copy(path / "a.xml", path / "b.xml")
+    else:
+        document = json.loads(path.read_text())
+        key = "file" if make is megadetector else "file_name"
+        document["images"][1][key] = document["images"][0][key]
+        path.write_text(json.dumps(document))
+    ids = [box.id for box in read_boxes(path).boxes]
+    assert ids[:3] == ["a.png#0", "a.png#1", "a.png#2"]
+    assert len(set(ids)) == len(ids)
 
 
 def test_boxes_that_a_detector_is_not_sure_of_are_left_out(photos: Path, tmp_path: Path) -> None:

@@ -45,6 +45,23 @@ def test_each_image_and_view_passes_the_backbone_once(shots: Path, queries: Path
     assert backbone.seen == 12 + 36 + 15
 
 
+def test_a_table_is_fitted_with_the_backbone_that_is_set_now(shots: Path) -> None:
+    other = TinyBackbone("other", weights="1" * 64)
+    table = FewShotClassifier(other).extract(open_labelled(shots))
+    classifier = FewShotClassifier(TinyBackbone(), method="ncc").fit_folder(shots)
+    classifier.set_params(backbone=other).fit_table(table)
+    assert classifier.identity_ == other.identity
+
+
+def test_images_pass_the_backbone_that_is_set_now(shots: Path) -> None:
+    first, second = TinyBackbone(), TinyBackbone()
+    classifier = FewShotClassifier(first)
+    classifier.extract(open_labelled(shots))
+    seen = first.seen
+    classifier.set_params(backbone=second).extract(open_labelled(shots))
+    assert (first.seen, second.seen) == (seen, seen)
+
+
 def test_threshold_and_rule(shots: Path) -> None:
     def views(**params: object) -> int:
         table = FewShotClassifier(TinyBackbone(threshold=9), **params).extract(open_labelled(shots))

@@ -255,6 +255,15 @@ def test_vectors_of_a_table_suit_classes_that_are_numbers() -> None:
     assert model.classes_.tolist() == [0, 1, 2, 3, 4, 7]
 
 
+def test_shots_of_one_numbered_class_cannot_be_tested() -> None:
+    vectors = dict(zip((9, 10), VECTORS.values(), strict=False))  # as strings, 10 comes first
+    few = FewShotClassifier(None, verbose=False)
+    few.fit_table(draw([2, 0, 0, 0, 0]), [9, 9], class_vectors=vectors)
+    assert np.isnan(few.check().accuracy)
+    assert few.estimate_ is not None
+    assert few.estimate_.per_class == (None, None)
+
+
 def test_a_class_stays_without_its_shots(tmp_path: Path) -> None:
     model, expected = fitted(), fitted()
     unseen = NAMES[SHOTS.index(0)]

@@ -64,6 +64,26 @@ def test_a_changed_file_is_loaded_and_a_bad_one_is_not(file: Path) -> None:
     assert results == [("colours", "failed")] * 4 + [("colours", "ok")]
 
 
+def test_a_file_that_comes_back_is_no_problem(file: Path) -> None:
+    models = Models([file], load=ModelLoader(backbone=toy()))
+    hidden = file.with_name("hidden")
+    file.rename(hidden)
+    models.reload_changed()
+    assert "No such file" in models.describe("colours")["problem"]
+    hidden.rename(file)
+    assert models.reload_changed() == []
+    assert models.describe("colours")["problem"] is None
+
+
+def test_a_model_that_the_service_changed_is_not_read_again(file: Path) -> None:
+    models = Models([file], load=ModelLoader(backbone=toy()))
+    train(("red", "blue"), seed=5).save(file)
+    assert models.reload_changed() == ["colours"]
+    models.change("colours", lambda model: model.rename("red", "crimson"))
+    assert models.reload_changed() == []
+    assert models.get().facts["classes"] == ["blue", "crimson"]
+
+
 def test_a_model_of_another_backbone_does_not_replace_a_good_one(file: Path) -> None:
     models = Models([file], load=ModelLoader(backbone=toy()))
     before = models.get()

@@ -13,6 +13,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -249,8 +250,8 @@ class Learner:
         self._save(model)  # again, with the estimate
         id_of = {photo.path: photo.id for photo, _ in shots}
         self._tell(estimate=describe(result, id_of))
-        labels = [label for _, label in shots]
-        if min(map(labels.count, labels)) >= ENOUGH and not self._outdated(self._fitted or ()):
+        counts = Counter(label for _, label in shots)
+        if min(counts.values()) >= ENOUGH and not self._outdated(self._fitted or ()):
             trend = extrapolate(_twin(model).check(folds=2), result)
             self._tell(estimate={**(self.known.estimate or {}), "trend": trend})
 

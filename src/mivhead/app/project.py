@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -122,7 +122,7 @@ class Project:
         self._mutex = threading.RLock()
         self._journal = Journal(self.folder)
         self.settings = _read_settings(self.folder / SETTINGS)
-        self._found: dict[str, tuple[Photo, ...]] = {}  # by top-level folder, and NEW
+        self._found: dict[str, tuple[Photo, ...]] = {NEW: ()}  # by top-level folder, and NEW
         self._version = 1
         self._bad: dict[str, str] = {}
         self.links: tuple[str, ...] = ()  # folders that would be classes, but are links
@@ -182,10 +182,12 @@ class Project:
     def rescan(self) -> bool:
         """Look for changes that were made in a file manager; return whether there are any."""
         with self._mutex:
-            before = self._found
-            self._found = {}
-            with os.scandir(self.folder) as entries:
-                folders = [e for e in entries if e.is_dir() and _may_be_class(e.name)]
+            try:
+                with os.scandir(self.folder) as entries:
+                    folders = [e for e in entries if e.is_dir() and _may_be_class(e.name)]
+            except OSError:  # out of reach, such as a drive that is unplugged
+                return False
+            before, self._found = self._found, {}
             self.links = tuple(e.name for e in folders if e.is_symlink())
             self._look_into([*(e.name for e in folders if not e.is_symlink()), NEW])
             if self._found == before:
@@ -230,10 +232,7 @@ class Project:
                 self._change("rename class", new, [(old, new)])
 
     def _merge(self, old: str, into: str) -> None:
-        moves: list[Move] = []
-        for photo in self._found[old]:
-            target = self._free_path(into, photo.name, [to for _, to in moves])
-            moves.append((photo.path, target))
+        moves = self._moves_into(into, self._found[old])
         moves.append((old, self._journal.keep()))  # what is left of the folder
         self._change("merge class", into, moves)
 
@@ -287,12 +286,8 @@ class Project:
             if label is not None:
                 self._check_class(label)
             folder = NEW if label is None else label
-            moves: list[Move] = []
-            for photo_id in ids:
-                old, photo = self.find(photo_id)
-                if old != (label or ""):
-                    target = self._free_path(folder, photo.name, [to for _, to in moves])
-                    moves.append((photo.path, target))
+            found = [self.find(photo_id) for photo_id in ids]
+            moves = self._moves_into(folder, [each for old, each in found if old != (label or "")])
             if moves:
                 self._change("move", label or "", moves, batch)
 
@@ -383,7 +378,14 @@ class Project:
         except OSError:
             return False
 
-    def _free_path(self, folder: str, name: str, taken: Sequence[str] = ()) -> str:
+    def _moves_into(self, folder: str, photos: Iterable[Photo]) -> list[Move]:
+        """Return the moves of photos into a folder, under names that are free."""
+        moves: dict[str, str] = {}  # by the new path
+        for photo in photos:
+            moves[self._free_path(folder, photo.name, moves)] = photo.path
+        return [(old, new) for new, old in moves.items()]
+
+    def _free_path(self, folder: str, name: str, taken: Container[str] = ()) -> str:
         return next(
             path
             for each in numbered(name)

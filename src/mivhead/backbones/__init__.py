@@ -9,6 +9,15 @@ tables. From your own code, pass any object that follows the `Backbone` protocol
 `file.py:name` or `module:name`.
 
 PyTorch, timm and transformers are imported only for the backbones that run in them.
+
+- Kinds: `efficientnet_lite` (for GPUs and tuning `efficientnet_lite_network`), `timm_models`,
+  `open_clip_models`, `transformers`, `onnx_model`, `onnx_folder`, `http`; made of a function
+  (`callables`), of a PyTorch module (`module`), or of several backbones (`joint`).
+- What they share: `base` (the protocol, and the identity of a backbone), `preset` and `presets`,
+  `preprocessing`, `taps`, and for services `wire` and `transport`.
+- Where weights come from: `checkpoints`, `legacy_pth`, `hub`, `hub_folders`.
+- What else is known: `text` (vectors of class names), `background` (pictures of nothing in
+  particular), `classes` (how well a backbone recognises an image), `speed`.
 """
 
 from __future__ import annotations

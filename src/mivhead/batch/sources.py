@@ -297,7 +297,8 @@ def hash_boxes(path: str) -> str:
     root = Path(path)
     for file in sorted(root.rglob("*")) if root.is_dir() else [root]:
         if file.is_file():
-            digest.update(f"{file.relative_to(root)} {file.stat().st_size}\n".encode())
+            name = os.fsencode(file.relative_to(root))  # which need not be UTF-8
+            digest.update(name + f" {file.stat().st_size}\n".encode())
             digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
@@ -359,14 +360,14 @@ def _read_list(file: IO[bytes], name: str, column: str | None) -> Iterator[str]:
                     "names in its first column; name another column with --column."
                 )
             place = 0
-            yield cells[0].strip()
+            yield _given_path(cells[0])
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
         for row in reader:
             if not any(cell.strip() for cell in row):
                 continue
             if len(row) <= place or not row[place].strip():
                 raise InputError(f"{name}, line {reader.line_num + 1}: there is no path.")
-            yield row[place].strip().replace("\\", "/")
+            yield _given_path(row[place])
     except UnicodeDecodeError:
         raise InputError(f"{name} is not encoded in UTF-8: save it as CSV in UTF-8.") from None
     except csv.Error as error:
@@ -374,6 +375,10 @@ def _read_list(file: IO[bytes], name: str, column: str | None) -> Iterator[str]:
     finally:
         with suppress(ValueError):
             lines.detach()
+
+
+def _given_path(cell: str) -> str:
+    return cell.strip().replace("\\", "/")
 
 
 # Tars: images in their order, read once from the beginning to the end, as WebDataset does.

@@ -2,6 +2,7 @@
 
 - `evaluation`: accuracy on labelled images that the model has not seen.
 - `cross_validation`: accuracy estimated on the shots, and shots that look mislabelled.
+- `learning_curve`: from out-of-fold predictions to the accuracy to expect.
 - `explanation`: the reasons for a prediction, as an object; `reasons_picture` draws it.
 - `suggestion`: which images to label next.
 - `pages`: pages of results and of suspicious shots, each one self-contained HTML file.

@@ -49,7 +49,7 @@ MARGIN = 0.4  # added to the expected number of hard shots
 LEAST = math.log(8)  # surprise of a shot that is called mislabelled
 MOST = 0.12  # of the shots that can be called mislabelled: beyond that, the task is hard
 TOGETHER = math.log(20)  # least surprise of every shot of a group that is called mislabelled
-STEPS = 10  # of k-means
+STEPS, STARTS = 10, 300  # of k-means: at most
 LEAST_SHOTS = 5  # of a class in which a group is looked for
 NOISE = 0.05  # share of wrong labels that calibration reckons with
 SPREAD = 0.5  # by how much the scale of calibrated log probabilities may err, in logarithms
@@ -306,25 +306,26 @@ def find_groups(
 def _divide(x: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Divide vectors (shot, channel) in two by k-means; return which are in the first part.
 
-    It starts from each vector and the one least like it, and the tightest division counts.
+    It starts from each vector, or STARTS of them, and the one least like it; the tightest division
+    counts. Only products of vectors are needed: those with a centre are means of them.
     """
-    similarity = x @ x.T
-    best, tightest = np.zeros(len(x), np.bool_), -np.inf
-    for start in range(len(x)):
-        first = similarity[start] > similarity[int(similarity[start].argmin())]
-        for _ in range(STEPS):
-            if first.all() or not first.any():
-                break
-            centres = x[first].mean(axis=0), x[~first].mean(axis=0)
-            near, far = (((x - centre) ** 2).sum(axis=1) for centre in centres)
-            if (first == (near < far)).all():
-                break
-            first = near < far
-        if first.all() or not first.any():
-            continue
-        tight = sum((x[part].sum(axis=0) ** 2).sum() / part.sum() for part in (first, ~first))
-        if tight > tightest:
-            best, tightest = first, tight
+    similarity = x @ x.T  # (shot, shot)
+    starts = np.linspace(0, len(x) - 1, min(len(x), STARTS)).astype(np.int64)
+    first = similarity[starts] > similarity[similarity[starts].argmin(axis=1)]  # (start, shot)
+    for step in range(STEPS + 1):
+        first = first[first.any(axis=1) & ~first.all(axis=1)]
+        if not len(first):
+            return np.zeros(len(x), np.bool_)
+        parts = np.stack([first, ~first]).astype(np.float64)  # (part, start, shot)
+        sizes = parts.sum(axis=2, keepdims=True)
+        products = parts @ similarity / sizes  # of each vector with the centres
+        lengths = (parts * products).sum(axis=2, keepdims=True) / sizes  # of the centres, squared
+        near, far = lengths - 2 * products  # squared distances from the centres, less |x|^2
+        if step == STEPS or (first == (near < far)).all():
+            break
+        first = near < far
+    tight = (sizes * lengths).sum(axis=(0, 2))
+    best: NDArray[np.bool_] = first[tight.argmax()]
     return best
 
 

@@ -38,6 +38,7 @@ CLOSE = 3  # how many times as many images with small margins are then clustered
 NEW_SHARE = 0.5  # of the suggestions that may go to possible new classes
 MAX_CLUSTERS = 500
 LLOYD = 50  # steps of the clustering, at most
+AT_ONCE = 256  # images that are compared with all others
 
 
 @dataclass(frozen=True)
@@ -204,12 +205,14 @@ def k_means(
     >>> sorted(k_means(points, 2, np.random.default_rng(0))[:, 0].tolist())
     [0.5, 10.5]
     """
-    centres = points[[generator.integers(len(points))]]
-    while len(centres) < count:  # each further one with a chance that grows with its distance
-        distance = _squares(points, centres).min(axis=1)
+    rows = [int(generator.integers(len(points)))]
+    distance = np.full(len(points), np.inf)
+    while len(rows) < count:  # each further one with a chance that grows with its distance
+        distance = np.minimum(distance, _squares(points, points[rows[-1:]])[:, 0])
         total = float(distance.sum())
         shares = distance / total if total > 0 else np.full(len(points), 1 / len(points))
-        centres = np.concatenate([centres, points[[generator.choice(len(points), p=shares)]]])
+        rows.append(int(generator.choice(len(points), p=shares)))
+    centres = points[rows]
     for _ in range(LLOYD):
         assigned = _nearest(points, centres)
         filled = np.unique(assigned)
@@ -251,9 +254,17 @@ def _typicality(
 def _without_duplicates(vectors: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
     """Return the rows that are not nearly the same as an earlier row."""
     kept: list[int] = []
-    for row in range(len(vectors)):
-        if not kept or float((vectors[kept] @ vectors[row]).max()) < DUPLICATE:
-            kept.append(row)
+    unlike = np.empty_like(vectors)  # those that are kept
+    for start in range(0, len(vectors), AT_ONCE):
+        part = vectors[start : start + AT_ONCE]
+        before = (unlike[: len(kept)] @ part.T).max(axis=0, initial=-1.0)  # (row,)
+        among = part @ part.T
+        chosen: list[int] = []
+        for i in np.flatnonzero(before < DUPLICATE).tolist():
+            if among[i][chosen].max(initial=-1.0) < DUPLICATE:
+                chosen.append(i)
+        unlike[len(kept) : len(kept) + len(chosen)] = part[chosen]
+        kept += [start + i for i in chosen]
     return np.array(kept, np.int64)
 
 

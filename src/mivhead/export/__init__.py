@@ -1,4 +1,9 @@
-"""Export to formats that run without PyTorch."""
+"""Export to formats that run without PyTorch.
+
+`model` writes a whole model as one ONNX file: the graphs of its backbone (`backbone`) and of its
+method (`methods`, and `head` for the MIV-head), written as formulas (`graph`) and stored in fewer
+bits on request (`storage`). `web` makes a page of it, with what `fetch_runtime` has fetched.
+"""
 
 from typing import TYPE_CHECKING
 

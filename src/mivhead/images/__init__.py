@@ -1,4 +1,9 @@
-"""Images: safe decoding; folders, zips and tables as an `ImageSet`; augmentation; checks."""
+"""Images: safe decoding; folders, zips and tables as an `ImageSet`; augmentation; checks.
+
+`sources` lists images as an `ImageSet` (`imageset`), and `places` reads files at any address;
+`boxes` are crops of photos. `decoding` makes a picture of a file, `augmentation` a view of a
+picture, and `check` looks through a whole set.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -14,6 +14,8 @@ import csv
 import io
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -316,6 +318,7 @@ def _read_json(path: Path) -> BoxFile:
 def _megadetector(document: dict[str, Any], path: Path) -> Iterable[Box]:
     names = document["detection_categories"]
     finer = document.get("classification_categories")
+    counts: Counter[str] = Counter()
     for i, image in enumerate(_listed(document, "images", path)):
         photo = _photo(image.get("file"), path)
         detections = image.get("detections") or []  # None where a photo could not be read
@@ -332,7 +335,8 @@ def _megadetector(document: dict[str, Any], path: Path) -> Iterable[Box]:
                 first = ranked[0][0] if isinstance(ranked[0], list) and ranked[0] else None
                 label = _named(finer, first, path, "classification category")
             confidence = _share(each.get("conf"), where)
-            yield Box(photo, j, sides, True, label, confidence, (i, j))
+            yield Box(photo, counts[photo], sides, True, label, confidence, (i, j))
+            counts[photo] += 1
 
 
 def _write_megadetector(path: Path, document: Any, decided: list[Any]) -> None:
@@ -356,18 +360,18 @@ def _coco(document: dict[str, Any], path: Path) -> Iterable[Box]:
         photos[_key(image.get("id"), path)] = _photo(image.get("file_name"), path)
     categories = _listed(document, "categories", path)
     names = {_key(each.get("id"), path): each.get("name") for each in categories}
-    counts: dict[Any, int] = {}
+    counts: Counter[str] = Counter()
     for i, each in enumerate(_listed(document, "annotations", path)):
         key = _key(each.get("image_id"), path)
         if key not in photos:
             raise InputError(f"{path} has a box of the image id {key!r}, which it does not list.")
-        number = counts.get(key, 0)
-        counts[key] = number + 1
+        photo = photos[key]
         where = f"{path}, annotation {i}"
         label = _named(names, _key(each.get("category_id"), path), path, "category id")
         sides = _sides(each.get("bbox"), where)
         score = _share(each.get("score"), where)
-        yield Box(photos[key], number, sides, False, label, score, (i,))
+        yield Box(photo, counts[photo], sides, False, label, score, (i,))
+        counts[photo] += 1
 
 
 def _key(value: Any, path: Path) -> int | str:
@@ -415,7 +419,7 @@ def _read_csv(path: Path) -> BoxFile:
     places = [header.index(side) for side in SIDES]
     label_at = next((header.index(name) for name in LABEL_COLUMNS if name in header), None)
     boxes: list[Box] = []
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for line, row in enumerate(rows[1:], start=2):
         if not any(cell.strip() for cell in row):
             continue
@@ -424,10 +428,8 @@ def _read_csv(path: Path) -> BoxFile:
         photo = _photo(row[photo_at].strip(), path)
         label = row[label_at].strip() if label_at is not None else ""
         sides = _sides([row[place] for place in places], f"{path}, line {line}")
-        boxes.append(
-            Box(photo, counts.get(photo, 0), sides, False, label or None, None, (line - 1,))
-        )
-        counts[photo] = counts.get(photo, 0) + 1
+        boxes.append(Box(photo, counts[photo], sides, False, label or None, None, (line - 1,)))
+        counts[photo] += 1
     return BoxFile(path, "csv", tuple(boxes), (delimiter, rows))
 
 
@@ -498,8 +500,8 @@ def _number(text: str, where: str) -> float | None:
 
 def _write_yolo(path: Path, document: Any, decided: list[Any]) -> None:
     lines, names = document
-    numbers = {name.strip(): i for i, name in enumerate(names)}
-    names = [name.strip() for name in names]
+    names = [name.strip() for name in names] or _number_names(lines, decided)
+    numbers = {name: i for i, name in enumerate(names)}
     for box, decision, _, probability in decided:
         if decision not in numbers:
             numbers[decision] = len(names)
@@ -514,8 +516,22 @@ def _write_yolo(path: Path, document: Any, decided: list[Any]) -> None:
         part.write_text("\n".join(names) + "\n", encoding="utf-8")
 
 
+def _number_names(lines: Mapping[str, list[str]], decided: list[Any]) -> list[str]:
+    """Without names, keep the numbers of boxes that are not decided: each is its own name."""
+    done = {box.place for box, *_ in decided}
+    kept = {
+        line.split()[0]
+        for file, found in lines.items()
+        for number, line in enumerate(found)
+        if (file, number) not in done
+    }
+    taken = [int(each) for each in kept if re.fullmatch("[0-9]{1,4}", each)]
+    return [str(number) for number in range(max(taken, default=-1) + 1)]
+
+
 def _read_voc(path: Path, files: Sequence[Path]) -> BoxFile:
     boxes: list[Box] = []
+    counts: Counter[str] = Counter()
     trees: dict[str, Any] = {}
     for file in files:
         root = _parse_xml(file)
@@ -528,7 +544,8 @@ def _read_voc(path: Path, files: Sequence[Path]) -> BoxFile:
             left, top, right, bottom = _corners([each.findtext(f"bndbox/{n}") for n in names], file)
             sides = _sides((left, top, right - left, bottom - top), str(file))
             label = (each.findtext("name") or "").strip() or None
-            boxes.append(Box(photo, number, sides, False, label, None, (inside, number)))
+            boxes.append(Box(photo, counts[photo], sides, False, label, None, (inside, number)))
+            counts[photo] += 1
     return BoxFile(path, "voc", tuple(boxes), trees)
 
 

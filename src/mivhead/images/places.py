@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from stat import S_ISREG
 from typing import IO, Any, TypeVar, cast
@@ -171,16 +172,27 @@ def walk(root: str) -> Iterator[tuple[str, bool]]:
         yield from _walk(Path(root))
         return
     fs, top = file_system(root)
-    walker = fs.walk(top)
-    while (found := reach(root, lambda: next(walker, None))) is not None:
-        folder, folders, files = found
-        inside = str(folder)[len(top.rstrip("/")) :].strip("/")
-        if any(map(is_litter, filter(None, inside.split("/")))):
-            continue
-        for names, is_folder in ((files, False), (folders, True)):
-            for name in sorted(filter(None, names), key=natural_key):
-                if not is_litter(name):
-                    yield f"{inside}/{name}" if inside else name, is_folder
+    waiting = [("", top)]
+    while waiting:
+        inside, place = waiting.pop()
+        path = f"{root.rstrip('/')}/{inside}"
+        check_depth(path, inside.count("/") + bool(inside))
+        # Not `fs.walk`, which leaves out the folders that it fails to list.
+        found: dict[str, dict[str, Any]] = {
+            each["name"].rstrip("/").rpartition("/")[2]: each
+            for each in reach(path, partial(fs.ls, place, detail=True))
+            if each["name"].rstrip("/") != place.rstrip("/")  # some list the folder itself
+        }
+        names = sorted((name for name in found if name and not is_litter(name)), key=natural_key)
+        folders = []
+        for name in names:
+            below = f"{inside}/{name}" if inside else name
+            if found[name]["type"] == "directory":
+                folders.append((below, found[name]["name"]))
+            else:
+                yield below, False
+        yield from ((below, True) for below, _ in folders)
+        waiting += reversed(folders)
 
 
 def _walk(root: Path) -> Iterator[tuple[str, bool]]:

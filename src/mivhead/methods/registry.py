@@ -52,7 +52,7 @@ class Classifier(Protocol):
 
     @property
     def has_ensemble(self) -> bool:
-        """Whether `fit` takes unlabelled images."""
+        """Whether `fit` takes unlabelled images and class vectors."""
         ...
 
     def fit(self, X: Any, y: Any, *, views: Any = None, view_of: Any = None) -> Self:

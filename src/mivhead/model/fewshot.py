@@ -621,7 +621,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
             seen = self.classes_[names.seen].tolist()
             vectors = dict(zip(seen, names.vectors[names.seen], strict=True))
         if len(shots.classes) < 2:  # there is no other class to take a shot for
-            every = np.asarray(list(map(str, self.classes_.tolist())))
+            every = np.asarray(sorted(map(str, self.classes_.tolist())))
             untested = np.full((len(shots), len(every)), np.nan)
             labels = tuple(map(str, shots.labels.tolist()))
             result = CrossValidation(shots.names, labels, every, untested, 0)
@@ -813,7 +813,7 @@ class FewShotClassifier(ImageClassifier, Estimator):
         Backbone
         """
         identity: Identity | None = getattr(self, "identity_", None)
-        loaded: Backbone | None = getattr(self, "_loaded", None)
+        loaded = self._loaded_backbone
         if loaded is None:
             given, preset = self.backbone, None
             if identity is not None:
@@ -826,10 +826,21 @@ class FewShotClassifier(ImageClassifier, Estimator):
                 image_size=self.image_size if preset is None else None,
                 device=self.device,
             )
-            self._loaded = loaded
+            self._loaded = loaded, self._backbone_params
         if identity is not None:
             check_same(loaded.identity, identity)
         return loaded
+
+    @property
+    def _loaded_backbone(self) -> Backbone | None:
+        """The backbone, if it is loaded, and the parameters that name it are still the same."""
+        loaded, params = getattr(self, "_loaded", (None, ()))
+        same = all(a is b for a, b in zip(params, self._backbone_params, strict=False))
+        return loaded if same else None
+
+    @property
+    def _backbone_params(self) -> tuple[Any, ...]:
+        return self.backbone, self.weights, self.image_size, self.device
 
     def read_parts(self, images: ImageSet) -> Iterator[Any]:
         """Read any number of images in bounded memory, as the fitted method takes them.
@@ -956,7 +967,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
             if table.backbone is None:
                 return None, None  # the settings follow from the shapes
             given = named_by_file(Identity.from_json(table.backbone))
-            self._loaded = load_backbone(given, weights=self.weights, device=self.device)
+            loaded = load_backbone(given, weights=self.weights, device=self.device)
+            self._loaded = loaded, self._backbone_params
         backbone = self.load_backbone()
         check_origin(table.backbone, backbone.identity)
         found, expected = len(table.features.blocks), len(backbone.preset.blocks)

@@ -105,7 +105,7 @@ class Shots:
             table.hashes or tuple(digests(table.features)),
             table.features,
             table.views,
-            np.empty(0, np.int64) if table.view_of is None else np.asarray(table.view_of),
+            np.empty(0, np.int64) if table.view_of is None else np.asarray(table.view_of, np.int64),
             table.pictures or (None,) * len(table),
             None if rule is None else from_json(ViewRule, rule, "view_rule"),
         )

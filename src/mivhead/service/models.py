@@ -211,6 +211,7 @@ class Models:
                 made = apply(model)
             changed = self._models[name] = self._read(name, served.path)
             self._problems.pop(name, None)
+            self._seen.pop(name, None)  # the new file need not be read again
             facts = {"model": name, "version": changed.version}
             _log.info("model changed", extra={"facts": facts})
             return made, changed
@@ -223,6 +224,9 @@ class Models:
             except OSError as error:
                 self._fail(name, f"{served.path.name} cannot be read: {error.strerror}.")
                 return False
+            if found == served.stamp:  # it was out of reach, or another file has been taken back
+                self._problems.pop(name, None)
+                self._seen.pop(name, None)
             if found == self._seen.get(name, served.stamp):
                 return False
             self._seen[name] = found
