@@ -136,7 +136,7 @@ def test_features_are_added(miv, mine, new, tmp_path):
         (["remove", "MODEL", "rings", "checks"], "at least 2"),
         (["rename", "MODEL", "rings", "checks"], "--merge"),
         (["relabel", "MODEL", "rings/9.png", "checks"], "Did you mean 'rings/"),
-        (["relabel", "MODEL", "rings/1.png"], "Give the class that rings/1.png belongs to"),
+        (["relabel", "MODEL", "rings/1.png"], "Name the class that rings/1.png belongs to"),
         (["relabel", "MODEL", "none.csv"], "none.csv does not exist"),
         (["add", "MODEL", "nowhere"], "nowhere does not exist"),
         (["add", "none.miv", "nowhere"], "none.miv does not exist"),
