@@ -18,14 +18,14 @@ MAX_KINDS = 3  # suffixes of ignored files
 
 
 def check_class_names(names: Iterable[Any]) -> None:
-    """Refuse classes with the names of decisions, which `predict` gives without a class.
+    """Refuse classes with the names of decisions, which images without a class get.
 
     >>> check_class_names(["robin", "Unsure"])
     Traceback (most recent call last):
         ...
-    mivhead.errors.InputError: 'Unsure' cannot be a class: it is what `miv predict` says when it \
-gives no name, and what `--sort-into` calls the folder of such images. Sort these images into \
-classes, or move the folder elsewhere.
+    mivhead.errors.InputError: 'Unsure' cannot be a class: `miv predict` reports it for images \
+without a name, and `--sort-into` uses it for their folder. Sort these images into classes, or \
+move the folder elsewhere.
     """
     from mivhead.model.decision import NONE, UNSURE  # here: it imports NumPy
 
@@ -33,8 +33,8 @@ classes, or move the folder elsewhere.
         if str(name).casefold() in (UNSURE, NONE):
             raise InputError(
                 f"{name!r} cannot be a class: `miv predict` reports it for images without a name, "
-                "and `--sort-into` uses it for their folder. Sort these images "
-                "into classes, or move the folder elsewhere."
+                "and `--sort-into` uses it for their folder. Sort these images into classes, or "
+                "move the folder elsewhere."
             )
 
 
