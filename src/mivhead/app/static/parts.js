@@ -1,5 +1,5 @@
 // Building blocks: icons, virtual lists, drop areas, dialogs.
-import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
+import { html, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { filesOf, store } from "./api.js";
 import { t } from "./strings.js";
 
@@ -201,7 +201,7 @@ export function useDrop(onFiles, onIds) {
 
 export function Dialog({ title, onClose, onKey, restore, children, wide = false }) {
   const box = useRef();
-  useEffect(() => {
+  useLayoutEffect(() => { // at once: keys that are pressed now are meant for the dialog
     const dialog = box.current;
     const before = document.activeElement;
     dialog.showModal();
