@@ -256,7 +256,7 @@ def test_vectors_of_a_table_suit_classes_that_are_numbers() -> None:
 
 
 def test_shots_of_one_numbered_class_cannot_be_tested() -> None:
-    vectors = dict(zip((9, 10), VECTORS.values(), strict=False))  # as strings, 10 comes first
+    vectors = dict(zip((9, 10), [*VECTORS.values()][:2], strict=True))  # as strings, 10 comes first
     few = FewShotClassifier(None, verbose=False)
     few.fit_table(draw([2, 0, 0, 0, 0]), [9, 9], class_vectors=vectors)
     assert np.isnan(few.check().accuracy)

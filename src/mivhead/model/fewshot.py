@@ -834,8 +834,8 @@ class FewShotClassifier(ImageClassifier, Estimator):
     @property
     def _loaded_backbone(self) -> Backbone | None:
         """The backbone, if it is loaded, and the parameters that name it are still the same."""
-        loaded, params = getattr(self, "_loaded", (None, ()))
-        same = all(a is b for a, b in zip(params, self._backbone_params, strict=False))
+        loaded, params = getattr(self, "_loaded", (None, self._backbone_params))
+        same = all(a is b for a, b in zip(params, self._backbone_params, strict=True))
         return loaded if same else None
 
     @property
