@@ -1,10 +1,10 @@
 """For all tests, and the examples in docstrings: the user's feature cache is not touched."""
 
 import os
+import random
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,14 +17,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # They contain no examples. pytest cannot search several files of the same name, and importing the
 # simulated accelerator changes PyTorch for all tests of a process.
-collect_ignore_glob = ["*/conftest.py", "*/helpers/*accelerator.py"]
+collect_ignore_glob = ["*/conftest.py", "*/bench/accelerator.py"]
 
 
-@pytest.fixture(autouse=True)
-def forget_registered_methods() -> Iterator[None]:
-    """Forget the methods that a test or an example registers."""
-    yield
-    registry = sys.modules.get("mivhead.methods.registry")
-    if registry is not None and registry._REGISTERED:
-        registry._REGISTERED.clear()
-        registry._homes.cache_clear()
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Start every test, with its fixtures, from the same seed, whatever ran before."""
+    random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)

@@ -1,4 +1,4 @@
-"""Compiles the kernels (src/mivhead/engine), fetches onnxruntime-web, lists what a wheel contains.
+"""Compiles the kernels (src/mivhead/head), fetches onnxruntime-web, lists what a wheel contains.
 
 pip installs the compiler (ziglang) for the build, so that no other is needed. Without a compiler,
 the package is built without the kernels and runs the same formulas in NumPy, which is slower. The
@@ -12,6 +12,7 @@ What a wheel contains besides its own code is listed in its metadata (`sboms/miv
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -37,7 +38,7 @@ LIBRARY = "libkernels.so"  # on every system: it is opened by its path
 # sqrt need not set errno; only functions that are marked as exported are visible.
 FLAGS = ("-O3", "-std=c11", "-Wall", "-Wextra", "-shared", "-s", "-fno-math-errno")
 HIDDEN = ("-fPIC", "-fvisibility=hidden")
-# AVX2 and FMA: processors since 2013. `mivhead.engine.library` checks before it loads.
+# AVX2 and FMA: processors since 2013. `mivhead.head.library` checks before it loads.
 AVX2 = "-mcpu=x86_64_v3"
 # Instead of Windows' C library, which takes a minute to build.
 WINDOWS = """
@@ -115,7 +116,7 @@ class KernelHook(BuildHookInterface):
         if name not in TARGETS or importlib.util.find_spec("ziglang") is None:
             self.app.display_warning("No compiler: mivhead is built without its fast kernels.")
             return
-        folder = Path(self.root) / "src" / "mivhead" / "engine"
+        folder = Path(self.root) / "src" / "mivhead" / "head"
         new = self._temporary / LIBRARY
         if not compile_kernels(TARGETS[name], folder, new):
             self.app.display_warning("The compiler failed: mivhead is built without its kernels.")
@@ -126,7 +127,7 @@ class KernelHook(BuildHookInterface):
             shutil.copy(new, folder / f"{LIBRARY}.new")
             (folder / f"{LIBRARY}.new").replace(folder / LIBRARY)
         else:
-            build_data["force_include"][str(new)] = f"mivhead/engine/{LIBRARY}"
+            build_data["force_include"][str(new)] = f"mivhead/head/{LIBRARY}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform_tag(name)}"
 
@@ -161,7 +162,8 @@ class KernelHook(BuildHookInterface):
 
 def compile_kernels(target: Target, folder: Path, output: Path) -> bool:
     """Compile the C files of a folder for a system; return whether that worked."""
-    fingerprint = runpy.run_path(str(folder / "fingerprint.py"))["fingerprint"](folder)
+    files = sorted([*folder.glob("*.c"), *folder.glob("*.h")])  # as `mivhead.head.kernels` does
+    fingerprint = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
     sources = sorted(map(str, folder.glob("*.c")))
     with tempfile.TemporaryDirectory() as cache:
         if "windows" in target.zig:

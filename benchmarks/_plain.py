@@ -2,22 +2,33 @@
 
 The support is pooled and projected again for every chunk of queries and repeated for each of them,
 classes come one after the other, and autograd keeps everything. It runs in PyTorch. Parameters are
-those of a head of the engine, so that both compute the same loss; recipe "paper" only.
+those of mivhead's own head, so that both compute the same loss; recipe "paper" only.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mivhead.engine.head import Head
 from mivhead.features import Block, Features
-from mivhead.head.head import HeadBlock, MIVHead
+from mivhead.head.components import Head
+from mivhead.head.components import HeadBlock as Layer
+from mivhead.head.recipe import BlockConfig, Recipe
+from mivhead_bench.head.head import HeadBlock, MIVHead
 
 CHUNK = 50  # queries at once, or the repeated support would not fit into memory
+
+
+def initial_head(blocks: Sequence[BlockConfig], recipe: Recipe) -> Head:
+    """Make a head before training."""
+    generator = np.random.RandomState(0)
+    layers = [Layer.initial(block, recipe, generator) for block in blocks]
+    return Head(layers, recipe, range(len(blocks)))
 
 
 def plain_head(head: Head) -> MIVHead:

@@ -11,7 +11,7 @@ from mivhead import Features
 from mivhead.backbones.efficientnet_lite import PRESETS
 from mivhead.backbones.preset import BlockPreset, Preset
 from mivhead.backbones.presets import PAPER
-from mivhead.support import SupportSet
+from mivhead.features import SupportSet
 
 DRAWN = 200  # images whose features are drawn; more images repeat them
 

@@ -14,12 +14,19 @@ from numpy.typing import NDArray
 
 from _bench import SETS, names
 from mivhead.backbones.base import Backbone
-from mivhead.benchmark.samplers import LeftOut, Protocol, sample_tasks
-from mivhead.datasets.sets import open_set
 from mivhead.extraction import extract_table
 from mivhead.extraction.cache import open_cache
 from mivhead.features import Features
 from mivhead.images.augmentation import number_views
+from mivhead.images.imageset import ImageSet
+from mivhead_bench.benchmark.samplers import LeftOut, Protocol, sample_tasks
+from mivhead_bench.benchmark.tasks import Task
+from mivhead_bench.datasets.catalogue import groups_of
+from mivhead_bench.datasets.sets import open_set
+
+UNEQUAL = "unequal shots"  # a protocol: 5 to 10 classes, with shots drawn from
+SHOTS = (1, 1, 2, 3, 5, 8, 12)
+QUERIES, LEAST_QUERIES = 10, 3  # per class
 
 
 def trial_options(description: str, tasks: int) -> argparse.ArgumentParser:
@@ -69,11 +76,15 @@ def load_tasks(
     for name in sets:
         images = open_set(name, data)
         rows = {id_: row for row, id_ in enumerate(images.ids)}
-        found = sample_tasks(images, name, Protocol.parse(protocol), seed, tasks)
-        if isinstance(found, LeftOut):
-            print(found.reason, flush=True)
-            continue
-        for number, task in enumerate(found.tasks):
+        if protocol == UNEQUAL:
+            found = [sample_unequal(images, name, number) for number in range(tasks)]
+        else:
+            sampled = sample_tasks(images, name, Protocol.parse(protocol), seed, tasks)
+            if isinstance(sampled, LeftOut):
+                print(sampled.reason, flush=True)
+                continue
+            found = list(sampled.tasks)
+        for number, task in enumerate(found):
             chosen = images.take(rows[id_] for id_ in (*task.support, *task.queries))
             plan = number_views([views] * len(task.support) + [0] * len(task.queries))
             table = extract_table(backbone, chosen, plan, cache=cache, verbose=False)
@@ -88,6 +99,30 @@ def load_tasks(
                 table.features[shots:],
                 np.array(task.query_labels),
             )
+
+
+def sample_unequal(images: ImageSet, name: str, number: int) -> Task:
+    """Sample a task of the protocol `unequal shots`; task i is always the same."""
+    labels, ids = np.asarray(images.labels), images.ids
+    classes = np.unique(labels)
+    rng = np.random.default_rng(zlib.crc32(f"{name} U {number}".encode()))
+    groups = groups_of(name, classes.tolist())
+    if len(set(groups.values())) > 1:  # one alphabet
+        members: dict[str, list[str]] = {}
+        for each in classes:
+            members.setdefault(groups[each], []).append(each)
+        large = [own for own in members.values() if len(own) >= 5]
+        classes = np.array(large[rng.integers(len(large))])
+    count = min(int(rng.integers(5, 11)), len(classes))
+    chosen = rng.choice(classes, count, replace=False)
+    parts: tuple[list[str], list[int], list[str], list[int]] = ([], [], [], [])
+    for label, (wanted, class_) in enumerate(zip(rng.choice(SHOTS, count), chosen, strict=True)):
+        rows = rng.permutation(np.flatnonzero(labels == class_))
+        split = min(int(wanted), len(rows) - LEAST_QUERIES)
+        for place, own in ((0, rows[:split]), (2, rows[split : split + QUERIES])):
+            parts[place].extend(ids[row] for row in own)
+            parts[place + 1].extend([label] * len(own))
+    return Task(tuple(chosen.tolist()), *map(tuple, parts))
 
 
 def seed_of(task: LoadedTask) -> int:

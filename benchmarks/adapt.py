@@ -6,9 +6,9 @@
 For the shapes of several backbones and tasks from 5-way 1-shot to 50-way with 500 support images:
 seconds of one adaptation (40 steps), of 1,000 predictions, and peak memory of the adaptation over
 the features and candidates as stored. In the same run: (a) the formulas as they read
-(`_plain.py`; 10-way 5-shot only, a few steps, scaled), (b) logistic regression on pooled features,
-(c) the limit: patches read once forward and once backward, in single precision, at the measured
-bandwidth, plus all floating-point operations at the measured rate of matrix products. Likewise for
+(`_plain.py`; 10-way 5-shot only, a few steps, scaled), (b) the limit: patches read once forward and
+once backward, in single precision, at the measured bandwidth, plus all floating-point operations at
+the measured rate of matrix products. Likewise for
 a whole fit of the default recipe: three heads of 15 steps, the ridge experts and stacking.
 
 A limit comes from the fastest of several trials, so the adaptation it is compared with has the
@@ -31,23 +31,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
 
+from _plain import initial_head, plain_head
 from _plain import logits as plain_logits
-from _plain import plain_head
 from _plain import train as plain_train
 from _shapes import SHAPES, TASKS, Task
 from mivhead import Features, MIVClassifier
 from mivhead._util.threads import run_parts, set_threads, shared_cores, thread_count
-from mivhead.benchmark.measuring import PeakMemory
-from mivhead.engine.head import PREDICT, Bags, Head
-from mivhead.engine.training import Trainer
-from mivhead.head.blocks import BlockConfig, resolve_blocks
-from mivhead.head.recipe import Recipe
-from mivhead.methods.cost import TaskSize
-from mivhead.methods.miv import experts_work
-from mivhead.support import SupportSet
+from mivhead.features import SupportSet
+from mivhead.head.components import PREDICT, Head, bag_starts
+from mivhead.head.recipe import BlockConfig, Recipe, resolve_blocks
+from mivhead.head.train import Trainer
+from mivhead_bench.benchmark.memory import PeakMemory
+from mivhead_bench.methods.cost import TaskSize, experts_products
 
 STEPS = 40
 PLAIN_STEPS = 3
@@ -122,7 +118,9 @@ class Machine:
         heads = sum(self.limit(head, each, Recipe().steps) for each in tasks)
         size = TaskSize((task.shots,) * task.ways, (0,) * task.ways)
         values = sum(b.channels * b.grid[0] * b.grid[1] for b in blocks if b.grid is not None)
-        experts = 2 * experts_work(blocks, size).products / self.flops
+        shapes = [np.ones((2, b.channels, *(b.grid or ())), np.float32) for b in blocks]
+        fitted = MIVClassifier("experts").fit(shapes, [0, 1])
+        experts = 2 * experts_products(fitted, size) / self.flops
         return heads + experts + 4 * task.support * values / self.bytes_per_second
 
 
@@ -135,7 +133,6 @@ class Row:
     adapt: float  # seconds, with the fastest step
     adapt_median: float  # seconds, with the median step
     limit: float  # seconds
-    logistic: float  # seconds
     predict: float  # seconds per 1,000 queries
     memory: float  # peak of the adaptation over features and candidates as stored
     plain: float | None = None  # seconds of an adaptation by the formulas as they read
@@ -161,7 +158,8 @@ class Adaptation:
 
         with shared_cores():
             assert support.views is not None
-            Head.initial(blocks, recipe, seed=0).prepare(support.features, support.views)
+            for i, layer in enumerate(initial_head(blocks, recipe).layers):
+                layer.prepare(support.features.blocks[i], support.views.blocks[i])
             lap()
             ((_, losses, _),) = Trainer(support, blocks, recipe, seed=0, on_step=lap).fit()
         once, _, *steps = (after - before for before, after in pairwise(times))
@@ -199,14 +197,13 @@ def measure(name: str, task_name: str, *, plain: bool) -> Row:
         runs.append(train(max(2, min(STEPS, round(SECONDS / ROUNDS / min(first.steps))))))
         machine = machine.better(Machine.measure())
     once, seconds = min(run.once for run in runs), [s for run in runs for s in run.steps]
-    head = Head.initial(blocks, Recipe.paper(), seed=0)
+    head = initial_head(blocks, Recipe.paper())
     row = Row(
         name,
         task_name,
         adapt=once + STEPS * min(seconds),
         adapt_median=once + STEPS * statistics.median(seconds),
         limit=machine.limit(blocks, task),
-        logistic=time_logistic(features, task.labels()),
         predict=time_predictions(head, features, task),
         memory=memory / stored,
     )
@@ -241,7 +238,6 @@ def measure_default(name: str, task_name: str) -> Row:
         adapt=min(seconds),
         adapt_median=statistics.median(seconds),
         limit=machine.default_limit(blocks, task),
-        logistic=time_logistic(features, labels),
         predict=best_of(lambda: classifier.logits(queries), 5) * 1000 / len(queries),
         memory=memory / features.nbytes,
     )
@@ -253,7 +249,7 @@ def time_plain(name: str, task_name: str, losses: list[float], threads: int) -> 
     shapes, task = SHAPES[name], TASKS[task_name]
     features, labels = shapes.features(task.images), torch.tensor(task.labels())
     blocks = resolve_blocks(features, shapes.blocks)
-    plain = plain_head(Head.initial(blocks, Recipe.paper(), seed=0))
+    plain = plain_head(initial_head(blocks, Recipe.paper()))
     features = features.to("float32")
     support = features[: task.support], labels[: task.support]
     start = time.perf_counter()
@@ -269,21 +265,12 @@ def time_plain(name: str, task_name: str, losses: list[float], threads: int) -> 
     }
 
 
-def time_logistic(features: Features, labels: NDArray[np.int64]) -> float:
-    """Seconds of a logistic regression on the average of the last block's map."""
-    last = features.blocks[-1].map
-    assert last is not None
-    x = last.mean(axis=(2, 3), dtype=np.float32)
-    x /= (x**2).sum(axis=1, keepdims=True) ** 0.5
-    return best_of(lambda: LogisticRegression(C=10.0, max_iter=2000).fit(x, labels), 1)
-
-
 def time_predictions(head: Head, features: Features, task: Task) -> float:
     """Seconds per 1,000 queries, from features as stored to cosines, as the classifier does it."""
-    queries, bags = repeated(features, QUERIES), Bags.from_shots([task.shots] * task.ways)
+    queries, starts = repeated(features, QUERIES), bag_starts([task.shots] * task.ways)
     with shared_cores():
-        support = head.embed(head.prepare(features[: task.support]))
-        best = best_of(lambda: head.cosines(support, bags, queries), 6)  # the first warms up
+        support = head.embed(features[: task.support])
+        best = best_of(lambda: head.cosines(support, starts, queries), 6)  # the first warms up
     return best * 1000 / QUERIES
 
 
@@ -292,33 +279,17 @@ def repeated(features: Features, count: int) -> Features:
     return features[np.arange(count) % len(features)]
 
 
-def flat_memory(name: str) -> str:
-    """Peak memory of predicting 1,000 and 10,000 images, beyond their features."""
-    shapes, task = SHAPES[name], TASKS[STANDARD]
-    features = shapes.features(task.support)
-    classifier = MIVClassifier(Recipe(steps=1), shapes.blocks, random_state=0)
-    classifier.fit(features, task.labels()[: task.support])
-    one, peaks = features[:1], []
-    for count in (1_000, 10_000):
-        # one image under many numbers: its features take no memory
-        parts = {k: np.broadcast_to(t, (count, *t.shape[1:])) for k, t in one.tensors.items()}
-        queries, peak = Features.from_tensors(parts), PeakMemory()
-        classifier.predict(queries)
-        peaks.append(f"{peak.bytes() / 2**20:.0f} MiB for {count:,}")
-    return f"Predicting with {name}: {', '.join(peaks)} images."
-
-
 def report(rows: Sequence[Row]) -> str:
     """Lay out the figures as a Markdown table."""
     header = "| shapes | task | adaptation s | limit s | times the limit | plain / ours | "
-    header += "logistic s | 1,000 predictions s | plain / ours | peak memory / stored |"
-    lines = [header, "|---|---|" + "---:|" * 8]
+    header += "1,000 predictions s | plain / ours | peak memory / stored |"
+    lines = [header, "|---|---|" + "---:|" * 7]
     for r in rows:
         plain = "" if r.plain is None else f"{r.plain / r.adapt:.0f}"
         predict = "" if r.plain_predict is None else f"{r.plain_predict / r.predict:.0f}"
         lines.append(
             f"| {r.shapes} | {r.task} | {r.adapt:.2f} | {r.limit:.2f} | {r.adapt / r.limit:.1f} | "
-            f"{plain} | {r.logistic:.2f} | {r.predict:.2f} | {predict} | {r.memory:.2f} |"
+            f"{plain} | {r.predict:.2f} | {predict} | {r.memory:.2f} |"
         )
     return "\n".join(lines)
 
@@ -334,7 +305,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     args = parser.parse_args()
     set_threads(args.threads)
-    flat = flat_memory(QUICK[0])  # also loads what is loaded at the first use
     machine = Machine.measure()
     print(
         f"{thread_count()} threads, {machine.bytes_per_second / 1e9:.1f} GB/s, "
@@ -351,7 +321,7 @@ def main() -> None:
                 ratio = row.adapt / row.limit
                 print(f"{name}, {row.task}: {row.adapt:.2f} s, {ratio:.2f} times the limit")
             rows += found
-    print(f"\n{report(rows)}\n\n{flat}")
+    print(f"\n{report(rows)}")
     if args.json:
         document = {
             "threads": thread_count(),

@@ -32,10 +32,10 @@ from numpy.typing import NDArray
 
 from _bench import SETS, names
 from mivhead import FewShotClassifier
-from mivhead.datasets.sets import open_set
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.images.imageset import ImageSet, label_images
-from mivhead.model.prediction import DecisionCounts
+from mivhead.prediction import DecisionCounts
+from mivhead_bench.datasets.sets import open_set
 
 PROTOCOLS: dict[str, tuple[Sequence[int], tuple[int, int]]] = {  # shots to draw from, ways
     "unequal": ((1, 1, 2, 3, 5, 8, 12), (5, 10)),
@@ -111,7 +111,7 @@ def measure(tasks: Tasks, name: str, protocol: str, number: int) -> dict[str, An
             step = 1 + int(rng.integers(len(classes) - 1))
             given[row] = classes[(classes.index(labels[row]) + step) % len(classes)]
             swapped[shots.ids[row]] = labels[row]
-    model = FewShotClassifier(verbose=False).fit_folder(label_images(shots, given))
+    model = FewShotClassifier(verbose=False).fit(label_images(shots, given))
     check = model.check()
     called = [each for each in check.suspects if each.mislabelled]
     found: dict[str, Any] = {
@@ -158,12 +158,12 @@ def report(found: Mapping[str, dict[str, Any]], sets: Sequence[str]) -> str:
             inside = [e["interval"][0] <= e["truth"] <= e["interval"][1] for e in known]
             width = 100 * np.mean([np.diff(each["interval"]) for each in known])
             parts = [f"{error.mean():+.1f}", f"{np.abs(error).mean():.1f}"]
-            parts += [f"{100 * np.mean(inside):.0f} %", f"{width:.0f}"]
+            parts += [f"{100 * np.mean(inside):.0f}%", f"{width:.0f}"]
         total = {k: sum(each[k] for each in own) for k in ("images", "named", "wrong", "none")}
         parts += [
-            f"{100 * total['named'] / total['images']:.0f} %",
-            f"{100 * total['wrong'] / max(total['named'], 1):.1f} %",
-            f"{100 * total['none'] / total['images']:.0f} %",
+            f"{100 * total['named'] / total['images']:.0f}%",
+            f"{100 * total['wrong'] / max(total['named'], 1):.1f}%",
+            f"{100 * total['none'] / total['images']:.0f}%",
         ]
         lines.append(f"| {protocol} | {len(own)} | {truth:.1f} | {' | '.join(parts)} |")
     lines += ["", "| shots | wrong labels | called mislabelled | rightly |", "|---|---:|---:|---:|"]

@@ -1,7 +1,7 @@
 """The tables and the chart of the documentation, from results/accuracy.csv.
 
     python benchmarks/figures.py                    # renews docs/how-good.md, docs/research-log.md
-    python benchmarks/figures.py --jsonl FILE       # adds a file of benchmarks/which_backbone.py
+    python benchmarks/figures.py --jsonl FILE...    # adds files of benchmarks/which_backbone.py
 
 results/accuracy.csv has a row per backbone, protocol, set, task and method, so that differences can
 be paired. A table stands between `<!-- figures: NAME -->` and `<!-- end of figures -->`.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from _bench import SETS
-from mivhead.benchmark.compare import Paired, paired_test
+from _bench import CORRECTED, SETS, read_jsonl
+from mivhead._version import __version__
+from mivhead_bench.benchmark.compare import Paired, paired_test
 
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "results" / "accuracy.csv"
@@ -35,15 +35,26 @@ PROTOCOLS = {  # as users would say it
     "5-way 1-shot": "5 classes, 1 photo each",
     "unequal shots": "5 to 10 classes, 1 to 12 photos",
 }
+UNSEEN = {  # protocols of results/unseen.csv
+    "10-way 5-shot": "10 classes, 5 photos",
+    "5 to 10 classes, 5 shots": "5 to 10, 5 photos",
+    "5 to 10 classes, 3 shots": "5 to 10, 3 photos",
+    "5-way 1-shot": "5, 1 photo",
+    "5 to 10 classes, 1 to 12 shots": "5 to 10, 1 to 12 photos",
+}
 METHODS = {
     "miv": "**mivhead**",
     "miv-paper": "the paper's recipe",
+    "experts": 'mivhead without its head (`recipe="experts"`)',
     "ridge": "ridge regression",
-    "ridge, power 0.5": "ridge regression on square roots",
+    "ridge-sqrt": "ridge regression on square roots",
+    "ridge-all": "ridge regression on all blocks",
     "logistic": "logistic regression",
+    "logistic-all": "logistic regression on all blocks",
     "ncc": "nearest centroid",
+    "laplacianshot": "LaplacianShot, which sees all new photos at once",
 }
-CORRECTED = "+correction"  # by the number of shots, as well as any power of it could
+NOT_PLAIN = ("miv", "experts", "laplacianshot")  # it names the queries of a task together
 NAMES = {
     "cub200_birds": "birds",
     "gtsrb_traffic_signs": "traffic signs",
@@ -66,12 +77,12 @@ NAMES = {
 Scores = dict[str, dict[str, list[float]]]  # by set and method, in the order of the tasks
 
 
-def read(path: Path = FILE) -> dict[str, Scores]:
-    """Read the accuracies of the default backbone, by protocol."""
+def read(path: Path = FILE, backbone: str = BACKBONE) -> dict[str, Scores]:
+    """Read the accuracies of a backbone, by protocol."""
     found: dict[str, Any] = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            if row["backbone"] == BACKBONE:
+            if row["backbone"] == backbone:
                 scores = found[row["protocol"]][row["set"]][row["method"]]
                 scores[int(row["task"])] = float(row["accuracy"]) / 100
     return {
@@ -110,14 +121,14 @@ def lead(scores: Scores, other: str, sets: Iterable[str]) -> Paired:
 def best_plain(scores: Scores, sets: Iterable[str]) -> str:
     """Return the plain head with the highest mean on these sets."""
     own = set.intersection(*({*scores[name]} for name in sets))
-    plain = [method for method in sorted(own) if not method.startswith("miv")]
+    plain = [method for method in sorted(own) if not method.startswith(NOT_PLAIN)]
     return max(plain, key=lambda method: mean(scores, method, sets))
 
 
 def accuracy_table(found: dict[str, Scores]) -> list[str]:
     """Return the means over the confirmation sets and how far mivhead is ahead."""
     protocols = [name for name in PROTOCOLS if name in found]
-    head, rule = ["on 8 image sets that played no part in tuning"], ["---"]
+    head, rule = ["on our 8 confirmation sets"], ["---"]
     for name in protocols:
         head += [PROTOCOLS[name], "mivhead leads by"]
         rule += ["---:", "---:"]
@@ -130,7 +141,7 @@ def accuracy_table(found: dict[str, Scores]) -> list[str]:
             if not all(method in scores[each] for each in sets):
                 row += ["", ""]
                 continue
-            value = f"{mean(scores, method, sets):.1f} %"
+            value = f"{mean(scores, method, sets):.1f}%"
             ours = method == "miv"
             row += [f"**{value}**" if ours else value]
             row += ["" if ours else lead(scores, method, sets).difference.signed]
@@ -139,13 +150,9 @@ def accuracy_table(found: dict[str, Scores]) -> list[str]:
 
 
 def cells(scores: Scores, sets: list[str]) -> list[str]:
-    """Return mivhead's accuracy, and its lead over the paper's recipe and the best plain head."""
-    row = [f"{mean(scores, 'miv', sets):.1f}"]
-    for rival in ("miv-paper", best_plain(scores, sets)):
-        known = all(rival in scores[name] for name in sets)
-        test = lead(scores, rival, sets) if known else None
-        row += [f"{test.difference.signed} ({test.p:.1g})" if test else ""]
-    return row
+    """Return mivhead's accuracy, and its lead over the best plain head."""
+    test = lead(scores, best_plain(scores, sets), sets)
+    return [f"{mean(scores, 'miv', sets):.1f}", test.difference.signed]
 
 
 def sets_table(found: dict[str, Scores]) -> list[str]:
@@ -153,8 +160,8 @@ def sets_table(found: dict[str, Scores]) -> list[str]:
     protocols = [name for name in PROTOCOLS if name in found]
     head, rule = ["set"], ["---"]
     for name in protocols:
-        head += [name, "lead over the paper's recipe", "over the best plain head"]
-        rule += ["---:"] * 3
+        head += [name, "lead over the best plain head"]
+        rule += ["---:"] * 2
     rows = []
     for group, members in SETS.items():
         if group not in ("tuning", "confirmation"):
@@ -211,7 +218,7 @@ def protocols_table(found: dict[str, Scores]) -> list[str]:
         sets = list(scores)
         plain = best_plain(scores, sets)
         test = lead(scores, plain, sets)
-        experts = mean(scores, "miv, recipe experts", sets)
+        experts = mean(scores, "experts", sets)
         rows.append(
             [
                 protocol,
@@ -225,7 +232,62 @@ def protocols_table(found: dict[str, Scores]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 
+def unseen_table(_: dict[str, Scores]) -> list[str]:
+    """Return the means over further sets; the interval of a lead is that over the sets."""
+    found: dict[str, Any] = defaultdict(lambda: defaultdict(dict))
+    with (FILE.parent / "unseen.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            found[row["protocol"]][row["method"]][row["set"]] = float(row["accuracy"]) / 100
+    protocols = [name for name in UNSEEN if name in found]
+    rows = [["on 17 further image sets"], ["---"]]
+    for name in protocols:
+        rows[0] += [UNSEEN[name], "lead"]
+        rows[1] += ["---:", "---:"]
+    for method, title in METHODS.items():
+        row = [title]
+        for name in protocols:
+            ours, theirs = (list(found[name][each].values()) for each in ("miv", method))
+            row += [f"{100 * np.mean(theirs):.1f}%" if theirs else ""]
+            ahead = theirs and method != "miv"
+            row += [paired_test(ours, theirs).difference.signed if ahead else ""]
+        rows.append(row)
+    return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+NETWORKS = {
+    "vit_tiny_patch16_224": "ViT-Ti/16",
+    "deit_tiny_patch16_224": "DeiT-Ti/16",
+    "ese_vovnet19b_dw": "VoVNet-19b",
+}
+RIVALS = ("experts", "miv-paper", "ridge", "ridge-all", "logistic", "ncc")
+
+
+def networks_table(_: dict[str, Scores]) -> list[str]:
+    """Return mivhead's accuracy on each network, and its lead over each rival."""
+    rows = [
+        ["confirmation sets", "tasks", "`miv`", *(f"minus `{rival}`" for rival in RIVALS)],
+        ["---", *["---:"] * (2 + len(RIVALS))],
+    ]
+    sets = SETS["confirmation"]
+    for protocol in PROTOCOLS:
+        for network, title in NETWORKS.items():
+            scores = corrected(read(backbone=network).get(protocol, {}))
+            if not all("miv" in scores.get(name, {}) for name in sets):
+                continue
+            known = [all(rival in scores[name] for name in sets) for rival in RIVALS]
+            leads = [
+                lead(scores, rival, sets).difference.signed if has else ""
+                for rival, has in zip(RIVALS, known, strict=True)
+            ]
+            count = sum(len(scores[name]["miv"]) for name in sets)
+            value = f"{mean(scores, 'miv', sets):.1f}"
+            rows.append([f"{title}, {protocol}", str(count), value, *leads])
+    return ["| " + " | ".join(row) + " |" for row in rows]
+
+
 TABLES = {
+    "networks": networks_table,
+    "unseen": unseen_table,
     "unequal": unequal_table,
     "protocols": protocols_table,
     "accuracy": accuracy_table,
@@ -271,12 +333,12 @@ def chart(scores: Scores) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 40} {bottom + 34}" '
         f'role="img" aria-labelledby="t"><title id="t">{title}</title><style>{STYLE}</style>',
         dot("ours", left, 20) + text("mivhead", left + 12, 20),
-        dot("plain", left + 100, 20) + text("best of three plain heads", left + 112, 20),
+        dot("plain", left + 100, 20) + text("best of the plain heads", left + 112, 20),
     ]
     for percent in range(0, 101, 20):
         x = left + width * percent / 100
         parts.append(line("grid", x, top - 12, x, bottom))
-        parts.append(text(f"{percent} %", x, bottom + 14, "middle"))
+        parts.append(text(f"{percent}%", x, bottom + 14, "middle"))
     for row, name in enumerate(names):
         y = top + step * row + 4
         plain = mean(scores, best_plain({name: scores[name]}, [name]), [name])
@@ -286,30 +348,23 @@ def chart(scores: Scores) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def add_jsonl(path: Path, library: str) -> None:
-    """Add the rows of a file of benchmarks/which_backbone.py."""
-    rows: dict[tuple[str, ...], dict[str, Any]] = {}
-    if FILE.exists():
-        with FILE.open(newline="", encoding="utf-8") as file:
-            rows = {tuple(row[key] for key in COLUMNS[:5]): row for row in csv.DictReader(file)}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        task = json.loads(line)
-        if task["backbone"] != BACKBONE:
-            continue
-        for method, (accuracy, _) in task["methods"].items():
-            where = (BACKBONE, task["protocol"], task["set"], str(task["task"]), method)
-            values = (*where, f"{100 * accuracy:.2f}", library)
-            rows[where] = dict(zip(COLUMNS, values, strict=True))
+def add_jsonl(paths: list[Path], library: str) -> None:
+    """Add the rows of files of benchmarks/which_backbone.py."""
+    with FILE.open(newline="", encoding="utf-8") as file:
+        rows = {tuple(row[key] for key in COLUMNS[:5]): row for row in csv.DictReader(file)}
+    for *where, accuracy, _ in read_jsonl(paths):
+        values = (*map(str, where), f"{100 * accuracy:.2f}", library)
+        rows[values[:5]] = dict(zip(COLUMNS, values, strict=True))
     with FILE.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore")
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows.values())
+        writer.writerows(rows[key] for key in sorted(rows, key=lambda key: (*key[:3], key[4])))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--jsonl", type=Path, help="a file of benchmarks/which_backbone.py")
-    parser.add_argument("--library", default="0.2.0", help="version that measured the .jsonl file")
+    parser.add_argument("--jsonl", type=Path, nargs="*", help="files of which_backbone.py")
+    parser.add_argument("--library", default=__version__, help="that measured these files")
     args = parser.parse_args()
     if args.jsonl:
         add_jsonl(args.jsonl, args.library)

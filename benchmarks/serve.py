@@ -1,13 +1,11 @@
 """The service under load: real HTTP over loopback, against the backbone alone in the same run.
 
-    python benchmarks/serve.py DATA [--seconds 10] [--rounds 3] [--soak 60] [--json service.json]
+    python benchmarks/serve.py DATA [--seconds 10] [--rounds 3] [--json service.json]
 
 DATA is a folder with one folder per class. `miv serve` serves a model of 10 classes and 5 shots in
 a process of its own, with one thread for the backbone. 1, 8 and 64 clients send one image per
 request, one request after the other, in turns with the backbone alone, which gets the same images
-decoded and resized, in batches of as many images, at most 32. Then come ten times as many requests
-as the service holds, sent without waiting, with health checks every 0.2 s, and a soak of 8 clients.
-Takes about five minutes.
+decoded and resized, in batches of as many images, at most 32. Takes about three minutes.
 """
 
 from __future__ import annotations
@@ -32,12 +30,11 @@ from urllib.parse import urlsplit
 from mivhead import FewShotClassifier
 from mivhead._util.threads import set_threads
 from mivhead.backbones import load_backbone
-from mivhead.backbones.preprocessing import to_picture
+from mivhead.backbones.base import to_picture
 from mivhead.images.decoding import load_image
 
 CLASSES, SHOTS, QUERIES = 10, 5, 200
 CLIENTS = (1, 8, 64)
-OVERLOAD = 10  # times the throughput of 64 clients
 
 
 def main() -> None:
@@ -45,7 +42,6 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--seconds", type=float, default=10, help="per measurement and round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--soak", type=float, default=60, help="seconds")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     set_threads(1)
@@ -61,12 +57,6 @@ def main() -> None:
         if exported:
             print("the exported model:")
             facts["exported load"] = under_load(exported, queries, args)
-        with served(model) as (url, process):
-            rate = facts["load"][str(CLIENTS[-1])]["images per second"]
-            facts["overload"] = overload(url, process, queries, OVERLOAD * rate, args.seconds)
-            print("overload:", json.dumps(facts["overload"]), flush=True)
-            facts["soak"] = soak(url, process, queries, args.soak)
-            print("soak:", json.dumps(facts["soak"]), flush=True)
     if args.json:
         args.json.write_text(json.dumps(facts, indent=2) + "\n")
 
@@ -237,75 +227,6 @@ async def load(url: str, queries: list[bytes], count: int, seconds: float) -> Fo
     await asyncio.gather(*(run(number) for number in range(count)))
     found.duration = time.perf_counter() - start
     return found
-
-
-def overload(
-    url: str, process: subprocess.Popen[str], queries: list[bytes], rate: float, seconds: float
-) -> dict[str, Any]:
-    """Send requests at a rate, whether or not earlier ones have been answered."""
-    requests = [predict(each) for each in queries]
-    codes: Counter[Any] = Counter()
-    health: list[float] = []
-    peak = memory(process)
-
-    async def one(i: int) -> None:
-        client = Client(url)
-        try:
-            codes[await client.ask(requests[i % len(requests)])] += 1
-        except (OSError, asyncio.IncompleteReadError) as error:
-            codes[type(error).__name__] += 1
-        finally:
-            client.close()
-
-    async def watch() -> None:
-        nonlocal peak
-        client = Client(url)
-        while True:
-            start = time.perf_counter()
-            code = await client.ask(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            health.append(time.perf_counter() - start if code == 200 else float("inf"))
-            peak = max(peak, memory(process))
-            await asyncio.sleep(0.2)
-
-    async def run() -> None:
-        watcher = asyncio.create_task(watch())
-        start = time.perf_counter()
-        tasks: list[asyncio.Task[None]] = []
-        while (now := time.perf_counter() - start) < seconds:
-            while len(tasks) < rate * now:
-                tasks.append(asyncio.create_task(one(len(tasks))))
-            await asyncio.sleep(0.01)
-        await asyncio.gather(*tasks)
-        watcher.cancel()
-
-    before = memory(process)
-    asyncio.run(run())
-    return {
-        "requests per second": round(rate, 1),
-        "answers": {str(key): value for key, value in codes.items()},
-        "slowest health check s": round(max(health), 2),
-        "memory MB": [before, peak, memory(process)],
-        "alive": process.poll() is None,
-    }
-
-
-def soak(
-    url: str, process: subprocess.Popen[str], queries: list[bytes], seconds: float
-) -> dict[str, Any]:
-    """Watch the memory under constant load."""
-    samples = []
-    codes: Counter[int] = Counter()
-    for _ in range(6):
-        codes += asyncio.run(load(url, queries, 8, seconds / 6)).codes
-        samples.append(memory(process))
-    answers = {str(key): value for key, value in codes.items()}
-    return {"seconds": seconds, "answers": answers, "memory MB": samples}
-
-
-def memory(process: subprocess.Popen[str]) -> int:
-    """Resident memory in megabytes."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) // 1024
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""Which backbone, or which two together: accuracy and speed on the same tasks.
+"""Which backbone: accuracy and speed on the same tasks.
 
     python benchmarks/which_backbone.py --data DIR -o FILE.jsonl [--protocol "10-way 5-shot"]
-        [--backbones efficientnet_lite0,efficientnet_lite0+efficientnet_lite2,resnet50,vit]
+        [--backbones efficientnet_lite0,efficientnet_lite2,resnet50,vit,TIMM_NAME=WEIGHTS]
         [--resnet50 WEIGHTS] [--vit WEIGHTS] [--methods miv,miv-paper,ridge,logistic] [--tasks 10]
-    python benchmarks/which_backbone.py -o FILE.jsonl --report
     python benchmarks/which_backbone.py --speed [--backbones ...]
 
-Fits each method to the features of each backbone, or of several joined by `+`. `resnet50` and `vit`
-(a ViT-S/14 at 224 pixels) have the weights of a file. The number of views of each shot is at most
-that of the default recipe: four with one shot, none with five. Resumes when it is started again, so
-backbones can be run one after another into one file. Figures: docs/research-log.md.
+Fits each method to the features of each backbone. `resnet50` and `vit` (a ViT-S/14 at 224 pixels)
+have the weights of a file. The number of views of each shot is at most that of the default recipe:
+four with one shot, none with five. Resumes when it is started again, so backbones can be run one
+after another into one file. `--protocol "unequal shots"` draws 1 to 12 shots for each of 5 to 10
+classes; accuracy is then the mean over classes, and the logits of methods that do not count every
+class the same are also corrected by powers of the number of shots. Figures: docs/research-log.md.
 """
 
 from __future__ import annotations
@@ -18,96 +19,106 @@ import argparse
 import json
 import os
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import t as student
-from scipy.stats import ttest_1samp
+from torch import nn
 
-from _backbones import keras_resnet50
 from _bench import SETS, names
-from _tasks import LoadedTask, load_tasks
-from mivhead.backbones import load_backbone
+from _tasks import UNEQUAL, LoadedTask, load_tasks
+from mivhead import Preprocessing
+from mivhead.backbones import from_module, load_backbone
 from mivhead.backbones.base import Backbone
-from mivhead.backbones.joint import JointBackbone
 from mivhead.backbones.preset import Preset
 from mivhead.backbones.presets import PAPER
-from mivhead.benchmark.samplers import Protocol
-from mivhead.features import Features
-from mivhead.methods import make_method
+from mivhead.backbones.timm_models import read_tensors
+from mivhead_bench.benchmark.samplers import Protocol
+from mivhead_bench.methods import make_method
 
 IMAGES = 48  # to measure the speed of a backbone
 VIT = "timm:vit_small_patch14_dinov2"
-OURS = ("miv", "miv-paper")
-COLUMNS = (
-    *("backbone", "tasks", "miv", "paper's recipe", "minus it", "best plain head", "minus it"),
-    *("s", "minus first backbone"),
-)
+OURS = ("miv", "miv-paper", "experts")
+BALANCED = ("miv", "experts")  # count every class the same, regardless of its number of shots
+POWERS = (0.0, 0.5, 1.0, 1.5, 2.0)  # tau of the correction, log p - tau log n
 VIEWS = 4  # of each shot at most, if there are fewer than five
 
 
-def load(name: str, args: argparse.Namespace) -> list[Backbone]:
-    """Load the backbones whose names are joined by `+`."""
-    found = []
-    for part in name.split("+"):
-        if part == "resnet50":
-            subject = keras_resnet50(args.resnet50)
-            preset = replace(PAPER["resnet50"].preset, preprocessing=subject.preprocessing)
-            found.append(subject.load(preset))
-        elif part == "vit":
-            found.append(load_backbone(VIT, weights=args.vit, image_size=224))
-        else:
-            found.append(load_backbone(part))
-    return found
+def load(name: str, args: argparse.Namespace) -> Backbone:
+    """Load a backbone; `resnet50` and `vit` have the weights of a file."""
+    if name == "resnet50":
+        return keras_resnet50(args.resnet50)
+    if name == "vit":
+        return load_backbone(VIT, weights=args.vit, image_size=224)
+    spec, _, weights = name.partition("=")
+    return load_backbone(f"timm:{spec}", weights=weights) if weights else load_backbone(name)
 
 
-def joined_tasks(
-    backbones: list[Backbone], *what: Any, **how: Any
-) -> Iterator[tuple[LoadedTask, Preset]]:
-    """Tasks with the blocks of all backbones, and the preset of these."""
-    preset = backbones[0].preset if len(backbones) == 1 else JointBackbone(backbones).preset
-    streams = [load_tasks(backbone, *what, **how) for backbone in backbones]
-    for parts in zip(*streams, strict=True):
+def keras_resnet50(weights: Path) -> Backbone:
+    """Load the "v1" ResNet-50 of Keras in torchvision's names, which timm does not build."""
+    from torchvision.models import resnet50
 
-        def joined(pick: Callable[[LoadedTask], Any], parts: Any = parts) -> Features:
-            return Features([block for part in parts for block in pick(part).blocks])
+    model: nn.Module = resnet50(weights=None)
+    for stage in ("layer2", "layer3", "layer4"):
+        first = model.get_submodule(f"{stage}.0")
+        first.conv1.stride, first.conv2.stride = (2, 2), (1, 1)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 1e-3
+    tensors = {key: tensor.float() for key, tensor in read_tensors(weights).items()}
+    model.load_state_dict(tensors, strict=True)
+    mean, preset = (123.68 / 255, 116.779 / 255, 103.939 / 255), PAPER["resnet50"].preset
+    preprocessing = Preprocessing(224, mean=mean, std=(1 / 255, 1 / 255, 1 / 255))
+    return from_module(
+        model.eval(),
+        preset.taps,
+        name="resnet50",
+        preprocessing=preprocessing,
+        blocks=preset.blocks,
+    )
 
-        views = joined(lambda p: p.all_views) if parts[0].all_views is not None else None
-        X, queries = joined(lambda p: p.X), joined(lambda p: p.queries)
-        yield replace(parts[0], X=X, queries=queries, all_views=views), preset
 
-
-def measure(task: LoadedTask, preset: Preset, methods: tuple[str, ...]) -> dict[str, Any]:
-    """Accuracy and seconds of processor time for a fit, by method."""
-    found = {}
+def measure(task: LoadedTask, preset: Preset, methods: tuple[str, ...], *, unequal: bool) -> Any:
+    """Accuracy and seconds of processor time for a fit, by method; then accuracies by power."""
+    found: dict[str, Any] = {}
+    corrected: dict[str, list[float]] = {}
     for method in methods:
         ours = method in OURS
         model = make_method(method, preset=preset if ours else None, random_state=0)
         start = time.process_time()
         model.fit(task.X, task.y, **(task.views(VIEWS) if ours else {}))
         spent = time.process_time() - start
-        right = float((model.predict(task.queries) == task.query_labels).mean())
-        found[method] = [right, round(spent, 3)]
-    return found
+        logits = np.log(np.maximum(model.predict_proba(task.queries), 1e-300))
+        wanted = np.searchsorted(model.classes_, task.query_labels)
+        powers = POWERS if unequal and method not in BALANCED else (0.0,)
+        chosen = [(logits - power * np.log(np.bincount(task.y))).argmax(axis=1) for power in powers]
+        right = [class_mean(labels == wanted, wanted) for labels in chosen]
+        found[method] = [right[0], round(spent, 3)]
+        if len(right) > 1:
+            corrected[method] = right
+    return found, corrected
+
+
+def class_mean(right: Any, wanted: Any) -> float:
+    """Return the share of right answers, as a mean over classes."""
+    return float(np.mean([right[wanted == label].mean() for label in np.unique(wanted)]))
 
 
 def run(args: argparse.Namespace) -> None:
     done = {key(row): row for row in read(args.output)} if args.output.exists() else {}
-    shots = Protocol.parse(args.protocol).shots
+    unequal = args.protocol == UNEQUAL
+    shots = None if unequal else Protocol.parse(args.protocol).shots
     views = VIEWS if shots is not None and shots < 5 else 0
-    for name in args.backbones:
-        backbones = load(name, args)
+    for given in args.backbones:
+        backbone = load(given, args)
+        name = given.partition("=")[0]
         for set_ in args.sets:
             wanted = [(args.protocol, name, set_, number) for number in range(args.tasks)]
             if all(set(args.methods) <= set(done.get(w, {}).get("methods", {})) for w in wanted):
                 continue
             what = (args.data, [set_], args.protocol, args.tasks)
-            for task, preset in joined_tasks(backbones, *what, views=views, seed=args.seed):
+            for task in load_tasks(backbone, *what, views=views, seed=args.seed):
                 row = done.get((args.protocol, name, set_, task.number)) or {
                     "protocol": args.protocol,
                     "backbone": name,
@@ -118,7 +129,10 @@ def run(args: argparse.Namespace) -> None:
                 left = tuple(m for m in args.methods if m not in row["methods"])
                 if not left:
                     continue
-                row["methods"] |= measure(task, preset, left)
+                found, corrected = measure(task, backbone.preset, left, unequal=unequal)
+                row["methods"] |= found
+                if corrected:
+                    row["corrected"] = row.get("corrected", {}) | corrected
                 with args.output.open("a") as file:
                     file.write(json.dumps(row) + "\n")
             print(name, args.protocol, set_, flush=True)
@@ -132,84 +146,6 @@ def read(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a file; a later row of the same task replaces an earlier one."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return list({key(row): row for row in rows}.values())
-
-
-def report(rows: list[dict[str, Any]]) -> None:
-    """Print, for each protocol and group of sets, methods by backbone and paired differences."""
-    for protocol in dict.fromkeys(row["protocol"] for row in rows):
-        for title, members in SETS.items():
-            own = [r for r in rows if r["protocol"] == protocol and r["set"] in members]
-            if not own:
-                continue
-            print(f"\n## {protocol}, {title} sets\n")
-            print("| " + " | ".join(COLUMNS) + " |")
-            print("|---|---:|---:|---:|---:|---|---:|---:|---:|")
-            first = next(iter(own))["backbone"]
-            reference = {(r["set"], r["task"]): r for r in own if r["backbone"] == first}
-            for name in dict.fromkeys(row["backbone"] for row in own):
-                print(line(name, [r for r in own if r["backbone"] == name], reference))
-        sets_table([r for r in rows if r["protocol"] == protocol])
-
-
-def line(name: str, rows: list[dict[str, Any]], reference: dict[Any, Any]) -> str:
-    """Return a row of the table."""
-    scores = {
-        method: 100 * np.array([r["methods"][method][0] for r in rows])
-        for method in rows[0]["methods"]
-        if all(method in r["methods"] for r in rows)
-    }
-    ours = scores["miv"]
-    plain = [m for m in scores if m not in OURS]
-    best = max(plain, key=lambda m: scores[m].mean()) if plain else None
-    paper = scores.get("miv-paper")
-    pairs = [
-        (r["methods"]["miv"][0], reference[r["set"], r["task"]]["methods"]["miv"][0])
-        for r in rows
-        if (r["set"], r["task"]) in reference
-    ]
-    apart = 100 * (np.array(pairs)[:, 0] - np.array(pairs)[:, 1]) if pairs else np.zeros(0)
-    seconds = np.median([r["methods"]["miv"][1] for r in rows])
-    cells = [
-        name,
-        str(len(rows)),
-        f"{ours.mean():.1f}",
-        "" if paper is None else f"{paper.mean():.1f}",
-        "" if paper is None else interval(ours - paper),
-        "" if best is None else f"{best} {scores[best].mean():.1f}",
-        "" if best is None else interval(ours - scores[best]),
-        f"{seconds:.2f}",
-        interval(apart) if len(apart) and apart.any() else "",
-    ]
-    return "| " + " | ".join(cells) + " |"
-
-
-def interval(differences: Any) -> str:
-    """Return the mean, its 95 % interval and the p-value of the paired t-test."""
-    n = len(differences)
-    if n < 2 or not differences.std():
-        return f"{differences.mean():+.1f}"
-    half = student.ppf(0.975, n - 1) * differences.std(ddof=1) / np.sqrt(n)
-    return f"{differences.mean():+.1f} ± {half:.1f} (p {ttest_1samp(differences, 0).pvalue:.1g})"
-
-
-def sets_table(rows: list[dict[str, Any]]) -> None:
-    """Print `miv` and its lead over the best plain head on each set, by backbone."""
-    found: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        found[row["set"]][row["backbone"]].append(row["methods"])
-    backbones = list(dict.fromkeys(row["backbone"] for row in rows))
-    print("\n| set | " + " | ".join(backbones) + " |\n|---" + "|---:" * len(backbones) + "|")
-    for set_, by_backbone in found.items():
-        cells = []
-        for name in backbones:
-            scores = by_backbone.get(name)
-            if not scores:
-                cells.append("")
-                continue
-            mean = {m: 100 * np.mean([s[m][0] for s in scores if m in s]) for m in scores[0]}
-            best = max((v for m, v in mean.items() if m not in OURS), default=mean["miv"])
-            cells.append(f"{mean['miv']:.1f} ({mean['miv'] - best:+.1f})")
-        print(f"| {set_} | " + " | ".join(cells) + " |")
 
 
 def images_per_second(backbone: Backbone) -> float:
@@ -235,18 +171,15 @@ def main() -> None:
     parser.add_argument("--resnet50", metavar="WEIGHTS", type=Path)
     parser.add_argument("--vit", metavar="WEIGHTS", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--report", action="store_true", help="of what the file holds")
     parser.add_argument("--speed", action="store_true", help="images per second instead")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.speed:
         for name in args.backbones:
-            for backbone in load(name, args):
+            for backbone in [load(name, args)]:
                 print(f"{name}: {images_per_second(backbone):.1f} images/s with one thread")
     elif args.output is None:
         parser.error("-o is required, except with --speed")
-    elif args.report:
-        report(read(args.output))
     else:
         run(args)
 

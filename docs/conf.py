@@ -59,8 +59,8 @@ html_js_files = ["tables.js"]
 html_search_scorer = str(Path(__file__).parent / "_static" / "scorer.js")
 html_math_renderer = "mathml"
 html_show_sourcelink = False
-_ALONE = ("tutorial", "how-good", "faq", "coming-from", "ecosystem", "research-log", "changelog")
-html_sidebars = {page: [] for page in _ALONE}  # nothing to list there
+_ALONE = ("tutorial", "how-good", "faq", "coming-from", "ecosystem", "changelog")
+html_sidebars = {page: [] for page in (*_ALONE, "results", "research-log")}  # nothing to list there
 html_theme_options = {
     "logo": {"text": "mivhead"},
     "navigation_with_keys": False,

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,34 @@ from hypothesis import settings
 from PIL import Image
 
 from mivhead._util.threads import set_threads, wanted_threads
-from mivhead.engine import library
+from mivhead.head import kernels as head_kernels
 
-settings.register_profile("mivhead", deadline=None)  # a busy machine is not a failure
-settings.load_profile("mivhead")
+# A busy machine is not a failure. HYPOTHESIS_PROFILE=free looks for examples not tried before.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("free", deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+SHUFFLE = os.environ.get("MIV_SHUFFLE")
 set_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 60, 230)}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("filterwarnings", "ignore:::PIL")  # as `mivhead.images.decoding` does
+
+
+def pytest_report_header() -> str | None:
+    return f"order: MIV_SHUFFLE={SHUFFLE}" if SHUFFLE else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With MIV_SHUFFLE, run the files, and the tests of each, in an order that it decides."""
+    if SHUFFLE:
+        items.sort(key=lambda item: [_place(item.nodeid.split("::")[0]), _place(item.nodeid)])
+
+
+def _place(name: str) -> str:
+    return sha256(f"{SHUFFLE} {name}".encode()).hexdigest()
 
 
 def write_images(folder: Path, per_class: int, seed: int = 0) -> Path:
@@ -47,14 +69,13 @@ def queries(tmp_path: Path) -> Path:
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """Run a test twice: with the compiled kernels, and as if they had not been built."""
     compiled = request.param == "compiled"
-    if compiled and os.environ.get(library.SWITCH, "").lower() == "off":
-        pytest.skip("the kernels are switched off")
     if not compiled:
-        monkeypatch.setattr(library, "PATH", Path("not-built.so"))
-    library.library.cache_clear()
-    assert (library.library() is not None) == compiled
+        monkeypatch.setattr(head_kernels, "PATH", Path("not-built.so"))
+    head_kernels.library.cache_clear()
+    if compiled and head_kernels.library() is None:
+        pytest.skip("the kernels are not built, or switched off")
     yield compiled
-    library.library.cache_clear()
+    head_kernels.library.cache_clear()
 
 
 @pytest.fixture(params=[1, 2, 3])

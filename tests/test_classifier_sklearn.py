@@ -6,7 +6,7 @@ from mivhead import MIVClassifier
 from tests.helpers.sklearn_checks import checks
 
 TOO_NARROW = (
-    "the check asks for 83 % on 2 or 3 channels; the head's LayerNorm over so few channels leaves "
+    "the check asks for 83% on 2 or 3 channels; the head's LayerNorm over so few channels leaves "
     "little more than the sign of their difference: it is made for embeddings"
 )
 

@@ -1,4 +1,4 @@
-"""The lock: one exact version of every package, for every system that we support."""
+"""The lock: one exact version of every package."""
 
 from __future__ import annotations
 
@@ -14,31 +14,12 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 LOCK = ROOT / "constraints.txt"
-PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-SYSTEMS = {
-    "Linux": {"sys_platform": "linux", "os_name": "posix", "platform_machine": "x86_64"},
-    "macOS": {"sys_platform": "darwin", "os_name": "posix", "platform_machine": "arm64"},
-    "Windows": {"sys_platform": "win32", "os_name": "nt", "platform_machine": "AMD64"},
-}
 
 
 def pins() -> list[Requirement]:
     lines = [line for line in LOCK.read_text().splitlines() if not line.startswith("#")]
     assert lines
     return [Requirement(line) for line in lines]
-
-
-def environment(python: str, system: str) -> dict[str, str]:
-    """Return what markers see there; `extra` is empty, as for a plain install."""
-    return {
-        **SYSTEMS[system],
-        "python_version": python,
-        "python_full_version": f"{python}.9",
-        "implementation_name": "cpython",
-        "platform_python_implementation": "CPython",
-        "platform_system": "Darwin" if system == "macOS" else system,
-        "extra": "",
-    }
 
 
 def requirements() -> list[Requirement]:
@@ -59,28 +40,21 @@ def test_the_lock_holds_exact_versions_and_names_no_host() -> None:
         assert not pin.extras
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
-@pytest.mark.parametrize("python", PYTHONS)
-def test_the_lock_serves_every_requirement_on_every_system(python: str, system: str) -> None:
-    there = environment(python, system)
-    versions: dict[str, str] = {}
-    for pin in pins():
-        if pin.marker is None or pin.marker.evaluate(there):
-            name = canonicalize_name(pin.name)
-            assert name not in versions, f"{name} has two versions on {system}, Python {python}"
-            versions[name] = str(pin.specifier).removeprefix("==")
+def test_the_lock_serves_every_requirement() -> None:
+    versions = {
+        canonicalize_name(pin.name): str(pin.specifier).removeprefix("==")
+        for pin in pins()
+        if pin.marker is None or pin.marker.evaluate()
+    }
     for wanted in requirements():
-        if wanted.marker is not None and not wanted.marker.evaluate(there):
-            continue
-        found = versions.get(canonicalize_name(wanted.name))
-        assert found is not None, f"constraints.txt lacks {wanted.name}: run `make lock UPGRADE=`"
-        assert wanted.specifier.contains(found), (
-            f"{wanted} does not allow {found} of constraints.txt: run `make lock`"
-        )
+        if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+            found = versions.get(canonicalize_name(wanted.name))
+            assert found is not None, f"{wanted.name} is missing: run `make lock UPGRADE=`"
+            assert wanted.specifier.contains(found), f"{wanted}: run `make lock`"
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
-@pytest.mark.parametrize("target", ["demo", "test", "docs", "test-all", "wheel", "bench-small"])
+@pytest.mark.parametrize("target", ["demo", "test", "test-all"])
 def test_every_install_of_a_target_uses_the_lock(target: str) -> None:
     printed = subprocess.run(
         ["make", "--dry-run", "--always-make", target],

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ENGINE = ROOT / "src" / "mivhead" / "engine"
+ENGINE = ROOT / "src" / "mivhead" / "head"
 SMOKE = """
 import mivhead
 from importlib.resources import files
 assert not mivhead.__file__.startswith({root!r}), mivhead.__file__
 assert (files("mivhead.export") / "web_page" / "index.html").is_file()
-assert (files("mivhead.engine") / "libkernels.so").is_file() == {kernels}
+assert (files("mivhead.head") / "libkernels.so").is_file() == {kernels}
 """
 
 

@@ -1,22 +1,26 @@
-"""The directive `miv-commands`: the command reference, from the parser of `miv` itself."""
+"""The directive `miv-commands`: the command reference, from the commands of `miv` themselves."""
 
-import argparse
 from collections.abc import Iterator
 
+import click
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from mivhead.cli.main import build_parser
+from mivhead.cli.main import miv
+from mivhead_bench.cli.main import bench
 
 
-def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """Yield the parsers of all commands, each group before its own commands."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for each in action.choices.values():
-                yield each
-                yield from commands(each)
+def commands(group: click.Group, parent: click.Context) -> Iterator[tuple[str, str]]:
+    """Yield the names of all commands and what their `--help` prints."""
+    for name in group.list_commands(parent):
+        command = group.get_command(parent, name)
+        if command is None:
+            continue
+        context = click.Context(command, info_name=name, parent=parent, terminal_width=100)
+        yield context.command_path, command.get_help(context)
+        if isinstance(command, click.Group):
+            yield from commands(command, context)
 
 
 class MivCommands(SphinxDirective):
@@ -25,10 +29,12 @@ class MivCommands(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Make the sections."""
         sections: list[nodes.Node] = []
-        for parser in commands(build_parser()):
-            section = nodes.section(ids=[nodes.make_id(parser.prog)])
-            section += nodes.title(text=parser.prog)
-            section += nodes.literal_block(text=parser.format_help(), language="text")
+        top = click.Context(miv, info_name="miv", **miv.context_settings)
+        laboratory = click.Context(bench, info_name="bench", parent=top)
+        for name, text in (*commands(miv, top), *commands(bench, laboratory)):
+            section = nodes.section(ids=[nodes.make_id(name)])
+            section += nodes.title(text=name)
+            section += nodes.literal_block(text=text, language="text")
             sections.append(section)
         return sections
 

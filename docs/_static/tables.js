@@ -1,4 +1,4 @@
-// Tables of the research log: a click on a heading sorts.
+// Tables of the research log and of the results: a click on a heading sorts, words filter.
 "use strict";
 
 function number(text) {
@@ -35,8 +35,26 @@ function sortable(table) {
   });
 }
 
+function filterable(table) {
+  const input = document.createElement("input");
+  input.type = "search";
+  input.placeholder = "Filter: words of a row, such as miv confirmation";
+  input.setAttribute("aria-label", "Filter the rows");
+  input.className = "filter";
+  table.before(input);
+  input.addEventListener("input", () => {
+    const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const row of table.tBodies[0].rows) {
+      const shown = [...row.cells].slice(0, 4).map((cell) => cell.textContent).join(" ");
+      const starts = shown.toLowerCase().split(/\s+/);
+      row.hidden = !words.every((word) => starts.some((start) => start.startsWith(word)));
+    }
+  });
+}
+
 document.addEventListener("DOMContentLoaded", () => {
-  for (const table of document.querySelectorAll("#research-log table")) {
+  for (const table of document.querySelectorAll("#research-log table, table.sortable")) {
     if (table.tHead && table.tBodies.length && table.tBodies[0].rows.length > 3) sortable(table);
+    if (table.matches(".sortable")) filterable(table);
   }
 });

@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 
 class MivError(Exception):
@@ -53,6 +54,23 @@ def reading(
     except expected as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0].rstrip(".")
         raise kind(f"{what} cannot be read: {reason}.") from error
+
+
+def check_file(path: str | Path, kind: type[MivError] = InputError) -> None:
+    """Raise an error if a path is not a file: reading a pipe could block."""
+    path = Path(path)
+    if not path.is_file():
+        raise kind(f"{path} is not a file.") if path.exists() else no_such_path(path, kind)
+
+
+def no_such_path(path: Path, kind: type[MivError] = InputError) -> MivError:
+    """Return the error of a path that does not exist; a similar name may have been meant."""
+    names: list[str] = []
+    with suppress(OSError):
+        names = [neighbour.name for neighbour in path.parent.iterdir()]
+    near = difflib.get_close_matches(path.name, names, n=1)
+    hint = f" Did you mean {path.with_name(near[0])}?" if near else ""
+    return kind(f"{path} does not exist.{hint}")
 
 
 def check_no_missing(name: str, values: Iterable[object]) -> None:

@@ -1,31 +1,31 @@
-"""Features: what a frozen backbone returned for n images.
+"""Features: what a frozen backbone returned for n images, and what a classifier is fitted to.
 
 `Features` is the only thing that passes from a backbone to a head. Per block, shallow to deep, it
 holds a patch map `(n, C, H, W)`, a token `(n, C)` such as a ViT's [CLS], or both (`Block`). With
-labels it becomes a `mivhead.support.SupportSet`, with the names of the images a `FeatureTable`.
+the names of the images it is a `FeatureTable`, with labels, ordered by class, a `SupportSet`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from mivhead._util import files
-from mivhead.errors import InputError, ModelFileError
+from mivhead._util.estimator import read_labels
+from mivhead._util.schema import from_json, to_json
+from mivhead.errors import InputError, ModelFileError, check_no_missing
 
 FILE_FORMAT = 1
-FILE_KEYS = {"format", "kind", "ids", "labels", "backbone", "hashes", "view_rule", "pictures"}
-MAX_DIMENSION = 2**20  # values; keeps a forged file from overflowing
-LARGE = 2.0**40  # values from 1 / LARGE to LARGE can be squared and summed in float32
-MAX_POWER = {"float32": 120, "float64": 1000}  # of two, with a finite inverse
+COLUMNS = ("ids", "labels", "hashes", "pictures")  # of a table, with an entry per image
+LARGEST = 1e12  # value: can be squared and summed in float32
+SMALLEST = 1e-8  # largest value of a block that lengths of vectors, at least 1e-12, do not distort
 FLOATS = ("float16", "float32", "float64")
 AT_ONCE = 64  # images in single precision
 _HALF_BITS = np.int32(-0x70002000)  # 0x8FFFE000: what a half fills of a single
@@ -39,11 +39,10 @@ class Features:
     Parameters
     ----------
     blocks : array, Block, mapping or list of these
-        One entry, or a list with one entry per block. An array (of NumPy, or anything that offers
-        `__array__` or DLPack, such as a PyTorch tensor; float16, float32 or float64) is read by its
-        shape: `(n, C)` is a vector per image, `(n, patches, C)` patch
-        vectors (a square number of patches is taken as a grid), `(n, C, H, W)` a patch map. A
-        mapping has the keys `map`, `token` or both.
+        One entry, or a list with one entry per block. An array of floats, of NumPy, PyTorch or
+        another library, is read by its shape: `(n, C)` is a vector per image, `(n, patches, C)`
+        patch vectors (a square number is taken as a grid), `(n, C, H, W)` a patch map. A mapping
+        has the keys `map`, `token` or both.
 
     Examples
     --------
@@ -64,10 +63,12 @@ class Features:
         if not isinstance(entries, Sequence) or not entries:
             raise InputError(
                 "Features need an array or a non-empty list with one entry per block, "
-                f"got {_type_and_shape(blocks)}."
+                f"got {type(blocks).__name__}."
             )
         self.blocks = tuple(read_block(entry, f"block{i}") for i, entry in enumerate(entries))
-        self._check_counts()
+        if len({len(t) for t in self.tensors.values()}) > 1:
+            shapes = {name: tuple(t.shape) for name, t in self.tensors.items()}
+            raise InputError(f"All blocks must hold the same number of images, got {shapes}.")
 
     @classmethod
     def _of(cls, blocks: Iterable[Block]) -> Features:
@@ -76,20 +77,8 @@ class Features:
         new.blocks = tuple(blocks)
         return new
 
-    def _check_counts(self) -> None:
-        if len({len(t) for t in self.tensors.values()}) > 1:
-            names = [f"{name} {tuple(t.shape)}" for name, t in self.tensors.items()]
-            raise InputError(
-                "All blocks must hold the same number of images (the first dimension), "
-                f"got {', '.join(names)}."
-            )
-
     def __len__(self) -> int:
-        return len(self._first)
-
-    @property
-    def _first(self) -> Array:
-        return next(iter(self.blocks[0].tensors.values()))
+        return len(next(iter(self.blocks[0].tensors.values())))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -117,10 +106,8 @@ class Features:
 
     def __getitem__(self, index: Any) -> Features:
         """Select images by integer, slice, integer array or mask; always returns Features."""
-        if isinstance(index, tuple):  # scikit-learn's X[indices, ...]
-            if len(index) != 2 or index[1] is not Ellipsis:
-                raise InputError(f"Features are indexed by image only, got {len(index)} indices.")
-            index = index[0]
+        if isinstance(index, tuple) and len(index) == 2 and index[1] is Ellipsis:
+            index = index[0]  # scikit-learn's X[indices, ...]
         if isinstance(index, int | np.integer):
             if not -len(self) <= index < len(self):  # also ends plain iteration
                 raise IndexError(f"image {index} is out of range: there are {len(self)}")
@@ -129,55 +116,20 @@ class Features:
             index = np.asarray(index)
             if not len(index):
                 index = index.astype(np.int64)
-        return self._map(lambda t: t[index])
+        return Features._of(
+            Block(**{part: t[index] for part, t in block.tensors.items()}) for block in self.blocks
+        )
 
     def to(self, target: Any) -> Features:
-        """Convert to another floating-point type.
-
-        Parameters
-        ----------
-        target : dtype or str
-            `float16`, `float32` or `float64`, of NumPy or of PyTorch.
-
-        Returns
-        -------
-        Features
-            Converted; this object is not changed.
-        """
-        dtype = float_type(target)
-        return self._map(lambda t: t.astype(dtype, copy=False))
-
-    @property
-    def exponents(self) -> tuple[int, ...]:
-        """Per block, the power of two that makes its values safe to square, if divided by it.
-
-        >>> import numpy as np
-        >>> Features([np.ones((2, 3)), np.full((2, 3), 1e150)]).exponents
-        (0, 499)
-        """
-        return tuple(_exponent(block) for block in self.blocks)
-
-    def divide(self, exponents: Sequence[int]) -> Features:
-        """Divide the values of every block by a power of two, which loses no digit.
-
-        Parameters
-        ----------
-        exponents : sequence of int
-            One per block: a block with exponent e is divided by 2^e.
-
-        Returns
-        -------
-        Features
-        """
-        if not any(exponents):
-            return self
-        if len(exponents) != len(self.blocks) or max(map(abs, exponents)) > max(MAX_POWER.values()):
-            raise InputError(f"{self} cannot be divided by the powers of two {list(exponents)}.")
-        pairs = zip(self.blocks, exponents, strict=True)
-        return Features._of(block.apply(partial(_times, factor=2.0**-n)) for block, n in pairs)
-
-    def _map(self, change: Callable[[Array], Array]) -> Features:
-        return Features._of(block.apply(change) for block in self.blocks)
+        """Convert to `float16`, `float32` or `float64`, of NumPy or of PyTorch."""
+        dtype = str(np.dtype(target) if isinstance(target, type) else target)
+        dtype = dtype.removeprefix("torch.")
+        if dtype not in FLOATS:
+            raise InputError(f"Features hold float16, float32 or float64, not {target}.")
+        return Features._of(
+            Block(**{part: t.astype(dtype, copy=False) for part, t in block.tensors.items()})
+            for block in self.blocks
+        )
 
     @property
     def layout(self) -> dict[str, tuple[int, ...]]:
@@ -186,32 +138,13 @@ class Features:
 
     @staticmethod
     def concat(parts: Sequence[Features]) -> Features:
-        """Join the images of several Features of one layout.
-
-        Parameters
-        ----------
-        parts : sequence of Features
-            At least one; all of the same layout.
-
-        Returns
-        -------
-        Features
-            The images of all parts, in their order.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> len(Features.concat([Features(np.ones((2, 3))), Features(np.ones((4, 3)))]))
-        6
-        """
+        """Join the images of several Features of one layout."""
         if not parts:
             raise InputError("There is nothing to concatenate.")
         first = parts[0]
         for part in parts[1:]:
             if part.layout != first.layout:
-                raise InputError(
-                    f"Features of different layouts cannot be joined: {first} and {part}."
-                )
+                raise InputError(f"Features of two layouts cannot be joined: {first}, {part}.")
         if len(parts) == 1:
             return first
         columns = zip(*(part.blocks for part in parts), strict=True)
@@ -234,105 +167,39 @@ class Features:
     __hash__ = None  # type: ignore[assignment]  # like an array
 
     def __repr__(self) -> str:
-        return f"Features(n={len(self)}, {_layout_text(self.blocks)})"
+        texts = (
+            " + ".join(
+                f"{part} {'x'.join(map(str, t.shape[1:]))} {t.dtype}"
+                for part, t in block.tensors.items()
+            )
+            for block in self.blocks
+        )
+        blocks = "; ".join(f"block{i}: {text}" for i, text in enumerate(texts))
+        return f"Features(n={len(self)}, {blocks})"
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, atomically.
-
-        Parameters
-        ----------
-        path : str or Path
-            The file; it is replaced if it exists.
-        """
-        write_features_file(path, self.tensors, {})
+        """Write one safetensors file, atomically."""
+        files.write(path, self.tensors, {"format": FILE_FORMAT, "kind": "features"})
 
     @classmethod
     def load(cls, path: str | Path) -> Features:
-        """Read a file that `save` or `miv extract` wrote; no code from the file is run.
-
-        Parameters
-        ----------
-        path : str or Path
-            The file.
-
-        Returns
-        -------
-        Features
-        """
-        tensors, _ = read_features_file(path)
-        return cls.from_tensors({k: v for k, v in tensors.items() if k.startswith("block")})
+        """Read a file that `save` or `miv extract` wrote; no code from the file is run."""
+        return FeatureTable.load(path).features
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Array]) -> Features:
-        """Make Features from tensors named `block{i}.map` and `block{i}.token`.
-
-        Parameters
-        ----------
-        tensors : mapping of str to array or tensor
-            Maps of shape (n, C, H, W) and tokens of shape (n, C).
-
-        Returns
-        -------
-        Features
-        """
+        """Make Features from tensors named `block{i}.map` and `block{i}.token`."""
         blocks: list[dict[str, Array]] = []
         left = dict(tensors)
         while True:
             names = {part: f"block{len(blocks)}.{part}" for part in ("map", "token")}
-            found = {part: left.pop(name) for part, name in names.items() if name in left}
-            if not found:
+            block = {part: left.pop(name) for part, name in names.items() if name in left}
+            if not block:
                 break
-            blocks.append(found)
+            blocks.append(block)
         if left:
             raise InputError(f"Unknown tensor {sorted(left)[0]!r} among features.")
         return cls(blocks)
-
-
-def float_type(given: Any) -> np.dtype[Any]:
-    """Return the floating-point type that is meant: NumPy's, PyTorch's or its name.
-
-    >>> float_type("float16"), float_type(np.float32)
-    (dtype('float16'), dtype('float32'))
-    """
-    name = str(given).removeprefix("torch.")
-    try:
-        dtype = np.dtype(name if name in FLOATS else given)
-    except TypeError:
-        dtype = np.dtype(object)
-    if dtype.name not in FLOATS:
-        raise InputError(f"Features hold float16, float32 or float64, not {given}.")
-    return dtype
-
-
-def write_features_file(
-    path: str | Path, tensors: Mapping[str, Array], meta: Mapping[str, Any]
-) -> None:
-    """Write a features file; `meta` holds what belongs to the features, such as labels."""
-    files.write(path, tensors, {"format": FILE_FORMAT, "kind": "features", **meta})
-
-
-def read_features_file(path: str | Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Read the tensors and the metadata of a features file."""
-    tensors, meta = files.read(path)
-    if meta.get("kind") != "features":
-        raise ModelFileError(f"{path} does not hold features.")
-    files.check_format(path, meta, FILE_FORMAT)
-    if unknown := sorted(meta.keys() - FILE_KEYS):
-        raise ModelFileError(
-            f"{path} is corrupted, or was written by a newer version of mivhead: its key "
-            f"{unknown[0]!r} is unknown."
-        )
-    return tensors, meta
-
-
-def _layout_text(blocks: Iterable[Block]) -> str:
-    def part(name: str, t: Array) -> str:
-        return f"{name} {'x'.join(map(str, t.shape[1:]))} {t.dtype}"
-
-    return "; ".join(
-        f"block{i}: " + " + ".join(part(k, t) for k, t in block.tensors.items())
-        for i, block in enumerate(blocks)
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,39 +219,11 @@ class Block:
         """Number of channels C."""
         return int(next(iter(self.tensors.values())).shape[1])
 
-    def apply(self, change: Callable[[Array], Array]) -> Block:
-        """Change every part in the same way."""
-        return Block(**{k: change(v) for k, v in self.tensors.items()})
-
-
-def _times(x: Array, factor: float) -> Array:
-    scaled: Array = x * x.dtype.type(factor)
-    return scaled
-
-
-def _exponent(block: Block) -> int:
-    tensors = [t for t in block.tensors.values() if t.dtype.name in MAX_POWER and t.size]
-    largest = max((float(max(-t.min(), t.max())) for t in tensors), default=0.0)
-    if not largest or 1 / LARGE <= largest <= LARGE:
-        return 0
-    most = min(MAX_POWER[t.dtype.name] for t in tensors)
-    return max(-most, min(math.frexp(largest)[1], most))
-
 
 def is_array(x: object) -> bool:
-    """Whether x is an array: of NumPy, or something that can be turned into one at once.
-
-    >>> is_array(np.ones(3)), is_array([1.0, 2.0])
-    (True, False)
-    """
+    """Whether x is an array: of NumPy, or something that can be turned into one at once."""
     convertible = hasattr(x, "__array__") or hasattr(x, "__dlpack__")
     return isinstance(x, np.ndarray) or (convertible and hasattr(x, "ndim"))
-
-
-def _type_and_shape(x: object) -> str:
-    """Type and shape of anything, for errors."""
-    shape = getattr(x, "shape", None)
-    return f"{type(x).__name__}" + (f" of shape {tuple(shape)}" if shape is not None else "")
 
 
 def read_block(entry: Any, name: str) -> Block:
@@ -393,10 +232,8 @@ def read_block(entry: Any, name: str) -> Block:
         entry = entry.tensors
     if isinstance(entry, Mapping):
         if not entry or set(entry) - {"map", "token"}:
-            raise InputError(
-                f"{name}: a block has the keys 'map' and/or 'token', got {sorted(entry)}."
-            )
-        parts = {k: read_array(v, f"{name}.{k}") for k, v in entry.items() if v is not None}
+            raise InputError(f"{name}: a block has a map, a token or both, not {sorted(entry)}.")
+        parts = {k: read_array(v, f"{name}.{k}") for k, v in entry.items()}
     else:
         tensor = read_array(entry, name)
         if tensor.ndim == 2:
@@ -405,14 +242,18 @@ def read_block(entry: Any, name: str) -> Block:
             parts = {"map": _patches_to_map(tensor)}
         else:
             parts = {"map": tensor}
-    if not parts:
-        raise InputError(f"{name}: a block needs a map, a token or both.")
     for part, ndim, expected in (("map", 4, "(n, C, H, W)"), ("token", 2, "(n, C)")):
         if part in parts and (parts[part].ndim != ndim or 0 in parts[part].shape[1:]):
             raise InputError(
                 f"{name}.{part} has shape {tuple(parts[part].shape)}, expected {expected} "
                 "with no empty dimension."
             )
+    _, channels, height, width = parts["map"].shape if "map" in parts else (0, 0, 0, 0)
+    if channels == height < width:
+        raise InputError(
+            f"{name} of shape {parts['map'].shape} seems to have its channels last: bring them "
+            "forward, to (n, C, H, W), with `numpy.moveaxis(maps, -1, 1)`."
+        )
     if len({t.shape[1] for t in parts.values()}) > 1:
         shapes = ", ".join(f"{k} {tuple(t.shape)}" for k, t in parts.items())
         raise InputError(f"{name}: map and token must have the same channels, got {shapes}.")
@@ -420,11 +261,16 @@ def read_block(entry: Any, name: str) -> Block:
 
 
 def read_array(x: Any, name: str) -> Array:
-    """Read an array of floating-point numbers of any library; it is called `name` in errors."""
+    """Read an array of floating-point numbers of any library; it is called `name` in errors.
+
+    PyTorch's tensors are detached from their graph and copied from their device.
+    """
     if not is_array(x):
-        raise InputError(f"{name}: expected an array, got {_type_and_shape(x)}.")
+        raise InputError(f"{name}: expected an array, got {type(x).__name__}.")
     try:
-        array = to_numpy(x)
+        x = x.detach().cpu() if hasattr(x, "detach") else x
+        array = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
     except (TypeError, ValueError, RuntimeError, BufferError):
         raise InputError(f"{name}: arrays of type {x.dtype} cannot be used.") from None
     if array.dtype.name not in FLOATS:
@@ -433,31 +279,17 @@ def read_array(x: Any, name: str) -> Array:
         raise InputError(
             f"{name} has shape {array.shape}, expected (n, C), (n, patches, C) or (n, C, H, W)."
         )
-    if not is_finite(array):
-        bad = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))[0]
+    if not is_usable(array):
+        usable = (np.abs(array.astype(np.float64)) <= LARGEST).reshape(len(array), -1).all(axis=1)
         raise InputError(
-            f"{name} of shape {array.shape} holds NaN or infinity (first in image {bad})."
+            f"{name} of shape {array.shape} holds NaN, infinity or values beyond {LARGEST:g} "
+            f"(first in image {int(usable.argmin())})."
         )
     return array
 
 
-def to_numpy(x: Any) -> Array:
-    """Turn an array of any library into one of NumPy, in the machine's byte order.
-
-    PyTorch's tensors are detached from their graph and copied from their device.
-    """
-    if hasattr(x, "detach"):
-        x = x.detach().cpu()
-    array = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
 def to_single(array: Array) -> NDArray[np.float32]:
-    """Convert finite values to single precision; halves 20 times as fast as NumPy's `astype` does.
-
-    >>> to_single(np.array([1.5, -6e-8], np.float16)).dtype
-    dtype('float32')
-    """
+    """Convert finite values to single precision; halves 20 times as fast as NumPy's `astype`."""
     if array.dtype != np.float16:
         return array.astype(np.float32)
     # The bits of sign, exponent and fraction at their new places, and the exponent's new bias.
@@ -469,27 +301,23 @@ def to_single(array: Array) -> NDArray[np.float32]:
     return values
 
 
-def mean_patches(map_: Array) -> NDArray[np.float32]:
-    """Average maps (n, C, H, W) over their patches, to (n, C) in single precision.
+def image_vectors(block: Block) -> NDArray[np.float32]:
+    """One vector (n, C) per image in single precision: the token, or else the mean patch."""
+    if block.token is not None:
+        return to_single(block.token)
+    assert block.map is not None
+    starts = range(0, max(1, len(block.map)), AT_ONCE)
+    parts = [block.map[start : start + AT_ONCE] for start in starts]
+    return np.concatenate([to_single(part).mean(axis=(2, 3)) for part in parts])
 
-    >>> mean_patches(np.arange(8.0).reshape(1, 2, 2, 2))
-    array([[1.5, 5.5]], dtype=float32)
-    """
-    starts = range(0, max(1, len(map_)), AT_ONCE)
-    return np.concatenate([to_single(map_[i : i + AT_ONCE]).mean(axis=(2, 3)) for i in starts])
 
-
-def is_finite(array: Array) -> bool:
-    """Whether an array holds neither NaN nor infinity.
-
-    >>> is_finite(np.ones(3, np.float16)), is_finite(np.array([np.inf]))
-    (True, False)
-    """
+def is_usable(array: Array) -> bool:
+    """Whether an array holds no NaN, no infinity and no value beyond `LARGEST`."""
     if not array.size:
         return True
     if array.dtype == np.float16:  # much faster than comparing halves: the bits of the exponent
         return not ((array.view(np.uint16) & 0x7C00) == 0x7C00).any()
-    return bool(np.isfinite(array.min()) and np.isfinite(array.max()))
+    return bool(array.min() >= -LARGEST and array.max() <= LARGEST)
 
 
 def _patches_to_map(patches: Array) -> Array:
@@ -498,41 +326,6 @@ def _patches_to_map(patches: Array) -> Array:
     side = math.isqrt(count)
     height, width = (side, side) if side * side == count else (count, 1)
     return patches.transpose(0, 2, 1).reshape(n, channels, height, width)
-
-
-def blocks_of(layout: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """List the names of the blocks in a layout.
-
-    >>> blocks_of({"block0.map": (8, 2, 2), "block0.token": (8,), "block1.token": (8,)})
-    ['block0', 'block1']
-    """
-    return list(dict.fromkeys(name.partition(".")[0] for name in layout))
-
-
-def layout_to_json(layout: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]]:
-    """Write a layout of features as plain values."""
-    return {name: list(shape) for name, shape in layout.items()}
-
-
-def read_layout(document: Any) -> Features:
-    """Check a stored layout, and return it as Features without images.
-
-    >>> read_layout({"block0.map": [8, 2, 2]})
-    Features(n=0, block0: map 8x2x2 float32)
-    """
-    if not isinstance(document, Mapping):
-        raise InputError(f"config.layout must be an object, got {document!r:.80}.")
-    for name, shape in document.items():
-        integers = isinstance(shape, list) and all(type(size) is int for size in shape)
-        if not integers or len(shape) > 3 or not all(0 < size <= MAX_DIMENSION for size in shape):
-            raise InputError(f"config.layout.{name} is not valid: {shape!r:.80}.")
-    # Features check the names and the numbers of dimensions.
-    return Features.from_tensors({k: np.empty((0, *v), np.float32) for k, v in document.items()})
-
-
-_VIEWS = "views."
-_VIEW_OF = "view_of"
-_PICTURES = "pictures"
 
 
 @dataclass(frozen=True, eq=False)
@@ -581,7 +374,7 @@ class FeatureTable:
     view_rule: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("ids", "labels", "hashes", "pictures"):
+        for name in COLUMNS:
             column = getattr(self, name)
             if column is not None and len(column) != len(self.features):
                 raise InputError(f"{len(self.features)} images, but {len(column)} {name}.")
@@ -596,99 +389,91 @@ class FeatureTable:
     def __len__(self) -> int:
         return len(self.features)
 
+    def __getitem__(self, rows: slice | Sequence[int]) -> FeatureTable:
+        """Return some rows, without views.
+
+        >>> table = FeatureTable(Features(np.ones((3, 8))), ids=("a", "b", "c"))
+        >>> table[1:].ids, table[[2, 0]].ids
+        (('b', 'c'), ('c', 'a'))
+        """
+        places = np.arange(len(self))[rows]
+        columns: dict[str, Any] = {
+            name: tuple(getattr(self, name)[place] for place in places)
+            for name in COLUMNS
+            if getattr(self, name) is not None
+        }
+        without: dict[str, Any] = {"views": None, "view_of": None, "view_rule": None}
+        return replace(self, features=self.features[places], **columns, **without)
+
     @property
     def nbytes(self) -> int:
         """Size in memory, views included."""
         return self.features.nbytes + (0 if self.views is None else self.views.nbytes)
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, atomically.
-
-        Parameters
-        ----------
-        path : str or Path
-            The file; it is replaced if it exists.
-        """
+        """Write one safetensors file, atomically."""
         tensors = dict(self.features.tensors)
         if self.views is not None and self.view_of is not None:
-            tensors |= {_VIEWS + name: tensor for name, tensor in self.views.tensors.items()}
-            tensors[_VIEW_OF] = np.asarray(self.view_of)
-        meta: dict[str, Any] = {
-            "ids": self.ids,
-            "labels": self.labels,
-            "backbone": self.backbone,
-        }
-        for name in ("hashes", "view_rule"):
-            if getattr(self, name) is not None:
-                meta[name] = getattr(self, name)
+            tensors |= {f"views.{name}": tensor for name, tensor in self.views.tensors.items()}
+            tensors["view_of"] = np.asarray(self.view_of)
+        lengths = None
         if self.pictures is not None:
-            tensors[_PICTURES] = join_bytes(self.pictures)
-            meta["pictures"] = [len(each) for each in self.pictures]
-        write_features_file(path, tensors, meta)
+            tensors["pictures"] = np.frombuffer(b"".join(self.pictures), np.uint8)
+            lengths = tuple(map(len, self.pictures))
+        columns = self.ids, self.labels, self.hashes, lengths
+        document = _Document(FILE_FORMAT, "features", *columns, self.backbone, self.view_rule)
+        files.write(path, tensors, to_json(document))
 
     @classmethod
     def load(cls, path: str | Path) -> FeatureTable:
-        """Read a file that `save` wrote; no code from the file is run.
-
-        Parameters
-        ----------
-        path : str or Path
-            The file.
-
-        Returns
-        -------
-        FeatureTable
-        """
-        tensors, meta = read_features_file(path)
+        """Read a file that `save` wrote; no code from the file is run."""
+        tensors, meta = files.read(path)
+        if meta.get("kind") != "features":
+            raise ModelFileError(f"{path} does not hold features.")
+        if meta.get("format") != FILE_FORMAT:
+            raise ModelFileError(f"{path} was written by another version of mivhead.")
         try:
-            view_of = tensors.pop(_VIEW_OF, None)
-            pictures = tensors.pop(_PICTURES, None)
-            views = {k.removeprefix(_VIEWS): tensors.pop(k) for k in list(tensors) if _VIEWS in k}
+            saved = from_json(_Document, meta, "the description")
+            view_of, pictures = tensors.pop("view_of", None), tensors.pop("pictures", None)
+            of_views = [name for name in tensors if name.startswith("views.")]
+            views = {name.removeprefix("views."): tensors.pop(name) for name in of_views}
             features = Features.from_tensors(tensors)
-            default_ids = [str(row) for row in range(len(features))]
             return cls(
                 features,
-                _strings(meta.get("ids", default_ids), "ids"),
-                None if meta.get("labels") is None else _strings(meta["labels"], "labels"),
+                saved.ids or tuple(map(str, range(len(features)))),
+                saved.labels,
                 Features.from_tensors(views) if views else None,
                 view_of,
-                meta.get("backbone"),
-                None if meta.get("hashes") is None else _strings(meta["hashes"], "hashes"),
-                None if pictures is None else _bytes(pictures, meta.get("pictures")),
-                meta.get("view_rule"),
+                saved.backbone,
+                saved.hashes,
+                None if pictures is None else tuple(split_bytes(pictures, saved.pictures or ())),
+                saved.view_rule,
             )
         except InputError as error:
             raise ModelFileError(f"{path} is corrupted: {error}") from error
 
 
-def _strings(value: Any, name: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise InputError(f"{name} must be a list of strings.")
-    return tuple(value)
+@dataclass(frozen=True)
+class _Document:
+    """The JSON document of a features file."""
 
-
-def join_bytes(parts: Iterable[bytes]) -> NDArray[np.uint8]:
-    """Join files, such as small pictures, to one array."""
-    return np.frombuffer(b"".join(parts), np.uint8)
+    format: int
+    kind: str
+    ids: tuple[str, ...] | None = None
+    labels: tuple[str, ...] | None = None
+    hashes: tuple[str, ...] | None = None
+    pictures: tuple[int, ...] | None = None  # their lengths
+    backbone: dict[str, Any] | None = None
+    view_rule: dict[str, Any] | None = None
 
 
 def split_bytes(data: Array, lengths: Iterable[int]) -> list[bytes]:
-    """Split what `join_bytes` joined; raise an error if the lengths do not fit.
-
-    >>> split_bytes(join_bytes([b"cat", b"", b"dog"]), [3, 0, 3])
-    [b'cat', b'', b'dog']
-    """
+    """Split joined files, such as small pictures; raise an error if the lengths do not fit."""
     ends = np.cumsum([0, *lengths]).tolist()
     if data.dtype != np.uint8 or data.shape != (ends[-1],) or sorted(ends) != ends:
         raise InputError("The pictures do not fit their lengths.")
     joined = data.tobytes()
     return [joined[start:end] for start, end in pairwise(ends)]
-
-
-def _bytes(data: Array, lengths: Any) -> tuple[bytes, ...]:
-    if not isinstance(lengths, list) or not all(type(each) is int for each in lengths):
-        raise InputError("pictures must be a list of lengths.")
-    return tuple(split_bytes(data, lengths))
 
 
 def _check_rows(rows: Array, views: int, images: int) -> None:
@@ -697,3 +482,134 @@ def _check_rows(rows: Array, views: int, images: int) -> None:
         raise InputError(f"view_of must be a list of integers, one for each of {views} views.")
     if len(rows) and not (rows.min() >= 0 and rows.max() < images):
         raise InputError(f"view_of must hold rows 0 to {images - 1}.")
+
+
+@dataclass(frozen=True, eq=False)
+class SupportSet:
+    """What a classifier is fitted to: checked, its images ordered by class."""
+
+    features: Features
+    labels: NDArray[np.int64]  # numbers of the classes, ascending
+    views: Features | None = None  # augmented views of the images
+    view_rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # of whom
+    unlabelled: Features | None = None  # images without labels
+    # (class, channel): vectors of the names of the classes, of length 1, in the space of the last
+    # block
+    class_vectors: NDArray[np.float32] | None = None
+    classes: NDArray[Any] = field(default_factory=lambda: np.empty(0, np.int64))  # labels, sorted
+
+    @classmethod
+    def read(
+        cls,
+        features: Features,
+        y: ArrayLike,
+        views: Any = None,
+        view_of: ArrayLike | None = None,
+        unlabelled: Any = None,
+        class_vectors: ArrayLike | Mapping[Any, ArrayLike] | None = None,
+    ) -> Self:
+        """Check what `MIVClassifier.fit` takes, and order it by class."""
+        classes, labels = encode(y, len(features))
+        for number, block in enumerate(features.blocks):
+            for name, array in block.tensors.items():
+                if 0 < max(-float(array.min()), float(array.max())) < SMALLEST:
+                    raise InputError(
+                        f"All values of blocks[{number}].{name} are below {SMALLEST:g}: multiply "
+                        "your features by a constant."
+                    )
+        if (views is None) != (view_of is None):
+            raise InputError("views and view_of must be given together.")
+        extra = None if views is None else _read_others(views, "views", features)
+        rows = np.asarray([] if view_of is None else view_of)
+        _check_rows(rows, 0 if extra is None else len(extra), len(features))
+        order = np.argsort(labels, kind="stable")
+        place = np.argsort(order)  # position of each image in that order
+        width = features.blocks[-1].channels
+        return cls(
+            features[order],
+            labels[order],
+            extra if len(rows) else None,
+            place[rows.astype(np.int64)],
+            None if unlabelled is None else _read_others(unlabelled, "unlabelled", features),
+            None if class_vectors is None else read_class_vectors(class_vectors, classes, width),
+            classes,
+        )
+
+    def take(self, kept: NDArray[np.bool_]) -> SupportSet:
+        """Keep some images of every class, and the views of these."""
+        place = np.cumsum(kept) - 1  # position of each kept image among them
+        used = kept[self.view_rows]
+        views = self.views[np.flatnonzero(used)] if self.views is not None and used.any() else None
+        rows, view_rows = np.flatnonzero(kept), place[self.view_rows[used]]
+        return SupportSet(
+            self.features[rows], self.labels[rows], views, view_rows, classes=self.classes
+        )
+
+    @property
+    def shots(self) -> list[int]:
+        """Images per class."""
+        counts: list[int] = np.bincount(self.labels).tolist()
+        return counts
+
+    @property
+    def sources(self) -> NDArray[np.int64]:
+        """The image that each of `everything` was made from, so that it has the same label."""
+        return np.concatenate([np.arange(len(self.labels)), self.view_rows])
+
+    @property
+    def everything(self) -> Features:
+        """Images and views, the images first."""
+        parts = [self.features] if self.views is None else [self.features, self.views]
+        return Features.concat(parts)
+
+
+def encode(y: ArrayLike, n: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Check the labels of n images; return the classes, sorted, and each image's class number."""
+    if y is None:
+        raise InputError("This classifier requires y to be passed, but the target y is None.")
+    if isinstance(y, Iterable):  # before NumPy makes strings of None and NaN
+        check_no_missing("y", y)
+    values = read_labels(y)
+    if len(values) != n:
+        raise InputError(f"X holds {n} images, but y has {len(values)} labels.")
+    classes, labels = np.unique(values, return_inverse=True)
+    if len(classes) < 2:
+        raise InputError(f"A classifier needs at least 2 classes; y holds {len(classes)} class.")
+    return classes, labels.astype(np.int64)
+
+
+def _read_others(values: Any, name: str, features: Features) -> Features:
+    """Check features of other images, whose layout must be that of the shots."""
+    others = Features(values)
+    if not len(others) and name == "unlabelled":
+        raise InputError("There are no unlabelled images: give at least one, or omit them.")
+    if others.layout != features.layout:
+        raise InputError(f"{name} have other blocks than X: {others} and {features}.")
+    return others
+
+
+def read_class_vectors(
+    values: ArrayLike | Mapping[Any, ArrayLike], classes: NDArray[Any], width: int
+) -> NDArray[np.float32]:
+    """Check vectors of classes, by name or in their order, and scale them to length 1."""
+    rows: Any = values
+    if isinstance(values, Mapping):
+        if different := {str(label) for label in values} ^ set(map(str, classes.tolist())):
+            raise InputError(f"class_vectors and the classes differ: {sorted(different)[0]!r}.")
+        rows = [values[label] for label in classes.tolist()]
+    try:
+        vectors = np.asarray(rows, np.float64)
+    except (TypeError, ValueError):  # words, or a ragged list
+        vectors = np.empty(0)
+    if vectors.shape != (len(classes), width):
+        raise InputError(
+            f"class_vectors must be numbers of shape ({len(classes)}, {width}): one vector per "
+            "class, in the space of the last block of the features, such as a text embedding of "
+            "the same model."
+        )
+    with np.errstate(all="ignore"):
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if not (np.isfinite(lengths).all() and (lengths > 0).all()):
+        raise InputError("A class vector has no direction: it holds NaN, infinity or only zeros.")
+    unit: NDArray[np.float32] = (vectors / lengths).astype(np.float32)
+    return unit

@@ -5,19 +5,16 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from mivhead._util import progress as _progress
-from mivhead._util.progress import in_notebook, progress_bar
+from mivhead._util import text
+from mivhead._util.text import progress_bar
 from tests.helpers.extras import needs
 
 CODE = """
-import time
-from mivhead._util import progress as _progress
-_progress.DELAY = 0.01
+from mivhead._util import text
+text.DELAY = 0
 for show in (True, None, False):
-    with _progress.progress_bar(f"with {show}", 3, show=show) as advance:
-        for _ in range(3):
-            time.sleep(0.2)
-            advance(1)
+    with text.progress_bar(f"with {show}", 3, show=show) as advance:
+        advance(3)
 """
 
 
@@ -39,16 +36,19 @@ def test_without_widgets_a_notebook_shows_text(monkeypatch, capsys):
     ipython = ModuleType("IPython")
     ipython.get_ipython = lambda: SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setattr(_progress, "find_spec", lambda name: None)
-    monkeypatch.setattr(_progress, "DELAY", 0)
+    monkeypatch.setattr(text, "find_spec", lambda name: None)
+    monkeypatch.setattr(text, "DELAY", 0)
     with progress_bar("training", 3) as advance:
         advance(3)
     assert "training" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shell", [None, SimpleNamespace()])
-def test_a_terminal_of_ipython_is_not_a_notebook(monkeypatch, shell):
+def test_a_terminal_of_ipython_is_not_a_notebook(monkeypatch, capsys, shell):
     ipython = ModuleType("IPython")
     ipython.get_ipython = lambda: shell
     monkeypatch.setitem(sys.modules, "IPython", ipython)
-    assert not in_notebook()
+    monkeypatch.setattr(text, "DELAY", 0)
+    with progress_bar("training", 3) as advance:
+        advance(3)
+    assert capsys.readouterr().err == ""

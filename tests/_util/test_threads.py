@@ -1,11 +1,9 @@
 """Threads that compute: parts of work, nesting, forks, limits, and how PyTorch's threads wait."""
 
-import math
 import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -30,37 +28,14 @@ def test_what_computes_lets_pytorchs_threads_wait_passively():
     assert policy(CLASSIFIER) == "passive"
 
 
-def test_a_policy_of_the_user_stays():
-    assert policy(CLASSIFIER, OMP_WAIT_POLICY="active") == "active"
-
-
-def test_after_pytorch_it_is_too_late_to_set_a_policy():
-    pytest.importorskip("torch")
-    assert policy(f"import torch; {CLASSIFIER}") == "None"
-
-
 @pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({"cpu.max": "150000 100000\n"}, 1.5),
-        ({"cpu.max": "max 100000\n"}, math.inf),
-        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.5),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
-        ({"cpu.max": "nonsense"}, math.inf),
-        ({}, math.inf),
-    ],
+    ("quota", "cores"), [("50000 100000\n", 1), ("max 100000\n", 8), ("nonsense", 8)]
 )
-def test_quota_of_a_container(files, cores, tmp_path):
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content)
-    assert _threads._quota(tmp_path) == cores
-
-
-def test_a_quota_limits_the_cores(monkeypatch, tmp_path):
-    (tmp_path / "cpu.max").write_text("50000 100000")
+def test_a_quota_of_a_container_limits_the_cores(quota, cores, monkeypatch, tmp_path):
+    (tmp_path / "cpu.max").write_text(quota)
     monkeypatch.setattr(_threads, "CGROUP", tmp_path)
-    assert _threads.available_cores.__wrapped__() == 1
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    assert _threads.available_cores.__wrapped__() == cores
 
 
 def test_how_many_threads_compute(threads, monkeypatch):
@@ -84,7 +59,7 @@ def test_every_part_is_worked_on_once(parts, threads):
 
 def test_parts_run_side_by_side(threads):
     """Each waits for the others, so that one thread alone could not end."""
-    together = threading.Barrier(threads, timeout=10)
+    together = threading.Barrier(threads, timeout=30)
     run_parts(lambda _: together.wait(), threads)
 
 
@@ -97,7 +72,6 @@ def test_an_exception_is_raised_after_the_other_parts_have_ended(threads):
             if part == bad:
                 raise ValueError(f"part {part}")
             running.append(part)
-            time.sleep(0.01)
             running.remove(part)
 
         with pytest.raises(ValueError, match=f"part {bad}"):
@@ -121,19 +95,6 @@ def test_parts_of_parts_run_in_the_thread_of_their_part(threads):
     assert list(seen.values()) == [True] * 5
 
 
-def test_several_threads_may_share_work_out_at_once(threads):
-    done = []
-    callers = [
-        threading.Thread(target=run_parts, args=(lambda part: done.append(part), 20))
-        for _ in range(4)
-    ]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    assert sorted(done) == sorted([*range(20)] * 4)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_process_has_threads_of_its_own(threads):
@@ -145,12 +106,7 @@ def test_a_forked_process_has_threads_of_its_own(threads):
             with shared_cores():
                 run_parts(done.append, 10)
             os._exit(0 if sorted(done) == list(range(10)) else 1)
-    deadline = time.monotonic() + 60
-    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
-        if time.monotonic() > deadline:
-            os.kill(child, 9)
-        time.sleep(0.01)
-    assert os.waitstatus_to_exitcode(ended[1]) == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def blas_threads():

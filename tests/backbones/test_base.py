@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from mivhead.backbones import list_backbones, load_backbone
-from mivhead.backbones.base import Identity
-from mivhead.backbones.preprocessing import preprocess
+from mivhead.backbones.base import Identity, may_be_named_by_file, preprocess
 from mivhead.backbones.preset import Preprocessing
 from mivhead.errors import InputError
-from tests.helpers.conformance import photos, run
+from tests.helpers.conformance import photos
 
 ME = Identity("mine", "ab" * 32, Preprocessing(size=64), ("layer3", "layer4"))
-
-
-def test_identity_survives_json() -> None:
-    again = Identity.from_json(json.loads(json.dumps(ME.as_json())))
-    assert again == ME
-    assert again.key == ME.key
 
 
 def test_identity_key_depends_on_every_part() -> None:
@@ -34,16 +25,6 @@ def test_identity_key_depends_on_every_part() -> None:
         Identity(ME.name, ME.weights, ME.preprocessing, ME.taps[::-1]),
     ]
     assert len({ME.key, *(other.key for other in others)}) == 6
-
-
-def test_identity_key_is_the_same_in_another_process() -> None:
-    code = (
-        "from mivhead.backbones.base import Identity; "
-        "from mivhead.backbones.preset import Preprocessing; "
-        "print(Identity('mine', 'ab' * 32, Preprocessing(size=64), ('layer3', 'layer4')).key)"
-    )
-    output = run(code)
-    assert output == ME.key
 
 
 @pytest.mark.parametrize(
@@ -71,16 +52,6 @@ def test_identity_refuses_foreign_json(path: tuple[str, ...], value: object) -> 
         Identity.from_json(document)
 
 
-def test_identity_refuses_missing_parts() -> None:
-    for key in ME.as_json():
-        document = ME.as_json()
-        del document[key]
-        with pytest.raises(InputError):
-            Identity.from_json(document)
-    with pytest.raises(InputError):
-        Identity.from_json(None)
-
-
 def test_preprocess_equals_the_plain_formula() -> None:
     settings = Preprocessing(size=48)
     photo = photos(1)[0]
@@ -89,12 +60,6 @@ def test_preprocess_equals_the_plain_formula() -> None:
     found = preprocess([photo], settings)
     assert found.dtype == torch.float32
     np.testing.assert_allclose(found[0].permute(1, 2, 0).numpy(), expected, atol=1e-5)
-
-
-def test_preprocess_takes_an_image_of_the_right_size_as_it_is() -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
-    found = preprocess([noise], Preprocessing(size=32, mean=(0.0,) * 3, std=(1.0,) * 3))
-    np.testing.assert_allclose(found[0].permute(1, 2, 0).numpy() * 255, noise, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +73,7 @@ def test_preprocess_takes_an_image_of_the_right_size_as_it_is() -> None:
     ],
 )
 def test_preprocess_names_the_bad_image(bad: object) -> None:
-    with pytest.raises(InputError, match="Image 1 is a "):
+    with pytest.raises(InputError, match="Image 1"):
         preprocess([photos(1)[0], bad], Preprocessing())  # type: ignore[list-item]
 
 
@@ -124,10 +89,21 @@ def test_unknown_dtype_is_refused() -> None:
         load_backbone(dtype="int8")
 
 
-def test_listing_imports_no_pytorch() -> None:
-    code = (
-        "import sys; from mivhead.backbones import list_backbones; print(*list_backbones()); "
-        "assert not {'torch', 'timm', 'torchvision'} & set(sys.modules)"
-    )
-    output = run(code)
-    assert output.split() == list_backbones()
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("my.onnx", "/etc/my.onnx", "../my.onnx", "//host/my.onnx", "my.py:net", "os:system"),
+        *("http://host/", "https://host/v1#model=m", "hf://owner/name", "resnet50+resnet18"),
+        *("hf-onnx:owner/name", "hf-onnx:/etc", "hf-onnx:../x", "hf-onnx:./x/y", "hf-onnx:~/x"),
+        *("open_clip:/etc", "open_clip:../x", "open_clip:./x", "open_clip:a/../b", "timm:../x"),
+        *("hf-onnx:a--b/c", "hf-onnx:a./b", "hf-onnx:a/b.git"),  # which the hub's library refuses
+        *("timm:/x", "timm:hf_hub:owner/name", "timm:local-dir:/etc", "", "nothing", "a\nb"),
+    ],
+)
+def test_a_file_names_only_what_is_safe_to_load(name: str) -> None:
+    assert not may_be_named_by_file(name)
+
+
+def test_a_file_may_name_what_is_known() -> None:
+    specs = ("timm:resnet50.a1_in1k", "open_clip:ViT-B-32/laion2b_s34b_b79k")
+    assert all(map(may_be_named_by_file, [*list_backbones(), *specs]))

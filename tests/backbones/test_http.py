@@ -1,177 +1,237 @@
-"""A backbone behind the real server gives what it gives at home."""
+"""Embedding services: requests and responses, faults on the way, and keys that stay secret."""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import io
 import json
-import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from PIL import Image
 
-from mivhead import BlockPreset, FewShotClassifier, Preset
-from mivhead.backbones import load_backbone, wire
-from mivhead.backbones.http import connect
-from mivhead.errors import InputError
+import mivhead
+from mivhead import FewShotClassifier
+from mivhead.backbones import http, load_backbone
+from mivhead.backbones.http import EmbeddingBackbone
+from mivhead.errors import InputError, MivError, NotAvailableError
 from tests.helpers.conformance import check, photos
-from tests.helpers.extras import needs
 from tests.helpers.services import (
     FaultyServer,
     Reply,
+    Request,
     as_json,
-    relay,
+    breaks_off,
+    changed,
+    drips,
+    hangs_up,
+    resets,
     running,
-    toy,
-    toy_server,
+    says,
+    status,
+    writes,
 )
 
-pytestmark = needs("httpx", "http")
+KEY = "sk-very-secret"
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with toy_server() as address:
-        yield address
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "BACKOFF", 0.001)
+    monkeypatch.setattr(http, "ATTEMPTS", 3)
+    monkeypatch.setattr(http, "CONCURRENCY", 1)
+    monkeypatch.setattr(http, "BATCH", 2)
 
 
-def test_conformance_with_a_server_in_another_process() -> None:
-    code = "import sys; from mivhead.cli.main import main; sys.exit(main())"
-    options = ["backbones", "serve", "efficientnet_lite0", "--port", "0", "--device", "cpu"]
-    command = [sys.executable, "-c", code, *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            address = next(word for word in process.stdout.readline().split() if "://" in word)
-            remote = load_backbone(address)
-            check(remote)
-            local = load_backbone("efficientnet_lite0", device="cpu")
-            assert remote.identity == local.identity
-            assert remote.preset == local.preset
-        finally:
-            process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 0
+def embed(text: str) -> list[float]:
+    """Seven numbers of an image: colour means, spreads, and the width."""
+    image = Image.open(io.BytesIO(base64.b64decode(text.rpartition(",")[2])))
+    assert image.format == "PNG"
+    pixels = np.asarray(image) / 255
+    return [*pixels.mean((0, 1)), *pixels.std((0, 1)), image.width / 100]
 
 
-def test_toy_conforms_and_equals_itself_at_home(url: str) -> None:
-    remote, local = load_backbone(url), toy()
-    check(remote)
-    assert remote.identity == local.identity
-    assert remote.preset == local.preset
-    images = photos(5)
-    assert remote.extract(images) == local.extract(images)
-    assert load_backbone(url, dtype="float32").extract(images).dtype == np.float32
+def as_data(vectors: list[list[float]]) -> Any:
+    return {"data": [{"object": "embedding", "embedding": v} for v in vectors], "usage": {"n": 1}}
 
 
-@settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(n=st.integers(1, 9), batch=st.integers(1, 10), concurrency=st.integers(1, 5))
-def test_any_batching_keeps_order_and_values(
-    url: str, n: int, batch: int, concurrency: int
-) -> None:
-    images = [np.full((7, 5, 3), 20 * i, np.uint8) for i in range(n)]
-    remote = connect(url, batch_size=batch, concurrency=concurrency)
-    assert remote.extract(images) == toy().extract(images)
+def service(wrap: Callable[[list[list[float]]], Any] = as_data) -> Callable[[Request], Reply]:
+    """A service in the most common form, with its own way to wrap the vectors."""
+
+    def reply(request: Request) -> Reply:
+        document = json.loads(request.body)
+        assert document["model"] == "toy"
+        return as_json(wrap([embed(text) for text in document["input"]]))
+
+    return reply
 
 
-def test_requests_run_side_by_side_but_not_more_than_allowed(url: str) -> None:
-    at_work, most, lock = 0, 0, threading.Lock()
-
-    def slowly(request: object) -> Reply:
-        nonlocal at_work, most
-        with lock:
-            at_work += 1
-            most = max(most, at_work)
-        time.sleep(0.1)
-        with lock:
-            at_work -= 1
-        return relay(url)(request)  # type: ignore[arg-type]
-
-    with running(FaultyServer(slowly)) as address:
-        connect(address, batch_size=1, concurrency=3).extract(photos(8))
-    assert most == 3
+WRAPPERS = [
+    as_data,
+    lambda vectors: {"data": [{"embedding": v, "index": i} for i, v in enumerate(vectors)][::-1]},
+    lambda vectors: {"embeddings": vectors},
+    lambda vectors: {"embeddings": {"float": vectors}},
+    lambda vectors: {"embeddings": [{"embedding": v} for v in vectors]},
+    lambda vectors: vectors,
+]
 
 
-def test_npz_is_read_without_pickles_and_bombs(tmp_path: Path) -> None:
-    features = toy().extract(photos(2))
-    body = wire.encode_features(features, wire.NPZ)
-    assert wire.decode_features(body, wire.NPZ, "float16", 10**6) == features
-    with pytest.raises(InputError, match="unpacks to more than 100 bytes"):
-        wire.decode_features(body, wire.NPZ, "float16", 100)
-    np.savez(tmp_path / "evil.npz", **{"block0.token": np.array([print], dtype=object)})
-    with pytest.raises(InputError, match="not readable application/x-npz"):
-        wire.decode_features((tmp_path / "evil.npz").read_bytes(), wire.NPZ, "float16", 10**6)
-    with pytest.raises(InputError, match="not readable application/x-npz"):
-        wire.decode_features(b"PK", wire.NPZ, "float16", 10**6)
+def test_conformance() -> None:
+    with running(FaultyServer(service(), [status(429), status(500)])) as url:
+        check(EmbeddingBackbone(url + "/v1/embeddings", model="toy"))
 
 
-@given(st.binary(max_size=200))
-def test_foreign_bytes_are_refused(body: bytes) -> None:
-    for kind in (wire.SAFETENSORS, wire.NPZ):
-        with pytest.raises(InputError):
-            wire.decode_features(body, kind, torch.float16, 10**6)
+@pytest.mark.parametrize("wrap", WRAPPERS)
+def test_usual_shapes_of_responses(wrap: Callable[[list[list[float]]], Any]) -> None:
+    server = FaultyServer(service(wrap))
+    with running(server) as url:
+        backbone = load_backbone(f"{url}/v1/embeddings#model=toy&size=32")
+        images = photos(5)
+        features = backbone.extract(images)
+    resized = [Image.fromarray(i).resize((32, 32), Image.Resampling.BICUBIC) for i in images]
+    pixels = np.stack([np.asarray(i) / 255 for i in resized])  # (n, 32, 32, 3)
+    parts = [pixels.mean((1, 2)), pixels.std((1, 2)), np.full((5, 1), 0.32)]
+    expected = np.concatenate(parts, axis=1).astype(np.float16)
+    np.testing.assert_allclose(features.tensors["block0.token"], expected, rtol=1e-3, atol=1e-5)
+    assert sorted(len(json.loads(post.body)["input"]) for post in server.posts) == [1, 2, 2]
 
 
-def test_bad_options(url: str) -> None:
-    with pytest.raises(InputError, match="batch_size and concurrency must be at least 1"):
-        connect(url, batch_size=0)
-    with pytest.raises(InputError, match="A remote backbone has its own weights"):
-        load_backbone(url, weights="random")
+def test_a_request_for_each_image() -> None:
+    def reply(request: Request) -> Reply:
+        return as_json({"embedding": embed(json.loads(request.body)["inputImage"])})
+
+    server = FaultyServer(reply)
+    with running(server) as url:
+        backbone = EmbeddingBackbone(url, request='{"inputImage": "$image"}')
+        assert len(backbone.extract(photos(3))) == 3
+    assert len(server.posts) == 3
 
 
-def test_presets_change_the_head_but_not_the_taps(url: str) -> None:
-    local = toy().preset
-    other = Preset(local.taps, (BlockPreset(heads=1),) * 3, local.preprocessing, threshold=4)
-    assert load_backbone(url, preset=other).preset == other
-    with pytest.raises(InputError, match="taps colours, edges, mean at 16 px"):
-        load_backbone(url, preset=Preset(("colours",), (BlockPreset(),), local.preprocessing))
+def test_requests_follow_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOY_KEY", KEY)
+
+    def reply(request: Request) -> Reply:
+        assert request.headers["Authorization"] == f"Bearer {KEY}"
+        document = json.loads(request.body)
+        assert document["name"] == "toy"
+        assert document["kinds"] == ["float"]
+        entries = [entry["content"][0]["url"] for entry in document["inputs"]]
+        assert all(entry.startswith("data:image/png;base64,") for entry in entries)
+        return as_json({"embeddings": [embed(entry) for entry in entries]})
+
+    inputs = [{"content": [{"type": "image", "url": "$data_url"}]}]
+    request = json.dumps({"name": "$model", "kinds": ["float"], "inputs": inputs})
+    with running(FaultyServer(reply)) as url:
+        backbone = load_backbone(f"{url}#key=TOY_KEY", model="toy", request=request)
+        assert len(backbone.extract(photos(3))) == 3
+        assert backbone.identity.name == f"{url}#model=toy"
+
+
+def test_the_identity_depends_on_what_is_asked() -> None:
+    kinds = [
+        EmbeddingBackbone("http://host/a", model="x"),
+        EmbeddingBackbone("http://host/a", model="y"),
+        EmbeddingBackbone("http://host/b", model="x"),
+        EmbeddingBackbone("http://host/a", model="x", request='{"m": "$model", "i": ["$image"]}'),
+        EmbeddingBackbone("http://host/a", model="x", size=64),
+    ]
+    assert len({kind.identity.key for kind in kinds}) == len(kinds)
+
+
+def test_a_model_of_a_service_is_saved_and_never_asks_it_by_itself(tmp_path: Path) -> None:
+    server = FaultyServer(service())
+    with running(server) as url:
+        spec, images = f"{url}#model=toy&size=32", photos(4)
+        fitted = FewShotClassifier(spec, cache=False, threshold=0).fit(images, list("aabb"))
+        fitted.save(tmp_path / "m.miv")
+        again = mivhead.load(tmp_path / "m.miv", backbone=spec)
+        np.testing.assert_allclose(again.predict_proba(images), fitted.predict_proba(images))
+        asked = len(server.requests)
+        with pytest.raises(NotAvailableError):
+            mivhead.load(tmp_path / "m.miv").predict(images)
+        assert len(server.requests) == asked
 
 
 @pytest.mark.parametrize(
-    ("document", "message"),
+    "fault", [status(503), status(429, Retry_After="0"), hangs_up, breaks_off, resets]
+)
+def test_what_may_pass_is_tried_again(fault: Any) -> None:
+    with running(FaultyServer(service(), [fault, fault])) as url:
+        backbone = EmbeddingBackbone(url, model="toy")
+        assert len(backbone.extract(photos(2))) == 2
+
+
+FAULTS = {
+    "always busy": [status(503)] * 3,
+    "redirect": [says(as_json({}, 302, Location="http://127.0.0.1:1/elsewhere"))],
+    "denied": [says(as_json({"error": f"bad key {KEY}"}, 401))],
+    "rejected": [says(as_json({"error": {"message": f"no such model {KEY}"}}, 400))],
+    "not JSON": [says(Reply(b"<html>"))],
+    "deep JSON": [says(Reply(b"[" * 100_000))],
+    "too few": [says(as_json([[1.0, 2.0]]))],
+    "ragged": [says(as_json([[1.0, 2.0], [1.0]]))],
+    "not a number": [says(Reply(b"[[NaN, 1], [1, 2]]"))],
+    "infinite": [says(Reply(b"[[1e999, 1], [1, 2]]"))],
+    "too large for float16": [says(as_json([[1e300, 1], [1, 2]]))],
+    "words": [says(as_json([["a"], ["b"]]))],
+    "too long": [changed(lambda body: body + b" " * 70_000)],
+    "20 GiB": [writes(b"HTTP/1.1 200 OK\r\nContent-Length: 21474836480\r\n\r\n" + b" " * 70_000)],
+    "gzip": [says(Reply(gzip.compress(b"0" * 10**8), headers={"Content-Encoding": "gzip"}))],
+    "drip": [drips] * 3,
+    "nonsense": [writes(b"\x00" * 100)] * 3,
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_other_faults_are_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOY_KEY", KEY)
+    monkeypatch.setattr(http, "MAX_BYTES", 65_536)
+    if name == "drip":
+        monkeypatch.setattr(http, "TIMEOUT", 0.2)
+    with running(FaultyServer(service(), FAULTS[name])) as url:
+        backbone = EmbeddingBackbone(url, model="toy", key="TOY_KEY")
+        with pytest.raises(MivError) as caught:
+            backbone.extract(photos(2))
+    message = str(caught.value)
+    assert KEY not in message
+    assert "\n" not in message
+    assert len(message) < 500
+
+
+def test_the_key_is_not_sent_after_a_redirect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOY_KEY", KEY)
+    other = FaultyServer(service())
+    with running(other) as elsewhere:
+        server = FaultyServer(service(), [says(as_json({}, 307, Location=elsewhere))])
+        with running(server) as url, pytest.raises(InputError, match="redirects are not followed"):
+            EmbeddingBackbone(url, model="toy", key="TOY_KEY").extract(photos(1))
+        assert server.requests[0].headers["Authorization"] == f"Bearer {KEY}"
+    assert other.requests == []
+
+
+@pytest.mark.parametrize(
+    "spec",
     [
-        ({"protocol": 1}, "is not a mivhead server .*lacks the key 'identity'.*append #model=NAME"),
-        ([], "is not a mivhead server"),
-        ("not found", "is not a mivhead server"),
+        *("http://", "http://host:0/", "http://user:pw@host/", "http://host/?api_key=x"),
+        *("http://host/", "http://host/#model=m&size=x", "http://host/#model=m&colour=red"),
+        "http://host/#model=m&key=sk-123",
+        'http://host/#model=m&request={"a":"b"}',
+        'http://host/#model=m&request={"a":["$image","b"]}',
+        'http://host/#model=m&request={"a":"$image"',
     ],
 )
-def test_other_servers_are_recognised(document: object, message: str) -> None:
-    server = FaultyServer(lambda _: as_json(document))
-    with running(server) as address, pytest.raises(InputError, match=message):
-        load_backbone(address)
+def test_refusals(spec: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_backbone(spec)
+    assert "pw" not in str(caught.value)
+    assert "sk-123" not in str(caught.value)
 
 
-def test_newer_protocol_is_refused(url: str) -> None:
-    def newer(request: object) -> Reply:
-        document = json.loads(relay(url)(request).body)  # type: ignore[arg-type]
-        return as_json(document | {"protocol": 2})
-
-    message = "uses version 2 of the protocol"
-    with running(FaultyServer(newer)) as address, pytest.raises(InputError, match=message):
-        load_backbone(address)
-
-
-def test_a_model_fitted_over_http_is_the_same_model(url: str, shots: Path, queries: Path) -> None:
-    settings_ = {"random_state": 3, "threshold": 2, "cache": False}
-    local = FewShotClassifier(toy(), **settings_).fit_folder(shots)
-    remote = FewShotClassifier(url, **settings_).fit_folder(shots)
-    paths = sorted(queries.glob("*/*.png"))
-    np.testing.assert_array_equal(local.predict_proba(paths), remote.predict_proba(paths))
-    assert remote.identity_ == local.identity_
-
-
-def test_a_server_says_nothing_that_clients_of_0_2_0_do_not_know() -> None:
-    backbone = load_backbone("efficientnet_lite0", device="cpu")
-    about = wire.ServerInfo(wire.PROTOCOL, backbone.identity, backbone.preset, 8, 2**20).as_json()
-    assert set(about) == {"protocol", "identity", "preset", "max_images", "max_bytes"}
-    names = ("pool_sizes", "native", "form", "tau", "heads", "plain", "candidates")
-    for block in about["preset"]["blocks"]:
-        assert set(block) == {*names, "pooled", "deepest"}
+def test_a_key_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TOY_KEY", raising=False)
+    with pytest.raises(NotAvailableError, match="TOY_KEY"):
+        EmbeddingBackbone("http://127.0.0.1:9", model="toy", key="TOY_KEY").extract(photos(1))

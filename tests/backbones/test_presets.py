@@ -11,12 +11,13 @@ from torch import nn
 
 from mivhead import Features, MIVClassifier, Recipe
 from mivhead.backbones import list_backbones, load_backbone
-from mivhead.backbones.preprocessing import preprocess
+from mivhead.backbones.base import preprocess
+from mivhead.backbones.preset import derive_presets
 from mivhead.backbones.presets import PAPER
 from mivhead.backbones.timm_models import build
-from mivhead.head.blocks import derive_presets, resolve_blocks
-from mivhead.head.head import MIVHead
-from mivhead.methods.base import pooled
+from mivhead.head.recipe import resolve_blocks
+from mivhead_bench.head.head import MIVHead
+from mivhead_bench.methods.base import pooled
 from tests.helpers.conformance import photos, run
 
 timm = pytest.importorskip("timm", reason="the extra timm is not installed")

@@ -5,7 +5,9 @@ from collections import namedtuple
 
 import pytest
 
+import mivhead
 from mivhead.cli.main import main
+from mivhead.images.sources import open_labelled
 from tests.helpers.patterns import write_images
 
 Answer = namedtuple("Answer", "code out err")
@@ -27,15 +29,15 @@ def new(tmp_path_factory):
 def model(shots, tmp_path_factory):
     """A model of `shots`; do not change it."""
     path = tmp_path_factory.mktemp("cli") / "model.miv"
-    assert main(["fit", str(shots), "-o", str(path), "--no-augmentation", "--no-check"]) == 0
+    mivhead.FewShotClassifier(threshold=0, verbose=False).fit(shots).save(path)
     return path
 
 
 @pytest.fixture(scope="session")
 def features(shots, tmp_path_factory):
-    """Features of `shots` with views; do not change them."""
+    """Features of `shots` with a view of each; do not change them."""
     path = tmp_path_factory.mktemp("cli") / "shots.safetensors"
-    assert main(["extract", str(shots), "-o", str(path), "--threshold", "3"]) == 0
+    mivhead.FewShotClassifier(threshold=3, verbose=False).extract(open_labelled(shots)).save(path)
     return path
 
 
@@ -51,7 +53,7 @@ def miv(capsys):
 
     def run(*arguments):
         capsys.readouterr()
-        code = main([str(each) for each in arguments])
+        code = main([str(argument) for argument in arguments])
         return Answer(code, *capsys.readouterr())
 
     return run

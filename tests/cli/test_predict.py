@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 import zipfile
 
 import numpy as np
@@ -10,12 +11,11 @@ import pytest
 from PIL import Image
 
 import mivhead
-from mivhead.cli.predict import _as_table
-from mivhead.cli.sorting import safe_name, sort_images
-from mivhead.extraction import pipeline as extraction
+from mivhead.cli.predict import _as_csv, _as_table
+from mivhead.decision import NONE
+from mivhead.images.imageset import safe_name, sort_images
 from mivhead.images.sources import open_unlabelled
-from mivhead.model.prediction import Prediction
-from mivhead.spreadsheets import restore
+from mivhead.prediction import Prediction
 
 
 @pytest.fixture(scope="module")
@@ -24,109 +24,82 @@ def expected(model, new):
     return {p.id: p.probabilities for p in mivhead.load(model).classify(new)}
 
 
+@pytest.fixture
+def noise(tmp_path):
+    """An image of nothing."""
+    path = tmp_path / "noise.png"
+    pixels = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
 def test_a_table_for_people(miv, model, new, expected):
-    lines = miv("predict", model, new, "--reject", "0").out.splitlines()
-    assert lines[0].split() == ["file", "class", "probability"]
-    assert len(lines) == 1 + 6
-    for line, (file, ranked) in zip(lines[1:], expected.items(), strict=True):
-        assert line.split()[-3] == next(iter(ranked))
+    answer = miv("predict", model, new, "--reject", "0", "--top", "2")
+    header, *lines = answer.out.splitlines()
+    assert header.split() == ["file", "decision"]
+    assert len(lines) == 6
+    for line, (file, ranked) in zip(lines, expected.items(), strict=True):
+        first, second = list(ranked)[:2]
+        assert re.search(rf" ({first}|unsure) +{first} .*%, {second} ", line)
         assert file.endswith(line.split()[0][-20:])
+    assert "of 6 images; " in answer.err
+    assert miv("predict", model, new, "--quiet").err == ""
 
 
-def test_runners_up(miv, model, new, expected):
-    lines = miv("predict", model, new / "rings" / "5.png", "--top", "2").out.splitlines()
-    first, second = list(expected[f"{new.as_posix()}/rings/5.png"])[:2]
-    assert lines[0].endswith("runners-up")
-    assert re.search(rf" {first} +>?\d+ %  {second} <?\d+ %$", lines[1])
-
-
-def test_json(miv, model, new, expected):
+def test_json_and_csv(miv, fails, model, new, expected, tmp_path):
     document = json.loads(miv("predict", model, new, "--json", "--top", "3").out)
     assert document["skipped"] == []
-    assert [each["file"] for each in document["predictions"]] == list(expected)
-    for each in document["predictions"]:
-        ranked = {top["label"]: top["probability"] for top in each["top"]}
-        assert ranked == pytest.approx(expected[each["file"]])
-        assert list(ranked) == list(expected[each["file"]])
-        assert each["label"] == next(iter(ranked))
+    assert [prediction["file"] for prediction in document["predictions"]] == list(expected)
+    for prediction in document["predictions"]:
+        ranked = {top["label"]: top["probability"] for top in prediction["top"]}
+        assert ranked == pytest.approx(expected[prediction["file"]])
+        assert prediction["closest"] == next(iter(ranked))
+    path = tmp_path / "names.csv"
+    answer = miv("predict", model, new, "-o", path, "--top", "9")
+    assert answer.out == ""
+    assert answer.err.startswith(f"Wrote 6 predictions to {path}.\n")
+    text = path.read_text(encoding="utf-8")
+    for row in csv.DictReader(text.splitlines()):
+        ranked = list(expected[row["file"]].items())
+        assert row["class_3"] == ranked[2][0]
+        assert float(row["probability_2"]) == pytest.approx(ranked[1][1], abs=1e-6)
+        assert "class_4" not in row
+    assert miv("predict", model, new, "-o", path, "--top", "9", "--excel").code == 0
+    assert path.read_bytes().startswith(b"\xef\xbb\xbffile,decision,")
+    assert path.read_text(encoding="utf-8-sig").replace("\r\n", "\n") == text
+    assert miv("predict", model, new, "-o", tmp_path / "names.json", "--top", "3").code == 0
+    assert json.loads((tmp_path / "names.json").read_text("utf-8")) == document
+    assert ".csv or .json" in fails("predict", model, new, "-o", tmp_path / "names.xls")
 
 
-def test_decisions(miv, fails, model, new, tmp_path):
-    foreign = tmp_path / "noise.png"
-    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(foreign)
+def test_runners_up_are_not_the_closest_class():
+    ranked = {"other": 0.75, "dog": 0.125, "cat": 0.125}  # `other` is never the closest
+    text = _as_csv([Prediction("a.jpg", "dog", 0.125, ranked, NONE, 1.5)], 2, excel=False)
+    row = text.splitlines()[1].split(",")
+    assert row[2] == "dog"
+    assert row[5] == "other"
+
+
+def test_decisions(miv, model, new, noise):
     known = new / "rings" / "5.png"
-    found = json.loads(miv("predict", model, foreign, known, "--json", "--coverage", "80%").out)
-    first, second = found["predictions"]
+    document = json.loads(miv("predict", model, noise, known, "--json").out)
+    first, second = document["predictions"]
     assert first["decision"] == "none of these"
-    assert second["label"] in second["set"]
+    assert document["decisions"]["none"] == 1
     assert first["unknown"] > second["unknown"]
-    kept = json.loads(miv("predict", model, foreign, known, "--json", "--reject", "0").out)
-    assert kept["predictions"][0]["decision"] in (first["label"], "unsure")
-    assert "set" not in kept["predictions"][0]
-    assert f"none of these ({first['label']}?)" in miv("predict", model, foreign).out
-    rows = miv("predict", model, foreign, known, "--csv", "--coverage", "0.8").out.splitlines()
-    first_row, second_row = csv.DictReader(rows)
-    assert first_row["decision"] == "none of these"
-    assert float(first_row["unknown"]) == pytest.approx(first["unknown"], abs=1e-5)
-    assert second_row["set"].split(";") == second["set"]
-    assert "needs 99 shots" in fails("predict", model, known, "--coverage", "99%")
-    with pytest.raises(SystemExit):
-        miv("predict", model, known, "--max-errors", "500")
-    assert "between 0 and 1" in fails("predict", model, known, "--coverage", "1")
-
-
-def test_the_last_line_counts_names_and_what_other_thresholds_would_name(miv, model, new, tmp_path):
-    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(tmp_path / "noise.png")
-    given = ("predict", model, new, tmp_path / "noise.png")
-    document = json.loads(miv(*given, "--json", "--max-errors", "0.01%").out)
-    found = [each["decision"] for each in document["predictions"]]
-    counts = document["decisions"]
-    assert counts["none"] == found.count("none of these") > 0
-    assert counts["unsure"] == found.count("unsure") > 0
-    assert counts["named"] == 7 - counts["none"] - counts["unsure"]
-    assert counts["named_by_max_errors"]
-    for share, named in counts["named_by_max_errors"].items():
-        other = json.loads(miv(*given, "--json", "--max-errors", share).out)["decisions"]
-        assert other["named"] == named != counts["named"]
-    printed = miv(*given, "--max-errors", "0.01%").err
-    assert f"{counts['named']} of 7 images " in printed
-    assert "With --max-errors " in printed
-    assert miv(*given, "--quiet").err == ""
+    kept = json.loads(miv("predict", model, noise, known, "--json", "--reject", "0").out)
+    assert kept["predictions"][0]["decision"] in (first["closest"], "unsure")
+    assert f"closest: {first['closest']}" in miv("predict", model, noise).out
+    strict = json.loads(miv("predict", model, new, "--json", "--max-errors", "0.01%").out)
+    assert strict["decisions"]["unsure"] > 0
 
 
 def test_a_class_prior(miv, fails, model, new):
     first = new / "rings" / "5.png"
     never = miv("predict", model, first, "--json", "--prior", "checks=1,rings=0,stripes=1").out
-    (found,) = json.loads(never)["predictions"]
-    assert found["label"] != "rings"
-    assert "no class 'spirals'" in fails("predict", model, first, "--prior", "spirals=1")
-    bad = "checks=-1,rings=1,stripes=1"
-    assert "from 0 to 1e+100, got -1.0 for checks" in fails("predict", model, first, "--prior", bad)
-    assert "only zeros" in fails("predict", model, first, "--prior", "checks=0,rings=0,stripes=0")
-    assert "'often'" in fails("predict", model, first, "--prior", "often")
-    with pytest.raises(SystemExit):
-        miv("predict", model, first, "--prior", "checks=much")
-
-
-def test_csv(miv, model, new, expected):
-    rows = list(csv.DictReader(miv("predict", model, new, "--csv", "--top", "9").out.splitlines()))
-    assert [row["file"] for row in rows] == list(expected)
-    for row in rows:
-        ranked = list(expected[row["file"]].items())
-        assert row["label_3"] == ranked[2][0]
-        assert float(row["probability_2"]) == pytest.approx(ranked[1][1], abs=1e-6)
-        assert "label_4" not in row
-
-
-def test_chunks_do_not_change_the_answer(miv, model, new, monkeypatch):
-    whole = miv("predict", model, new, "--json").out
-    monkeypatch.setattr(extraction, "PART", 4)
-    parts = json.loads(miv("predict", model, new, "--json").out)["predictions"]
-    for one, other in zip(json.loads(whole)["predictions"], parts, strict=True):
-        assert one["label"] == other["label"]
-        assert one["probability"] == pytest.approx(other["probability"], abs=1e-5)
+    (prediction,) = json.loads(never)["predictions"]
+    assert prediction["closest"] != "rings"
+    assert "'spirals'" in fails("predict", model, first, "--prior", "spirals=1")
 
 
 def test_images_folders_zips_and_patterns_together(miv, model, new, tmp_path):
@@ -134,123 +107,80 @@ def test_images_folders_zips_and_patterns_together(miv, model, new, tmp_path):
         archive.write(new / "stripes" / "5.png", "deep/er/s.png")
     places = [new / "rings", new / "checks" / "6.png", tmp_path / "new.zip", new / "s*" / "6.png"]
     document = json.loads(miv("predict", model, *places, "--json").out)
-    ends = [each["file"].rpartition("/")[2] for each in document["predictions"]]
+    ends = [prediction["file"].rpartition("/")[2] for prediction in document["predictions"]]
     assert ends == ["5.png", "6.png", "6.png", "s.png", "6.png"]
 
 
 def test_a_features_file(miv, fails, model, new, expected, tmp_path):
     path = tmp_path / "new.safetensors"
-    assert miv("extract", new, "-o", path, "--unlabelled").code == 0
+    assert miv("extract", new, "-o", path, "--no-labels").code == 0
     document = json.loads(miv("predict", model, path, "--json").out)
-    assert [each["label"] for each in document["predictions"]] == [
+    assert [prediction["closest"] for prediction in document["predictions"]] == [
         next(iter(ranked)) for ranked in expected.values()
     ]
-    assert "copies images" in fails("predict", model, path, "--sort-into", tmp_path / "out")
+    assert "not features" in fails("predict", model, path, "--sort-into", tmp_path / "out")
+
+
+def test_crops_of_boxes(miv, model, new, tmp_path):
+    boxes = tmp_path / "boxes.csv"
+    boxes.write_text("file,x,y,w,h\nrings/5.png,0,0,48,48\nchecks/5.png,0,0,48,48\n")
+    document = json.loads(miv("predict", model, new, "--boxes", boxes, "--json").out)
+    assert [prediction["closest"] for prediction in document["predictions"]] == ["rings", "checks"]
+    assert miv("predict", model, new, "--boxes", boxes, "-o", tmp_path / "named.csv").code == 0
+    assert "rings/5.png" in (tmp_path / "named.csv").read_text()
+
+
+def test_predictions_as_a_page(miv, model, new, tmp_path):
+    page = tmp_path / "results.html"
+    answer = miv("predict", model, new, "--html", page, "--json")
+    assert answer.code == 0, answer.err
+    plain = json.loads(miv("predict", model, new, "--json").out)["predictions"]
+    assert json.loads(answer.out)["predictions"] == plain
+    text = page.read_text()
+    assert "model: 6 photos" in text
+    assert all(f"{name}/5.png" in text for name in ("rings", "checks", "stripes"))
 
 
 EVERY_NAME = ("--reject", "0", "--max-errors", "99.9%")  # never "unsure" or "none of these"
 
 
-def test_sort_into_copies_by_class_and_never_overwrites(miv, model, new, expected, tmp_path):
+def test_sort_into_copies_by_class_and_never_overwrites(miv, fails, model, new, expected, tmp_path):
     out = tmp_path / "sorted"
     answer = miv("predict", model, new, "--sort-into", out, *EVERY_NAME)
     assert answer.code == 0
-    assert answer.err == f"All 6 images were named.\nCopied 6 images into {out}.\n"
+    assert "5.png" not in answer.out  # a line per name, not per image
+    assert f"Copied 6 images into {out}.\n" in answer.err
     mine = next(out.rglob("*.png"))
     mine.write_bytes(b"mine")
     answer = miv("predict", model, new, "--sort-into", out, *EVERY_NAME)
-    assert answer.err.endswith(f"Copied 1 image into {out}; not copied again: 5.\n")
+    assert f"Copied 1 image into {out}; not copied again: 5.\n" in answer.err
     assert mine.read_bytes() == b"mine"
     for file, ranked in expected.items():
         original = new.parent / file.removeprefix(f"{new.parent.as_posix()}/")
-        copies = [c.read_bytes() for c in (out / next(iter(ranked))).iterdir()]
+        copies = [copy.read_bytes() for copy in (out / next(iter(ranked))).iterdir()]
         assert copies.count(original.read_bytes()) == 1  # identical copies are recognised
-        assert original.exists()
     assert len(list(out.rglob("*.png"))) == 7
+    assert "is a file" in fails("predict", model, new, "--sort-into", mine)
 
 
 def test_sort_into_has_folders_for_images_without_a_name(miv, model, new, tmp_path):
     out = tmp_path / "sorted"
     answer = miv("predict", model, new, "--sort-into", out, "--max-errors", "0.01%", "--json")
     document = json.loads(answer.out)
-    expected = {each["decision"] for each in document["predictions"]}
-    assert expected & {"unsure", "none of these"}
-    assert {folder.name for folder in out.iterdir()} == expected
+    decisions = {prediction["decision"] for prediction in document["predictions"]}
+    assert decisions & {"unsure", "none of these"}
+    assert {folder.name for folder in out.iterdir()} == decisions
 
 
-def test_a_file_instead_of_the_terminal(miv, fails, model, new, tmp_path):
-    printed = miv("predict", model, new, "--csv").out
-    path = tmp_path / "names.csv"
-    answer = miv("predict", model, new, "-o", path)
-    assert answer.out == ""
-    assert answer.err.startswith(f"Wrote 6 predictions to {path}.\n")
-    assert path.read_text(encoding="utf-8") == printed
-    assert miv("predict", model, new, "-o", path, "--excel").code == 0
-    written = path.read_bytes()
-    assert written.startswith(b"\xef\xbb\xbffile,label,")
-    assert written.decode("utf-8-sig").replace("\r\n", "\n") == printed
-    assert written.count(b"\r\n") == 7
-    assert miv("predict", model, new, "-o", tmp_path / "names.json").code == 0
-    assert len(json.loads((tmp_path / "names.json").read_text("utf-8"))["predictions"]) == 6
-    assert miv("predict", model, new, "--json", "-o", tmp_path / "names.txt").code == 0
-    assert "must be a .csv or .json" in fails("predict", model, new, "-o", tmp_path / "names.xls")
-    assert "does not exist" in fails("predict", model, new, "-o", tmp_path / "no" / "names.csv")
-
-
-def test_on_windows_a_csv_file_is_for_excel(miv, model, new, tmp_path, monkeypatch):
-    monkeypatch.setattr("mivhead.cli.predict._on_windows", lambda: True)
-    assert miv("predict", model, new / "rings", "-o", tmp_path / "names.csv").code == 0
-    assert (tmp_path / "names.csv").read_bytes().startswith(b"\xef\xbb\xbf")
-
-
-def test_names_in_a_csv_file_are_harmless(miv, model, new, tmp_path, monkeypatch):
-    picture = (new / "rings" / "5.png").read_bytes()
-    monkeypatch.chdir(tmp_path)
-    name = "=HYPERLINK(1)\x1b[31m.png"
-    (tmp_path / name).write_bytes(picture)
-    lines = miv("predict", model, name, "--csv").out.splitlines()
-    assert lines[1].startswith("'=HYPERLINK(1)\\x1b[31m.png,")
-    assert restore(next(csv.reader(lines[1:]))[0]) == name
-    assert miv("predict", model, name, "--csv", "--raw").out.splitlines()[1].startswith(f"{name},")
-
-
-def test_sort_into_a_place_that_is_no_folder(fails, model, new, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    assert "is a file" in fails("predict", model, new, "--sort-into", tmp_path / "file")
-    assert "does not exist" in fails("predict", model, new, "--sort-into", tmp_path / "a" / "b")
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_sorting_is_safe_for_any_class_name(new, tmp_path):
-    images = open_unlabelled([new / "rings", new / "checks"])
-    names = ["../../up", "a/b", "A_b", "CON"]
-    copies = sort_images(images, names, names, tmp_path / "out")
-    folders = {copy.parent.name for copy in copies}
-    assert folders == {"_._.._up", "a_b", "A_b (2)", "CON_"}
-    assert all(copy.parent.parent == tmp_path / "out" for copy in copies)
-
-
-def test_members_of_a_zip_are_written(new, tmp_path):
-    picture = (new / "rings" / "5.png").read_bytes()
-    with zipfile.ZipFile(tmp_path / "new.zip", "w") as archive:
-        archive.writestr("x/a:b?.png", picture)
-        archive.writestr("y/a:b?.png", picture + b".")
-    images = open_unlabelled(tmp_path / "new.zip")
-    copies = sort_images(images, ["r", "r"], ["r"], tmp_path / "out")
-    assert [copy.name for copy in copies] == ["a_b_.png", "a_b_ (2).png"]
-    assert [copy.read_bytes() for copy in copies] == [picture, picture + b"."]
-    assert sort_images(images, ["r", "r"], ["r"], tmp_path / "out") == []
-
-
-def test_half_a_copy_is_removed(new, tmp_path, monkeypatch):
-    def full(source, target):
-        target.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("shutil.copyfileobj", full)
-    with pytest.raises(mivhead.errors.NotAvailableError, match="No space left"):
-        sort_images(open_unlabelled(new / "rings"), ["r", "r"], ["r"], tmp_path / "out")
-    assert list((tmp_path / "out" / "r").iterdir()) == []
+def test_sorting_stays_inside_for_any_class_name(new, tmp_path):
+    names = ["../../x", "/etc/x", "..", "CON", "a\nb", "a b", "x" * 5000, "x" * 5000 + "y", "A B"]
+    images = open_unlabelled([new / "rings" / "5.png"] * len(names))
+    out = tmp_path / "deep" / "out"
+    copies = sort_images(images, names, names, out)
+    assert len({copy.parent.name.casefold() for copy in copies}) == len(names)
+    assert all(copy.resolve().parent.parent == out.resolve() for copy in copies)
+    assert [path.name for path in tmp_path.iterdir()] == ["deep"]
+    assert sort_images(images, names, names, out) == []  # nothing is written twice
 
 
 def test_safe_names_are_safe():
@@ -264,10 +194,67 @@ def test_safe_names_are_safe():
         assert not name.endswith((".", " "))
 
 
+def test_members_of_a_zip_are_written(new, tmp_path):
+    picture = (new / "rings" / "5.png").read_bytes()
+    with zipfile.ZipFile(tmp_path / "new.zip", "w") as archive:
+        archive.writestr("x/a:b?.png", picture)
+        archive.writestr("y/a:b?.png", picture + b".")
+    images = open_unlabelled(tmp_path / "new.zip")
+    copies = sort_images(images, ["r", "r"], ["r"], tmp_path / "out")
+    assert [copy.name for copy in copies] == ["a_b_.png", "a_b_ (2).png"]
+    assert [copy.read_bytes() for copy in copies] == [picture, picture + b"."]
+
+
+def test_half_a_copy_is_removed(new, tmp_path, monkeypatch):
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copystat", full)  # the content is written by then
+    with pytest.raises(mivhead.errors.NotAvailableError, match="No space left"):
+        sort_images(open_unlabelled(new / "rings"), ["r", "r"], ["r"], tmp_path / "out")
+    assert list((tmp_path / "out" / "r").iterdir()) == []
+
+
+NAMES = ("=cmd|1.png", "red\x1b[31m.png", "left\u202egnp.png", "<b>bold.png", "+1;=2.png")
+
+
+def test_names_of_strangers_are_inert(miv, model, new, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in NAMES:
+        (tmp_path / name).write_bytes((new / "rings" / "5.png").read_bytes())
+    answer = miv("predict", model, *NAMES, "-o", "names.csv", "--html", "names.html")
+    printed = answer.err + miv("predict", model, *NAMES).out + miv("explain", model, *NAMES).out
+    document = miv("predict", model, *NAMES, "--json").out
+    assert [row["file"] for row in json.loads(document)["predictions"]] == [*NAMES]
+    lines = (tmp_path / "names.csv").read_text(encoding="utf-8").splitlines()
+    cells = [row[0] for row in csv.reader(lines)]
+    for text in (printed, document, *cells):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+    assert not any(cell.startswith(("=", "+", "-", "@")) for cell in cells)
+    assert "<b>bold" not in (tmp_path / "names.html").read_text(encoding="utf-8")
+
+
 def test_long_names_are_shortened_one_by_one():
     names = [letter * 60 for letter in "abc"]
     probabilities = dict(zip(names, (0.7, 0.2, 0.1), strict=True))
     text = _as_table([Prediction("d" * 90, names[0], 0.7, probabilities)], top=3)
-    file, name, _, others = re.split("  +", text.splitlines()[1])
+    file, name, ranked = re.split("  +", text.splitlines()[1])
     assert len(file) == len(name) == 48
-    assert re.fullmatch(r"b+\.\.\.b+ 20 %, c+\.\.\.c+ 10 %", others)
+    assert re.fullmatch(r"a+\.\.\.a+ 70%, b+\.\.\.b+ 20%, c+\.\.\.c+ 10%", ranked)
+    foreign = Prediction("d.jpg", "ant", 0.7, {"ant": 0.7, "bee": 0.3}, NONE)
+    assert _as_table([foreign], top=1).endswith(
+        "none of these  unlike all your photos; closest: ant"
+    )
+
+
+def test_hints_at_what_was_meant(fails, model, new, tmp_path, monkeypatch):
+    shutil.copytree(new, tmp_path / "Neue Fotos")
+    shutil.copy(model, tmp_path / "birds.miv")
+    monkeypatch.chdir(tmp_path)
+    assert '"Neue Fotos"' in fails("predict", "birds.miv", "Neue", "Fotos")
+    assert "quotes" in fails("fit", "Neue", "Fotos")
+    assert "mean Neue Fotos?" in fails("fit", "Neue Foto")
+    assert "mean birds.miv?" in fails("predict", "bird.miv", "Neue Fotos")
+    for command in ("serve", "predict"):
+        assert "model comes first" in fails(command, "Neue Fotos", "birds.miv")

@@ -11,10 +11,5 @@ def test_suggestions_with_and_without_a_model(miv, fails, model, new, tmp_path):
     page = tmp_path / "label.html"
     document = json.loads(miv("suggest", model, new, "-n", "4", "--json", "--html", page).out)
     assert 1 <= len(document["suggestions"]) <= 4
-    assert "what is it?" in page.read_text()
-    assert "Give a folder of unlabelled images" in fails("suggest", model)
-    assert "does not exist" in fails("suggest", model, "nowhere")
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    assert "no images" in fails("suggest", model, empty)
-    assert ".html file" in fails("suggest", new, "--html", "page.txt")
+    assert "What do they show?" in page.read_text()
+    assert "unlabelled" in fails("suggest", model)

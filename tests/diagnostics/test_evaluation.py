@@ -2,30 +2,27 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
+import mivhead
 from mivhead import FewShotClassifier
+from mivhead._util.arrays import wilson_interval
 from mivhead.diagnostics.evaluation import (
     Evaluation,
     Score,
-    Tradeoff,
     evaluate,
-    wilson_interval,
 )
 from mivhead.errors import InputError
 from mivhead.images.sources import open_labelled, open_unlabelled
-from mivhead.model.decision import Thresholds
 from tests.helpers.tiny_backbone import TinyBackbone
 
 
 @pytest.fixture
 def model(shots):
     """A model of `shots`: red, green and blue images."""
-    return FewShotClassifier(TinyBackbone(), method="ncc", verbose=False).fit_folder(shots)
+    return FewShotClassifier(TinyBackbone(), recipe="experts", verbose=False).fit(shots)
 
 
 def test_folders_and_features_give_the_same_evaluation(model, queries):
@@ -114,44 +111,21 @@ def test_wilson_interval_is_exact_at_its_ends() -> None:
     assert {wilson_interval(0, n)[0] for n in range(1, 100)} == {0.0}
 
 
-def some_tradeoff() -> Tradeoff:
-    rng = np.random.default_rng(0)
-    return Tradeoff(
-        rng.uniform(size=40),
-        rng.uniform(size=40) < 0.7,
-        rng.normal(size=40),
-        rng.normal(loc=1.0, size=30),
-        Thresholds(unknown=0.8, probability=0.5),
-    )
+def test_evaluate_a_folder_or_images(model, shots, queries):
+    result = model.evaluate(queries)
+    assert result.score.images == 15
+    assert result.accuracy == result.score.right / 15
+    assert repr(result).startswith(f"<Evaluation: {result.score.right} of 15 images right, ")
+    assert model.evaluate(sorted(queries.glob("red/*")), ["red"] * 5).score.images == 5
+    with pytest.raises(InputError, match="trained on all of the 12 images"):
+        model.evaluate(shots)
+    assert model.evaluate(shots, include_shots=True).score.images == 12
 
 
-def test_risk_and_coverage_in_plain_loops() -> None:
-    found = some_tradeoff()
-    coverage, risk = found.risk_coverage()
-    for share, wrong in zip(coverage, risk, strict=True):
-        surest = sorted(found.probabilities)[-round(share * 40) :]
-        named = [
-            not r for p, r in zip(found.probabilities, found.right, strict=True) if p in surest
-        ]
-        assert wrong == pytest.approx(np.mean(named))
-
-
-def test_the_area_under_the_roc_curve_counts_pairs() -> None:
-    found = some_tradeoff()
-    assert found.unknown is not None
-    pairs = [(f > k) + 0.5 * (f == k) for k in found.unknown for f in found.foreign]
-    assert found.auroc == pytest.approx(np.mean(pairs))
-    known, foreign = found.roc()
-    assert (known[0], foreign[0], known[-1], foreign[-1]) == (0.0, 0.0, 1.0, 1.0)
-    nothing = replace(found, foreign=found.foreign[:0])
-    with pytest.raises(InputError, match="needs foreign images"):
-        nothing.roc()
-
-
-def test_tradeoffs_are_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    some_tradeoff().plot(tmp_path / "curves.png")
-    with Image.open(tmp_path / "curves.png") as picture:
-        assert picture.width > 1000
-    figure = replace(some_tradeoff(), unknown=None).plot()
-    assert len(figure.axes) == 1
+def test_check_is_the_cross_validation_of_fit(model, shots, tmp_path):
+    result = model.check(folds=2)
+    assert (result.folds, result.score.images) == (2, 12)
+    assert repr(result).startswith("<CrossValidation: 2-fold, ")
+    model.save(tmp_path / "m.miv")  # a loaded model knows its shots, too
+    again = mivhead.load(tmp_path / "m.miv", backbone=TinyBackbone()).check(folds=2)
+    np.testing.assert_allclose(again.probabilities, result.probabilities, atol=1e-6)

@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 
 import mivhead
-from mivhead import Features, FewShotClassifier, MIVClassifier
-from mivhead.diagnostics.cross_validation import cross_validate
-from mivhead.diagnostics.explanation import Explanation, explain_images
-from mivhead.diagnostics.pages import explanation_html, write_results, write_suspects
-from mivhead.errors import InputError
-from mivhead.images.sources import open_labelled
+from mivhead import Features, FewShotClassifier, MIVClassifier, Recipe
+from mivhead.diagnostics.explanation import Explanation, attention_of, explain_images
+from mivhead.diagnostics.pages import write_results
 from tests.conftest import write_images
 from tests.helpers.tiny_backbone import TinyBackbone
+from tests.test_classifier import FAST, clusters
 
 EVIL = "</script><script>alert('&\"')</script>"
 
@@ -33,7 +31,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def model(folders: tuple[Path, Path]) -> FewShotClassifier:
-    return FewShotClassifier(TinyBackbone(threshold=5)).fit_folder(folders[0])
+    return FewShotClassifier(TinyBackbone(threshold=5)).fit(folders[0])
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +59,7 @@ def test_predictions_are_those_of_classify(
 def test_features_are_explained_too(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(6, 8))
-    MIVClassifier(random_state=0).fit(vectors, list("xxxyyy")).save(tmp_path / "m.miv")
+    mivhead.save(MIVClassifier(random_state=0).fit(vectors, list("xxxyyy")), tmp_path / "m.miv")
     model = mivhead.load(tmp_path / "m.miv")
     new = rng.normal(size=(2, 8))
     for given in (new, Features(new)):
@@ -113,31 +111,6 @@ def test_json_is_plain(reasons: list[Explanation]) -> None:
     assert set(document["shots"][0]) == {"name", "label", "weight", "similarity"}
 
 
-def test_other_methods_and_files(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    model = FewShotClassifier(TinyBackbone(), method="ncc").fit_folder(folders[0])
-    model.save(tmp_path / "m.miv")
-    model = mivhead.load(tmp_path / "m.miv", backbone=TinyBackbone())
-    found = model.explain(folders[1] / "red" / "0.png")
-    assert found.heat is None
-    assert found.votes == ()
-    assert found.shots[0].label == "red"
-    assert found.shots[0].weight is None
-    table = model.extract(folders[1])
-    assert model.explain(table)[0].image is None
-    paper = FewShotClassifier(TinyBackbone(), recipe="paper").fit_folder(folders[0])
-    votes = paper.explain(folders[1] / "red" / "0.png").votes
-    assert [vote.separates for vote in votes] == [None, None]
-    experts = FewShotClassifier(TinyBackbone(), recipe="experts").fit_folder(folders[0])
-    reasons = experts.explain(folders[1] / "red" / "0.png")
-    assert reasons.heat is None
-    assert not any("attention" in vote.member for vote in reasons.votes)
-    assert sum(vote.separates for vote in reasons.votes) > 0
-    tuned = FewShotClassifier(TinyBackbone(), method="finetune")
-    tuned.classifier_ = object()
-    with pytest.raises(InputError, match="finetune tunes the backbone"):
-        tuned.explain(folders[1])
-
-
 def test_picture(reasons: list[Explanation], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     figure = reasons[0].plot(tmp_path / "why.png")
@@ -158,14 +131,6 @@ def rename(each: Explanation, name: str) -> Explanation:
     return replace(each, prediction=changed, shots=shots, votes=votes)
 
 
-def test_notebook_html_escapes_everything(reasons: list[Explanation]) -> None:
-    html = explanation_html(rename(reasons[0], EVIL))
-    assert "<script" not in html
-    assert "&lt;script&gt;" in html
-    assert html.count("data:image/jpeg;base64,") == 4 + 6
-    assert reasons[0]._repr_html_().startswith("<div>")
-
-
 def read_page(path: Path) -> tuple[str, dict[str, Any]]:
     page = path.read_text()
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
@@ -178,7 +143,7 @@ def test_page_of_results(reasons: list[Explanation], tmp_path: Path) -> None:
     unsure = replace(reasons[2].prediction, decision="unsure")
     none = replace(reasons[3].prediction, decision="none of these")
     evil[2:4] = [replace(reasons[2], prediction=unsure), replace(reasons[3], prediction=none)]
-    assert write_results(evil, path, title=EVIL, classes=[EVIL, "red"]) == 6
+    write_results(evil, path, title=EVIL, classes=[EVIL, "red"])
     page, data = read_page(path)
     assert page.count("<script") == 2
     assert "alert('&\"')" not in page
@@ -208,24 +173,6 @@ def test_pages_load_nothing_and_run_only_their_own_script(
         assert f"{tag}-src 'sha256-{digest}'" in policy
 
 
-def test_page_of_suspects(tmp_path: Path) -> None:
-    shots = write_images(tmp_path / "shots", 4)
-    (shots / "red" / "0.png").rename(shots / "blue" / "wrong.png")
-    model = FewShotClassifier(TinyBackbone()).fit_folder(shots)
-    table = model.extract(open_labelled(shots))
-    result = cross_validate(model.classifier_, table, verbose=False)
-    count = write_suspects(result, model.shots_, tmp_path / "fit.html", title="suspects")
-    _, data = read_page(tmp_path / "fit.html")
-    assert count == len(data["items"]) >= 1
-    first = data["items"][0]
-    assert first["file"] == "blue/wrong.png"
-    assert first["note"].endswith("looks like red")
-    assert first["note"].startswith("mislabelled? ") == result.suspects[0].mislabelled
-    near = [data["shots"][place]["label"] for place, _ in first["near"]]
-    assert near == ["blue"] * 3 + ["red"] * 3
-    assert data["columns"] == "shot,class"
-
-
 def test_any_number_of_images_in_bounded_memory(
     model: FewShotClassifier, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,3 +182,31 @@ def test_any_number_of_images_in_bounded_memory(
     found = explain_images(model, folders[1], pictures=False)
     assert next(found).image is None
     assert len(list(found)) == 5
+
+
+def test_attention_sums_to_one_per_image_and_per_class() -> None:
+    X, y = clusters(0, [3, 1, 2])
+    classifier = MIVClassifier(**FAST).fit(X, y)
+    queries, _ = clusters(1, [2, 2, 2])
+    blocks = attention_of(classifier, queries)
+    assert [b.patches.shape[1:] for b in blocks] == [(4, 4), (2, 2)]
+    for block in blocks:
+        np.testing.assert_allclose(block.patches.sum(axis=(1, 2)), 1, rtol=1e-5)
+        assert block.shots.shape == (6, 6)
+        for rows in (slice(0, 3), slice(3, 4), slice(4, 6)):
+            np.testing.assert_allclose(block.shots[:, rows].sum(axis=1), 1, rtol=1e-5)
+
+
+def test_a_shot_attends_most_to_itself() -> None:
+    X, y = clusters(0, [3, 3])
+    classifier = MIVClassifier(Recipe(steps=0, eta=5.0), random_state=0).fit(X, y)
+    shots = attention_of(classifier, X)[0].shots
+    assert all(shots[i, i] == shots[i, (i // 3) * 3 : (i // 3) * 3 + 3].max() for i in range(6))
+
+
+def test_attention_without_maps() -> None:
+    X, y = np.eye(6, 8), [0, 0, 0, 1, 1, 1]
+    classifier = MIVClassifier(Recipe(eta=0.0, steps=1)).fit(X, y)
+    (block,) = attention_of(classifier, X)
+    assert block.patches is None
+    np.testing.assert_allclose(block.shots[0], np.full(6, 1 / 3), rtol=1e-6)

@@ -12,7 +12,6 @@ from mivhead.diagnostics.suggestion import (
     DUPLICATE,
     Suggestion,
     choose,
-    labels_for,
     suggest,
 )
 from mivhead.errors import InputError
@@ -80,7 +79,7 @@ def test_an_image_is_left_out_if_one_before_it_is_nearly_the_same(
 
 def test_images_like_no_class_are_possible_new_classes(tmp_path: Path) -> None:
     shots = write_images(tmp_path / "shots", 4)
-    model = FewShotClassifier(TinyBackbone()).fit_folder(shots)
+    model = FewShotClassifier(TinyBackbone()).fit(shots)
     table = model.extract(write_images(tmp_path / "new", 5, seed=1))
     found = suggest(table, 6, model=model)
     assert 0 < len(found) <= 6
@@ -92,7 +91,7 @@ def test_images_like_no_class_are_possible_new_classes(tmp_path: Path) -> None:
 
 
 def test_with_several_shots_per_class_close_calls_are_suggested(tmp_path: Path) -> None:
-    model = FewShotClassifier(TinyBackbone()).fit_folder(write_images(tmp_path / "shots", 4))
+    model = FewShotClassifier(TinyBackbone()).fit(write_images(tmp_path / "shots", 4))
     table = model.extract(write_images(tmp_path / "new", 12, seed=3))
     found = [each for each in suggest(table, 3, model=model) if each.new_class is None]
     assert found
@@ -103,14 +102,14 @@ def test_with_several_shots_per_class_close_calls_are_suggested(tmp_path: Path) 
         assert each.id in close
         ranked = next(list(p.probabilities) for p in known if p.id == each.id)
         assert [each.label, each.runner_up] == ranked[:2]
-    few = FewShotClassifier(TinyBackbone()).fit_folder(write_images(tmp_path / "few", 2))
+    few = FewShotClassifier(TinyBackbone()).fit(write_images(tmp_path / "few", 2))
     assert all(each.runner_up is None for each in suggest(table, 3, model=few))
 
 
 def test_near_duplicates_do_not_crowd_out_other_close_calls() -> None:
     labels = tuple("aaaabbbb")
     shots = FeatureTable(Features(clusters([4, 4])), tuple(map(str, range(8))), labels)
-    model = FewShotClassifier(None, method="ridge").fit_table(shots)
+    model = FewShotClassifier(None, recipe="experts").fit(shots)
     vectors = clusters([20, 20], seed=1)
     table = FeatureTable(Features(vectors), tuple(map(str, range(40))))
     known = [i for i, p in enumerate(model.classify(table)) if p.decision != "none of these"]
@@ -124,7 +123,7 @@ def test_near_duplicates_do_not_crowd_out_other_close_calls() -> None:
 
 def test_shots_of_the_class_other_do_not_count(tmp_path: Path) -> None:
     shots = write_images(tmp_path / "shots", 1)
-    model = FewShotClassifier(TinyBackbone(), other="red").fit_folder(shots)
+    model = FewShotClassifier(TinyBackbone(), other="red").fit(shots)
     more = write_images(tmp_path / "more", 20, seed=5)
     model.add(sorted((more / "red").iterdir()), ["red"] * 20)
     table = model.extract(write_images(tmp_path / "new", 4, seed=3))
@@ -143,9 +142,10 @@ def test_without_a_model_and_bad_input() -> None:
 
 def test_reasons_in_words() -> None:
     found = [Suggestion("a", None, 1), Suggestion("b", "x", 3), Suggestion("c", "x", 1, 2)]
-    assert labels_for([*found, Suggestion("d", "x", 4, runner_up="y")]) == [
-        "typical of 1 image",
-        "typical of 3 images",
-        "possible new class 2, like 1 image",
+    found.append(Suggestion("d", "x", 4, runner_up="y"))
+    assert [suggestion.reason for suggestion in found] == [
+        "typical of 1 photo",
+        "typical of 3 photos",
+        "possible new class 2, like 1 photo",
         "x or y?",
     ]

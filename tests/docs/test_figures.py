@@ -10,9 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-GENERATED = re.compile(
-    r"<!-- (?:figures: \w+|results/backbones\.csv) -->.*?<!-- end of [^>]*-->", re.S
-)
+GENERATED = re.compile(r"<!-- figures: \w+ -->.*?<!-- end of [^>]*-->", re.S)
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 # Percentages and areas under curves, not seconds; intervals of differences from 3 points on.
 NUMBER = r"(?:\d\d\.\d|0\.\d{3})(?!\d|\.\d| m?s\b| [MG]B\b)"
@@ -34,7 +32,8 @@ def places(pages: dict[str, str]) -> dict[str, list[str]]:
         text = CODE.sub("", text)
         for block in GENERATED.findall(text):
             for figure in figures(block):
-                generated[figure].add(name)
+                if "±" not in figure:  # of hundreds of intervals, some are the same by chance
+                    generated[figure].add(name)
         for paragraph in GENERATED.sub("", text).split("\n\n"):
             for figure in figures(paragraph):
                 found[figure].append(name)
@@ -54,9 +53,9 @@ def test_a_figure_stands_in_one_place():
 @pytest.mark.parametrize(
     ("first", "second", "found"),
     [
-        ("| birds | 73.4 | 65.9 |", "reaches 73.4 % with five shots and 65.9 % with one", True),
+        ("| birds | 73.4 | 65.9 |", "reaches 73.4% with five shots and 65.9% with one", True),
         ("+3.1 ± 1.2", "the gain is 3.1 ± 1.2 points", True),
-        ("| birds | 73.4 | 65.9 |", "reaches 73.4 % with five shots and 62.0 % with one", False),
+        ("| birds | 73.4 | 65.9 |", "reaches 73.4% with five shots and 62.0% with one", False),
         ("takes 12.0 s and 11.5 s", "takes 12.0 s, and 11.5 s", False),  # seconds are not figures
     ],
 )

@@ -34,14 +34,11 @@ BLOCK = re.compile(
 )
 PHOTOS = (  # pages for people who have some
     *("tutorial", "photos", "python", "unsure", "predictions", "images", "export", "cache"),
-    *("without-pytorch", "databases", "own-backbone", "publish"),
+    *("databases", "own-backbone", "publish"),
 )
 LONG = ("benchmark", "million-images", "own-method", "reports", "rivals")  # run by `make test-all`
 NEEDS = {  # pages that use optional packages
-    "backbones-http": ["httpx", "starlette"],
-    "backbones-onnx": ["onnxscript", "timm"],
-    "backbones-timm": ["timm"],
-    "backbones-transformers": ["transformers"],
+    "backbones": ["timm"],
     "databases": ["lancedb"],
     "export": ["onnxscript"],
     "million-images": ["onnxscript", "pyarrow", "fsspec"],
@@ -51,13 +48,19 @@ NEEDS = {  # pages that use optional packages
     "reports": ["matplotlib"],
     "rivals": ["torchvision"],
     "serve": ["starlette", "httpx"],
-    "without-pytorch": ["onnxscript"],
 }
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The pages show the same photos: their features are computed once."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def as_before(cache: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget the modules of a page, so that other tests do not meet them."""
+    monkeypatch.setenv("MIV_CACHE", cache)
     modules = set(sys.modules)
     yield
     for name in set(sys.modules) - modules:

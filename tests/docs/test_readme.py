@@ -33,7 +33,7 @@ def script(port: int) -> str:
             if kind == "python":
                 lines += ["python - <<'END'", code, "END"]
                 continue
-            for line in code.splitlines():
+            for line in (commented.partition("  #")[0].rstrip() for commented in code.splitlines()):
                 if line in WAITS:
                     browser = " --no-browser" if "app" in line else ""
                     lines += [f"{line} --port {port}{browser} > waiting.txt 2>&1 &", "waiting=$!"]
@@ -60,8 +60,9 @@ wait_for() {
 
 @pytest.mark.slow
 def test_the_first_steps_in_a_fresh_virtualenv(tmp_path: Path) -> None:
-    if shutil.which("bash") is None or shutil.which("curl") is None:
-        pytest.skip("bash or curl is not installed")
+    for tool in ("bash", "curl", "npm"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
     clone = tmp_path / "mivhead"
     shutil.copytree(ROOT, clone, ignore=lambda _, names: LEFT_OUT & {*names})
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
@@ -77,21 +78,26 @@ def test_the_first_steps_in_a_fresh_virtualenv(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    assert "Expected accuracy on new images" in done.stdout
+    assert "Of 100 new photos" in done.stdout
     assert "none of these" in done.stdout
     assert (clone / "demo-output" / "results.html").stat().st_size > 100_000
-    assert (clone / "digits.onnx").stat().st_size > 1_000_000
+    assert (clone / "demo-output" / "digits.onnx").stat().st_size > 1_000_000
+    assert (clone / "demo-output" / "page" / "index.html").stat().st_size > 1_000_000
 
 
 def test_every_command_of_the_readme_exists() -> None:
-    from mivhead.cli.main import build_parser
+    from mivhead_bench.cli.main import bench
+    from tests.helpers.commands import parse
 
-    parser, found = build_parser(), 0
+    found = 0
     for kind, code in BLOCK.findall(TEXT):
         for line in code.splitlines() if kind == "sh" else ():
             command = line.partition("  #")[0].split()
             if command[:1] == ["miv"]:
-                parser.parse_args(command[1:])
+                if command[1] == "bench":
+                    parse(command[2:], bench)
+                else:
+                    parse(command[1:])
                 found += 1
     assert found > 12
 

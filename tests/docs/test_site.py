@@ -18,16 +18,17 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), 
 ROOMS = [
     f"mivhead.{name}" for name in mivhead.__all__ if isinstance(getattr(mivhead, name), ModuleType)
 ]
+LABORATORY = ["mivhead_bench.benchmark", "mivhead_bench.datasets"]
 API = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
 
 
 def documented() -> dict[str, set[str]]:
     """Names that the API reference lists, by module."""
-    found: dict[str, set[str]] = {}
-    for block in re.findall(r"```\{eval-rst\}\n(.*?)```", API, re.DOTALL):
-        module = re.search(r"currentmodule:: (\S+)", block)[1]
-        found.setdefault(module, set()).update(re.findall(r"^   (\w+)$", block, re.MULTILINE))
-    return found
+    blocks = re.findall(r"```\{eval-rst\}\n(.*?)```", API, re.DOTALL)
+    return {
+        re.search(r"currentmodule:: (\S+)", block)[1]: set(re.findall(r"(?m)^   (\w+)$", block))
+        for block in blocks
+    }
 
 
 def public(module: str) -> set[str]:
@@ -39,12 +40,12 @@ def public(module: str) -> set[str]:
 
 
 def test_every_room_is_in_the_api_reference():
-    assert set(documented()) == {"mivhead", *ROOMS}
+    assert set(documented()) == {"mivhead", *ROOMS, *LABORATORY}
 
 
 def test_every_public_name_is_in_the_api_reference():
     listed = documented()
-    for module in sorted({"mivhead", *ROOMS} - {"mivhead.errors"}):
+    for module in sorted({"mivhead", *ROOMS, *LABORATORY} - {"mivhead.errors"}):
         elsewhere = set() if module == "mivhead" else listed["mivhead"]  # each name once
         assert listed[module] == public(module) - elsewhere, module
 
@@ -79,13 +80,13 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(site):
 
 @pytest.mark.slow
 def test_the_command_reference_shows_every_command(site):
-    from mivhead.cli.main import build_parser
+    from tests.helpers.commands import list_commands
 
     page = (site / "reference" / "command-line.html").read_text(encoding="utf-8")
-    (commands,) = build_parser()._subparsers._group_actions
-    assert len(commands.choices) > 15
-    for command in commands.choices:
-        assert f'id="miv-{command}"' in page
+    commands = list_commands()
+    assert len(commands) > 15
+    for command in commands:
+        assert f'id="{command.replace(" ", "-")}"' in page
 
 
 @pytest.mark.slow
@@ -115,9 +116,30 @@ def test_search_finds_the_guide_before_the_changelog(site, words, guide):
         page.goto(f"file://{site}/search.html?q={words}")
         page.wait_for_selector("ul.search li a")
         page.wait_for_timeout(500)
-        found = page.locator("ul.search li > a").evaluate_all("all => all.map(a => a.href)")
+        links = page.locator("ul.search li > a").evaluate_all("all => all.map(a => a.href)")
         browser.close()
-    places = [each.removeprefix(f"file://{site}/") for each in found]
+    places = [link.removeprefix(f"file://{site}/") for link in links]
     assert guide in places[:5]
     later = [place.startswith(("changelog", "_modules")) for place in places]
     assert True not in later[:5]
+
+
+@pytest.mark.slow
+def test_results_can_be_sorted_and_filtered(site):
+    api = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(f"file://{site}/results.html")
+        page.fill("input.filter", "10-way ridge-all confirmation")
+        page.get_by_role("button", name="accuracy").click()
+        rows = page.locator("table.sortable tbody tr:visible").evaluate_all(
+            "all => all.map(row => [...row.cells].map(cell => cell.textContent.trim()))"
+        )
+        browser.close()
+    assert len(rows) > 2
+    assert {tuple(row[1:4]) for row in rows} == {("10-way 5-shot", "ridge-all", "8 confirmation")}
+    accuracies = [float(row[5]) for row in rows]
+    assert accuracies == sorted(accuracies, reverse=True)

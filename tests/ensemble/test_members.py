@@ -66,7 +66,7 @@ def test_predictions_are_those_of_each_ridge_and_come_back_from_tensors(name: st
     for i, expert in enumerate(choose_experts(support.blocks)):
         pca = experts.pcas.get(expert.block)
         x, new = (
-            dict(compute_descriptors(each.blocks[expert.block], pca, [expert.kind]))[expert.kind]
+            compute_descriptors(each.blocks[expert.block], pca, [expert.kind])[expert.kind]
             for each in (support, queries)
         )
         weights = np.array([2 / 3, 2 / 3, 2 / 3, 1, 1, 2])  # every class counts the same
@@ -92,14 +92,6 @@ def test_with_one_shot_per_class_second_order_experts_get_most_of_the_weight() -
     expected = np.array(blocks + second_order + layouts + mean)
     expected *= one_shot_scale(support, labels)
     np.testing.assert_allclose(ensemble.weights, expected, rtol=1e-6)
-
-
-def test_several_backbones_share_the_prior() -> None:
-    support = features("three maps")
-    ensemble = Ensemble.fit(support, LABELS, range(3), None, [range(1), range(1, 3)])
-    blocks, second_order, layouts, mean = [1.0, 0.5, 1.0], [3.0, 2.0, 3.0], [1.0] * 3, [3.0] * 2
-    expected = [weight / 2 for weight in blocks + second_order + layouts + mean]
-    assert ensemble.weights.tolist() == pytest.approx(expected)
 
 
 def test_weights_come_from_out_of_fold_predictions_only() -> None:

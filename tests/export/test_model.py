@@ -85,17 +85,14 @@ def test_images_to_probabilities(model, exported) -> None:
 
 def test_decisions_are_those_of_the_model(model, exported) -> None:
     new = [*images(3, seed=9), images(seed=3)[0][:, :, ::-1] * np.uint8(2)]
-    asked = [{}, {"reject": 0.5}, {"max_errors": 0.01}, {"coverage": 0.8}, {"reject": None}]
+    asked = [{}, {"reject": 0.5}, {"max_errors": 0.01}, {"reject": None}]
     loaded = mivhead.load(exported)
-    assert loaded.no_decision is None
     for options in asked:
         mine, theirs = model.classify(new, **options), loaded.classify(new, **options)
         assert [each.decision for each in mine] == [each.decision for each in theirs]
-        assert [each.prediction_set for each in mine] == [each.prediction_set for each in theirs]
         np.testing.assert_allclose(
             [each.unknown for each in mine], [each.unknown for each in theirs], atol=1e-4
         )
-    assert loaded.predict(new, coverage=0.8) == model.predict(new, coverage=0.8)
     assert len({each.decision for each in model.classify(new)}) > 1
 
 
@@ -149,14 +146,6 @@ def test_the_metadata_says_what_the_model_file_says(model, exported, tmp_path) -
     assert json.loads(metadata["mivhead"])["model"]["classes"] == LABELS
 
 
-def test_resizing_in_the_graph(model, tmp_path) -> None:
-    export_model(model, tmp_path / "pixels.onnx", input="pixels")
-    loaded = mivhead.load(tmp_path / "pixels.onnx")
-    for side in (20, 40, 150):  # upwards, slightly and much downwards
-        new = images(2, seed=9, side=side)
-        np.testing.assert_allclose(loaded.predict_proba(new), model.predict_proba(new), atol=0.01)
-
-
 WITHOUT_TORCH = """
 import sys
 
@@ -171,11 +160,9 @@ from mivhead.export.model import export_model
 
 rng = np.random.default_rng(0)
 images = list(rng.integers(0, 256, (4, 32, 32, 3), dtype=np.uint8))
-for method in ("miv", "fit-qda", "baseline++"):
-    model = FewShotClassifier(method=method, threshold=0, random_state=0)
-    model.fit(images, ["a", "a", "b", "b"])
-    export_model(model, "model.onnx", input="pixels")
-    assert mivhead.load("model.onnx").predict(images).tolist() == ["a", "a", "b", "b"]
+model = FewShotClassifier(threshold=0, random_state=0).fit(images, ["a", "a", "b", "b"])
+export_model(model, "model.onnx")
+assert mivhead.load("model.onnx").predict(images).tolist() == ["a", "a", "b", "b"]
 """
 
 
@@ -200,19 +187,22 @@ def test_features_of_a_model_of_images(model, tmp_path) -> None:
         head.predict_proba({"block0.map": arrays["block0.map"]})
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize(
-    "kind", [onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16], ids=["32", "16"]
-)
-def test_a_backbone_that_is_an_onnx_file(tmp_path, channels_last, kind) -> None:
-    file = tiny_onnx(tmp_path / "backbone.onnx", channels_last=channels_last, kind=kind)
+def test_a_backbone_that_is_an_onnx_file(tmp_path) -> None:
+    file = tiny_onnx(tmp_path / "backbone.onnx")
     backbone = mivhead.backbones.load_backbone(file, outputs=["shallow", "deep"])
     model = fitted(backbone)
     export_model(model, tmp_path / "model.onnx")
-    check(model, tmp_path / "model.onnx", 1e-4 if kind == onnx.TensorProto.FLOAT else 0.02)
+    check(model, tmp_path / "model.onnx", 1e-4)
     # What comes after the taps, such as a classification layer, is dropped.
     names = {each.name for each in onnx.load(tmp_path / "model.onnx").graph.initializer}
     assert "w3" not in names
+
+
+def test_a_backbone_of_another_layout_is_refused(tmp_path) -> None:
+    file = tiny_onnx(tmp_path / "backbone.onnx", channels_last=True)
+    model = fitted(mivhead.backbones.load_backbone(file, outputs=["shallow", "deep"]))
+    with pytest.raises(InputError, match="--features"):
+        export_model(model, tmp_path / "model.onnx")
 
 
 def test_a_fixed_batch_becomes_dynamic(tmp_path) -> None:
@@ -239,17 +229,6 @@ def test_tokens_of_a_transformer(tmp_path) -> None:
     check(model, tmp_path / "model.onnx")
 
 
-def test_a_tuned_backbone(tmp_path) -> None:
-    backbone = from_module(
-        small_cnn(), ["1", "3"], name="small", preprocessing=Preprocessing(size=32)
-    )
-    model = fitted(backbone, method="finetune", method_params={"steps": 2}, cache=False)
-    export_model(model, tmp_path / "model.onnx")
-    check(model, tmp_path / "model.onnx")
-    with pytest.raises(InputError, match="features are not enough"):
-        export_model(model, tmp_path / "head.onnx", input="features")
-
-
 def test_a_function_or_service_cannot_be_exported(tmp_path) -> None:
     def features(batch):
         return [np.stack([np.asarray(each).mean(axis=(0, 1)) for each in batch]).astype(np.float32)]
@@ -267,18 +246,6 @@ def test_features_of_unknown_origin(tmp_path) -> None:
         export_model(model, tmp_path / "model.onnx", input="images")
     export_model(model, tmp_path / "model.onnx")
     assert mivhead.load(tmp_path / "model.onnx").predict(X).tolist() == y
-
-
-def test_a_model_without_a_decision_rule(tmp_path) -> None:
-    X, y = np.eye(4, 8, dtype=np.float32), ["a", "a", "b", "b"]
-    model = mivhead.MIVClassifier(random_state=0).fit(X, y)
-    model.decision_ = None  # as in a file of version 0.1.0
-    export_model(model, tmp_path / "model.onnx")
-    loaded = mivhead.load(tmp_path / "model.onnx")
-    assert [each.decision for each in loaded.classify(X)] == y
-    assert "no out-of-fold scores" in (loaded.no_decision or "")
-    with pytest.raises(InputError, match="no prediction sets"):
-        loaded.predict(X, coverage=0.9)
 
 
 def test_a_wrong_graph_is_not_written(model, tmp_path, monkeypatch) -> None:
@@ -305,21 +272,10 @@ def test_an_old_opset_is_converted(tmp_path) -> None:
     old.opset_import[0].version = 11  # its operations are older than that
     onnx.save(old, file)
     model = fitted(mivhead.backbones.load_backbone(file, outputs=["shallow", "deep"]))
-    assert export_model(model, tmp_path / "model.onnx").opset == 13
+    export_model(model, tmp_path / "model.onnx")
+    assert onnx.load(tmp_path / "model.onnx").opset_import[0].version == 13
     check(model, tmp_path / "model.onnx")
-    assert export_model(model, tmp_path / "pixels.onnx", input="pixels").opset == 18
     assert isinstance(model.extract(images()).features, Features)
-
-
-def test_metadata_that_is_not_text_is_refused_in_silence(exported, tmp_path, capfd) -> None:
-    content = exported.read_bytes()
-    assert b'"classes"' in content
-    (tmp_path / "bad.onnx").write_bytes(content.replace(b'"classes"', b'"cl\xff\xfe\xffss"'))
-    (tmp_path / "deep.onnx").write_bytes(content.replace(b'{"', b'[["', 1))
-    for name in ("bad.onnx", "deep.onnx"):
-        with pytest.raises(ModelFileError):
-            mivhead.load(tmp_path / name)
-    assert capfd.readouterr().out == ""
 
 
 def test_damage_is_found_before_the_model_is_used(exported, tmp_path) -> None:
@@ -328,7 +284,7 @@ def test_damage_is_found_before_the_model_is_used(exported, tmp_path) -> None:
     rng = np.random.default_rng(0)
     places = rng.integers(0, len(content), 60)
     mark = content.index(b"mivhead-crc32:")
-    for place in [*places, mark, mark + 3, mark + 15, content.index(b'"checksum"') + 2]:
+    for place in [*places, mark, mark + 3, mark + 15]:
         damaged = bytearray(content)
         damaged[place] ^= 1 << rng.integers(8)
         path.write_bytes(damaged)
@@ -339,58 +295,14 @@ def test_damage_is_found_before_the_model_is_used(exported, tmp_path) -> None:
         mivhead.load(path)
 
 
-def test_files_without_a_checksum_are_still_read(model, exported, tmp_path) -> None:
-    proto = onnx.load(exported)
-    found = {each.key: each.value for each in proto.metadata_props}
-    document = json.loads(found["mivhead"])
-    del document["checksum"]
-    onnx.helper.set_model_props(proto, {"mivhead": json.dumps(document)})
-    onnx.save(proto, tmp_path / "old.onnx")
-    check(model, tmp_path / "old.onnx")
-
-
-def test_numbers_of_shots_for_other_classes_are_refused(exported, tmp_path) -> None:
-    proto = onnx.load(exported)
-    found = {each.key: each.value for each in proto.metadata_props}
-    document = json.loads(found["mivhead"])
-    del document["checksum"]
-    document["shots"] = document["shots"][:-1]
-    onnx.helper.set_model_props(proto, {"mivhead": json.dumps(document)})
-    onnx.save(proto, tmp_path / "forged.onnx")
-    with pytest.raises(ModelFileError, match="numbers of shots for"):
-        mivhead.load(tmp_path / "forged.onnx")
-
-
-def test_a_prior_is_replaced_not_added(tmp_path) -> None:
+def test_an_exported_model_takes_a_prior(tmp_path) -> None:
     backbone = from_module(small_cnn(), ["3"], name="small", preprocessing=Preprocessing(size=32))
-    for name, prior in (("given", {"dark": 9.0, "light": 1.0, "red": 1.0}), ("shots", "shots")):
-        model, path = fitted(backbone, class_prior=prior), tmp_path / f"{name}.onnx"
-        export_model(model, path)
-        for wanted in (None, "uniform", "shots", {"dark": 1, "light": 0, "red": 2}):
-            found, expected = (
-                each.classify(images(2, seed=9), class_prior=wanted)
-                for each in (mivhead.load(path), model)
-            )
-            for one, other in zip(found, expected, strict=True):
-                assert one.probabilities == pytest.approx(other.probabilities, abs=1e-4)
-
-
-@pytest.mark.parametrize("forged", [5, {"dark": 1}, ["a", 1, 1], [1, 1]], ids=str)
-def test_forged_priors_are_refused(exported, tmp_path, forged) -> None:
-    proto = onnx.load(exported)
-    document = json.loads({each.key: each.value for each in proto.metadata_props}["mivhead"])
-    del document["checksum"]
-    document["model"]["config"]["frequencies"] = forged
-    onnx.helper.set_model_props(proto, {"mivhead": json.dumps(document)})
-    onnx.save(proto, tmp_path / "forged.onnx")
-    with pytest.raises(ModelFileError, match=r"class_prior|frequencies"):
-        mivhead.load(tmp_path / "forged.onnx")
-
-
-def test_a_vote_of_tuned_backbones_is_refused(tmp_path) -> None:
-    rates = {"steps": 1, "backbone_rates": (1e-5, 1e-4), "head_rates": (1e-2,)}
-    preprocessing = Preprocessing(size=32)
-    backbone = from_module(small_cnn(), ["1", "3"], name="small", preprocessing=preprocessing)
-    model = fitted(backbone, method="finetune-vote", method_params=rates, cache=False)
-    with pytest.raises(InputError, match="finetune-vote cannot be exported: it has 2 networks"):
-        model.export(tmp_path / "m.onnx")
+    model, path = fitted(backbone), tmp_path / "m.onnx"
+    export_model(model, path)
+    for wanted in (None, "uniform", "shots", {"dark": 1, "light": 0, "red": 2}):
+        found, expected = (
+            each.classify(images(2, seed=9), class_prior=wanted)
+            for each in (mivhead.load(path), model)
+        )
+        for one, other in zip(found, expected, strict=True):
+            assert one.probabilities == pytest.approx(other.probabilities, abs=1e-4)

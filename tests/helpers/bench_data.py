@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mivhead.benchmark.config import RunConfig, read_config
-from mivhead.benchmark.results import Result
+from mivhead_bench.benchmark.config import RunConfig, read_config
+from mivhead_bench.benchmark.results import Result
 
 MIV = {"name": "miv", "params": {"steps": 2}}  # views matter to it; few steps are quick
 
@@ -55,7 +55,6 @@ def result(**changes) -> Result:
         "infer_seconds": 0.1,
         "backbone_seconds": 0.2,
         "peak_bytes": 10,
-        "gflops": 1.0,
         "gflops_paper": 0.5,
         "calibration": ((20.0, 11.0, 10.0),),
     }
@@ -71,7 +70,7 @@ def numbers(results: list[Result]) -> dict[tuple, tuple]:
             r.error,
             r.calibration,
             r.views,
-            r.gflops,
+            r.gflops_paper,
         )
         for r in results
     }

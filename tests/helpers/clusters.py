@@ -6,10 +6,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from mivhead.executors import Died
+from mivhead.jobs.executors import Died
 
 
-def find_worker(nodes, seconds=10):
+def find_worker(nodes, seconds=30):
     """Wait for a process of these nodes that runs one of our calls; None if none is seen."""
     raylets = [info for node in nodes for info in node.all_processes["raylet"]]
     parents = {info.process.pid for info in raylets}

@@ -76,5 +76,5 @@ def check_kinds_of_images(backbone: Backbone, images: list[np.ndarray], whole: F
 def check_refusals(backbone: Backbone) -> None:
     with pytest.raises(InputError, match="no images"):
         backbone.extract([])
-    with pytest.raises(InputError, match=r"Image 1 is a float64 array of shape \(9, 9, 3\)"):
+    with pytest.raises(InputError, match="Image 1"):
         backbone.extract([photos(1)[0], np.ones((9, 9, 3))])

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mivhead import Features
-from mivhead.methods import METHODS
+from mivhead_bench.methods import METHODS
 
 RIVALS = (
     "ncc",
@@ -19,21 +19,18 @@ RIVALS = (
     "svm",
     "knn",
     "ridge",
+    "ridge-all",
+    "logistic-all",
+    "laplacianshot",
     "simpleshot",
     "tip-adapter",
 )
 
-# Without `miv+unlabelled`, which is the estimator of `miv`.
+# Without `miv+unlabelled` and the like, which are the estimators of `miv` and the like.
 ON_FEATURES = [
     name
     for name, method in METHODS.items()
     if method.needs == "features" and not method.uses_unlabelled
-]
-# One of each kind: the others differ in the number of blocks or candidates alone.
-DISTINCT = [
-    name
-    for name in ON_FEATURES
-    if name not in ("miv-d2", "miv-d4", "miv-blocks2", "miv-gap-blocks1", "miv-gap-mean-blocks1")
 ]
 
 

@@ -5,7 +5,7 @@ Handwritten digits that scikit-learn carries, in folders that have the names of 
 
 from pathlib import Path
 
-from mivhead.datasets.bundled import enlarge_scan, load_scans
+from mivhead.images.example import enlarge_scan, load_scans
 
 BIRDS = {"robin": 0, "wren": 3, "dunnock": 4}
 OWL, STRANGER = 7, 6  # one is added later, the other is none of these

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import socket
 import struct
@@ -13,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from tests.helpers.tiny_backbone import TinyBackbone
 
@@ -51,15 +49,6 @@ def serving(server: Server) -> Iterator[str]:
         thread.join()
 
 
-@contextmanager
-def toy_server(*, key: str | None = None, **limits: Any) -> Iterator[str]:
-    from mivhead.service.backbone import BackboneServer
-    from mivhead.service.protection import Limits
-
-    with serving(BackboneServer(toy(), port=0, key=key, limits=Limits(**limits))) as url:
-        yield url
-
-
 @dataclass
 class Request:
     method: str
@@ -79,20 +68,6 @@ def as_json(document: Any, status: int = 200, **headers: str) -> Reply:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     body = json.dumps(document).encode()
     return Reply(body, status, {"Content-Type": "application/json", **named})
-
-
-def relay(url: str) -> Callable[[Request], Reply]:
-    """Answer with what another server answers."""
-
-    def ask(request: Request) -> Reply:
-        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10)
-        connection.request(request.method, request.path, request.body or None, request.headers)
-        response = connection.getresponse()
-        reply = Reply(response.read(), response.status, dict(response.headers))
-        connection.close()
-        return reply
-
-    return ask
 
 
 class FaultyServer(ThreadingHTTPServer):
@@ -178,14 +153,6 @@ def resets(handler: Any, request: Request, answer: Any) -> None:
     handler.connection.close()
 
 
-def sleeps(seconds: float) -> Any:
-    def fault(handler: Any, request: Request, answer: Any) -> None:
-        time.sleep(seconds)
-        handler.close_connection = True
-
-    return fault
-
-
 def drips(handler: Any, request: Request, answer: Any) -> None:
     """One byte at a time: no single read is slow, all of them together are."""
     reply = answer(request)
@@ -196,22 +163,6 @@ def drips(handler: Any, request: Request, answer: Any) -> None:
             handler.wfile.write(bytes([byte]))
     except OSError:  # the client gave up
         handler.close_connection = True
-
-
-def trickles(start: bytes, again: bytes) -> Any:
-    """Send the start of a response, and then the same bytes again and again, without an end."""
-
-    def fault(handler: Any, request: Request, answer: Any) -> None:
-        handler.close_connection = True
-        try:
-            handler.wfile.write(start)
-            for _ in range(1000):
-                time.sleep(0.02)
-                handler.wfile.write(again)
-        except OSError:  # the client gave up
-            return
-
-    return fault
 
 
 def writes(raw: bytes) -> Any:

@@ -12,8 +12,7 @@ from torch import nn
 from mivhead import Preprocessing
 from mivhead.backbones import from_module
 from mivhead.backbones.module import ModuleBackbone
-from mivhead.methods.tuning.base import Network
-from mivhead.model.readers import network_of
+from mivhead_bench.methods.tuning.network import Network, network_of
 
 pytest.importorskip("timm", reason="the extra timm is not installed")
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mivhead import BlockPreset, Features, Preprocessing, Preset
-from mivhead.backbones.base import Identity
-from mivhead.backbones.preprocessing import DecodedImage, to_pixels
+from mivhead.backbones.base import DecodedImage, Identity, to_picture
 from mivhead.errors import InputError
 
 SIZE = 16
@@ -42,7 +41,7 @@ class TinyBackbone:
         if not len(images):
             raise InputError("There are no images: give at least one.")
         self.seen += len(images)
-        pixels = [to_pixels(image, i, SIZE) for i, image in enumerate(images)]
+        pixels = [to_picture(image, i, SIZE) for i, image in enumerate(images)]
         x = np.stack(pixels).astype(np.float32) / 255  # (n, 16, 16, 3)
         means = x.reshape(-1, 4, 4, 4, 4, 3).mean(axis=(2, 4)).transpose(0, 3, 1, 2)
         colours = np.concatenate([means, means**2], axis=1)  # (n, 6, 4, 4)

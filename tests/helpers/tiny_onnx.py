@@ -13,11 +13,10 @@ def network(
     batch: int | str = "n",
     size: int | str = 16,
     channels_last: bool = False,
-    kind: int = onnx.TensorProto.FLOAT,
 ) -> Path:
     """Write a classifier: two convolutions, mean, linear layer; tensors `deep` and `logits`."""
     rng = np.random.default_rng(0)
-    number = np.float16 if kind == onnx.TensorProto.FLOAT16 else np.float32
+    kind = onnx.TensorProto.FLOAT
     weights = {
         "w1": rng.normal(size=(6, 3, 4, 4)),
         "w2": rng.normal(size=(8, 6, 2, 2)),
@@ -42,7 +41,7 @@ def network(
         "classifier",
         [info("images", kind, (batch, *sides))],
         [info("logits", kind, (batch, 5))],
-        [onnx.numpy_helper.from_array(v.astype(number), k) for k, v in weights.items()],
+        [onnx.numpy_helper.from_array(v.astype(np.float32), k) for k, v in weights.items()],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
     model.ir_version = 8

@@ -4,5 +4,5 @@ import atexit
 
 import httpx
 
-web = httpx.Client(timeout=20, verify=False)
+web = httpx.Client(timeout=60, verify=False)
 atexit.register(web.close)

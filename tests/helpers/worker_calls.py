@@ -2,8 +2,8 @@
 
 import os
 import signal
-import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from mivhead.errors import InputError
 
@@ -28,9 +28,7 @@ class KillWorker:
                 os.close(os.open(self.note, os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 return "survived"
-        os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)
-        return None
+        return os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True)
@@ -49,11 +47,14 @@ class CountThreads:
 
 @dataclass(frozen=True)
 class ReadVariable:
-    """Return a variable of the worker's environment."""
+    """Return a variable of the worker's environment; two calls meet at a pipe."""
 
     name: str
-    number: int = 0
+    pipe: Path
+    mode: str
 
     def __call__(self) -> str | None:
-        time.sleep(0.5)  # so that every worker gets a call
+        signal.alarm(60)
+        with self.pipe.open(self.mode):
+            signal.alarm(0)
         return os.environ.get(self.name)

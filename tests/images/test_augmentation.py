@@ -18,9 +18,9 @@ from mivhead.images.augmentation import (
     REACH,
     Augmentation,
     Draws,
+    ViewRule,
     _strength,
     augment,
-    plan_views,
     view_seed,
     views_per_image,
 )
@@ -47,19 +47,13 @@ def test_views_per_image(shots, threshold):
         assert shots * ceil >= threshold
 
 
-@pytest.mark.parametrize("arguments", [(0, 15), (1, -1), (1, 15, "round")])
-def test_views_per_image_rejects(arguments):
-    with pytest.raises(InputError, match=r"expected|must be one of"):
-        views_per_image(*arguments)
-
-
 @given(
     labels=st.lists(st.sampled_from("abc"), max_size=20),
     threshold=st.integers(0, 12),
     rule=st.sampled_from(["ceil", "floor"]),
 )
 def test_plan_views_counts(labels, threshold, rule):
-    plan = plan_views(labels, threshold, rule, seed=7)
+    plan = ViewRule(threshold, rule, 7).plan(labels)
     expected = [views_per_image(labels.count(label), threshold, rule) for label in labels]
     assert np.bincount(plan.view_of, minlength=len(labels)).tolist() == expected
     assert plan.numbers.tolist() == [n for count in expected for n in range(count)]

@@ -1,12 +1,11 @@
 """Decoding: every kind of file a person may hand over, good or bad."""
 
+import contextlib
 import io
-import re
 import struct
+import subprocess
 import sys
-import time
 import tracemalloc
-import warnings
 import zlib
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
+from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
 from mivhead.errors import ImageError, InputError
@@ -83,29 +83,43 @@ def test_damaged_bytes_give_an_image_or_an_image_error(position, byte, kind):
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    "content",
     [
-        (b"", "is empty"),
-        (b"just some text\n" * 50, "is not a JPEG, PNG"),
-        (b"<html><body>404</body></html>", "is not a JPEG, PNG"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "is not a JPEG, PNG"),
+        b"",
+        b"just some text\n" * 50,
+        b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>",
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n",
     ],
 )
-def test_not_an_image(content, reason, tmp_path):
-    path = tmp_path / "photo.jpg"
+def test_not_an_image(content, tmp_path):
+    path = tmp_path / "photo.png"
     path.write_bytes(content)
-    with pytest.raises(ImageError, match=reason) as caught:
-        load_image(path)
-    assert str(path) in str(caught.value)
+    for source in (path, tmp_path / "nowhere.jpg", tmp_path, "a\0b.jpg"):
+        with pytest.raises(ImageError):
+            load_image(source)
 
 
-def test_missing_file_and_folder(tmp_path):
-    with pytest.raises(ImageError, match=r"nowhere\.jpg does not exist"):
-        load_image(tmp_path / "nowhere.jpg")
-    with pytest.raises(ImageError, match="is a folder"):
-        load_image(tmp_path)
-    with pytest.raises(ImageError, match="cannot be read"):
-        load_image("a\0b.jpg")
+def with_chunk(tag, data):
+    """A small PNG with one more chunk, whose content is compressed."""
+    plain = encode(Image.fromarray(picture()), "PNG")
+    body = tag + {b"zTXt": b"a\0\0", b"iCCP": b"a\0\0"}[tag] + zlib.compress(data, 9)
+    chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
+    return plain[:33] + chunk + plain[33:]
+
+
+@pytest.mark.parametrize("tag", [b"zTXt", b"iCCP"])
+def test_bombs_of_text_and_profiles_are_not_unpacked(tag):
+    data = with_chunk(tag, bytes(256 * 2**20))
+    tracemalloc.start()
+    with contextlib.suppress(ImageError):  # or the picture without it
+        close(load_image(data), picture(), by=0)
+    assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (60_000, 1), (1, 60_000)])
+def test_odd_sizes(size):
+    assert load_image(encode(Image.new("RGB", size), "PNG")).size == size
 
 
 @pytest.mark.parametrize("side", [30_000, 10_000])  # above and below where Pillow itself stops
@@ -118,10 +132,8 @@ def test_bomb_is_refused_from_its_header(side, tmp_path, monkeypatch):
     path.write_bytes(png(side, side, idat))
     limit = Image.MAX_IMAGE_PIXELS
     tracemalloc.start()
-    began = time.perf_counter()
-    with pytest.raises(ImageError, match=r"bomb\.png has more than 67 megapixels"):
+    with pytest.raises(ImageError, match="megapixels"):
         load_image(path)
-    assert time.perf_counter() - began < 1
     assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
     tracemalloc.stop()
     assert limit == Image.MAX_IMAGE_PIXELS
@@ -131,7 +143,7 @@ def test_large_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(images, "MAX_FILE_BYTES", 2**20)
     path = tmp_path / "big.bmp"
     path.write_bytes(b"BM" + bytes(2**20))
-    with pytest.raises(ImageError, match=r"big\.bmp is larger than the limit of 1 MiB"):
+    with pytest.raises(ImageError, match="1 MiB"):
         load_image(path)
 
 
@@ -172,7 +184,7 @@ def test_16_bit_rgb_png():
 
 def test_32_bit_values_are_refused():
     for values in (np.ones((4, 4), np.float32), np.ones((4, 4), np.int32)):
-        with pytest.raises(ImageError, match=r"m\.tiff has 32-bit values.*8 or 16 bits"):
+        with pytest.raises(ImageError, match="32-bit"):
             load_image(encode(Image.fromarray(values), "TIFF"), name="m.tiff")
 
 
@@ -244,16 +256,16 @@ def test_damaged_metadata_does_not_spoil_a_picture():
     close(load_image(data), picture(), by=8)
 
 
-def test_no_warning_reaches_the_user():
-    palette = Image.new("P", (2, 1))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        load_image(encode(palette, "PNG", transparency=b"\xff\x00"))
-        with pytest.raises(ImageError, match="megapixels"):
-            load_image(png(10_000, 10_000, b""))
-        bad_exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x00\x01\x02\0\xff\xff\0\0\xff\0\0\0\0\0\0\0"
-        load_image(encode(Image.fromarray(picture()), "JPEG", exif=bad_exif))
-    assert caught == []
+def test_no_warning_reaches_the_user(tmp_path):
+    bad_exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x00\x01\x02\0\xff\xff\0\0\xff\0\0\0\0\0\0\0"
+    jpeg = encode(Image.fromarray(picture()), "JPEG", exif=bad_exif)
+    palette = encode(Image.new("P", (2, 1)), "PNG", transparency=b"\xff\x00")
+    for number, data in enumerate((jpeg, palette, encode(Image.new("L", (9500, 9500)), "JPEG"))):
+        (tmp_path / str(number)).write_bytes(data)
+    code = "from mivhead.images.decoding import load_image; [load_image(name) for name in '012']"
+    command = [sys.executable, "-W", "always::UserWarning", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (5, 7, 3), (5, 7, 4)])
@@ -268,18 +280,17 @@ def test_arrays(shape):
 
 
 @pytest.mark.parametrize(
-    ("array", "reason"),
+    "array",
     [
-        (np.zeros((4, 4, 3)), "dtype float64 and shape"),
-        (np.zeros((4, 4, 2), np.uint8), r"shape \(4, 4, 2\)"),
-        (np.zeros(4, np.uint8), r"shape \(4,\)"),
-        (np.zeros((0, 4), np.uint8), "no pixels"),
-        ([[1, 2]], "type list"),
-        (io.StringIO("text"), "binary mode"),
+        np.zeros((4, 4, 3)),
+        np.zeros((4, 4, 2), np.uint8),
+        np.zeros((0, 4), np.uint8),
+        [[1, 2]],
+        io.StringIO("text"),
     ],
 )
-def test_wrong_objects(array, reason):
-    with pytest.raises(ImageError, match=rf"image 3 (has|is).*{reason}"):
+def test_wrong_objects(array):
+    with pytest.raises(ImageError, match="image 3"):
         load_image(array, name="image 3")
 
 
@@ -333,20 +344,11 @@ def test_a_jpeg_of_108_megapixels_is_decoded_at_a_fraction():
         load_image(png, name="large.png")
 
 
-def test_without_the_package_the_error_names_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    data = b"\x00\x00\x00\x1cftypheic\x00\x00\x00\x00mif1heic" + bytes(40)
-    with pytest.raises(ImageError, match=r"photo\.heic is a HEIC image.*pip install pillow-heif"):
-        load_image(data, name="photo.heic")
-
-
-@pytest.mark.parametrize("address", ["https://example.org/cat.jpg", "s3://bucket/cat.jpg"])
-def test_an_address_is_not_a_file(address):
-    with pytest.raises(ImageError, match=r"is an address.*download it first"):
-        load_image(address)
-    for opened in (open_unlabelled, open_labelled, as_image_set):
-        with pytest.raises(InputError, match=re.escape(f"{address} is an address")):
-            opened(address)
+@pytest.mark.parametrize("url", ["https://example.org/cat.jpg", "s3://bucket/cat.jpg"])
+def test_a_url_is_not_a_file(url):
+    for read in (load_image, open_unlabelled, open_labelled, as_image_set):
+        with pytest.raises(InputError, match="URL"):
+            read(url)
 
 
 @pytest.mark.parametrize("at_least", [None, 100, 300, 448, 2000])
@@ -376,20 +378,13 @@ def with_scans(count: int, side: int = 64) -> bytes:
     return data[:end] + more * data[scan:end] + data[end:]
 
 
-def test_scans_are_counted_before_they_are_decoded() -> None:
+@pytest.mark.parametrize(("scans", "side", "most"), [(2_000, 64, 100), (100, 8000, 16)])
+def test_scans_are_counted_before_they_are_decoded(scans, side, most, monkeypatch):
     assert load_image(with_scans(100)).size == (64, 64)
-    started = time.perf_counter()
+    monkeypatch.setattr(JpegImageFile, "load", lambda self: pytest.fail("decoding was started"))
     for read in (load_image, images.count_pixels):
-        with pytest.raises(ImageError, match=r"more than 100 scans; save it again"):
-            read(with_scans(20_000), name="x.jpg")
-    assert time.perf_counter() - started < 5
-
-
-def test_a_large_picture_may_have_fewer_scans() -> None:
-    started = time.perf_counter()
-    with pytest.raises(ImageError, match="more than 16 scans"):
-        load_image(with_scans(100, side=8000), name="x.jpg")
-    assert time.perf_counter() - started < 10
+        with pytest.raises(ImageError, match=f"more than {most} scans"):
+            read(with_scans(scans, side), name="x.jpg")
 
 
 def test_scans_in_metadata_do_not_count() -> None:

@@ -22,7 +22,6 @@ from mivhead.images.imageset import (
     Skipped,
     check_images,
     from_images,
-    iter_images,
     natural_key,
 )
 from mivhead.images.sources import open_labelled, open_unlabelled
@@ -65,8 +64,9 @@ def test_order_ids_and_labels_are_the_same_for_folder_and_zip(build):
     assert images.ids == tuple(TWO)
     assert images.labels == ("cat", "cat", "cat", "dog")
     assert images.classes == ("cat", "dog")
-    reds = [image.getpixel((0, 0))[0] for _, image in iter_images(images)]
-    assert reds == [1, 2, 10, 20]
+    assert [images.load(row).getpixel((0, 0))[0] for row in range(4)] == [1, 2, 10, 20]
+    assert "cat/notes.txt" in {name.removeprefix("my set/") for name in images.ignored}
+    assert not any("hidden" in name or "Thumbs" in name for name in images.ignored)
     assert images.load(3).getpixel((0, 0))[0] == 20
 
 
@@ -85,43 +85,21 @@ def test_class_names_with_spaces_and_unicode(build):
     assert check_images(images) == []
 
 
-def test_missing_path(tmp_path):
-    for open_it in (open_labelled, open_unlabelled):
-        with pytest.raises(InputError, match="nowhere does not exist"):
-            open_it(tmp_path / "nowhere")
-
-
-def test_empty_folder(tmp_path):
-    with pytest.raises(InputError, match=r"contains no images; put each class.*/cat/1\.jpg"):
-        open_labelled(tmp_path)
-    with pytest.raises(InputError, match="contains no images"):
-        open_unlabelled(tmp_path)
-    with pytest.raises(InputError, match="There are no images"):
+def test_what_is_not_a_set_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    make_folder(tmp_path / "flat", {"1.png": png()})
+    make_folder(tmp_path / "one", {"cat/1.png": png()})
+    make_folder(tmp_path / "gap", {**TWO, "bird/readme.txt": b"soon"})
+    make_folder(tmp_path, {"a.bin": b"x", "a.zip": b"hello"})
+    for name in ("nowhere", "empty", "flat", "one", "gap", "a.bin", "a.zip"):
+        with pytest.raises(InputError, match=name):
+            open_labelled(tmp_path / name)
+    for name in ("nowhere", "empty", "a.zip"):
+        with pytest.raises(InputError, match=name):
+            open_unlabelled(tmp_path / name)
+    with pytest.raises(InputError):
         open_unlabelled([])
-
-
-def test_images_without_class_folders(tmp_path):
-    make_folder(tmp_path, {"1.png": png()})
-    with pytest.raises(InputError, match=r"no class folders; put each class.*/dog/1\.jpg"):
-        open_labelled(tmp_path)
-
-
-def test_one_class_only(tmp_path):
-    make_folder(tmp_path, {"cat/1.png": png()})
-    with pytest.raises(InputError, match="only the class 'cat'; at least 2"):
-        open_labelled(tmp_path)
-    assert open_labelled(tmp_path, min_classes=1).labels == ("cat",)
-
-
-def test_class_folder_without_images(build):
-    with pytest.raises(InputError, match=r"class folder 'bird' .*contains no images"):
-        open_labelled(build({**TWO, "bird/readme.txt": b"soon"}))
-
-
-def test_wrong_kind_of_file(tmp_path):
-    make_folder(tmp_path, {"a.bin": b"x"})
-    with pytest.raises(InputError, match=r"is not a folder .*, a \.zip or a \.csv"):
-        open_labelled(tmp_path / "a.bin")
+    assert open_labelled(tmp_path / "one", min_classes=1).labels == ("cat",)
 
 
 def test_unreadable_folder(tmp_path, monkeypatch):
@@ -134,36 +112,20 @@ def test_unreadable_folder(tmp_path, monkeypatch):
         return original(folder)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(InputError, match="dog cannot be read: Permission denied"):
+    with pytest.raises(InputError, match="Permission denied"):
         open_labelled(tmp_path)
-
-
-def test_links_are_followed_but_not_in_circles(tmp_path):
-    make_folder(tmp_path / "store", {"dog/a.png": png(20)})
-    root = make_folder(tmp_path / "set", {"cat/1.png": png(1)})
-    (root / "dog").symlink_to(tmp_path / "store" / "dog")
-    (root / "cat" / "again").symlink_to(root)
-    images = open_labelled(root)
-    assert {"cat/1.png", "dog/a.png"} <= set(images.ids)
 
 
 # One bad image among many.
 
 
-def test_bad_image_is_an_error_that_names_it(build):
-    images = open_labelled(build({**TWO, "dog/b.jpg": b"text"}))
-    with pytest.raises(ImageError, match=r"dog/b\.jpg is not a JPEG"):
-        list(iter_images(images))
-
-
 def test_bad_image_can_be_skipped_and_is_reported(build):
     images = open_labelled(build({**TWO, "dog/b.jpg": b"", "cat/0.heic": b"ftypheic"}))
-    skipped = []
-    rows = [row for row, _ in iter_images(images, skipped)]
-    assert rows == [1, 2, 3, 4]
-    assert [each.id for each in skipped] == ["cat/0.heic", "dog/b.jpg"]
+    with pytest.raises(ImageError, match=r"cat/0\.heic"):
+        images.load(0)
+    skipped = check_images(images)
+    assert [image.id for image in skipped] == ["cat/0.heic", "dog/b.jpg"]
     assert "empty" in skipped[1].reason
-    assert check_images(images) == skipped
     kept = images.without(skipped)
     assert kept.ids == tuple(TWO)
     assert kept.labels == ("cat", "cat", "cat", "dog")
@@ -171,13 +133,13 @@ def test_bad_image_can_be_skipped_and_is_reported(build):
 
 def test_class_without_readable_images(build):
     images = open_labelled(build({**TWO, "bird/1.jpg": b"text", "bird/2.jpg": b""}))
-    with pytest.raises(InputError, match=r"class 'bird' has no readable images: .*1\.jpg is not"):
+    with pytest.raises(InputError, match="bird"):
         images.without(check_images(images))
 
 
 def test_nothing_readable():
     images = from_images([b"", b"text"])
-    with pytest.raises(InputError, match="None of the images can be read: image 0 is empty"):
+    with pytest.raises(InputError, match="image 0"):
         images.without(check_images(images))
 
 
@@ -210,11 +172,18 @@ def test_patterns(tmp_path):
         open_unlabelled(tmp_path / "*.gif")
 
 
+def test_many_images_and_a_name_with_spaces_that_was_not_quoted(tmp_path):
+    (tmp_path / "my cat.png").write_bytes(png())
+    with pytest.raises(InputError, match="quotes"):
+        open_unlabelled([tmp_path / "my", "cat.png"])
+    assert len(open_unlabelled([tmp_path / "my cat.png"] * 999)) == 999  # longer than any name
+
+
 def test_from_images_and_take(tmp_path):
     make_folder(tmp_path, {"a.png": png(5)})
     images = from_images([tmp_path / "a.png", np.zeros((2, 2), np.uint8), Image.new("L", (1, 1))])
     assert images.ids == (str(tmp_path / "a.png"), "image 1", "image 2")
-    assert [image.size for _, image in iter_images(images)] == [(3, 2), (2, 2), (1, 1)]
+    assert [images.load(row).size for row in range(3)] == [(3, 2), (2, 2), (1, 1)]
     labelled = ImageSet(images.sources, ("x", "y", "x")).take([2, 0])
     assert labelled.ids == ("image 2", str(tmp_path / "a.png"))
     assert labelled.labels == ("x", "x")
@@ -232,60 +201,37 @@ def test_numbers_of_any_length_are_ordered():
     assert sorted([longest, "a10", "a9"], key=natural_key) == ["a9", "a10", longest]
 
 
-@pytest.mark.skipif("MIV_DATA" not in os.environ, reason="MIV_DATA names no folder of image sets")
-def test_real_sets_open():
-    roots = [each for each in Path(os.environ["MIV_DATA"]).iterdir() if each.is_dir()]
-    assert roots
-    for root in roots:
-        images = open_labelled(root)
-        assert len(images.classes) >= 2
-        assert images.load(0).mode == "RGB"
-
-
 @pytest.mark.parametrize(
-    "member", ["/etc/cat/1.png", "../cat/1.png", "cat/../../1.png", "C:\\cat\\1.png", "..\\1.png"]
+    "member",
+    [
+        *("/etc/cat/1.png", "../cat/1.png", "cat/../../1.png", "C:\\cat\\1.png", "..\\1.png"),
+        "d/" * 15_000 + "1.png",
+    ],
 )
-def test_zip_paths_that_lead_out(member, tmp_path):
+def test_zip_paths_that_lead_out_or_too_deep(member, tmp_path):
     path = make_zip(tmp_path / "a.zip", {**TWO, member: png()})
-    with pytest.raises(InputError, match=r"a\.zip contains .* leads out of the zip"):
+    with pytest.raises(InputError, match="path"):
         open_labelled(path)
     assert not list(tmp_path.glob("*.png"))
 
 
-def test_zip_with_a_link(tmp_path):
+def test_zip_with_a_link_a_password_or_unusual_compression(tmp_path):
     link = zipfile.ZipInfo("dog/link.png")
     link.external_attr = (stat.S_IFLNK | 0o777) << 16
-    path = make_zip(tmp_path / "a.zip", {**TWO, link: b"/etc/passwd"})
-    with pytest.raises(InputError, match=r"contains the link 'dog/link\.png'"):
-        open_labelled(path)
-
-
-def test_encrypted_zip(tmp_path):
-    path = make_zip(tmp_path / "a.zip", TWO)
+    make_zip(tmp_path / "link.zip", {**TWO, link: b"/etc/passwd"})
+    path = make_zip(tmp_path / "encrypted.zip", TWO)
     data = bytearray(path.read_bytes())
     data[data.index(b"PK\x01\x02") + 8] |= 1  # the flag in the central directory
     path.write_bytes(data)
-    with pytest.raises(InputError, match="is encrypted"):
-        open_labelled(path)
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_zip_with_unusual_compression(method, tmp_path):
-    path = make_zip(tmp_path / "a.zip", TWO, method)
-    with pytest.raises(InputError, match="unsupported compression"):
-        open_labelled(path)
-
-
-def test_not_a_zip(tmp_path):
-    path = make_folder(tmp_path, {"a.zip": b"hello"}) / "a.zip"
-    for open_it in (open_labelled, open_unlabelled):
-        with pytest.raises(InputError, match=r"a\.zip cannot be read as a zip"):
-            open_it(path)
+    make_zip(tmp_path / "compression.zip", TWO, zipfile.ZIP_BZIP2)
+    for reason in ("link", "encrypted", "compression"):
+        with pytest.raises(InputError, match=reason):
+            open_labelled(tmp_path / f"{reason}.zip")
 
 
 def test_zip_with_too_many_members(tmp_path, monkeypatch):
     monkeypatch.setattr(zips, "MAX_MEMBERS", 3)
-    with pytest.raises(InputError, match="has 4 members; at most 3"):
+    with pytest.raises(InputError, match="at most 3"):
         open_labelled(make_zip(tmp_path / "a.zip", TWO))
 
 
@@ -296,7 +242,7 @@ def test_zip_bomb_by_its_headers(tmp_path):
     while (at := data.find(b"PK\x01\x02", at + 1)) >= 0:
         data[at + 24 : at + 28] = struct.pack("<I", 2**30)  # each claims to unpack to 1 GiB
     path.write_bytes(data)
-    with pytest.raises(InputError, match=r"would unpack to 5\.0 GiB, .* times its size"):
+    with pytest.raises(InputError, match=r"5\.0 GiB"):
         open_labelled(path)
 
 
@@ -304,8 +250,7 @@ def test_zip_member_is_read_up_to_a_limit_only(tmp_path, monkeypatch):
     monkeypatch.setattr("mivhead.images.decoding.MAX_FILE_BYTES", 2**20)
     path = make_zip(tmp_path / "a.zip", {**TWO, "cat/11.png": bytes(50 * 2**20)})
     skipped = check_images(open_labelled(path))
-    assert [each.id for each in skipped] == ["cat/11.png"]
-    assert "larger than the limit of 1 MiB" in skipped[0].reason
+    assert [image.id for image in skipped] == ["cat/11.png"]
 
 
 @pytest.mark.parametrize("claimed", [1, 10**6])
@@ -348,9 +293,9 @@ def test_zip_is_read_while_iterating_not_before(tmp_path, monkeypatch):
         return original(self, info, *args)
 
     monkeypatch.setattr(zipfile.ZipFile, "open", spy)
-    stream = iter_images(open_labelled(path))
+    images = open_labelled(path)
     assert reads == []
-    next(stream)
+    images.load(0)
     assert reads == ["cat/1.png"]
 
 
@@ -370,12 +315,12 @@ def table(tmp_path, text, encoding="utf-8"):
         "image\tclass\n pictures/dog/a.png \tdog\npictures/./cat/1.png\tbig cat\n",
     ],
 )
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_table(text, encoding, tmp_path):
     images = open_labelled(table(tmp_path, text, encoding))
     assert images.ids == ("pictures/dog/a.png", "pictures/cat/1.png")
     assert images.labels == ("dog", "big cat")
-    assert [image.getpixel((0, 0))[0] for _, image in iter_images(images)] == [20, 1]
+    assert [images.load(row).getpixel((0, 0))[0] for row in range(2)] == [20, 1]
 
 
 def test_table_with_absolute_paths(tmp_path):
@@ -387,14 +332,14 @@ def test_table_with_absolute_paths(tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "is empty"),
-        ("path,label\n", "no rows"),
-        ("a,b\n1,2\n", r"path, file, image, filename.*label, class.*got a, b"),
-        ("path,label\na.png,\n", "line 2: expected a path and a label"),
-        ("path,label\na.png\n", "line 2: expected a path and a label"),
-        ("path,label\na.png,x\n./a.png,y\n", "line 3: a.png is listed twice"),
+        ("", "header"),
+        ("path,label\n", "no images"),
+        ("a,b\n1,2\n", "it has a, b"),
+        ("path,label\na.png,\n", "line 2"),
+        ("path,label\na.png,x\n./a.png,y\n", "line 3"),
         ("path,label\na.png,x\n", "only the class 'x'"),
-        ('path,label\n"a.png,x\n', "cannot be read"),
+        ('path,label\n"a.png,x\n', "read"),
+        ("path,label\n\\\\host\\share\\a.png,x\n", "another computer"),
     ],
 )
 def test_bad_table(text, reason, tmp_path):
@@ -410,8 +355,8 @@ def test_table_that_is_not_utf8(tmp_path):
 
 def test_table_with_a_missing_image_names_file_and_line(tmp_path):
     images = open_labelled(table(tmp_path, "path,label\npictures/dog/a.png,x\ngone.png,y\n"))
-    with pytest.raises(ImageError, match=r"gone\.png \(labels\.csv, line 3\) does not exist"):
-        list(iter_images(images))
+    with pytest.raises(ImageError, match="line 3"):
+        images.load(1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names themselves")
@@ -421,44 +366,18 @@ def test_names_that_are_not_utf_8_are_refused_before_any_work(name: bytes, tmp_p
         path = tmp_path / os.fsdecode(inside)
         path.parent.mkdir(exist_ok=True)
         Image.new("RGB", (8, 8)).save(path)
-    with pytest.raises(InputError, match=r"caf\\udce9.* is not valid UTF-8: rename"):
+    with pytest.raises(InputError, match="UTF-8"):
         open_labelled(tmp_path)
 
 
-def write_table(folder, text, encoding="utf-8", name="labels.csv"):
-    for file in ("a", "b"):
-        Image.new("RGB", (4, 4)).save(folder / f"{file}.png")
-    (folder / name).write_bytes(text.encode(encoding))
-    return folder / name
-
-
 def test_another_column_may_hold_the_labels(tmp_path):
-    path = write_table(tmp_path, "file,site,Species\na.png,1,wren\nb.png,2,owl\n")
+    path = table(tmp_path, "file,site,Species\na.png,1,wren\nb.png,2,owl\n")
     assert open_labelled(path, label="species").labels == ("wren", "owl")
-    assert open_labelled(path, label="site").labels == ("1", "2")
-    with pytest.raises(InputError, match=r"label, class; name another one with --label"):
-        open_labelled(path)
-    with pytest.raises(InputError, match=r"label column \(genus\); got file, site, Species"):
-        open_labelled(path, label="genus")
-    with pytest.raises(InputError, match="are for CSV files"):
+    for wrong in (None, "genus"):
+        with pytest.raises(InputError, match="Species"):
+            open_labelled(path, label=wrong)
+    with pytest.raises(InputError, match="CSV"):
         open_labelled(tmp_path, label="species")
-
-
-def test_tables_in_other_encodings(tmp_path):
-    text = "file;label\na.png;Möwe\nb.png;Häher\n"
-    for encoding, how in (("utf-8", {}), ("utf-16", {}), ("cp1252", {"encoding": "cp1252"})):
-        path = write_table(tmp_path, text, encoding, f"{encoding}.csv")
-        assert open_labelled(path, **how).labels == ("Möwe", "Häher")
-    with pytest.raises(InputError, match="--encoding cp1252"):
-        open_labelled(path)
-    with pytest.raises(InputError, match="'cp125' is not known"):
-        open_labelled(path, encoding="cp125")
-
-
-def test_files_of_arrays_say_what_is_possible(tmp_path):
-    np.savez(tmp_path / "train.npz", X=np.eye(2))
-    with pytest.raises(InputError, match=r"MIVClassifier\(\)\.fit\(X, y\).*FeatureTable"):
-        open_labelled(tmp_path / "train.npz")
 
 
 def linked_folders(root: Path, count: int) -> None:
@@ -471,12 +390,9 @@ def linked_folders(root: Path, count: int) -> None:
                 (root / f"c{number}" / f"to{other}").symlink_to(root / f"c{other}")
 
 
-def test_folders_that_link_to_each_other_are_listed_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_folders_that_link_to_each_other_are_listed_once(tmp_path: Path) -> None:
     linked_folders(tmp_path, 12)
     assert open_labelled(tmp_path).ids == tuple(f"c{n}/1.png" for n in range(12))
-    assert "Ignored 132 links to folders that were already listed" in caplog.text
     assert len(open_unlabelled(tmp_path)) == 12
     assert len(open_unlabelled(f"{tmp_path}/**/*.png")) == 12
     assert len(open_unlabelled(f"{tmp_path}/**")) == 12
@@ -493,24 +409,9 @@ def test_a_link_out_of_the_folder_is_followed_once(tmp_path: Path) -> None:
     assert ids == ("cat/deep/1.png", "dog/1.png")
 
 
-def test_the_depth_of_folders_is_limited(tmp_path: Path) -> None:
-    deep = tmp_path / "cat" / "/".join(["d"] * 70)
-    deep.mkdir(parents=True)
-    (deep / "1.png").write_bytes(png())
-    with pytest.raises(InputError, match="nested deeper than 64 folders"):
-        open_unlabelled(tmp_path)
-
-
-def test_the_depth_of_paths_in_a_zip_is_limited(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "deep.zip", "w") as archive:
-        for number in range(3):
-            archive.writestr("d/" * 15_000 + f"{number}.png", png())
-    with pytest.raises(InputError, match="nested deeper than 64 folders"):
-        open_unlabelled(tmp_path / "deep.zip")
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name are for Unix")
-def test_a_pipe_in_place_of_a_table_does_not_block(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "images.csv")
-    with pytest.raises(InputError, match="not a regular file"):
-        open_labelled(tmp_path / "images.csv")
+@pytest.mark.parametrize("name", ["images.csv", "images.zip"])
+def test_a_pipe_in_place_of_a_set_does_not_block(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError, match="not a file"):
+        open_labelled(tmp_path / name)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
-import threading
-import time
-from collections.abc import Callable
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +16,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mivhead import FewShotClassifier
-from mivhead.backbones.wire import encode_features
-from mivhead.client import Client
-from tests.helpers.services import serving, toy
-from tests.helpers.tiny_backbone import TinyBackbone
-from tests.service.conftest import photo, train
-
-pytest.importorskip("starlette")
-pytest.importorskip("httpx")
+from mivhead import FewShotClassifier, MIVClassifier, save
 from mivhead.errors import InputError
-from mivhead.service.application import create_app
-from mivhead.service.models import ModelLoader, name_files
-from mivhead.service.protection import Limits
-from mivhead.service.server import Server
+from mivhead.service.engine import name_files
+from mivhead.service.middleware import JsonFormatter
+from tests.helpers.services import toy
+from tests.helpers.tiny_backbone import TinyBackbone
 from tests.helpers.web import web
-
-PATH = "/v1/predict"
+from tests.service.conftest import PATH, Waiting, clients, photo, train
 
 
 def expected(model: FewShotClassifier, *files: bytes) -> list[dict[Any, float]]:
     images = [Image.open(io.BytesIO(file)) for file in files]
-    return [each.probabilities for each in model.classify(images)]
+    return [prediction.probabilities for prediction in model.classify(images)]
 
 
-def found(response: Any) -> list[dict[Any, float]]:
+def predicted(response: Any) -> list[dict[Any, float]]:
     assert response.status_code == 200, response.text
-    predictions = response.json()["predictions"]
-    return [{t["label"]: t["probability"] for t in each["top"]} for each in predictions]
+    rows = response.json()["predictions"]
+    return [{each["label"]: each["probability"] for each in row["top"]} for row in rows]
 
 
 def text(data: bytes) -> str:
@@ -64,63 +54,46 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("count", [1, 3])
-def test_images_in_every_form(url: str, colours: FewShotClassifier, form: str, count: int) -> None:
-    files = [photo(colour, 50) for colour in ("blue", "red", "green")[:count]]
+def test_images_in_every_form(url: str, colours: FewShotClassifier, form: str) -> None:
+    files = [photo(colour, 50) for colour in ("blue", "red", "green")]
     response = web.post(url + PATH, **FORMS[form](files))
-    for ours, theirs in zip(found(response), expected(colours, *files), strict=True):
+    for ours, theirs in zip(predicted(response), expected(colours, *files), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-6)
-    assert [each["label"] for each in response.json()["predictions"]] == ["blue", "red", "green"][
-        :count
-    ]
+    labels = [row["closest"] for row in response.json()["predictions"]]
+    assert labels == ["blue", "red", "green"]
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
-def test_one_image_as_the_body(url: str, colours: FewShotClassifier, kind: str) -> None:
-    data = photo("green", 7, kind)
-    for content_type in (f"image/{kind.lower()}", "application/octet-stream"):
-        response = web.post(url + PATH, content=data, headers={"Content-Type": content_type})
-        assert found(response) == expected(colours, data)
-
-
-def test_a_photo_of_any_size_is_resized_as_the_backbone_does(
-    url: str, colours: FewShotClassifier
-) -> None:
+def test_one_image_as_the_body(url: str, colours: FewShotClassifier) -> None:
     file = io.BytesIO()
     noise = np.random.default_rng(0).integers(0, 255, (300, 211, 3), np.uint8)
     Image.fromarray(noise).save(file, "PNG")
-    response = web.post(url + PATH, files={"images": file.getvalue()})
-    assert response.status_code == 200 or response.json()["error"]
-    assert found(response) == expected(colours, file.getvalue())
+    for data, kind in (
+        (photo("green", 7, "JPEG"), "image/jpeg"),
+        (photo("green", 7), "application/octet-stream"),
+        (file.getvalue(), "image/png"),  # resized as the backbone does
+    ):
+        response = web.post(url + PATH, content=data, headers={"Content-Type": kind})
+        assert predicted(response) == expected(colours, data)
 
 
-def test_features_as_json_and_as_safetensors(url: str, colours: FewShotClassifier) -> None:
-    pictures = [Image.open(io.BytesIO(photo(c, 9))) for c in ("red", "blue")]
-    features = toy().extract(pictures)
+def test_features(url: str, colours: FewShotClassifier, tmp_path: Path) -> None:
+    features = toy().extract([Image.open(io.BytesIO(photo(c, 9))) for c in ("red", "blue")])
     probabilities = [each.probabilities for each in colours.classify(features)]
     named = {name: tensor.tolist() for name, tensor in features.tensors.items()}
-    response = web.post(url + PATH, json={"features": named})
-    assert found(response) == probabilities
-    kind = {"Content-Type": "application/x-safetensors"}
-    response = web.post(url + PATH, content=encode_features(features), headers=kind)
-    assert found(response) == probabilities
-
-
-def test_vectors(tmp_path: Path) -> None:
+    assert predicted(web.post(url + PATH, json={"features": named})) == probabilities
     vectors, labels = np.eye(4, 6, dtype=np.float32), ["a", "a", "b", "b"]
-    from mivhead import MIVClassifier, save
+    save(MIVClassifier(random_state=0).fit(vectors, labels), tmp_path / "vectors.miv")
 
-    classifier = MIVClassifier(random_state=0).fit(vectors, labels)
-    save(classifier, tmp_path / "vectors.miv")
-    with serving(Server(create_app([tmp_path / "vectors.miv"]), port=0)) as address:
-        response = web.post(address + PATH, json={"features": vectors.tolist()})
-        predicted = [each["label"] for each in response.json()["predictions"]]
-        assert predicted == labels
-        response = web.post(address + PATH, files={"images": photo()})
-        assert response.status_code == 400
-        assert "trained on features of unknown origin" in response.json()["error"]
-        response = web.post(address + PATH, json={"features": [[1.0, float(2**70)]]})
-        assert response.status_code == 400
+    async def main() -> None:
+        async with clients(tmp_path / "vectors.miv") as client:
+            response = await client.post(PATH, json={"features": vectors.tolist()})
+            assert [row["closest"] for row in response.json()["predictions"]] == labels
+            response = await client.post(PATH, files={"images": photo()})
+            assert response.status_code == 400
+            response = await client.post(PATH, json={"features": [[1.0, float(2**70)]]})
+            assert response.status_code == 400
+
+    asyncio.run(main())
 
 
 def test_an_unreadable_image_does_not_affect_the_others(url: str) -> None:
@@ -133,74 +106,33 @@ def test_an_unreadable_image_does_not_affect_the_others(url: str) -> None:
     ]
     response = web.post(url + PATH, files=files)
     assert response.status_code == 200
-    results = response.json()["predictions"]
-    assert [each["file"] for each in results] == [name for _, (name, _) in files]
-    assert [each.get("label") for each in results] == ["red", None, None, None, "blue"]
-    assert results[1]["error"].startswith("text.jpg is not a JPEG")
-    assert results[2]["error"] == "empty.png is empty (0 bytes)."
-    assert results[3]["error"].startswith("cut.png is corrupted")
+    rows = response.json()["predictions"]
+    assert [row["file"] for row in rows] == [name for _, (name, _) in files]
+    assert [row.get("closest") for row in rows] == ["red", None, None, None, "blue"]
+    assert all(row["error"].startswith(row["file"]) for row in rows if "error" in row)
     response = web.post(url + PATH, files=files[1:3])
     assert response.status_code == 400
-    assert response.json()["error"].startswith("text.jpg is not a JPEG")
-
-
-def test_explanations(url: str, colours: FewShotClassifier) -> None:
-    files = [("images", ("a.png", photo("blue", 4))), ("images", ("b.txt", b"text"))]
-    response = web.post(f"{url}/v1/explain", files=files)
-    assert response.status_code == 200, response.text
-    found, bad = response.json()["explanations"]
-    expected = colours.explain(Image.open(io.BytesIO(photo("blue", 4)))).as_json()
-    assert (found["file"], found["label"]) == ("a.png", "blue")
-    assert found["runner_up"]["label"] == expected["runner_up"]["label"]
-    assert [each["name"] for each in found["shots"]] == [s["name"] for s in expected["shots"]]
-    assert bad["error"].startswith("b.txt is not a JPEG")
-    response = web.post(f"{url}/v1/explain", json={"features": [[1.0]]})
-    assert response.status_code == 400
+    assert response.json()["error"].startswith("text.jpg")
 
 
 def test_a_class_prior(url: str, colours: FewShotClassifier) -> None:
     red = photo("red", 40)
-    picture = Image.open(io.BytesIO(red))
     frequencies = {"red": 0.0, "green": 1.0, "blue": 2.5}
-    (wanted,) = colours.classify([picture], class_prior=frequencies)
+    (wanted,) = colours.classify([Image.open(io.BytesIO(red))], class_prior=frequencies)
     assert wanted.label != "red"
-    text_form = "red=0,green=1,blue=2.5"
-    answers = [
-        web.post(f"{url}{PATH}?prior={text_form}", files={"images": red}),
-        web.post(url + PATH, files={"images": red}, data={"prior": text_form}),
+    as_text = "red=0,green=1,blue=2.5"
+    for response in (
+        web.post(f"{url}{PATH}?prior={as_text}", files={"images": red}),
+        web.post(url + PATH, files={"images": red}, data={"prior": as_text}),
         web.post(url + PATH, json={"images": [text(red), text(b"damaged")], "prior": frequencies}),
-    ]
-    for each in answers:
-        first = each.json()["predictions"][0]
-        assert first["label"] == wanted.label
-        assert first["decision"] == wanted.decision
-        top = {t["label"]: t["probability"] for t in first["top"]}
-        assert top == pytest.approx(wanted.probabilities, abs=1e-4)
-    plain = web.post(f"{url}{PATH}?prior=uniform", files={"images": red})
-    assert found(plain) == [pytest.approx(expected(colours, red)[0], abs=1e-4)]
-    with Client(url) as client:
-        assert client.predict(red, class_prior=frequencies)[0].label == wanted.label
+    ):
+        row = response.json()["predictions"][0]
+        assert (row["closest"], row["decision"]) == (wanted.label, wanted.decision)
+        assert predicted_top(row) == pytest.approx(wanted.probabilities, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("prior", "message"),
-    [
-        ("often", "'often'"),
-        ("red=1,green=1,blue=1,pink=1", "no class 'pink'"),
-        ("red=1", "no frequency for"),
-        ("red=-1,green=1,blue=1", "from 0 to 1e+100, got -1.0 for red"),
-        ("red=nan,green=1,blue=1", "1e+100, got nan for red"),
-        ("red=0,green=0,blue=0", "only zeros"),
-        ("red=much,green=1,blue=1", "not a list of frequencies"),
-        ({"red": "1", "green": 1, "blue": 1}, "1e+100, got '1' for red"),
-        ({"red": True, "green": 1, "blue": 1}, "1e+100, got True for red"),
-        (3, "prior must be a string or an object"),
-    ],
-)
-def test_a_prior_that_cannot_be_used(url: str, prior: Any, message: str) -> None:
-    answer = web.post(url + PATH, json={"images": [text(photo("red"))], "prior": prior})
-    assert answer.status_code == 400
-    assert message in answer.json()["error"]
+def predicted_top(row: dict[str, Any]) -> dict[str, float]:
+    return {each["label"]: each["probability"] for each in row["top"]}
 
 
 def test_the_most_probable_classes_only(url: str) -> None:
@@ -209,56 +141,49 @@ def test_the_most_probable_classes_only(url: str) -> None:
         {"url": url + PATH, "files": {"images": photo()}, "data": {"top": "2"}},
         {"url": url + PATH, "json": {"images": [text(photo())], "top": 2}},
     ):
-        (prediction,) = web.post(**request).json()["predictions"]
-        top = [each["probability"] for each in prediction["top"]]
-        assert len(top) == 2
-        assert top[0] == prediction["probability"] >= top[1]
+        (row,) = web.post(**request).json()["predictions"]
+        assert len(row["top"]) == 2
+        assert row["top"][0]["probability"] == row["probability"]
+
+
+def kind(name: str) -> dict[str, str]:
+    return {"Content-Type": name}
 
 
 @pytest.mark.parametrize(
-    ("request_", "code", "message"),
+    ("request_", "code"),
     [
-        ({"files": {"photo": b"x"}}, 400, "The field 'photo' holds a file: name it `images`"),
-        ({"files": [("images", b"x")] * 9}, 400, "Too many files"),
-        ({"json": {"images": ["x"] * 9}}, 400, "Image 0 is not base64"),
-        ({"json": {"images": [text(b"x")] * 9}}, 400, "at most 8 images, got 9"),
-        ({"json": {"images": []}}, 400, "There are no images"),
-        ({"json": {"images": "abc"}}, 400, "`images` must be a list"),
-        ({"json": {"images": [3]}}, 400, "Image 0 must be a string of base64"),
-        ({"json": {"images": [{"data": "x", "y": 1}]}}, 400, "Image 0 must be"),
-        ({"json": {}}, 400, "Send either `images` or `features`"),
-        ({"json": []}, 400, "must be a JSON object"),
-        ({"json": {"images": [text(photo())], "to": 3}}, 400, "'to' is unknown; the options are"),
-        ({"json": {"images": [text(photo())], "top": 0}}, 400, "top must be an integer from 1"),
-        ({"json": {"images": [text(photo())], "top": True}}, 400, "top must be an integer from 1"),
-        ({"json": {"images": [text(photo())], "model": 3}}, 400, "model must be a string"),
-        ({"json": {"images": [text(photo())], "model": "x"}}, 404, "There is no model 'x'"),
-        ({"json": {"features": [[1, 2], [3]]}}, 400, "must hold numbers in lists of equal"),
-        ({"json": {"features": {"block0.map": "x"}}}, 400, "`block0.map` must hold numbers"),
-        ({"json": {"features": {"block9.map": [[1.0]]}}}, 400, "block9.map"),
-        ({"json": {"features": [1, 2]}}, 400, "`features` must be a list of vectors"),
-        ({"content": b"[" * 50_000, "headers": {"Content-Type": "application/json"}}, 400, "JSON"),
-        ({"content": b"x", "headers": {"Content-Type": "text/plain"}}, 415, "is not supported"),
-        ({"content": b"x"}, 415, "is not supported"),
-        ({"content": b"", "headers": {"Content-Type": "image/png"}}, 400, "is empty"),
-        ({"content": b"x", "headers": {"Content-Type": "multipart/form-data"}}, 400, "The form"),
-        (
-            {"content": b"x", "headers": {"Content-Type": "multipart/form-data; boundary=a"}},
-            400,
-            "The form",
-        ),
-        (
-            {"content": b"x" * 20, "headers": {"Content-Type": "application/x-safetensors"}},
-            400,
-            "not readable",
-        ),
-        ({"content": b"x" * 200_001}, 413, "at most 200,000 bytes"),
+        ({"files": {"photo": b"x"}}, 400),
+        ({"files": [("images", b"x")] * 9}, 400),
+        ({"json": {"images": [text(b"x")] * 9}}, 400),
+        ({"json": {"images": ["no base64"]}}, 400),
+        ({"json": {"images": []}}, 400),
+        ({"json": {"images": [{"data": "x", "y": 1}]}}, 400),
+        ({"json": {"images": [{"name": "a\ud800", "data": text(photo())}]}}, 400),
+        ({"json": {}}, 400),
+        ({"json": []}, 400),
+        ({"json": {"images": [text(photo())], "to": 3}}, 400),
+        ({"json": {"images": [text(photo())], "top": 2.0}}, 400),
+        ({"json": {"images": [text(photo())], "model": 3}}, 400),
+        ({"json": {"images": [text(photo())], "model": "x"}}, 404),
+        ({"json": {"images": [text(photo())], "prior": "red=1"}}, 400),
+        ({"json": {"images": [text(photo())], "prior": 3}}, 400),
+        ({"json": {"features": [[1, 2], [3]]}}, 400),
+        ({"json": {"features": {"block9.map": [[1.0]]}}}, 400),
+        ({"content": b"[" * 50_000, "headers": kind("application/json")}, 400),
+        ({"content": b"x", "headers": kind("text/plain")}, 415),
+        ({"content": b"", "headers": kind("image/png")}, 400),
+        ({"content": b"x", "headers": kind("multipart/form-data")}, 400),
+        ({"content": b"x", "headers": kind("multipart/form-data; boundary=a")}, 400),
     ],
 )
-def test_refusals(url: str, request_: Any, code: int, message: str) -> None:
+def test_refusals(url: str, request_: Any, code: int) -> None:
+    if "json" in request_:  # httpx does not send half of a character
+        body = json.dumps(request_["json"])
+        request_ = {"content": body, "headers": kind("application/json")}
     response = web.post(url + PATH, **request_)
     assert response.status_code == code, response.text
-    assert message in response.json()["error"]
+    assert response.json()["error"]
 
 
 @settings(
@@ -266,125 +191,95 @@ def test_refusals(url: str, request_: Any, code: int, message: str) -> None:
 )
 @given(
     st.binary(max_size=300),
-    st.sampled_from(
-        [
-            "application/json",
-            "multipart/form-data; boundary=x",
-            "image/png",
-            "application/x-safetensors",
-        ]
-    ),
+    st.sampled_from(["application/json", "multipart/form-data; boundary=x", "image/png"]),
 )
-def test_any_body_gets_an_answer(url: str, body: bytes, kind: str) -> None:
-    response = web.post(url + PATH, content=body, headers={"Content-Type": kind})
+def test_any_body_gets_an_answer(url: str, body: bytes, type_: str) -> None:
+    response = web.post(url + PATH, content=body, headers=kind(type_))
     assert response.status_code == 400
     assert response.json()["error"]
 
 
 def test_models_and_health(url: str, model_file: Path) -> None:
     (model,) = web.get(f"{url}/v1/models").json()["models"]
-    assert model == web.get(f"{url}/v1/models/colours").json()
     assert model["classes"] == ["blue", "green", "red"]
     assert model["shots"] == {"blue": 3, "green": 3, "red": 3}
-    assert (model["backbone"], model["image_size"], model["method"]) == ("toy", 16, "miv")
+    assert (model["backbone"], model["image_size"], model["estimate"]) == ("toy", 16, None)
     assert (model["file"], model["problem"]) == ("colours.miv", None)
     assert str(model_file.parent) not in json.dumps(model)
-    assert web.get(f"{url}/v1/models/birds").status_code == 404
     assert web.get(f"{url}/healthz").json() == {"status": "ok"}
     assert web.get(f"{url}/readyz").json() == {"status": "ready", "models": ["colours"]}
 
 
-def test_answers_are_sent_at_once(url: str) -> None:
-    """Without TCP_NODELAY, an answer on an open connection waits 40 ms for an acknowledgement."""
-    seconds = []
-    for _ in range(20):
-        start = time.perf_counter()
-        web.get(f"{url}/healthz")
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds[3:]) < 0.03
+def test_a_model_tells_what_accuracy_its_shots_suggest(tmp_path: Path) -> None:
+    model = train()
+    check = model.check()
+    model.save(tmp_path / "colours.miv")
+
+    async def main() -> None:
+        async with clients(tmp_path / "colours.miv") as client:
+            (facts,) = (await client.get("/v1/models")).json()["models"]
+            estimate = facts["estimate"]
+            assert (estimate["accuracy"], estimate["tested"]) == (check.accuracy, 9)
+            assert (estimate["low"], estimate["high"]) == check.interval
+
+    asyncio.run(main())
 
 
 def test_several_models_by_name(tmp_path: Path, model_file: Path) -> None:
-    other = tmp_path / "two.miv"
-    train(("red", "blue"), seed=3).save(other)
-    load = ModelLoader(backbone=toy())
-    app = create_app([model_file, f"pair={other}"], load=load)
-    with serving(Server(app, port=0)) as address:
-        names = [each["name"] for each in web.get(f"{address}/v1/models").json()["models"]]
-        assert names == ["colours", "pair"]
-        for name, classes in (("colours", 3), ("pair", 2)):
-            response = web.post(f"{address}{PATH}?model={name}", files={"images": photo("red")})
-            assert response.json()["model"] == name
-            assert len(found(response)[0]) == classes
-        response = web.post(address + PATH, files={"images": photo("red")})
-        assert response.status_code == 400
-        assert response.json()["error"].endswith("the models are colours, pair.")
+    train(("red", "blue"), seed=3).save(tmp_path / "two.miv")
+
+    async def main() -> None:
+        async with clients(model_file, f"pair={tmp_path / 'two.miv'}") as client:
+            for name, classes in (("colours", 3), ("pair", 2)):
+                response = await client.post(f"{PATH}?model={name}", files={"images": photo("red")})
+                assert response.json()["model"] == name
+                assert len(predicted(response)[0]) == classes
+            response = await client.post(PATH, files={"images": photo("red")})
+            assert response.status_code == 400
+            assert response.json()["error"].endswith("the models are colours, pair.")
+
+    asyncio.run(main())
 
 
-def test_names_of_models() -> None:
-    with pytest.raises(InputError, match="Two models would have the name 'a'"):
-        name_files(["a.miv", "b/a.miv"])
-    with pytest.raises(InputError, match="cannot be served as 'a b'"):
-        name_files(["a b.miv"])
-    with pytest.raises(InputError, match="nothing to serve"):
-        create_app([])
-    with pytest.raises(InputError, match=r"no\.miv"):
-        create_app(["no.miv"])
+@pytest.mark.parametrize("files", [["a.miv", "b/a.miv"], ["a b.miv"], []])
+def test_names_of_models(files: list[str]) -> None:
+    with pytest.raises(InputError):
+        name_files(files)
 
 
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
-
-
-class Counting(TinyBackbone):
-    """Notes the sizes of batches; the first one waits for a signal."""
-
-    def __init__(self) -> None:
-        super().__init__("toy", token=True)
-        self.batches: list[int] = []
-        self.go = threading.Event()
-
-    def extract(self, images: Any) -> Any:
-        self.batches.append(len(images))
-        if len(self.batches) == 2:  # after the trial at the start
-            assert self.go.wait(30)
-        return super().extract(images)
+async def metric(client: Any, line: str) -> None:
+    """Wait until a line is among the metrics."""
+    while line not in (await client.get("/metrics")).text.splitlines():
+        await asyncio.sleep(0)
 
 
 def test_requests_of_many_clients_share_batches(
     model_file: Path, colours: FewShotClassifier
 ) -> None:
-    backbone = Counting()
-    app = create_app([model_file], load=ModelLoader(backbone=backbone))
+    backbone = Waiting()
     files = [photo("green", i) for i in range(9)]
-    answers: dict[int, Any] = {}
-    with serving(Server(app, port=0)) as address:
 
-        def ask(i: int) -> None:
-            answers[i] = web.post(address + PATH, files={"images": files[i]})
+    async def main() -> list[Any]:
+        async with clients(model_file, backbone=backbone) as client:
+            first = asyncio.create_task(client.post(PATH, files={"images": files[0]}))
+            await asyncio.to_thread(backbone.entered.wait)
+            others = [
+                asyncio.create_task(client.post(PATH, files={"images": file})) for file in files[1:]
+            ]
+            await metric(client, "miv_queue_images 9.0")
+            backbone.go.set()
+            answers = await asyncio.gather(first, *others)
+            await metric(client, "miv_queue_images 0.0")
+            await metric(client, 'miv_requests_total{path="/v1/predict",status="200"} 9.0')
+            await metric(client, 'miv_predictions_total{decision="green",model="colours"} 9.0')
+            await metric(client, f"miv_batch_images_count {len(backbone.batches) - 1}.0")
+            return answers
 
-        clients = [threading.Thread(target=ask, args=(i,)) for i in range(9)]
-        clients[0].start()
-        until(lambda: len(backbone.batches) == 2)
-        for client in clients[1:]:
-            client.start()
-        until(lambda: "miv_queue_images 9.0" in web.get(f"{address}/metrics").text)
-        backbone.go.set()
-        for client in clients:
-            client.join()
-        counted = 'miv_requests_total{path="/v1/predict",status="200"} 9.0'
-        until(lambda: counted in web.get(f"{address}/metrics").text)
-        metrics = web.get(f"{address}/metrics").text
+    answers = asyncio.run(main())
     assert sum(backbone.batches) == 10
-    assert max(backbone.batches) > 1
-    for i, probabilities in enumerate(expected(colours, *files)):
-        assert found(answers[i])[0] == pytest.approx(probabilities, abs=1e-6)
-    assert 'miv_predictions_total{decision="green",model="colours"} 9.0' in metrics
-    assert f"miv_batch_images_count {len(backbone.batches) - 1}.0" in metrics
-    assert "miv_queue_images 0.0" in metrics
+    assert len(backbone.batches) < 10
+    for answer, probabilities in zip(answers, expected(colours, *files), strict=True):
+        assert predicted(answer)[0] == pytest.approx(probabilities, abs=1e-6)
 
 
 class Broken(TinyBackbone):
@@ -394,17 +289,32 @@ class Broken(TinyBackbone):
 
     def extract(self, images: Any) -> Any:
         self.calls += 1
-        if self.calls > 1:
+        if self.calls == 2:  # after the trial at the start
             raise RuntimeError("secret path of the server")
         return super().extract(images)
 
 
-def test_failures_stay_inside(model_file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    app = create_app([model_file], load=ModelLoader(backbone=Broken()), limits=Limits())
-    with serving(Server(app, port=0)) as address:
-        for _ in range(2):
-            response = web.post(address + PATH, files={"images": photo()})
+def test_failures_stay_inside(model_file: Path) -> None:
+    async def main() -> None:
+        async with clients(model_file, backbone=Broken()) as client:
+            response = await client.post(PATH, files={"images": photo()})
             assert response.status_code == 500
             assert response.json() == {"error": "The server failed; see its log."}
-        assert web.get(f"{address}/healthz").status_code == 200
-    assert "secret path of the server" in caplog.text
+            assert (await client.post(PATH, files={"images": photo()})).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_logs_hold_no_images_keys_or_queries(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    header = {"Authorization": "Bearer very-secret-key"}
+    web.post(f"{url}{PATH}?top=1", files={"images": ("face.png", photo("red"))}, headers=header)
+    web.post(f"{url}{PATH}?q=private", content=b"private", headers=header)
+    records = [record for record in caplog.records if hasattr(record, "facts")]
+    assert {"client", "id", "images", "model", "seconds", "status"} <= set(records[0].facts)
+    lines = [JsonFormatter().format(record) for record in records]
+    assert not any(s in line for line in lines for s in ("very-secret", "face.png", "private"))
+    record = logging.makeLogRecord({"msg": "a\n", "facts": {"path": "/\x1b[31m\n"}})
+    line = JsonFormatter().format(record)
+    assert line.isprintable()
+    assert json.loads(line)["path"] == "/\x1b[31m\n"

@@ -1,56 +1,78 @@
-"""Run ONNX graphs in onnxruntime: threads sleep while they wait, and a forked child can go on."""
+"""ONNX files of unknown origin: checked, and run in onnxruntime within limits of memory and time.
+
+A small file can name other files as its weights, loop forever, or ask for all memory there is. A
+forked child has none of the threads of its parent, so that sessions start again there.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from threading import Lock
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from numpy.typing import NDArray
-
-from mivhead._util.onnx_check import EXTRA, make_session, run_session
-from mivhead._util.optional import need
+from mivhead._util.text import reason_of
 from mivhead.errors import InputError
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+MAX_MEMORY = 3 * 2**30  # bytes of all tensors of a run, in addition to the weights
+MAX_SECONDS = 300.0  # of a run, which is a few images
+TICK = 1.0  # seconds between two looks for runs whose time is over
+SETTINGS = {
+    "session.intra_op.allow_spinning": "0",  # see `_util.threads`
+    "session.load_model_format": "ONNX",  # not onnxruntime's own
+    "session.use_env_allocators": "1",
+    "session.use_device_allocator_for_initializers": "1",
+    "optimization.constant_folding_max_output_size_in_bytes": str(64 * 2**20),
+}
+
+
+def parse_graph(content: bytes, name: object) -> Any:
+    """Parse an ONNX file, which errors call by its name, without running it."""
+    import onnx
+
+    try:
+        model = onnx.load_model_from_string(content)
+    except Exception:  # protobuf's own
+        model = None
+    if model is None or not model.graph.node:
+        raise InputError(f"{name} is not an ONNX file, or is corrupted.")
+    return model
+
+
+def check_self_contained(content: bytes, name: object) -> None:
+    """Refuse a file that stores weights in other files: it could name any file of this machine."""
+    if b"location" in content:  # the key of every reference to another file
+        for tensor in tensors_of(parse_graph(content, name)):
+            if tensor.external_data or tensor.data_location:
+                raise InputError(f"{name} stores weights in other files, which are not read.")
+
+
+def tensors_of(message: Any) -> list[Any]:
+    """Return the constants in an ONNX model or a part of it, wherever they are."""
+    if message.DESCRIPTOR.name == "TensorProto":
+        return [message]
+    tensors = []
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in value if hasattr(value, "append") else [value]:
+                tensors += tensors_of(part)
+    return tensors
 
 
 class Session:
     """A graph in onnxruntime.
 
-    Parameters
-    ----------
-    content : callable
-        Returns the ONNX file. It is called again in a forked child, which has none of the threads
-        of its parent and therefore needs a session of its own.
-    name : str
-        Its name in errors.
-    threads : int
-        Number of CPU threads.
-    providers : sequence of str, default=("CPUExecutionProvider",)
-        Where it runs, by preference; those that onnxruntime lacks are left out.
-    folder : str, default=os.devnull
-        Where weights are that the file leaves to others; by default nowhere.
-
-    Attributes
-    ----------
-    inputs, outputs : list of str
-        Names of its tensors.
-    metadata : dict of str to str
-        What else the file says.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from mivhead._util.onnx_file import Node, Tensor, encode_model
-    >>> x = Tensor("float32", ["n"])
-    >>> double = encode_model([Node("Add", ["x", "x"], ["y"])], {}, {"x": x}, {"y": x}, opset=13)
-    >>> session = Session(lambda: double, "double.onnx", threads=1)
-    >>> session.run(["y"], {"x": np.float32([1, 2])})[0].tolist()
-    [2.0, 4.0]
+    `content` returns the ONNX file; it is called again in a forked child. `name` is its name in
+    errors. `providers` say where it runs, by preference. Weights that the file leaves to others are
+    looked for in `folder` alone, by default nowhere.
     """
 
     def __init__(
@@ -64,45 +86,88 @@ class Session:
     ) -> None:
         self._content, self._name, self._threads = content, name, threads
         self._providers, self._folder = providers, folder
-        self._lock = Lock()
-        session = self._session = self._start()
-        try:
-            self.inputs: list[str] = [each.name for each in session.get_inputs()]
-            self.outputs: list[str] = [each.name for each in session.get_outputs()]
-            self.metadata: dict[str, str] = session.get_modelmeta().custom_metadata_map
-        except UnicodeDecodeError:
-            raise InputError(f"{name} is corrupted: its names are not valid text.") from None
+        self._lock = threading.Lock()
+        self._session = self._start()
         _sessions.add(self)
 
     def run(self, names: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the named tensors; several threads may call this at the same time."""
+        import onnxruntime  # type: ignore[import-untyped]
+
         if self._session is None:
             with self._lock:
                 self._session = self._session or self._start()
+        options = onnxruntime.RunOptions()
+        _watch(os.getpid())
+        _running[id(options)] = time.monotonic() + MAX_SECONDS, options
         try:
-            arrays: list[NDArray[Any]] = run_session(self._session, list(names), feed)
+            arrays: list[NDArray[Any]] = self._session.run(list(names), dict(feed), options)
         # Exceptions of onnxruntime have no common base class.
         except Exception as error:
-            raise InputError(f"onnxruntime cannot run {self._name}: {_reason(error)}.") from error
+            raise InputError(f"onnxruntime cannot run {self._name}: {reason_of(error)}.") from error
+        finally:
+            del _running[id(options)]
         return arrays
 
     def _start(self) -> Any:
-        available = need("onnxruntime", EXTRA).get_available_providers()
-        providers = [each for each in self._providers if each in available]
-        content = self._content()
-        try:
-            return make_session(content, self._threads, providers, self._folder)
-        except Exception as error:
-            raise InputError(f"onnxruntime cannot load {self._name}: {_reason(error)}.") from error
+        import onnxruntime
 
-    def _restart(self) -> None:
+        _limit_memory()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.log_severity_level = 4  # errors are raised, not printed
+        external = {"session.model_external_initializers_file_folder_path": self._folder}
+        for key, value in (SETTINGS | external).items():
+            options.add_session_config_entry(key, value)
+        available = onnxruntime.get_available_providers()
+        providers = [provider for provider in self._providers if provider in available]
+        content = self._content()
+        quiet = {"enable_fallback": 0}  # a fallback would print to the standard output
+        try:
+            session = onnxruntime.InferenceSession(content, options, providers=providers, **quiet)
+            self.inputs: list[str] = [tensor.name for tensor in session.get_inputs()]
+            self.outputs: list[str] = [tensor.name for tensor in session.get_outputs()]
+            self.metadata: dict[str, str] = session.get_modelmeta().custom_metadata_map
+        except Exception as error:
+            raise InputError(
+                f"onnxruntime cannot load {self._name}, which may be corrupted: {reason_of(error)}."
+            ) from error
+        return session
+
+    def _forget(self) -> None:
         """Start again on the next run, in a child whose parent's threads do not exist."""
         # Deleting a session waits for its threads to end, which would take forever: keep it.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._session))
-        self._session, self._lock = None, Lock()
+        self._session, self._lock = None, threading.Lock()
 
 
+_running: dict[int, tuple[float, Any]] = {}  # when a run has to end, and its options
 _sessions: WeakSet[Session] = WeakSet()
+
+
+@cache
+def _watch(_process: int) -> None:
+    """Start the thread that ends late runs, once in every process: a timer per run costs more."""
+
+    def end_late_runs() -> None:
+        while True:
+            time.sleep(TICK)
+            for end, options in list(_running.values()):
+                if time.monotonic() > end:
+                    options.terminate = True
+
+    threading.Thread(target=end_late_runs, name="deadlines", daemon=True).start()
+
+
+@cache
+def _limit_memory() -> None:
+    """Give all sessions of this process one allocator, which refuses more than `MAX_MEMORY`."""
+    import onnxruntime
+
+    kind = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
+    where = onnxruntime.OrtMemoryInfo("Cpu", kind, 0, onnxruntime.OrtMemType.DEFAULT)
+    limits = onnxruntime.OrtArenaCfg({"max_mem": MAX_MEMORY})
+    onnxruntime.create_and_register_allocator(where, limits)
 
 
 def _after_fork() -> None:
@@ -110,10 +175,9 @@ def _after_fork() -> None:
     if not _sessions:
         return
     for session in list(_sessions):
-        session._restart()
-    # onnxruntime 1.31 has a thread of its own, and waits for it in the destructors that run at the
-    # very end of a process: in a child, forever (github.com/microsoft/onnxruntime/pull/31961 is
-    # about other threads). Python has cleaned up by then, so that a child can end before them.
+        session._forget()
+    # onnxruntime 1.31 waits for a thread of its own at the very end of a process: in a child,
+    # forever. Python has cleaned up by then, so that a child can end before.
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):  # not on macOS
         libc.on_exit(libc._exit, None)
@@ -121,7 +185,3 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def _reason(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(".")

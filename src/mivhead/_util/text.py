@@ -1,14 +1,17 @@
-"""Text for people: names that may come from a stranger, and numbers, the same everywhere."""
+"""Text for people: names that may come from a stranger, numbers, and progress bars."""
 
 from __future__ import annotations
 
 import math
-import re
+import sys
 import unicodedata
-from collections.abc import Container, Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
 
 MAX_CELL = 48  # characters of a name in a table
+DELAY = 2.0  # seconds before a progress bar appears
 
 
 def one_line(text: str) -> str:
@@ -29,37 +32,20 @@ def reason_of(error: Exception) -> str:
     return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
 
 
-def list_reasons(reasons: Mapping[str, str]) -> str:
-    """List names and what is said of each; what is said of several is printed once, of NAME.
-
-    >>> print(list_reasons({"a": "a is gone: see a.x.", "b": "b is gone: see b.x.", "c": "No."}))
-    - a, b: NAME is gone: see NAME.x.
-    - No.
-    """
-    shared: dict[str, list[str]] = {}
-    for name, reason in reasons.items():
-        general = re.sub(rf"\b{re.escape(name)}\b", lambda _: "NAME", reason)
-        shared.setdefault(general, []).append(name)
-    return "\n".join(
-        f"- {', '.join(names)}: {reason}" if len(names) > 1 else f"- {reasons[names[0]]}"
-        for reason, names in shared.items()
-    )
-
-
 def percent(share: float, digits: int = 0) -> str:
-    """Format a share as a percentage that is 100 % or 0 % only if it is exactly that.
+    """Format a share as a percentage that is 100% or 0% only if it is exactly that.
 
     >>> percent(0.947), percent(0.9999), percent(1.0), percent(float("nan"))
-    ('95 %', '>99 %', '100 %', '-')
+    ('95%', '>99%', '100%', '-')
     """
     if math.isnan(share):
         return "-"
     step = 10.0**-digits
     if 100 - step / 2 <= 100 * share < 100:
-        return f">{100 - step:.{digits}f} %"
+        return f">{100 - step:.{digits}f}%"
     if 0 < 100 * share < step / 2:
-        return f"<{step:.{digits}f} %"
-    return f"{100 * share:.{digits}f} %"
+        return f"<{step:.{digits}f}%"
+    return f"{100 * share:.{digits}f}%"
 
 
 def width(text: str) -> int:
@@ -68,11 +54,8 @@ def width(text: str) -> int:
     >>> width("cat"), width("猫"), width("e\u0301")
     (3, 2, 1)
     """
-    return sum(map(_columns, text))
-
-
-def _columns(c: str) -> int:
-    return 0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+    shown = [c for c in text if not unicodedata.combining(c)]
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in shown)
 
 
 def shorten(text: str, limit: int = MAX_CELL) -> str:
@@ -92,36 +75,36 @@ def _begin(text: Iterable[str], room: int) -> str:
     """Return as many of the first characters as fit; the rest, maybe megabytes, is not read."""
     kept = []
     for c in text:
-        room -= _columns(c)
+        room -= width(c)
         if room < 0:
             break
         kept.append(c)
     return "".join(kept)
 
 
-class Html(str):
-    """Text that is HTML already, and is not escaped again."""
+@contextmanager
+def progress_bar(
+    description: str, total: int | None, *, show: bool | None = None, unit: str = "image"
+) -> Iterator[Callable[[float], Any]]:
+    """Yield a function that advances a progress bar by a number of items.
 
-    __slots__ = ()
+    Unless `show` is False, it appears after two seconds: in a notebook, and on stderr if that is a
+    terminal. `unit` is the name of an item; bytes, `B`, are shown in MB and GB.
 
-
-def html_table(
-    header: Sequence[str], rows: Iterable[Iterable[object]], right: Container[str] = ()
-) -> str:
-    """Make a table, of which the columns in `right` are aligned right; all but `Html` is escaped.
-
-    >>> html_table(["name"], [["<b>"]]).partition("<tbody>")[2]
-    '<tr><td style="text-align:left">&lt;b&gt;</td></tr></tbody></table>'
+    >>> with progress_bar("counting", 3) as advance:
+    ...     for _ in range(3):
+    ...         _ = advance(1)
     """
-    sides = ["right" if name in right else "left" for name in header]
-
-    def row(tag: str, cells: Iterable[object]) -> str:
-        texts = (cell if isinstance(cell, Html) else escape(str(cell)) for cell in cells)
-        found = (
-            f'<{tag} style="text-align:{side}">{text}</{tag}>'
-            for side, text in zip(sides, texts, strict=True)
-        )
-        return f"<tr>{''.join(found)}</tr>"
-
-    body = "".join(row("td", cells) for cells in rows)
-    return f"<table><thead>{row('th', header)}</thead><tbody>{body}</tbody></table>"
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    notebook = hasattr(shell, "kernel")
+    if show is False or not (terminal or notebook):
+        yield lambda _: None
+        return
+    if notebook and find_spec("ipywidgets") is not None:
+        from tqdm.notebook import tqdm
+    else:
+        from tqdm import tqdm
+    how: dict[str, Any] = {"unit": unit, "unit_scale": unit == "B", "delay": DELAY, "leave": False}
+    with tqdm(total=total, desc=description, **how) as bar:
+        yield bar.update

@@ -10,13 +10,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 from PIL import Image
 
-from mivhead.backbones.base import Identity, storage_type
-from mivhead.backbones.preprocessing import DecodedImage, to_picture
-from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset
-from mivhead.backbones.taps import join
+from mivhead.backbones.base import DecodedImage, Identity, join, storage_type, to_pictures
+from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset, derive_presets
 from mivhead.errors import InputError
 from mivhead.features import Features
-from mivhead.head.blocks import derive_presets
 
 if TYPE_CHECKING:
     import torch
@@ -39,11 +36,13 @@ class CallableBackbone:
 
     def extract(self, images: Sequence[DecodedImage]) -> Features:
         """Return the features of one batch of decoded images, on the CPU, in the same order."""
-        features = _call(self._function, images, self.preset.preprocessing.size)
-        if len(features.blocks) != len(self.preset.taps):
+        pictures = to_pictures(images, self.preset.preprocessing.size)
+        features = Features(self._function(pictures))
+        counts = len(features), len(features.blocks)
+        if counts != (len(images), len(self.preset.taps)):
             raise InputError(
-                f"{self.identity.name} returned {len(features.blocks)} blocks, "
-                f"expected {len(self.preset.taps)}: {features}."
+                f"{self.identity.name} received {len(images)} images and returned {features}, "
+                f"expected {len(self.preset.taps)} blocks."
             )
         return join([[block.tensors for block in features.blocks]], self.dtype)
 
@@ -66,25 +65,14 @@ def from_callable(
         Takes a list of RGB PIL images of `size` x `size` and returns an array, or a list with one
         entry per block, shallow to deep: anything that `Features` accepts, with one row per image.
         The features of an image must not depend on the other images in its batch.
-    name : str
-        Its name, which is stored in model files and cache keys.
     version : str, default="1"
         Its version, stored with the name. A change of the code cannot be detected: change the
         version when the function returns other values.
-    size : int, default=224
-        Side of the images that the function receives.
     blocks : sequence of BlockPreset, optional
-        How the head treats each block; by default derived from the shapes
-        (`mivhead.head.blocks.derive_presets`), for which the function is called once with a black
-        image.
+        How the head treats each block; by default derived from the shapes, for which the function
+        is called once with a black image.
     threshold : int, default=15
         T: a class with at most T shots gets augmented views.
-    dtype : str, numpy.dtype or torch.dtype, default="float16"
-        The type that features are rounded to: float16, float32 or float64.
-
-    Returns
-    -------
-    CallableBackbone
 
     Examples
     --------
@@ -97,21 +85,10 @@ def from_callable(
     Features(n=1, block0: map 3x4x4 float16)
     """
     if blocks is None:
-        blocks = derive_presets(_call(function, [np.zeros((size, size, 3), np.uint8)], size))
+        blocks = derive_presets(Features(function([Image.new("RGB", (size, size))])))
     preprocessing = Preprocessing(size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     taps = tuple(f"block{i}" for i in range(len(blocks)))
     preset = Preset(taps, tuple(blocks), preprocessing, threshold)
     weights = hashlib.sha256(f"{name}\n{version}".encode()).hexdigest()
     identity = Identity(name, weights, preprocessing, taps)
     return CallableBackbone(function, identity, preset, storage_type(dtype))
-
-
-def _call(
-    function: Callable[[list[Image.Image]], Any], images: Sequence[DecodedImage], size: int
-) -> Features:
-    if not len(images):
-        raise InputError("There are no images: give at least one.")
-    features = Features(function([to_picture(image, i, size) for i, image in enumerate(images)]))
-    if len(features) != len(images):
-        raise InputError(f"The function received {len(images)} images and returned {features}.")
-    return features

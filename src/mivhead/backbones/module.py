@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from copy import deepcopy
-from dataclasses import replace
-from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import DTypeLike
 from torch import Tensor, nn
 
-from mivhead.backbones.base import Identity, default_device, storage_type
-from mivhead.backbones.checkpoints import state_hash
-from mivhead.backbones.preprocessing import DecodedImage, preprocess
-from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset, spread_taps
-from mivhead.backbones.taps import EMBEDDING, Parts, Taps, check_taps, join, read_output
+from mivhead.backbones.base import (
+    DecodedImage,
+    Identity,
+    Parts,
+    check_taps,
+    default_device,
+    join,
+    preprocess,
+    read_output,
+    storage_type,
+)
+from mivhead.backbones.preset import BlockPreset, Preprocessing, Preset, derive_presets
+from mivhead.errors import InputError
 from mivhead.features import Features
-from mivhead.head.blocks import derive_presets
 
 if TYPE_CHECKING:
     from mivhead.backbones.text import TextTower
@@ -27,45 +36,35 @@ if TYPE_CHECKING:
 _CHUNK = 4  # images per forward pass on a CPU: keeps activations in the processor's cache
 
 Tapped: TypeAlias = Callable[[Tensor], list[Parts]]  # maps a batch to the parts of every tap
-Tapping: TypeAlias = Callable[[nn.Module, Sequence[str], torch.dtype], Tapped]
+Tapping: TypeAlias = Callable[[Any, Sequence[str]], Tapped]
 
 
 class ModuleBackbone:
     """A frozen module whose tapped layers give the features.
 
-    The model is put into evaluation mode and moved to the device; `weights` is the SHA-256 of its
-    weights. If it was changed by `efficientnet_lite.mirror` (`mirrored`), it receives the images
-    rotated by 180 degrees, and its maps are rotated back. `tapping` says how taps are read from a
-    module; by default they are names of submodules, whose outputs are interpreted by shape
-    (`mivhead.backbones.taps`). `rebuild` rebuilds the module as it was trained, if `model` was
-    changed for speed. `texts` loads the text tower, where images and texts share a space.
+    `tapping` says how taps are read from a module; by default they are names of submodules, whose
+    outputs are interpreted by shape (`mivhead.backbones.base`).
     """
+
+    embed_texts: TextTower | None = None  # where images and texts share a space
 
     def __init__(
         self,
         name: str,
         model: nn.Module,
-        weights: str,
         preset: Preset,
         *,
         device: torch.device,
         dtype: DTypeLike | torch.dtype = "float16",
-        mirrored: bool = False,
         tapping: Tapping | None = None,
-        rebuild: Callable[[], nn.Module] | None = None,
-        texts: Callable[[], TextTower] | None = None,
     ) -> None:
-        self.identity = Identity(name, weights, preset.preprocessing, preset.taps)
+        self.identity = Identity(name, state_hash(model), preset.preprocessing, preset.taps)
         self.preset = preset
         self.dtype = storage_type(dtype)
         self.model = model
         self._device = device
-        self._mirrored = mirrored
-        self._rebuild = rebuild
-        self._texts = texts
         self._tapping = tapping or hooked
-        freeze(model, device)
-        self._tapped = self._tapping(model, preset.taps, torch_type(self.dtype))
+        self.run = self._tapping(model, preset.taps)
 
     def extract(self, images: Sequence[DecodedImage]) -> Features:
         """Return the features of one batch of decoded images, on the CPU, in the same order."""
@@ -75,46 +74,10 @@ class ModuleBackbone:
             blocks = [self.run(chunk.to(self._device)) for chunk in chunks]
         return join(blocks, self.dtype)
 
-    def run(self, x: Tensor) -> list[Parts]:
-        """Return the parts of every tap for a normalised batch `(n, 3, R, R)`."""
-        if not self._mirrored:
-            return self._tapped(x)
-        return [{"map": parts["map"].flip(2, 3)} for parts in self._tapped(x.flip(2, 3))]
-
-    def in_float32(self) -> ModuleBackbone:
-        """Return the same backbone on the CPU, with features in float32."""
-        return ModuleBackbone(
-            self.identity.name,
-            self.model if self._device.type == "cpu" else deepcopy(self.model),
-            self.identity.weights,
-            self.preset,
-            device=torch.device("cpu"),
-            dtype="float32",
-            mirrored=self._mirrored,
-            tapping=self._tapping,
-            rebuild=self._rebuild,
-            texts=self._texts,
-        )
-
-    @cached_property
-    def embed_texts(self) -> TextTower | None:
-        """Maps sentences to vectors; None if the last tap shares no space with texts.
-
-        The text tower is loaded with the first sentence.
-        """
-        if self._texts is None or self.preset.taps[-1] != EMBEDDING:
-            return None
-        tower = cache(self._texts)
-        return lambda sentences: tower()(sentences)
-
     def copy_to_tune(self) -> tuple[nn.Module, Tapped]:
-        """Return a copy of the module as it was trained, for tuning, and its deepest tap.
-
-        The copy shares no memory with the backbone, and the tap is not rounded.
-        """
-        model = deepcopy(self.model) if self._rebuild is None else self._rebuild()
-        freeze(model, self._device)
-        return model, self._tapping(model, self.preset.taps[-1:], torch.float32)
+        """Return a copy of the module, for tuning, and its deepest tap."""
+        model = deepcopy(self.model)
+        return model, self._tapping(model, self.preset.taps[-1:])
 
 
 def from_module(
@@ -143,16 +106,9 @@ def from_module(
     preprocessing : Preprocessing, optional
         Size, mean and standard deviation; by default 224 px and ImageNet's.
     blocks : sequence of BlockPreset, optional
-        How the head treats each tap; by default derived from the shapes
-        (`mivhead.head.blocks.derive_presets`).
+        How the head treats each tap; by default derived from the shapes.
     threshold : int, default=15
         T: a class with at most T shots gets augmented views.
-    device, dtype : optional
-        As for `mivhead.backbones.load_backbone`.
-
-    Returns
-    -------
-    ModuleBackbone
 
     Examples
     --------
@@ -164,27 +120,62 @@ def from_module(
     Features(n=1, block0: map 8x14x14 float16)
     """
     taps = tuple(taps)
-    check_taps(name, taps, [each for each, _ in model.named_modules() if each])
+    check_taps(name, taps, [layer for layer, _ in model.named_modules() if layer])
     preprocessing = preprocessing or Preprocessing()
-    place, kind = default_device(device), storage_type(dtype)
-    weights = state_hash(model)
+    place = default_device(device)
     freeze(model, place)
     if blocks is None:
-        blocks = suggest_blocks(hooked(model, taps, torch_type(kind)), preprocessing.size, place)
+        blocks = suggest_blocks(hooked(model, taps), preprocessing.size, place)
     preset = Preset(taps, tuple(blocks), preprocessing, threshold)
-    return ModuleBackbone(name, model, weights, preset, device=place, dtype=kind)
+    return ModuleBackbone(name, model, preset, device=place, dtype=dtype)
 
 
-def hooked(model: nn.Module, taps: Sequence[str], dtype: torch.dtype) -> Tapped:
-    """Return a function that taps the outputs of submodules."""
-    outputs = Taps(model, taps, dtype)
-    return lambda x: [read_output(out, tap) for out, tap in zip(outputs(x), taps, strict=True)]
+def state_hash(model: nn.Module) -> str:
+    """Return the SHA-256 of the names, types, shapes and values of a model's state."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(values.numpy().data)
+    return digest.hexdigest()
 
 
-def torch_type(dtype: np.dtype[Any]) -> torch.dtype:
-    """Return PyTorch's type of the same name."""
-    kind: torch.dtype = getattr(torch, dtype.name)
-    return kind
+class _AllFound(Exception):  # noqa: N818  # control flow, not an error
+    """Raised when the deepest tap has been reached, to skip the rest of the forward pass."""
+
+
+def hooked(model: nn.Module, taps: Sequence[str]) -> Tapped:
+    """Return a function that runs a model up to its deepest tap and copies the outputs of taps."""
+    lock = Lock()  # hooks belong to the model, so one pass at a time
+
+    def run(x: Tensor) -> list[Parts]:
+        outputs: dict[str, Tensor] = {}
+
+        def keep(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+            if isinstance(output, tuple) and output:
+                output = output[0]  # layers of transformers return their tokens first
+            if not isinstance(output, Tensor):
+                kind = type(output).__name__
+                raise InputError(f"The tap {name!r} returns a {kind}, not a tensor.")
+            outputs[name] = output.clone(memory_format=torch.contiguous_format)
+            # Exporting a graph drops the rest anyway, and cannot trace an exception.
+            if len(outputs) == len(taps) and not torch.compiler.is_compiling():
+                raise _AllFound
+
+        with lock, ExitStack() as hooks:
+            for name in taps:
+                hook = model.get_submodule(name).register_forward_hook(partial(keep, name))
+                hooks.enter_context(hook)
+            with suppress(_AllFound):
+                model(x)
+        if list(outputs) != list(taps):
+            raise InputError(
+                "Taps must be listed once each, in the order in which they run: requested "
+                f"{', '.join(taps)}, found {', '.join(outputs)}."
+            )
+        return [read_output(output, tap) for tap, output in outputs.items()]
+
+    return run
 
 
 def freeze(model: nn.Module, device: torch.device) -> None:
@@ -198,32 +189,3 @@ def suggest_blocks(tapped: Tapped, size: int, device: torch.device) -> tuple[Blo
     with torch.inference_mode():
         blocks = tapped(torch.zeros(1, 3, size, size, device=device))
     return derive_presets(join([blocks], np.dtype("float32")))
-
-
-class Tappable(Protocol):
-    """A tower with named layers."""
-
-    is_vit: bool
-
-    def tap(self, taps: Sequence[str]) -> Tapped:
-        """Return a function that taps some of its layers."""
-        ...
-
-
-def suggest_preset(
-    tower: Tappable,
-    layers: Sequence[str],
-    pooled: tuple[str, ...],
-    preprocessing: Preprocessing,
-    device: torch.device,
-) -> Preset:
-    """Derive the settings of a tower: layers of a ViT over its depth, or the last two stages.
-
-    `pooled` is the tap, if there is one, of the vector that heads on one vector per image use.
-    """
-    taps = spread_taps(layers) if tower.is_vit else tuple(layers[-2:])
-    blocks = suggest_blocks(tower.tap(taps), preprocessing.size, device)
-    if tower.is_vit:  # also without [CLS]
-        blocks = tuple(replace(block, form="vit", tau=200.0) for block in blocks)
-    more = tuple(BlockPreset(form="vit", tau=200.0, pooled=True) for _ in pooled)
-    return Preset((*taps, *pooled), (*blocks, *more), preprocessing)

@@ -1,25 +1,26 @@
-"""Presets: the settings that belong to a backbone.
+"""Presets: the settings that belong to a backbone, and how they follow from its shapes.
 
-Which blocks to tap, how the head pools each of them, how images are preprocessed, and below how
-many shots a class gets augmented views. How the head is trained is a `Recipe`
-(`mivhead.head.recipe`). This module imports neither NumPy nor PyTorch, so that listing
-backbones is quick.
+How the head is trained is a `Recipe` (`mivhead.head.recipe`). This module imports neither NumPy nor
+PyTorch, so that listing backbones is quick.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from mivhead.errors import InputError, check_one_of
 
-ViewsRule: TypeAlias = Literal["few", "ceil", "floor"]  # how many views per image T / S gives
+if TYPE_CHECKING:
+    from mivhead.features import Features
+
 
 USUAL_SIZE, LARGEST_USUAL_SIZE = 224, 256  # pixels
 _DEPTHS = (1 / 2, 2 / 3, 5 / 6, 1)  # of the taps
-CLASSIFIERS = ("efficientnet_lite0",)  # that `mivhead.backbones.classes` can read
+SMALLEST_POOL = 3  # side of the smallest pooled map
 MAX_SIZE = 4096  # pixels; keeps a forged file from asking for memory
 
 
@@ -39,8 +40,7 @@ class BlockPreset:
     tau : float, default=500.0
         Scale of the attention score; 0 is average pooling.
     heads : int or None, default=None
-        Heads of the cross-attention; None applies the rule
-        `mivhead.head.blocks.default_heads`.
+        Heads of the cross-attention; None applies the rule `mivhead.head.recipe.default_heads`.
     plain : bool, default=False
         Leave the block to the ridge experts, where the recipe has them. This is for wide maps,
         which take most of the head's time and add little to it.
@@ -50,11 +50,6 @@ class BlockPreset:
     pooled : bool, default=False
         Whether this is the vector that heads on one vector per image use (NCC, Baseline++, FiT),
         where that is not a function of the last block; the MIV-head leaves it out. It comes last.
-    deepest : bool, default=False
-        Whether this is the deepest block of a backbone, and blocks of another backbone follow.
-    classifier : {"efficientnet_lite0"} or None, default=None
-        The network whose own classifier is a linear map of the mean of this block, the last one.
-        What it says about the shots helps where every class has one shot.
     """
 
     pool_sizes: tuple[int, ...] = ()
@@ -65,59 +60,39 @@ class BlockPreset:
     plain: bool = False
     candidates: int | None = None
     pooled: bool = False
-    deepest: bool = False
-    classifier: str | None = None
 
     def __post_init__(self) -> None:
         check_one_of("form", self.form, ("cnn", "vit"))
-        if self.classifier is not None:
-            check_one_of("classifier", self.classifier, CLASSIFIERS)
-        for size in self.pool_sizes:
-            _check_count("each of pool_sizes", size)
-        for name in ("heads", "candidates"):
-            if (value := getattr(self, name)) is not None:
-                _check_count(name, value)
+        optional = [count for count in (self.heads, self.candidates) if count is not None]
+        for count in (*self.pool_sizes, *optional):
+            if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
+                raise InputError(f"Sizes, heads and candidates must be at least 1, got {count!r}.")
         if isinstance(self.tau, bool) or not isinstance(self.tau, Real) or not self.tau >= 0:
             raise InputError(f"tau must be a number of at least 0, got {self.tau!r}.")
 
 
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise InputError(f"{name} must be an integer of at least 1, got {value!r}.")
+VECTOR = BlockPreset(form="vit", tau=200.0, pooled=True)  # of a whole image, for other heads
+EMBEDDING = "embedding"  # a tap: the vector in the space that images share with texts
+POOLED = "pooled"  # a tap: what the model's own classifier would see
 
 
 def replace_in_blocks(
     blocks: Sequence[BlockPreset], changes: Mapping[str, Any]
 ) -> tuple[BlockPreset, ...]:
-    """Replace fields in the settings of every block; `pool_sizes` needs one list per block.
-
-    >>> [block.tau for block in replace_in_blocks([BlockPreset(), BlockPreset()], {"tau": 0.0})]
-    [0.0, 0.0]
-    """
-    known = [field.name for field in fields(BlockPreset)]
+    """Replace fields in the settings of every block; `pool_sizes` needs one list per block."""
     for name in changes:
-        check_one_of("field of a preset", name, known)
-    changes = dict(changes)
-    sizes = changes.pop("pool_sizes", None)
-    changed = [replace(block, **changes) for block in blocks]
-    if sizes is None:
-        return tuple(changed)
-    lists = sizes if isinstance(sizes, list | tuple) else [None]
-    if not all(isinstance(each, list | tuple) for each in lists):
-        raise InputError(f"pool_sizes needs a list of sizes for each block, got {sizes!r}.")
-    if len(lists) != len(changed):
-        raise InputError(
-            f"pool_sizes has lists for {len(lists)} blocks, the features have {len(changed)}."
-        )
-    pairs = zip(changed, lists, strict=True)
-    return tuple(replace(block, pool_sizes=tuple(each)) for block, each in pairs)
+        check_one_of("field of a preset", name, [field.name for field in fields(BlockPreset)])
+    lists = changes.get("pool_sizes", [block.pool_sizes for block in blocks])
+    if [isinstance(sizes, list | tuple) for sizes in lists] != [True] * len(blocks):
+        raise InputError(f"pool_sizes needs a list for each of {len(blocks)} blocks, got {lists}.")
+    pairs = zip(blocks, lists, strict=True)
+    return tuple(replace(block, **{**changes, "pool_sizes": tuple(s)}) for block, s in pairs)
 
 
 def spread_taps(names: Sequence[str]) -> tuple[str, ...]:
     """Choose four blocks of the deeper half of a ViT: at 1/2, 2/3 and 5/6 of it, and the last.
 
-    Which layer suits a task is not known beforehand, so the head is given several, and stacking
-    weighs them. Measured: docs/research-log.md.
+    Which layer suits a task is not known beforehand: stacking weighs them (docs/research-log.md).
 
     >>> spread_taps([f"blocks.{i}" for i in range(12)])
     ('blocks.5', 'blocks.7', 'blocks.9', 'blocks.11')
@@ -128,15 +103,9 @@ def spread_taps(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names[round(depth * share) - 1] for share in _DEPTHS)
 
 
-def near_usual_size(own: int, patch: int) -> int:
-    """Return the input size of a ViT: its own, or if that is large, one near 224 pixels.
-
-    The time grows with the number of patches: 518 pixels take more than five times as long as 224.
-
-    >>> near_usual_size(518, 14), near_usual_size(256, 16), near_usual_size(384, 16)
-    (224, 256, 224)
-    """
-    return own if own <= LARGEST_USUAL_SIZE else patch * round(USUAL_SIZE / patch)
+def near_usual_size(trained: int, patch: int) -> int:
+    """Return the input size of a ViT: as trained or, if that is large and slow, near 224 pixels."""
+    return trained if trained <= LARGEST_USUAL_SIZE else patch * round(USUAL_SIZE / patch)
 
 
 @dataclass(frozen=True)
@@ -158,8 +127,8 @@ class Preprocessing:
     def __post_init__(self) -> None:
         if not 1 <= self.size <= MAX_SIZE:
             raise InputError(f"size must be from 1 to {MAX_SIZE}, got {self.size}.")
-        if not all(value > 0 for value in self.std):
-            raise InputError(f"std must be positive, got {self.std}.")
+        if len(self.mean) != 3 or len(self.std) != 3 or not min(self.std) > 0:
+            raise InputError("mean and std must have three values each, those of std positive.")
 
 
 @dataclass(frozen=True)
@@ -185,9 +154,49 @@ class Preset:
 
     def __post_init__(self) -> None:
         if len(self.taps) != len(self.blocks):
-            raise InputError(
-                f"A preset needs one block setting per tap, got {len(self.taps)} taps "
-                f"and {len(self.blocks)} settings."
-            )
+            raise InputError(f"A preset needs one block per tap: {self.taps}, {self.blocks}.")
         if any(block.pooled for block in self.blocks[:-1]):
             raise InputError("A pooled block must be the last of a preset.")
+
+
+def default_pool_sizes(side: int, deeper: int) -> tuple[int, ...]:
+    """Spread up to four sizes below a CNN's map, above that of the next deeper block or half of it.
+
+    This gives the paper's own lists for ResNets and RegNetY-1.6GF; its DenseNet-161 has fewer.
+    """
+    top = side - 1
+    bottom = max(SMALLEST_POOL, deeper + 1 if deeper else math.ceil(side / 2))
+    count = min(4, top - bottom + 1)
+    steps = max(1, count - 1)
+    return tuple(top - math.ceil(i * (top - bottom) / steps) for i in range(count))
+
+
+def default_token_pool_sizes(side: int, position: int) -> tuple[int, ...]:
+    """Spread three sizes over the blocks of a ViT, whose maps all have one size.
+
+    Two for the shallowest block and one for the next (the deeper ones have their token), or all
+    three for an only block, of position -1: the paper's list for ViT-small/16.
+    """
+    top, bottom = side - 1, side // 2
+    sizes = (top, (top + bottom) // 2, bottom) if bottom >= SMALLEST_POOL else ()
+    return {-1: sizes, 0: sizes[:2], 1: sizes[2:]}.get(position, ())
+
+
+def derive_presets(features: Features) -> tuple[BlockPreset, ...]:
+    """Derive the settings of a backbone that has no preset from the shapes of its features.
+
+    A block with a token follows the ViT form with tau 200: its candidates are the token and the
+    pooled maps. One without follows the CNN form with tau 500: the map is a candidate too.
+    """
+    sides = [0 if block.map is None else min(block.map.shape[2:]) for block in features.blocks]
+    presets = []
+    for i, (block, side) in enumerate(zip(features.blocks, sides, strict=True)):
+        if block.token is None:
+            deeper = next(filter(None, sides[i + 1 :]), 0)
+            presets.append(BlockPreset(default_pool_sizes(side, deeper)))
+        else:
+            sizes = default_token_pool_sizes(side, i if len(sides) > 1 else -1)
+            # A map that is too small to be pooled is a candidate as it is.
+            native = side > 0 and side // 2 < SMALLEST_POOL
+            presets.append(BlockPreset(sizes, native=native, form="vit", tau=200.0))
+    return tuple(presets)

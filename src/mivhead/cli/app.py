@@ -2,105 +2,84 @@
 
 from __future__ import annotations
 
-import argparse
+import secrets
 import sys
+from contextlib import closing
 from typing import Any
 
+import click
+
 from mivhead.cli import options
-from mivhead.cli.output import announce, print_json
+from mivhead.cli.output import Output
 
 EXAMPLES = """
-miv app                      # a new project in the folder my-classes
-miv app birds/               # class folders that you have, or a new project
-miv app birds/ --no-browser  # prints the link only
-miv app birds/ --host 0.0.0.0  # for your phone as well: prints a QR code
+miv app                        # a new project in the folder my-classes
+miv app birds/                 # class folders that you have, or a new project
+miv app birds/ --no-browser    # prints the link only
+miv app birds/ --host 0.0.0.0  # for your phone as well
+"""
+WARNING = """
+On your phone, in the same network:
+  {link}
+Warning: everyone in this network who has the link can see, change and delete the photos, and the
+connection is not encrypted. Use it at home, not in a public network.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = options.new_command(
-        subparsers,
-        "app",
-        "make and use a classifier in the browser",
-        "Open a page in the browser on which you make classes, drop photos on them, see at once "
-        "how good the classifier is, let it name new photos and correct it. One folder holds "
-        "everything: a folder of photos per class, and the model file. Nothing leaves this "
-        "computer, unless you let your phone in with --host. The page works until you press "
-        "Ctrl-C; start again, and you are where you were.",
-        EXAMPLES,
-    )
-    parser.add_argument(
-        "folder",
-        nargs="?",
-        default="my-classes",
-        metavar="FOLDER",
-        help="folder of the project: a new one, or one that has a folder of photos per class "
-        "(default: my-classes)",
-    )
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="address to listen on; 0.0.0.0 admits other devices in the network that have the "
-        "link, such as your phone, and prints the link as a QR code",
-    )
-    parser.add_argument(
-        "--port",
-        type=options.not_negative,
-        default=None,
-        metavar="N",
-        help="port to listen on (default: the same as last time, or any free one)",
-    )
-    parser.add_argument(
-        "--no-browser", action="store_true", help="print the link and do not open the browser"
-    )
-    parser.add_argument(
-        "--new-link", action="store_true", help="make a new link; earlier ones stop working"
-    )
-    options.add_extraction(parser)
-    options.add_training(parser)
-    options.add_device(parser)
-    options.add_json(parser)
-    parser.set_defaults(run=run)
+@options.command(EXAMPLES)
+@click.argument(
+    "folder",
+    default="my-classes",
+    metavar="[FOLDER]",
+    help="Folder of the project: a new one, or one with a folder of photos per class.",
+)
+@options.host
+@click.option(
+    "--port",
+    type=options.NOT_NEGATIVE,
+    default=0,
+    metavar="N",
+    help="Port to listen on; by default any free one.",
+)
+@click.option("--no-browser", is_flag=True, help="Print the link and do not open the browser.")
+@options.classifier
+@options.no_flip
+def app(
+    out: Output, folder: str, host: str, port: int, no_browser: bool, classifier: dict[str, Any]
+) -> None:
+    """Open a page in the browser to make and use a classifier.
 
-
-def run(args: argparse.Namespace) -> int:
-    """Run `miv app`."""
-    from mivhead._util.optional import need
-
-    for module in ("starlette", "uvicorn", "segno"):
-        need(module, "serve")
-    announce("Starting ...", args)
+    You make classes, drop photos on them, see at once how good the classifier is, let it name new
+    photos and correct it. One folder holds everything: a folder of photos per class, and the model
+    file. Photos that you delete on the page move to its hidden folder .miv-app/trash. Nothing
+    leaves this computer, unless you let your phone in with --host. The page works until you press
+    Ctrl-C; start again, and you are where you were.
+    """
     from mivhead._util.http import is_loopback
     from mivhead.app.learner import Learner
-    from mivhead.app.project import opened
-    from mivhead.app.routes import Token, address_for_others, make_server
+    from mivhead.app.project import Project
+    from mivhead.app.routes import address_for_others, make_server
 
-    options.prepare(args)
-    model = options.classifier_from(args)
-    model.verbose = False
-    model.make_classifier()  # refuses bad options before the page opens
-    with opened(args.folder) as project:
-        if project.links and not args.quiet:
-            names = ", ".join(map(repr, project.links))
-            print(f"The app does not follow links, so it leaves out {names}.", file=sys.stderr)
+    model = options.new_classifier(Output(quiet=True), **classifier)
+    with closing(Project(folder)) as project:
+        if project.message:
+            out.note(project.message)
         learner = Learner(project, model)
-        token = Token(project, renew=args.new_link)
-        server = make_server(project, learner, token, args.port, args.host)
-        link = f"{_for_this_computer(server)}/?token={token.value}"
+        token = secrets.token_urlsafe(32)  # each start has a new link
+        server = make_server(project, learner, token, port, host)
+        here = f"http://localhost:{server.port}" if host in ("0.0.0.0", "::") else server.url
+        link = f"{here}/?token={token}"
         phone = None
-        if not is_loopback(args.host):
-            phone = f"http://{address_for_others(args.host)}:{server.port}/?token={token.value}"
-        if args.json:
-            print_json({"folder": str(project.folder), "url": link, "phone": phone})
-        else:
-            where = "at this address" if args.no_browser else "in the browser"
-            print(f"{project.folder} is open {where} (press Ctrl-C to stop):\n  {link}")
+        if not is_loopback(host):
+            phone = f"http://{address_for_others(host)}:{server.port}/?token={token}"
+        place = "at this URL" if no_browser else "in the browser"
+        out.result(
+            {"folder": str(project.folder), "url": link, "phone": phone},
+            f"{project.folder} is open {place} (press Ctrl-C to stop):\n  {link}",
+        )
         if phone is not None:
-            _invite(phone)
-        sys.stdout.flush()
-        if not args.no_browser:
+            print(WARNING.format(link=phone), file=sys.stderr)
+        if not no_browser:
             import webbrowser
 
             webbrowser.open(link)
@@ -109,25 +88,3 @@ def run(args: argparse.Namespace) -> int:
             server.serve_forever()
         finally:
             learner.stop()
-    return 0
-
-
-def _for_this_computer(server: Any) -> str:
-    """Return the address of a server in a browser on the same computer."""
-    if server.host in ("0.0.0.0", "::"):
-        return f"http://localhost:{server.port}"
-    return str(server.url)
-
-
-def _invite(link: str) -> None:
-    """Print the link for other devices, as a QR code too, and what it means to use it."""
-    import segno
-
-    print(f"\nOn your phone, in the same network:\n  {link}\n", file=sys.stderr)
-    segno.make(link, micro=False).terminal(out=sys.stderr, compact=True, border=2)
-    print(
-        "Warning: everyone in this network who has the link can see, change and delete the photos, "
-        "and\nthe connection is not encrypted. Use it at home, not in a public network. "
-        "--new-link ends earlier links.\n",
-        file=sys.stderr,
-    )

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
-import csv
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from mivhead._util.text import one_line
 from mivhead.cli import options
-from mivhead.cli.labels import check_class_names
-from mivhead.cli.loading import is_features
-from mivhead.cli.output import (
-    check_output,
-    expected_accuracy,
-    plural,
-    print_json,
-    report_skipped,
-    seconds,
-)
+from mivhead.cli.output import Output, plural, seconds
 from mivhead.errors import InputError
 
 if TYPE_CHECKING:
-    from mivhead.model.fewshot import FewShotClassifier
+    from mivhead.fewshot import FewShotClassifier
+    from mivhead.images.imageset import ImageSet
     from mivhead.model.shots import Change
 
-COMMANDS = ("add", "remove", "rename", "relabel")
 ADD_EXAMPLES = """
 miv add birds.miv new/                 # new/robin/9.jpg, new/dunnock/1.jpg, ...
 miv add birds.miv new/ -o more.miv     # birds.miv stays as it is
@@ -47,237 +39,177 @@ miv rename birds.miv "Robin (juvenile)" robin --merge
 """
 RELABEL_EXAMPLES = """
 miv relabel birds.miv robin/3.jpg wren
-miv relabel birds.miv corrections.csv  # a shot and a class per row, from `miv fit --html`
 """
 
-
-def add_parser(subparsers: Any) -> None:
-    """Add the commands."""
-    add = _command(
-        subparsers,
-        "add",
-        "add images to a model: new classes, or more shots",
-        "Add shots of new classes, or more shots of known ones, to a model. The old images are not "
-        "needed; only the new ones pass the backbone. The result is exactly the model that `miv "
-        "fit` would make from all images together. Images that the model already has are left out.",
-        ADD_EXAMPLES,
-    )
-    add.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="a folder with one folder per class, a zip archive of one, a CSV file of paths and "
-        "labels, a features file, or a database table",
-    )
-    add.add_argument("--label", metavar="COLUMN", help="column of the labels of a database table")
-    add.add_argument("--where", metavar="FILTER", help="use only these rows of a database table")
-    options.add_skip_bad(add)
-    options.add_class_vectors(add)
-    add.set_defaults(run=run_add)
-
-    remove = _command(
-        subparsers,
-        "remove",
-        "remove classes or single shots from a model",
-        "Remove classes or single shots from a model.",
-        REMOVE_EXAMPLES,
-    )
-    remove.add_argument(
-        "names",
-        nargs="+",
-        metavar="NAME",
-        help="a class, or a shot as `miv info --shots` names it; the end of the name is enough if "
-        "only one shot has it",
-    )
-    remove.set_defaults(run=run_remove)
-
-    rename = _command(
-        subparsers,
-        "rename",
-        "rename a class of a model, or merge two",
-        "Rename a class of a model, or merge it into another one. A new name changes neither what "
-        "the model learned nor its predictions, unless the model uses the names of its classes.",
-        RENAME_EXAMPLES,
-    )
-    rename.add_argument("old", metavar="OLD", help="the class")
-    rename.add_argument("new", metavar="NEW", help="its new name, or the class to merge it into")
-    rename.add_argument("--merge", action="store_true", help="merge OLD into the class NEW")
-    rename.set_defaults(run=run_rename)
-
-    relabel = _command(
-        subparsers,
-        "relabel",
-        "move a shot of a model to another class",
-        "Move a shot of a model, such as a mislabelled one, to another class.",
-        RELABEL_EXAMPLES,
-    )
-    relabel.add_argument(
-        "shot", metavar="SHOT", help="name of the shot, or a CSV file of shots and classes"
-    )
-    relabel.add_argument("label", nargs="?", metavar="CLASS", help="the class it belongs to")
-    relabel.add_argument("--new", action="store_true", help="CLASS may be a new class")
-    relabel.set_defaults(run=run_relabel)
+model_file = click.argument("model", metavar="MODEL", help="Model file.")
+how_to_write = options.together(
+    options.output(
+        "Write the changed model here (default: replace MODEL, and keep it as MODEL.bak).",
+        replaces="model",
+    ),
+    options.no_check,
+)
 
 
-def _command(
-    subparsers: Any, name: str, summary: str, description: str, examples: str
-) -> options.Parser:
-    parser = options.new_command(subparsers, name, summary, description, examples)
-    parser.add_argument("model", metavar="MODEL", help="model file")
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="write the changed model here (default: replace MODEL and keep the old one as "
-        "MODEL.bak)",
-    )
-    parser.add_argument("--no-backup", action="store_true", help="do not keep the old model")
-    parser.add_argument(
-        "--no-check", action="store_true", help="do not estimate the accuracy of the changed model"
-    )
-    options.add_unlabelled(parser)
-    options.add_model_backbone(parser)
-    options.add_device(parser)
-    options.add_json(parser)
-    return parser
+@options.command(ADD_EXAMPLES)
+@model_file
+@click.argument("source", metavar="SHOTS", help=options.LABELLED)
+@options.skip_bad
+@options.label
+@click.option("--new-class", is_flag=True, help="A new class may be called nearly like another.")
+@how_to_write
+@options.backbone
+def add(
+    out: Output,
+    model: str,
+    source: str,
+    skip_bad: bool,
+    label: str | None,
+    new_class: bool,
+    **how: Any,
+) -> None:
+    """Add shots of new classes, or more shots of known ones, to a model.
+
+    The old images are not needed; only the new ones pass the backbone. The result is exactly the
+    model that `miv fit` would make from all images together. Images that the model already has are
+    left out, and so are the folders "unsure" and "none of these" of `miv predict --sort-into`.
+    """
+    has_features = options.is_features(source)
+    shots: Any = (options.read_features if has_features else options.open_images)(source, label)
+
+    def add_shots(loaded: FewShotClassifier) -> Change:
+        named = shots if has_features else _in_classes(shots, source, loaded, new_class)
+        return loaded.add(named, skip_bad=skip_bad)
+
+    _change(out, model, add_shots, **how)
 
 
-def run_add(args: argparse.Namespace) -> int:
-    """Run `miv add`."""
-    if (args.label or args.where) and not is_features(args.source):
-        raise InputError("--label and --where are for database tables.")
-    if Path(args.source).is_dir():
-        check_class_names(each.name for each in Path(args.source).iterdir() if each.is_dir())
+def _in_classes(
+    images: ImageSet, source: str, model: FewShotClassifier, new_class: bool
+) -> ImageSet:
+    """Return images of the model's classes or of new ones; a name that looks mistyped is an error.
 
-    def add(model: FewShotClassifier) -> Change:
-        how: dict[str, Any] = {"class_vectors": options.read_class_vectors(args.class_vectors)}
-        how |= _unlabelled(args)
-        if not is_features(args.source):
-            return model.add(args.source, skip_bad=args.skip_bad, **how)
-        from mivhead import stores
+    In a table, "none of these" is an answer: the class that stands for everything else.
+    """
+    from mivhead.decision import NONE, UNSURE
 
-        with stores.open(args.source, label=args.label, where=args.where) as store:
-            return model.add(store.read(), **how)
-
-    return _run(args, add)
-
-
-def run_remove(args: argparse.Namespace) -> int:
-    """Run `miv remove`."""
-    return _run(args, lambda model: model.remove(*args.names, **_unlabelled(args)))
-
-
-def run_rename(args: argparse.Namespace) -> int:
-    """Run `miv rename`."""
-    check_class_names([args.new])
-    how = {"merge": args.merge}
-    return _run(
-        args,
-        lambda model: model.rename(args.old, args.new, **how, **_unlabelled(args)),
-        only_names=not args.merge,
-    )
+    known, labels = list(map(str, model.classes_)), list(images.labels or ())
+    if Path(source).suffix.lower() in (".csv", ".tsv"):
+        labels = [str(model.other) if name.casefold() == NONE else name for name in labels]
+    kept = [row for row, name in enumerate(labels) if name not in (NONE, UNSURE)]
+    if not kept:
+        raise InputError(f"{source} has no images with the name of a class.")
+    if left_out := len(labels) - len(kept):
+        what = f"{plural(left_out, 'image')} in {NONE!r} and {UNSURE!r}"
+        print(f"Left out {what}: nobody named them.", file=sys.stderr)
+    for name in sorted({*labels} - {*known, NONE, UNSURE}):
+        near = next((other for other in known if _differ_little(name, other)), None)
+        if near is not None and not new_class:
+            raise InputError(
+                f"The model has no class {name!r}: did you mean {near!r}? Correct the name, or "
+                "make a new class with --new-class."
+            )
+    return replace(images, labels=tuple(labels)).take(kept)
 
 
-def run_relabel(args: argparse.Namespace) -> int:
-    """Run `miv relabel`."""
-    moves = _read_corrections(args.shot) if args.label is None else {args.shot: args.label}
-    check_class_names(moves.values())
-    return _run(args, lambda model: model.relabel(moves, new=args.new, **_unlabelled(args)))
+def _differ_little(name: str, other: str) -> bool:
+    """Return whether names differ in case, or in one letter that is no digit.
+
+    >>> [_differ_little("Wren", name) for name in ("wren", "wen", "wrens", "robin", "Wren2")]
+    [True, True, True, False, False]
+    """
+    name, other = name.casefold(), other.casefold()
+    changes = [
+        (name[a:b], other[c:d])
+        for kind, a, b, c, d in SequenceMatcher(None, name, other).get_opcodes()
+        if kind != "equal"
+    ]
+    if len(changes) != 1 or max(len(name), len(other)) < 4:
+        return name == other
+    return max(map(len, changes[0])) == 1 and not "".join(changes[0]).isdigit()
 
 
-def _unlabelled(args: argparse.Namespace) -> dict[str, Any]:
-    return {"unlabelled": options.read_unlabelled(args.unlabelled)}
+@options.command(REMOVE_EXAMPLES)
+@model_file
+@click.argument(
+    "names",
+    nargs=-1,
+    required=True,
+    metavar="NAME...",
+    help="Classes, or shots as `miv info --shots` names them; the end of the name is enough if "
+    "only one shot has it.",
+)
+@how_to_write
+def remove(out: Output, model: str, names: Sequence[str], **how: Any) -> None:
+    """Remove classes or single shots from a model."""
+    _change(out, model, lambda loaded: loaded.remove(*names), **how)
 
 
-def _read_corrections(path: str) -> dict[str, str]:
-    """Read a CSV file with a shot and a class per row, with or without a header."""
-    if not path.lower().endswith(".csv"):
-        raise InputError(f"Name the class that {path} belongs to, or a CSV file of corrections.")
-    try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            rows = [row for row in csv.reader(file) if any(row)]
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist.") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} cannot be read as CSV: {error}.") from error
-    if rows and [cell.strip().casefold() for cell in rows[0]][:2] in (
-        ["shot", "class"],
-        ["shot", "label"],
-        ["path", "label"],
-    ):
-        rows = rows[1:]
-    if not rows or any(len(row) < 2 or not row[0] or not row[1] for row in rows):
-        raise InputError(f"{path} needs a shot and a class in every row.")
-    return {row[0]: row[1].strip() for row in rows}
+@options.command(RENAME_EXAMPLES)
+@model_file
+@click.argument("old", metavar="OLD", help="The class.")
+@click.argument("new", metavar="NEW", help="Its new name, or the class to merge it into.")
+@click.option("--merge", is_flag=True, help="Merge OLD into the class NEW.")
+@how_to_write
+def rename(out: Output, model: str, old: str, new: str, merge: bool, **how: Any) -> None:
+    """Rename a class of a model, or merge it into another one."""
+    _change(out, model, lambda loaded: loaded.rename(old, new, merge=merge), **how)
 
 
-def _run(
-    args: argparse.Namespace,
+@options.command(RELABEL_EXAMPLES)
+@model_file
+@click.argument("shot", metavar="SHOT", help="The shot, as `miv info --shots` names it.")
+@click.argument("label", metavar="CLASS", help="The class it belongs to.")
+@click.option("--new", is_flag=True, help="CLASS may be a new class.")
+@how_to_write
+def relabel(out: Output, model: str, shot: str, label: str, new: bool, **how: Any) -> None:
+    """Move a shot of a model, such as a mislabelled one, to another class."""
+    _change(out, model, lambda loaded: loaded.relabel({shot: label}, new=new), **how)
+
+
+def _change(
+    out: Output,
+    path: str,
     change: Callable[[FewShotClassifier], Change],
     *,
-    only_names: bool = False,
-) -> int:
-    """Load the model, change it, write it and report.
+    output: str | None,
+    check: bool,
+    backbone: Mapping[str, Any] | None = None,
+) -> None:
+    """Load the model, change it, write it and report."""
+    from mivhead.fewshot import changing
 
-    A model without an estimate of its accuracy gets one, unless only names change.
-    """
-    output = args.output or args.model
-    if args.output is not None:
-        check_output(args.output, replaces="model")
     started = time.perf_counter()
-    options.prepare(args)
-    from mivhead.model.file import changing
-
-    how = {"backbone": args.backbone, "weights": args.weights, "device": args.device}
-    with changing(args.model, args.output, keep_old=not args.no_backup, **how) as model:
-        model.verbose = not args.quiet
-        before, wanted = len(model.history_), not args.no_check
-        if only_names and model.estimate_ is None:
-            wanted = False
+    with changing(path, output, **(backbone or {})) as model:
+        model.verbose = out.verbose
+        before = len(model.history_)
         done = change(model)
         changed = len(model.history_) > before
-        if changed and wanted and model.estimate_ is None:
+        if changed and check and model.estimate_ is None:
             model.check()
-    _report(args, model, done, output if changed else None, time.perf_counter() - started)
-    return 0
-
-
-def _report(
-    args: argparse.Namespace,
-    model: FewShotClassifier,
-    change: Change,
-    output: str | None,
-    spent: float,
-) -> None:
-    skipped = getattr(model, "skipped_", [])
-    report_skipped(skipped)
+    spent = time.perf_counter() - started
+    out.skipped(getattr(model, "skipped_", []))
     assert model.shots_ is not None, "a model without shots cannot be changed"
-    counts = model.shots_.counts
-    if args.json:
-        print_json(
-            {
-                "model": output or args.model,
-                "changed": output is not None,
-                **change.as_json(),
-                "classes": {str(label): count for label, count in counts.items()},
-                "estimate": None if model.estimate_ is None else asdict(model.estimate_),
-                "seconds": spent,
-            }
-        )
-        return
-    for note in change.notes:
+    counts, estimate = model.shots_.counts, model.estimate_
+    for note in done.notes:
         print(f"Note: {one_line(note)}", file=sys.stderr)
-    if args.quiet:
-        return
-    print(f"{one_line(change.text[:1].upper() + change.text[1:])}.")
-    if output is None:
-        print(f"{args.model} was not changed.")
-        return
-    kept = output == args.model and not args.no_backup
-    if model.estimate_ is not None:
-        expected = expected_accuracy(model.estimate_, counts.values())
-        print(f"Expected accuracy on new images: {expected}.")
-    print(
-        f"The model has {plural(len(counts), 'class')} and {plural(sum(counts.values()), 'shot')} "
-        f"now ({seconds(spent)}).\nSaved {output}"
-        + (f"; the old model is {output}.bak." if kept else ".")
+    text = f"{one_line(done.text[:1].upper() + done.text[1:])}.\n"
+    if not changed:
+        text += f"{path} was not changed."
+    else:
+        if estimate is not None:
+            text += f"{estimate}\n"
+        text += f"The model has {plural(len(counts), 'class')} and "
+        text += f"{plural(sum(counts.values()), 'shot')} now ({seconds(spent)}).\n"
+        text += f"Saved {output}." if output else f"Saved {path}; the old model is {path}.bak."
+    out.report(
+        {
+            "model": output or path,
+            "changed": changed,
+            **done.as_json(),
+            "classes": {str(label): count for label, count in counts.items()},
+            "estimate": None if estimate is None else asdict(estimate),
+            "seconds": spent,
+        },
+        text,
     )

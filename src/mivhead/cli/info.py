@@ -1,8 +1,7 @@
-"""`miv info`: the contents of a model file or a features file."""
+"""`miv info`: the contents of a model file or a features file, and of this installation."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -10,211 +9,186 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from mivhead._util.files import is_exported
+from mivhead._util.text import one_line
+from mivhead._version import __version__
 from mivhead.cli import options
-from mivhead.cli.loading import kind_of
-from mivhead.cli.output import expected_accuracy, plural, print_json, size, table
+from mivhead.cli.output import Output, plural, size, table
 from mivhead.errors import InputError
-from mivhead.methods import METHODS
 
 if TYPE_CHECKING:
-    from mivhead.model.info import ModelInfo
+    from mivhead.model.base import ModelInfo
 
 EXAMPLES = """
+miv info                       # version, and the size of the feature cache
 miv info birds.miv
-miv info birds.miv --shots               # names and classes of the shots, and all changes
-miv info birds.onnx                  # of `miv export`
-miv info features.safetensors --json
+miv info birds.miv --shots     # names and classes of the shots, and all changes
+miv info birds.onnx            # of `miv export`
+miv info features.safetensors
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = options.new_command(
-        subparsers,
-        "info",
-        "show the contents of a model, an exported model or a features file",
-        "Show the contents of a model file, an exported model or a features file. No code in the "
-        "file is run.",
-        EXAMPLES,
-    )
-    parser.add_argument("file", type=options.model, metavar="FILE", help="model or features file")
-    parser.add_argument(
-        "--shots", action="store_true", help="list the shots of a model, and how it was changed"
-    )
-    options.add_json(parser)
-    parser.set_defaults(run=run)
+@options.command(EXAMPLES)
+@click.argument("file", required=False, metavar="[FILE]", help="Model or features file.")
+@click.option("--shots", is_flag=True, help="List the shots of a model, and how it was changed.")
+@click.option("--details", is_flag=True, help="Show the seed, taps and hashes as well.")
+def info(out: Output, file: str | None, shots: bool, details: bool) -> None:
+    """Show the contents of a model file, an exported model or a features file.
+
+    No code in the file is run. Without a file, show the version and the feature cache, which keeps
+    the features of every image, so that each passes the backbone once (the variable MIV_CACHE names
+    its folder, or `off`; MIV_CACHE_GB is its limit).
+    """
+    if file is None:
+        _show_installation(out)
+        return
+    read = _model_facts
+    if is_exported(file):
+        read = _exported_facts
+    elif options.kind_of(file) == "features":
+        read = _features_facts
+    facts = {**read(file), "file": file, "bytes": Path(file).stat().st_size}
+    if shots and facts.get("shots") is None:
+        raise InputError(f"{file} does not list its shots.")
+    text = _describe(facts, details) + (_describe_shots(facts, details) if shots else "")
+    if not shots:
+        facts.pop("shots", None)
+    out.result(facts, text)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run `miv info`."""
-    facts = read_facts(args.file)
-    if args.shots and facts.get("shots") is None:
-        raise InputError(f"{args.file} does not list its shots.")
-    if args.json:
-        print_json(facts if args.shots else {k: v for k, v in facts.items() if k != "shots"})
-    else:
-        print(_describe(facts))
-        if args.shots:
-            print(_describe_shots(facts))
-    return 0
+def _show_installation(out: Output) -> None:
+    """Show the version and the feature cache."""
+    from mivhead.extraction.cache import open_cache
 
-
-def read_facts(path: str) -> dict[str, Any]:
-    """Return what a file says about itself, as `miv info --json --shots` prints it."""
-    if is_exported(path):
-        facts = _exported_facts(path)
-    elif kind_of(path) == "features":
-        facts = _features_facts(path)
-    else:
-        facts = _model_facts(path)
-    return {**facts, "bytes": Path(path).stat().st_size}
+    stored, text = None, "disabled (MIV_CACHE=off)"
+    if (cache := open_cache()) is not None:
+        use = cache.info()
+        stored = asdict(use) | {"folder": str(cache.folder)}
+        text = f"{cache.folder}: {use.entries:,} images and views, {size(use.bytes)} of at most "
+        text += size(use.limit)
+    lines = _lines({"mivhead": __version__, "cache": text})
+    out.result({"mivhead": __version__, "cache": stored}, lines)
 
 
 def _model_facts(path: str) -> dict[str, Any]:
+    """Return what a model file holds."""
     from mivhead.images.imageset import natural_key
-    from mivhead.model.file import load, read_info
+    from mivhead.model.file import read_info
 
-    model = load(path)  # checks every tensor
-    description = read_info(path)
-    kept = model.shots_
-    listed = None
-    if kept is not None:
-        rows = sorted(
-            zip(kept.names, kept.labels.tolist(), kept.hashes, strict=True),
-            key=lambda row: (row[1], natural_key(row[0])),
-        )
-        listed = [{"name": name, "class": label, "sha256": sha} for name, label, sha in rows]
-    facts = _facts(path, description, model.shot_counts or {})
-    facts["shots"] = listed
-    facts["views"] = model.view_count
-    facts["pictures"] = kept is not None and any(each is not None for each in kept.pictures)
-    use = model.classifier_.unlabelled_
-    facts["unlabelled"] = None if use is None else asdict(use)
-    facts["estimate"] = None if model.estimate_ is None else asdict(model.estimate_)
-    facts["names"] = model.names_used
-    facts["history"] = [
-        {"when": each.when, "action": each.action, "text": each.text} for each in model.history_
-    ]
-    return facts
-
-
-def _exported_facts(path: str) -> dict[str, Any]:
-    from mivhead.model.exported import ExportedClassifier
-
-    model = ExportedClassifier(path)
-    facts = _facts(path, model.info, model.shot_counts or {})
-    return {**facts, "kind": "exported", **model.export_facts}
-
-
-def _facts(path: str, description: ModelInfo, counts: Mapping[Any, int]) -> dict[str, Any]:
+    model = options.load_model(path, Output())  # checks every tensor
+    shots, use = model.shots_, model.classifier_.unlabelled_
+    assert shots is not None, "it was fitted"
+    listed = sorted(
+        zip(shots.labels.tolist(), shots.names, shots.hashes, strict=True),
+        key=lambda shot: (shot[0], natural_key(shot[1])),
+    )
     return {
         "kind": "model",
-        "file": path,
-        "method": description.method,
-        "classes": {str(label): counts.get(label) for label in description.classes},
-        "recipe": description.recipe,
-        "config": description.config,
-        "backbone": description.backbone,
-        "seed": description.seed,
-        "library": description.library,
-        "format": description.format,
+        **_facts(read_info(path), model.shot_counts),
+        "shots": [{"name": name, "class": label, "sha256": sha} for label, name, sha in listed],
+        "views": shots.view_count,
+        "pictures": any(picture is not None for picture in shots.pictures),
+        "unlabelled": None if use is None else asdict(use),
+        "estimate": None if model.estimate_ is None else asdict(model.estimate_),
+        "names": model.names_used,
+        "history": [
+            {key: getattr(change, key) for key in ("when", "action", "text")}
+            for change in model.history_
+        ],
     }
 
 
+def _exported_facts(path: str) -> dict[str, Any]:
+    """Return what an exported model holds."""
+    from mivhead.model.exported import ExportedClassifier
+
+    model = ExportedClassifier(path)
+    return {"kind": "exported", **_facts(model.info, model.shot_counts), **model.export_facts}
+
+
+def _facts(description: ModelInfo, counts: Mapping[Any, int] | None) -> dict[str, Any]:
+    """Return what every model says of itself."""
+    names = ("recipe", "config", "backbone", "seed", "library", "format")
+    classes = {str(label): (counts or {}).get(label) for label in description.classes}
+    return {"classes": classes, **{name: getattr(description, name) for name in names}}
+
+
 def _features_facts(path: str) -> dict[str, Any]:
+    """Return what a features file holds."""
     from mivhead.features import FeatureTable
 
     features = FeatureTable.load(path)
-    labels = features.labels
     return {
         "kind": "features",
-        "file": path,
         "images": len(features),
         "views": 0 if features.views is None else len(features.views),
         "blocks": {name: list(shape) for name, shape in features.features.layout.items()},
-        "classes": None if labels is None else dict(sorted(Counter(labels).items())),
+        "classes": dict(sorted(Counter(features.labels or ()).items())),
         "backbone": features.backbone,
     }
 
 
-def _describe(facts: dict[str, Any]) -> str:
-    backbone = facts["backbone"]
-    lines = [("file", f"{facts['file']} ({size(facts['bytes'])})"), ("contents", _contents(facts))]
-    if facts["kind"] == "exported":
-        lines.append(("exported", f"from {facts['input']}, weights in {facts['storage']}"))
-    if facts["kind"] in ("model", "exported"):
-        lines.append(("method", facts["method"]))
-        if _is_random(facts):
-            lines.append(("weights", f"initialised by seed {facts['seed']}, drawn from --seed"))
-        if found := facts.get("estimate"):
-            from mivhead.model.info import Estimate
+def _describe(facts: Mapping[str, Any], details: bool) -> str:
+    """Describe a file: a line per fact that it has, and its classes."""
+    lines = {"file": f"{facts['file']} ({size(facts['bytes'])})", "contents": _contents(facts)}
+    if blocks := facts.get("blocks"):
+        lines["blocks"] = ", ".join(f"{k} {'x'.join(map(str, v))}" for k, v in blocks.items())
+    if estimate := facts.get("estimate"):
+        from mivhead.model.base import Estimate
 
-            expected = expected_accuracy(Estimate(**found), facts["classes"].values())
-            lines.append(("accuracy", f"expected on new images: {expected}"))
-        if facts["config"].get("class_prior") == "shots":
-            lines.append(("prior", "classes are as frequent as their shots"))
-        if (used := facts.get("names")) is not None:
-            lines.append(("class names", "used" if used else "not used: they did not help"))
-        if use := facts.get("unlabelled"):
-            images = plural(use["images"], "image")
-            lines.append(("unlabelled", f"{images}, {'used' if use['used'] else 'not used'}"))
-        if facts.get("history"):
-            last = facts["history"][-1]
-            changes = plural(len(facts["history"]), "change")
-            lines.append(("history", f"{changes}, the last on {last['when'][:10]}: {last['text']}"))
-        lines.append(("written by", f"mivhead {facts['library']} (format {facts['format']})"))
+        lines["estimate"] = str(Estimate(**estimate)).replace("\n", " ")
+    if (used := facts.get("names")) is not None:
+        lines["class names"] = "used" if used else "not used: they did not help"
+    if use := facts.get("unlabelled"):
+        used = "used" if use["used"] else "not used"
+        lines["unlabelled"] = f"{plural(use['images'], 'image')}, {used}"
+    if history := facts.get("history"):
+        changes, last = plural(len(history), "change"), history[-1]
+        lines["history"] = f"{changes}, the last on {last['when'][:10]}: {last['text']}"
+    if "library" in facts:
+        lines["written by"] = f"mivhead {facts['library']} (format {facts['format']})"
+    if (backbone := facts["backbone"]) is None:
+        lines["backbone"] = "unknown"
     else:
-        blocks = (f"{k} {'x'.join(map(str, v))}" for k, v in facts["blocks"].items())
-        lines.append(("blocks", ", ".join(blocks)))
-    if backbone is None:
-        lines.append(("backbone", "unknown"))
-    else:
-        lines.append(("backbone", f"{backbone['name']}, weights {backbone['weights'][:12]}"))
-        lines.append(("taps", ", ".join(backbone["taps"])))
-    text = "\n".join(f"{name:<12}{value}" for name, value in lines)
-    if facts["classes"]:
-        rows = [[n, "-" if s is None else s] for n, s in facts["classes"].items()]
-        columns = ["class", "shots"]
-        if prior := facts.get("config", {}).get("frequencies"):
-            columns.append("frequency")
-            rows = [[*row, f"{share:g}"] for row, share in zip(rows, prior, strict=True)]
-        text += "\n\n" + table(columns, rows, right="shots frequency")
-    return text
+        lines["backbone"] = backbone["name"]
+        if details:
+            lines |= {"weights": backbone["weights"], "taps": ", ".join(backbone["taps"])}
+    if details and "seed" in facts:
+        lines["seed"] = facts["seed"]
+    if not facts["classes"]:
+        return _lines(lines)
+    rows = [[name, "-" if n is None else n] for name, n in facts["classes"].items()]
+    return f"{_lines(lines)}\n\n{table(['class', 'shots'], rows, right='shots')}"
 
 
-def _describe_shots(facts: dict[str, Any]) -> str:
-    rows = [(each["name"], each["class"], each["sha256"][:12]) for each in facts["shots"]]
-    text = "\n" + table(["shot", "class", "sha256"], rows)
-    if facts["history"]:
-        changes = [(each["when"], each["text"]) for each in facts["history"]]
-        text += "\n\n" + table(["when", "change"], changes, limit=sys.maxsize)
-    return text
+def _lines(facts: Mapping[str, Any]) -> str:
+    """Write one line per fact."""
+    return "\n".join(f"{name:<12}{one_line(str(value))}" for name, value in facts.items())
 
 
-def _is_random(facts: dict[str, Any]) -> bool:
-    """Return whether the method starts from random weights: a head, or a tuned backbone."""
-    recipe: dict[str, object] | None = facts["recipe"]
-    if recipe is not None:
-        return recipe.get("vote") != "experts"
-    return facts["method"] in METHODS and METHODS[facts["method"]].needs == "images"
-
-
-def _contents(facts: dict[str, Any]) -> str:
-    classes = facts["classes"] or {}
+def _contents(facts: Mapping[str, Any]) -> str:
+    classes = plural(len(facts["classes"]), "class")
     if facts["kind"] == "features":
-        return (
-            f"features of {plural(facts['images'], 'image')} and {plural(facts['views'], 'view')}"
-            + (f", {plural(len(classes), 'class')}" if classes else ", no labels")
-        )
-    shots = [count for count in classes.values() if count is not None]
+        images, views = plural(facts["images"], "image"), plural(facts["views"], "view")
+        return f"features of {images} and {views}, {classes if facts['classes'] else 'no labels'}"
     if facts["kind"] == "exported":
-        return f"an exported model of {plural(len(classes), 'class')}"
-    text = f"a model of {plural(len(classes), 'class')}"
-    if shots:
-        text += f" and the features of their {plural(sum(shots), 'image')}"
+        return f"an exported model of {classes}, from {facts['input']}"
+    images = plural(sum(facts["classes"].values()), "image")
+    text = f"a model of {classes} and the features of their {images}"
     if facts["pictures"]:
         text += ", with small pictures"
     if facts["views"]:  # which need not be in the file
         text += f"; augmented views used in training: {facts['views']}"
+    return text
+
+
+def _describe_shots(facts: Mapping[str, Any], details: bool) -> str:
+    columns = ["name", "class", "sha256"][: 3 if details else 2]
+    rows = [[shot[column] for column in columns] for shot in facts["shots"]]
+    text = "\n\n" + table(["shot", *columns[1:]], rows)
+    if facts["history"]:
+        changes = [(change["when"], change["text"]) for change in facts["history"]]
+        text += "\n\n" + table(["when", "change"], changes, limit=sys.maxsize)
     return text

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Sequence
 from typing import Any
 
-from mivhead.cli import options, serving
-from mivhead.cli.output import announce, plural
+import click
 
+from mivhead.cli import options
+from mivhead.cli.output import Output
+from mivhead.errors import InputError
+
+DEFAULT_PORT = 8765
 EXAMPLES = """
 miv serve birds.miv                                   # for programs on this computer
 curl -F images=@photo.jpg http://127.0.0.1:8765/v1/predict
@@ -17,86 +21,91 @@ MIV_KEY=... miv serve birds.miv --host 0.0.0.0 --key MIV_KEY   # for others too
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = options.new_command(
-        subparsers,
-        "serve",
-        "serve models over HTTP",
-        "Serve trained models over HTTP until you press Ctrl-C. A model whose file changes is "
-        "loaded again; a bad file never replaces a good model. /openapi.json describes all "
-        "requests. Connections are not encrypted: on an open network, put an HTTPS proxy in "
-        "front.",
-        EXAMPLES,
-    )
-    parser.add_argument(
-        "models",
-        nargs="+",
-        metavar="MODEL",
-        help="model file, served under its name without the suffix, or NAME=FILE",
-    )
-    serving.add_options(parser)
-    parser.add_argument(
-        "--reload-every",
-        type=options.not_negative,
-        default=2,
-        metavar="SECONDS",
-        help="how often to look for changed model files; 0: never",
-    )
-    parser.add_argument(
-        "--share-backbone",
-        action="store_true",
-        help="also serve the backbone of the first model, as `miv backbones serve` does",
-    )
-    parser.add_argument(
-        "--allow-changes",
-        action="store_true",
-        help="let clients add, remove and relabel shots, and rename classes; needs a key",
-    )
-    parser.add_argument(
-        "--label-studio",
-        metavar="URL",
-        help="fetch the images of tasks from this Label Studio server",
-    )
-    parser.add_argument(
-        "--label-studio-key",
-        metavar="VARIABLE",
-        help="environment variable that holds an access token of Label Studio",
-    )
-    options.add_model_backbone(parser)
-    options.add_device(parser)
-    options.add_json(parser)
-    parser.set_defaults(run=run)
+@options.command(EXAMPLES)
+@click.argument(
+    "models",
+    nargs=-1,
+    required=True,
+    metavar="MODEL...",
+    help="Model files, served under their names without the suffix, or as NAME=FILE.",
+)
+@options.host
+@click.option(
+    "--port",
+    type=options.NOT_NEGATIVE,
+    default=DEFAULT_PORT,
+    metavar="N",
+    help="Port to listen on; 0 chooses a free one.",
+)
+@click.option(
+    "--key",
+    metavar="VARIABLE",
+    help="Environment variable of the key that clients send as `Authorization: Bearer KEY`.",
+)
+@click.option("--key-file", metavar="FILE", help="File of keys, one per line.")
+@click.option("--no-key", is_flag=True, help="Let everyone in who can reach --host.")
+@click.option(
+    "--allowed-host",
+    multiple=True,
+    metavar="NAME",
+    help="Host name that requests may address, as behind a proxy; may be repeated (default: this "
+    "computer's own names, or any name if a key is required).",
+)
+@click.option(
+    "--max-mb", type=options.POSITIVE, default=64, metavar="N", help="Megabytes per request."
+)
+@options.backbone
+def serve(
+    out: Output,
+    models: Sequence[str],
+    host: str,
+    port: int,
+    key: str | None,
+    key_file: str | None,
+    no_key: bool,
+    allowed_host: Sequence[str],
+    max_mb: int,
+    backbone: dict[str, Any],
+) -> None:
+    """Serve trained models over HTTP until you press Ctrl-C.
 
+    A model whose file changes is loaded again; a bad file never replaces a good model.
+    /openapi.json describes all requests. Connections are not encrypted: on an open network, put an
+    HTTPS proxy in front.
+    """
+    from mivhead._util.http import is_loopback
+    from mivhead.service.application import create_app
+    from mivhead.service.engine import ModelLoader, name_files
+    from mivhead.service.middleware import LOOPBACK_HOSTS, ApiKeys, Limits, log_to_stderr
+    from mivhead.service.server import Server
 
-def run(args: argparse.Namespace) -> int:
-    """Run `miv serve`."""
-    serving.check_options(args)
-    from mivhead._util.files import is_exported
-    from mivhead.service.label_studio import LabelStudio
-    from mivhead.service.models import ModelLoader, name_files
-
-    files = name_files(args.models)
-    announce("Loading ...", args)
-    if not all(is_exported(path) for path in files.values()):  # those need no PyTorch
-        options.prepare(args)
-    load = ModelLoader(backbone=args.backbone, weights=args.weights, device=args.device)
-    backbone = None
-    if args.share_backbone:
-        backbone = load.backbone(next(iter(files.values())))
-    source = None
-    if args.label_studio:
-        source = LabelStudio(args.label_studio, args.label_studio_key)
+    if key and key_file:
+        raise InputError("Choose one of --key and --key-file.")
+    keys = ApiKeys.from_variable(key) if key else None
+    if key_file:
+        keys = ApiKeys.from_file(key_file)
+    if keys is None and not no_key and not is_loopback(host):
+        raise InputError(
+            f"Anyone who can reach {host} could use this server: require a key with --key VARIABLE "
+            "or --key-file FILE, or allow everyone with --no-key."
+        )
+    for file in models:
+        options.check_model(file)
+    files = name_files(models)
+    hosts = None
+    if allowed_host or (keys is None and is_loopback(host)):
+        hosts = {*LOOPBACK_HOSTS, host, *allowed_host}
+    app = create_app(
+        [f"{name}={path}" for name, path in files.items()],
+        load=ModelLoader(**backbone),
+        limits=Limits(max_bytes=max_mb * 2**20),
+        keys=keys,
+        hosts=hosts,
+    )
+    server = Server(app, host, port)
+    if out.verbose:
+        log_to_stderr()
     names = list(files)
-    title = names[0] if len(names) == 1 else f"{plural(len(names), 'model')} ({', '.join(names)})"
-    return serving.serve(
-        args,
-        title,
-        {"models": names},
-        models=[f"{name}={path}" for name, path in files.items()],
-        load=load,
-        backbone=backbone,
-        reload_seconds=args.reload_every or None,
-        label_studio=source,
-        allow_changes=args.allow_changes,
-    )
+    text = f"Serving {', '.join(names)} at {server.url} (press Ctrl-C to stop)."
+    out.result({"models": names, "url": server.url}, text)
+    server.serve_forever()

@@ -1,6 +1,6 @@
 """Why a model gives an image its name: where it looked, which shots are close, who voted how.
 
-`Explanation` holds plain values and no presentation. `mivhead.diagnostics.reasons_picture` draws
+`Explanation` holds plain values and no presentation. `mivhead.diagnostics.pictures` draws
 it, `mivhead.diagnostics.pages` makes HTML of it, and `as_json` is for services and programs.
 """
 
@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
+from mivhead._util.arrays import Floats
 from mivhead.classifier import MIVClassifier
-from mivhead.diagnostics.attention import explain as attention_of
 from mivhead.ensemble.descriptors import mean_vectors
-from mivhead.errors import InputError
 from mivhead.features import Features, FeatureTable
 from mivhead.images.imageset import ImageSet
 from mivhead.images.sources import as_image_set
-from mivhead.model.fewshot import FewShotClassifier
-from mivhead.model.prediction import Prediction
+from mivhead.model.model import Model
+from mivhead.model.shots import Shots
+from mivhead.prediction import Prediction
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +48,7 @@ class Vote:
     weight: float  # its weight in the ensemble
     label: Any  # the class that it prefers
     # How much it adds to the log-odds of the predicted class against the runner-up; negative if it
-    # speaks for the runner-up. The sum over all members is the log-odds. None if the recipe does
+    # points to the runner-up. The sum over all members is the log-odds. None if the recipe does
     # not add up votes.
     separates: float | None
 
@@ -58,14 +57,29 @@ class Vote:
 class CloseShot:
     """A shot that an image was compared with."""
 
-    # The shot and its class
     name: str
-    label: Any
+    label: Any  # its class
     # Its share of the attention to its class; None for methods without attention
     weight: float | None
     similarity: float  # cosine of the mean vectors of the two images in the deepest block
-    # A small picture of it, if the model has one
-    picture: bytes | None = field(default=None, repr=False)
+    picture: bytes | None = field(default=None, repr=False)  # a small one, if the model has it
+
+
+@dataclass(frozen=True, eq=False)
+class BlockAttention:
+    """Attention of one block for some images.
+
+    Parameters
+    ----------
+    patches : array of shape (image, H, W) or None
+        Weight of every patch; the weights of an image sum to 1. None if the block has no map.
+    shots : array of shape (image, shot) or None
+        Weight of every shot within its class, averaged over the attention heads, in the order of
+        `MIVClassifier.support_`. None for a head without cross-attention.
+    """
+
+    patches: Floats | None
+    shots: Floats | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +118,8 @@ class Explanation:
 
     prediction: Prediction
     runner_up: Any
-    heat: NDArray[np.floating[Any]] | None
-    blocks: dict[int, NDArray[np.floating[Any]]]
+    heat: Floats | None
+    blocks: dict[int, Floats]
     shots: tuple[CloseShot, ...]
     votes: tuple[Vote, ...]
     image: Image.Image | None = field(default=None, repr=False)
@@ -116,11 +130,11 @@ class Explanation:
     @property
     def totals(self) -> dict[str, float]:
         """The votes of members that look at the same thing, in all blocks, added up."""
-        found: dict[str, float] = {}
+        totals: dict[str, float] = {}
         for vote in self.votes:
             kind = vote.member.partition(" (")[0]
-            found[kind] = found.get(kind, 0.0) + (vote.separates or 0.0)
-        return found
+            totals[kind] = totals.get(kind, 0.0) + (vote.separates or 0.0)
+        return totals
 
     @property
     def words(self) -> str:
@@ -128,55 +142,36 @@ class Explanation:
 
         What hardly counts is left out.
         """
-        totals = self.totals
+        totals = {kind: total for kind, total in self.totals.items() if kind != BALANCE}
         least = NOTABLE * sum(map(abs, totals.values()))
         ranked = sorted(totals, key=lambda kind: -abs(totals[kind]))
-        speaking = [kind for kind in ranked if abs(totals[kind]) >= least > 0]
-        sides = (
-            ([kind for kind in speaking if totals[kind] > 0], self.prediction.label),
-            ([kind for kind in speaking if totals[kind] < 0], self.runner_up),
-        )
+        telling = [kind for kind in ranked if abs(totals[kind]) >= least > 0]
         parts = []
-        for kinds, label in sides:
-            verb = "speak" if len(kinds) > 1 or kinds == ["details"] else "speaks"
-            parts += [f"{_listed(kinds)} {verb} for {label}"] if kinds else []
+        for sign, label in ((1, self.prediction.label), (-1, self.runner_up)):
+            if kinds := [kind for kind in telling if sign * totals[kind] > 0]:
+                listed = " and ".join(filter(None, [", ".join(kinds[:-1]), kinds[-1]]))
+                verb = "point" if len(kinds) > 1 or kinds == ["details"] else "points"
+                parts.append(f"{listed} {verb} to {label}")
         text = "; ".join(parts)
         return f"{text[:1].upper()}{text[1:]}." if text else ""
 
     def other_attention(self, label: Any) -> float | None:
-        """Return the share of the attention to a class that its other shots have.
+        """Return how much of the attention to a class its other shots have; None without attention.
 
-        Parameters
-        ----------
-        label : object
-            The class.
-
-        Returns
-        -------
-        float or None
-            Together with the weights of those in `shots`, it is 1. None for methods without
-            attention.
+        Together with the weights of those in `shots`, it is 1.
         """
         weights = [shot.weight for shot in self.shots if shot.label == label]
         known = [weight for weight in weights if weight is not None]
         return max(0.0, 1 - sum(known)) if known else None
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values for a JSON document, without pictures.
-
-        Returns
-        -------
-        dict
-        """
-        best = self.prediction
-        facts = best.as_json(0)
+        """Return plain values for a JSON document, without pictures."""
+        second = self.prediction.probabilities[self.runner_up]
+        facts = self.prediction.as_json(0)
         del facts["top"]
         return {
             **facts,
-            "runner_up": {
-                "label": self.runner_up,
-                "probability": best.probabilities[self.runner_up],
-            },
+            "runner_up": {"label": self.runner_up, "probability": second},
             "votes": [vars(vote) for vote in self.votes],
             "shots": [
                 {k: v for k, v in vars(shot).items() if k != "picture"} for shot in self.shots
@@ -186,41 +181,21 @@ class Explanation:
         }
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Draw the reasons.
+        """Draw the reasons, to a .png, .svg or .pdf file if a path is given."""
+        from mivhead.diagnostics.pictures import draw_reasons
 
-        Parameters
-        ----------
-        path : str or Path, default=None
-            Where to write the drawing: a .png, .svg or .pdf file. None writes nothing.
-
-        Returns
-        -------
-        matplotlib.figure.Figure
-        """
-        from mivhead.diagnostics.pictures import save_figure
-        from mivhead.diagnostics.reasons_picture import draw_reasons
-
-        figure = draw_reasons(self)
-        if path is not None:
-            save_figure(figure, path)
-        return figure
-
-    def _repr_html_(self) -> str:
-        """Show the reasons in a notebook."""
-        from mivhead.diagnostics.pages import explanation_html
-
-        return explanation_html(self)
+        return draw_reasons(self, path)
 
 
 def explain_images(
-    model: FewShotClassifier, images: Any, *, pictures: bool = True, **decision: Any
+    model: Model, images: Any, *, pictures: bool = True, **decision: Any
 ) -> Iterator[Explanation]:
     """Explain the predictions for any number of images, in bounded memory.
 
     Parameters
     ----------
     model : FewShotClassifier
-        A fitted model of a method on features.
+        A fitted model.
     images : images or FeatureTable
         What `FewShotClassifier.predict` takes.
     pictures : bool, default=True
@@ -228,15 +203,8 @@ def explain_images(
     **decision : dict
         Thresholds, as for `FewShotClassifier.classify`.
 
-    Yields
-    ------
-    Explanation
-        One per image, in their order.
+    Yields one explanation per image, in their order.
     """
-    if model.needs_images:
-        raise InputError(
-            f"{model.method} tunes the backbone; only methods on features can be explained."
-        )
     if isinstance(images, FeatureTable):
         yield from _explain(model, images, None, decision)
         return
@@ -251,153 +219,157 @@ def explain_images(
 
 
 def _explain(
-    model: FewShotClassifier, table: FeatureTable, images: ImageSet | None, decision: Any
+    model: Model, table: FeatureTable, images: ImageSet | None, decision: Any
 ) -> Iterator[Explanation]:
-    predictions = model.classify(table, **decision)
-    members = _Members(model, table.features)
-    near = _Near(model, table.features)
-    for row, prediction in enumerate(predictions):
-        rest = (label for label in prediction.probabilities if label != prediction.label)
-        runner_up = next(rest)
-        labels = [prediction.label, runner_up]
-        blocks = {i: heat[row] for i, heat in members.heats.items()}
+    """Explain the predictions of some features, with their images if there are any."""
+    classifier, shots = model.classifier_, model.shots_
+    features = classifier.as_features(table.features)
+    attention = attention_of(classifier, features)
+    names, weights, scores = _members(classifier, features)
+    block_weights = dict(zip(classifier.head_.taken, weights.tolist(), strict=False))
+    heats = {  # (image, H, W) by block
+        number: block.patches
+        for number, block in zip(classifier.head_.taken, attention, strict=True)
+        if block.patches is not None
+    }
+    of_shots = [block.shots for block in attention if block.shots is not None]
+    to_shots = np.mean(of_shots, axis=0) if of_shots else None  # (image, shot)
+    vectors = mean_vectors(features.blocks[-1])
+    similarity = vectors @ mean_vectors(shots.features.blocks[-1]).T if shots else None
+    for row, prediction in enumerate(model.classify(table, **decision)):
+        runner_up = next(name for name in prediction.probabilities if name != prediction.label)
+        pair = [prediction.label, runner_up]
+        blocks = {number: heat[row] for number, heat in heats.items()}
+        close: list[CloseShot] = []
+        if shots is not None and similarity is not None:
+            to_row = None if to_shots is None else to_shots[row]
+            for name in pair:
+                close += _closest(shots, name, similarity[row], to_row)
         yield Explanation(
             prediction,
             runner_up,
-            members.combine(blocks),
+            _combine(blocks, block_weights),
             blocks,
-            tuple(shot for label in labels for shot in near.shots(row, label, members.attention)),
-            members.votes(row, labels),
+            tuple(close),
+            _votes(classifier, names, weights, scores[:, row], pair),
             None if images is None else images.load(row),
         )
 
 
-class _Members:
-    """What the members of a fitted MIV-head do with some images; nothing for other methods."""
+def attention_of(classifier: MIVClassifier, X: Any) -> list[BlockAttention]:
+    """Compute the attention of a fitted classifier for some images.
 
-    def __init__(self, model: FewShotClassifier, X: Features) -> None:
-        self.classes = model.classes_.tolist()
-        self.heats: dict[int, NDArray[np.floating[Any]]] = {}  # (image, H, W) by block
-        self.attention: NDArray[np.floating[Any]] | None = None  # (image, shot)
-        self._names: list[str] = []
-        self._weights: NDArray[np.floating[Any]] = np.empty(0)
-        self._block_weights: dict[int, float] = {}
-        self._predictions: NDArray[np.floating[Any]] = np.empty((0, len(X), len(self.classes)))
-        self._additive = False
-        classifier = model.classifier_
-        if isinstance(classifier, MIVClassifier):
-            self._read(classifier, X)
+    Returns one `BlockAttention` per block, shallow to deep.
 
-    def _read(self, classifier: MIVClassifier, X: Features) -> None:
-        head, ensemble = classifier.head_, classifier.ensemble_
-        found = attention_of(classifier, X)
-        self.heats = {
-            i: block.patches
-            for i, block in zip(head.taken, found, strict=True)
-            if block.patches is not None
-        }
-        weights = [block.shots for block in found if block.shots is not None]
-        self.attention = np.mean(weights, axis=0) if weights else None
-        self._names = [f"{MEMBERS['head']} (block {i + 1})" for i in head.taken]
-        features = classifier._as_features(X)
-        predictions = classifier._cosines(features)
-        self._weights = np.ones(len(predictions))
-        if ensemble is not None:
-            experts = ensemble.experts.ridges
-            self._names += [f"{MEMBERS[e.kind]} (block {e.block + 1})" for e in experts]
-            predictions = np.concatenate([predictions, ensemble.experts(features)])
-            self._weights = ensemble.weights
-            shares = ensemble.weights_by_class / self._weights[:, None]  # 1, if shots are equal
-            predictions = predictions * shares[:, None]
-            if ensemble.offsets is not None:
-                self._names.append(BALANCE)
-                self._weights = np.append(self._weights, np.float32(1))
-                offsets = np.broadcast_to(ensemble.offsets, predictions.shape[1:])
-                predictions = np.concatenate([predictions, offsets[None]])
-            if ensemble.names is not None and ensemble.names.used:
-                self._names.append(MEMBERS["names"])
-                by_name = ensemble.names.cosines(features)
-                predictions, self._weights = ensemble.names.votes(
-                    predictions, self._weights, by_name
-                )
-            self._additive = True
-        self._predictions = predictions  # (member, image, class)
-        self._block_weights = dict(zip(head.taken, self._weights.tolist(), strict=False))
-
-    def combine(
-        self, blocks: dict[int, NDArray[np.floating[Any]]]
-    ) -> NDArray[np.floating[Any]] | None:
-        """Average the heat maps of the blocks by their weights, on the finest grid."""
-        if not blocks:
-            return None
-        shape = max((heat.shape for heat in blocks.values()), key=lambda s: s[0] * s[1])
-        total = np.zeros(shape)
-        for i, heat in blocks.items():
-            picture = Image.fromarray(heat.astype(np.float32))
-            enlarged = np.asarray(picture.resize(shape[::-1], Image.Resampling.BILINEAR))
-            total += self._block_weights[i] * enlarged / max(float(enlarged.sum()), 1e-12)
-        combined: NDArray[np.floating[Any]] = total / max(float(total.sum()), 1e-12)
-        return combined
-
-    def votes(self, row: int, labels: Sequence[Any]) -> tuple[Vote, ...]:
-        """Return how the members vote, the most decisive first."""
-        places = [self.classes.index(label) for label in labels]
-        found = []
-        for name, weight, all_rows in zip(
-            self._names, self._weights.tolist(), self._predictions, strict=True
-        ):
-            scores = all_rows[row]
-            separates = None
-            if self._additive:
-                separates = float(weight * (scores[places[0]] - scores[places[1]]))
-            found.append(Vote(name, weight, self.classes[int(scores.argmax())], separates))
-        return tuple(sorted(found, key=lambda vote: -abs(vote.separates or 0.0)))
-
-
-class _Near:
-    """Which shots are close to some images."""
-
-    def __init__(self, model: FewShotClassifier, X: Features) -> None:
-        self._shots = model.shots_
-        if self._shots is not None:
-            mine, theirs = (
-                mean_vectors(each.blocks[-1]).astype(np.float64)
-                for each in (X, self._shots.features)
-            )
-            self._similarity = mine @ theirs.T  # (image, shot)
-
-    def shots(
-        self, row: int, label: Any, attention: NDArray[np.floating[Any]] | None
-    ) -> list[CloseShot]:
-        """Return the closest shots of a class."""
-        shots = self._shots
-        if shots is None:
-            return []
-        members = shots.rows_of(label)
-        similarity = self._similarity[row, members]
-        weights = None if attention is None else attention[row, members]
-        order = np.argsort(-(similarity if weights is None else weights), kind="stable")[:SHOTS]
-        return [
-            CloseShot(
-                shots.names[members[i]],
-                label,
-                None if weights is None else float(weights[i]),
-                float(similarity[i]),
-                shots.pictures[members[i]],
-            )
-            for i in order
-        ]
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Join names.
-
-    >>> _listed(["texture"]), _listed(["texture", "layout", "details"])
-    ('texture', 'texture, layout and details')
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mivhead import MIVClassifier
+    >>> X = np.random.default_rng(0).normal(size=(6, 8, 4, 4)).astype(np.float32)
+    >>> classifier = MIVClassifier(random_state=0).fit(X, [0, 0, 0, 1, 1, 1])
+    >>> attention_of(classifier, X[:2])[0].patches.shape
+    (2, 4, 4)
     """
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    features = classifier.as_features(X)
+    head = classifier.head_
+    attention = []
+    rows = np.arange(len(features))
+    for i, (layer, number) in enumerate(zip(head.layers, head.taken, strict=True)):
+        sizes = layer.config.candidate_sizes
+        embedded, tape = layer.embed(layer.prepare(features.blocks[number]), rows)
+        patches = None
+        if sizes and tape.weights is not None:
+            height, width = sizes[0]
+            patches = tape.weights[:, : height * width].reshape(-1, height, width)
+        comparison = layer.comparison(embedded, classifier.embedded_[i], classifier.starts_)
+        shots = comparison.attention().mean(axis=0)  # (image, shot)
+        attention.append(BlockAttention(patches, shots))
+    return attention
 
 
-def _rounded(heat: NDArray[np.floating[Any]]) -> list[list[float]]:
+def _members(classifier: MIVClassifier, features: Features) -> tuple[list[str], Floats, Floats]:
+    """Return the names of the members, their weights, and scores (member, image, class)."""
+    ensemble = classifier.ensemble_
+    names = [f"{MEMBERS['head']} (block {number + 1})" for number in classifier.head_.taken]
+    scores = classifier.cosines(features)
+    if ensemble is None:
+        return names, np.ones(len(scores)), scores
+    experts = ensemble.experts
+    names += [f"{MEMBERS[expert.kind]} (block {expert.block + 1})" for expert in experts.ridges]
+    weights = ensemble.weights
+    scores = np.concatenate([scores, experts(features)])
+    scores = scores * (ensemble.weights_by_class / weights[:, None])[:, None]  # by 1 if balanced
+    if ensemble.offsets is not None:
+        names.append(BALANCE)
+        weights = np.append(weights, np.float32(1))
+        offsets = np.broadcast_to(ensemble.offsets, scores.shape[1:])
+        scores = np.concatenate([scores, offsets[None]])
+    if ensemble.names is not None and ensemble.names.used:
+        names.append(MEMBERS["names"])
+        weights = np.append(weights, ensemble.names.weight)
+        scores = np.concatenate([scores, ensemble.names.cosines(features)[None]])
+    return names, weights, scores
+
+
+def _combine(blocks: dict[int, Floats], weights: dict[int, float]) -> Floats | None:
+    """Average the heat maps of the blocks by their weights, on the finest grid."""
+    if not blocks:
+        return None
+    shape = max((heat.shape for heat in blocks.values()), key=lambda s: s[0] * s[1])
+    total = np.zeros(shape)
+    for number, heat in blocks.items():
+        picture = Image.fromarray(heat.astype(np.float32))
+        enlarged = np.asarray(picture.resize(shape[::-1], Image.Resampling.BILINEAR))
+        total += weights[number] * enlarged / max(float(enlarged.sum()), 1e-12)
+    combined: Floats = total / max(float(total.sum()), 1e-12)
+    return combined
+
+
+def _votes(
+    classifier: MIVClassifier,
+    names: Sequence[str],
+    weights: Floats,
+    scores: Floats,
+    pair: Sequence[Any],
+) -> tuple[Vote, ...]:
+    """Return how the members vote on one image, the most decisive first; scores (member, class)."""
+    classes = classifier.classes_.tolist()
+    first, second = (classes.index(name) for name in pair)
+    adds_up = classifier.ensemble_ is not None
+    votes = [
+        Vote(
+            name,
+            weight,
+            classes[int(row.argmax())],
+            float(weight * (row[first] - row[second])) if adds_up else None,
+        )
+        for name, weight, row in zip(names, weights.tolist(), scores, strict=True)
+    ]
+    return tuple(sorted(votes, key=lambda vote: -abs(vote.separates or 0.0)))
+
+
+def _closest(
+    shots: Shots,
+    label: Any,
+    similarity: Floats,
+    attention: Floats | None,
+) -> list[CloseShot]:
+    """Return the closest shots of a class; similarity and attention are (shot,)."""
+    rows = shots.rows_of(label)
+    closeness = similarity if attention is None else attention
+    return [
+        CloseShot(
+            shots.names[row],
+            label,
+            None if attention is None else float(attention[row]),
+            float(similarity[row]),
+            shots.pictures[row],
+        )
+        for row in rows[np.argsort(-closeness[rows], kind="stable")[:SHOTS]]
+    ]
+
+
+def _rounded(heat: Floats) -> list[list[float]]:
+    """Return the rows of a heat map for JSON."""
     values: list[list[float]] = np.round(heat.astype(np.float64), 5).tolist()
     return values

@@ -1,12 +1,10 @@
-"""What the drawings share: files, colours and heat maps; and the confusion matrix.
+"""Drawings: the confusion matrix, and the reasons for a prediction.
 
 matplotlib is imported only when something is drawn.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 import warnings
 from collections.abc import Sequence
 from io import BytesIO
@@ -14,45 +12,44 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from PIL import Image
 
-from mivhead._util.optional import need
-from mivhead.errors import InputError, NotAvailableError
+from mivhead._util.arrays import Floats
+from mivhead._util.files import replacing
+from mivhead._util.imports import need
+from mivhead._util.text import percent
+from mivhead.errors import InputError
+from mivhead.images.decoding import load_image
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mivhead.diagnostics.evaluation import Mistake, Tradeoff
+    from mivhead.diagnostics.explanation import Explanation
 
 FORMATS = (".png", ".svg", ".pdf")
 DOTS_PER_INCH = 150
 NOTEBOOK_DPI = 72
 SIDE = 224  # pixels of a drawn image
-INK, PALE, HEAT = "#22303c", "#8a97a3", "#e8590c"
+INK, PALE = "#22303c", "#8a97a3"
+HEAT = (232, 89, 12)
+FOR, AGAINST, FRAME = "#1f7a5c", "#c0392b", "#cfd6dc"
 MAX_COUNTS = 40  # classes up to which the counts are written into the cells
 MAX_NAMES = 80  # classes up to which all names are written
-MAX_LETTERS = 28  # of a class name
+LETTERS = 26  # of a name
+CELL = 1.9  # inches of an image in a drawing of reasons
 
 
 def check_format(path: str | Path) -> None:
-    """Raise an error if a picture cannot be drawn, or not in the format of its path.
-
-    >>> check_format("matrix.gif")
-    Traceback (most recent call last):
-        ...
-    mivhead.errors.InputError: A picture must be a .png, .svg or .pdf file, got matrix.gif.
-    """
+    """Raise an error if a picture cannot be drawn, or not in the format of its path."""
     if Path(path).suffix.lower() not in FORMATS:
-        raise InputError(
-            f"A picture must be a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file, got {path}."
-        )
-    need("matplotlib", "plot")
+        raise InputError(f"A picture must be a {', '.join(FORMATS)} file, got {path}.")
+    need("matplotlib")
 
 
 def new_figure(width: float, height: float, **options: Any) -> Figure:
     """Make an empty figure of a size in inches, which notebooks show by themselves."""
-    need("matplotlib", "plot")
+    need("matplotlib")
     from matplotlib.figure import Figure
 
     class Picture(Figure):
@@ -65,6 +62,7 @@ def new_figure(width: float, height: float, **options: Any) -> Figure:
 
 
 def _render(figure: Figure, kind: str, dpi: int = DOTS_PER_INCH) -> bytes:
+    """Return the file of a figure."""
     buffer = BytesIO()
     with warnings.catch_warnings():  # characters missing from the font become boxes
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
@@ -73,30 +71,18 @@ def _render(figure: Figure, kind: str, dpi: int = DOTS_PER_INCH) -> bytes:
 
 
 def save_figure(figure: Figure, path: str | Path | None) -> Figure:
-    """Write a figure atomically, in the format that the suffix of the path names, and return it.
-
-    None writes nothing.
-    """
-    if path is None:
-        return figure
-    path = Path(path)
-    check_format(path)
-    data = _render(figure, path.suffix[1:].lower())
-    handle = None
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            handle = Path(file.name)
-            file.write(data)
-        handle.chmod(0o644)
-        os.replace(handle, path)  # noqa: PTH105
-    except OSError as error:
-        raise NotAvailableError(
-            f"Cannot write the picture {path}: {error.strerror or error}."
-        ) from error
-    finally:
-        if handle is not None:
-            handle.unlink(missing_ok=True)
+    """Write a figure, if there is a path, in the format that its suffix names; return it."""
+    if path is not None:
+        check_format(path)
+        with replacing(path) as unfinished:
+            unfinished.write_bytes(_render(figure, Path(path).suffix[1:].lower()))
     return figure
+
+
+def short(name: Any) -> str:
+    """Shorten a name in its middle."""
+    text = str(name)
+    return text if len(text) <= LETTERS else f"{text[: LETTERS - 11]}...{text[-8:]}"
 
 
 def square(image: Image.Image) -> Image.Image:
@@ -104,36 +90,31 @@ def square(image: Image.Image) -> Image.Image:
     return image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
 
 
-def overlay(
-    image: Image.Image, heats: Sequence[NDArray[np.floating[Any]]]
-) -> NDArray[np.floating[Any]]:
+def overlay(image: Image.Image, heats: Sequence[Floats]) -> Floats:
     """Tint a pale grey copy of an image by the mean of some heat maps (H, W)."""
     grey = np.asarray(square(image).convert("L"), dtype=np.float64)[:, :, None] / 255
     pale = 0.3 + 0.7 * grey  # (SIDE, SIDE, 1)
     weight = 0.85 * np.mean([_enlarge(heat) for heat in heats], axis=0)[:, :, None]
-    colour = np.array([int(HEAT[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    blended: NDArray[np.floating[Any]] = pale * (1 - weight) + colour * weight  # (SIDE, SIDE, 3)
+    colour = np.array(HEAT) / 255
+    blended: Floats = pale * (1 - weight) + colour * weight  # (SIDE, SIDE, 3)
     return blended
 
 
-def _enlarge(heat: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+def _enlarge(heat: Floats) -> Floats:
     """Scale a heat map from (H, W) to (SIDE, SIDE) and its values to the range 0 to 1."""
     smooth = Image.fromarray(heat.astype(np.float32)).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
     values = np.asarray(smooth, dtype=np.float64)
     spread = float(values.max() - values.min())
-    scaled: NDArray[np.floating[Any]] = (values - values.min()) / (spread or 1.0)
+    scaled: Floats = (values - values.min()) / (spread or 1.0)
     return scaled
 
 
 def draw_confusion(
-    matrix: ArrayLike,
-    names: Sequence[str],
-    path: str | Path | None = None,
-    title: str | None = None,
+    matrix: ArrayLike, names: Sequence[str], path: str | Path | None = None
 ) -> Figure:
     """Draw a confusion matrix: true classes as rows, predicted classes as columns.
 
-    Colours show the share of the true class, so that small classes are as visible as large ones.
+    Colours show percentages of the true class, so that small classes are as visible as large ones.
 
     Parameters
     ----------
@@ -143,152 +124,95 @@ def draw_confusion(
         The classes.
     path : str, Path or None, default=None
         The file to write: .png, .svg or .pdf. None writes nothing.
-    title : str, default=None
-        Title of the drawing; None shows the accuracy.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
     """
-    counts = np.asarray(matrix)
-    total = max(1, int(counts.sum()))
-    n = len(names)
+    counts, n = np.asarray(matrix), len(names)
+    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     side = 2.4 + min(14.0, max(2.6, 0.42 * n))
     figure = new_figure(side + 0.6, side, layout="constrained")
     axes = figure.add_subplot()
-    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    right = int(np.trace(counts))
-    axes.set_title(
-        title or f"{right} of {total} right: {100 * right / total:.1f} %",
-        color=INK,
-        fontsize=12,
-        loc="left",
-        pad=12,
-    )
-    axes.set_xlabel("predicted", color=INK)
-    axes.set_ylabel("true", color=INK)
+    right, total = int(np.trace(counts)), int(counts.sum())
+    axes.set_title(f"{right} of {total} right: {percent(right / max(1, total))}", color=INK)
+    axes.set(xlabel="predicted", ylabel="true", xticks=[], yticks=[])
     if n <= MAX_NAMES:
-        labels = [_short(name) for name in names]
-        size = 9 if n <= 30 else 6
-        # parse_math=False: a $ in a class name is not a formula
-        axes.set_xticks(
-            range(n),
-            labels,
-            rotation=60,
-            ha="right",
-            rotation_mode="anchor",
-            fontsize=size,
-            parse_math=False,
-        )
-        axes.set_yticks(range(n), labels, fontsize=size, parse_math=False)
+        style: dict[str, Any] = {"fontsize": 9 if n <= 30 else 6, "parse_math": False}
+        labels = [short(name) for name in names]
+        turned: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
+        axes.set_xticks(range(n), labels, **turned, **style)
+        axes.set_yticks(range(n), labels, **style)
     axes.tick_params(length=0, colors=INK)
     axes.spines[:].set_visible(False)
-    axes.set_xticks(np.arange(n - 1) + 0.5, minor=True)
-    axes.set_yticks(np.arange(n - 1) + 0.5, minor=True)
-    axes.grid(which="minor", color="white", linewidth=1.0)
-    axes.tick_params(which="minor", length=0)
     if n <= MAX_COUNTS:
         for i, j in zip(*np.nonzero(counts), strict=True):
             colour = "white" if shares[i, j] > 0.55 else INK
-            axes.text(
-                j,
-                i,
-                f"{counts[i, j]}",
-                ha="center",
-                va="center",
-                color=colour,
-                fontsize=8 if n <= 20 else 6,
-            )
+            size = 8 if n <= 20 else 6
+            axes.text(j, i, f"{counts[i, j]}", ha="center", va="center", color=colour, size=size)
     bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=24, pad=0.02)
-    bar.set_label("share of the true class", color=INK)
-    bar.ax.tick_params(length=0, colors=INK)
+    bar.set_label("of the true class", color=INK)
     bar.outline.set_visible(False)
     return save_figure(figure, path)
 
 
-def draw_mistakes(
-    mistakes: Sequence[Mistake],
-    pictures: Sequence[Image.Image],
-    path: str | Path | None = None,
-    *,
-    total: int | None = None,
-) -> Figure:
-    """Draw misclassified images, each with its label and the predicted class.
-
-    `total` is the number of mistakes, if not all are drawn. Without a path nothing is written.
-    """
-    columns = max(3, min(6, len(pictures)))
-    rows = max(1, -(-len(pictures) // columns))
-    figure = new_figure(1.75 * columns, 0.5 + 2.35 * rows, layout="constrained")
-    count = len(mistakes) if total is None else total
-    noun = "image" if count == 1 else "images"
-    left_out = "" if count == len(pictures) else f", the {len(pictures)} most confident mistakes"
-    figure.suptitle(f"{count} misclassified {noun}{left_out}", color=INK, fontsize=12)
-    for place, (mistake, picture) in enumerate(zip(mistakes, pictures, strict=True), start=1):
-        axes = figure.add_subplot(rows, columns, place, xticks=[], yticks=[])
-        axes.imshow(square(picture))
-        axes.spines[:].set_color(PALE)
-        lines = (
-            f"is {_short(mistake.label, 22)}",
-            f"taken for {_short(mistake.predicted, 16)}, {100 * mistake.probability:.0f} %",
-            _short(mistake.id, 26),
-        )
-        axes.set_xlabel("\n".join(lines), fontsize=7, color=INK, parse_math=False)
-    return save_figure(figure, path)
-
-
-def _short(name: str, letters: int = MAX_LETTERS) -> str:
-    return name if len(name) <= letters else f"{name[: letters - 11]}...{name[-8:]}"
-
-
-def draw_tradeoff(tradeoff: Tradeoff, path: str | Path | None = None) -> Figure:
-    """Draw what thresholds trade: errors for names, and unknown images for known ones.
-
-    These are the risk-coverage curve and, if there are images of other things, the ROC curve. Dots
-    mark the default thresholds. Without a path nothing is written.
-    """
-    both = tradeoff.unknown is not None and len(tradeoff.foreign) > 0
-    figure = new_figure(10.0 if both else 5.2, 4.6, layout="constrained")
-    panels = figure.subplots(1, 2, squeeze=False)[0] if both else [figure.add_subplot()]
-    coverage, risk = tradeoff.risk_coverage()
-    named = tradeoff.probabilities >= tradeoff.thresholds.probability
-    _curve(
-        panels[0],
-        "Wrong names among the names given",
-        ("share of known images that get a name", "share of these names that are wrong"),
-        (coverage, risk),
-        (named.mean(), (~tradeoff.right[named]).mean() if named.any() else 0.0),
+def draw_reasons(reasons: Explanation, path: str | Path | None = None) -> Figure:
+    """Draw an explanation: where the model looked, the closest shots, the votes."""
+    maps = [] if reasons.heat is None else [("where it looked", reasons.heat)]
+    maps += [(f"block {i + 1}", heat) for i, heat in reasons.blocks.items()]
+    votes = reasons.totals
+    columns = max(1 + len(maps), len(reasons.shots), 4)
+    heights = [CELL, CELL] + [0.5 + 0.24 * len(votes)] * bool(votes)
+    figure = new_figure(CELL * columns, 1.1 + sum(heights), facecolor="white")
+    height = figure.get_figheight()
+    grid = figure.add_gridspec(
+        len(heights),
+        columns,
+        height_ratios=heights,
+        left=0.02,
+        right=0.98,
+        top=1 - 0.75 / height,
+        bottom=0.12 / height + (0.02 if votes else 0.06),
+        hspace=0.6,
+        wspace=0.08,
     )
-    panels[0].set_ylim(-0.02, max(0.1, 1.15 * float(risk.max())))
-    if both:
-        assert tradeoff.unknown is not None
-        cut = tradeoff.thresholds.unknown
-        _curve(
-            panels[1],
-            f"Images of other things: AUROC {tradeoff.auroc:.2f}",
-            ("share of known images rejected", "share of other images rejected"),
-            tradeoff.roc(),
-            ((tradeoff.unknown > cut).mean(), (tradeoff.foreign > cut).mean()),
-        )
-        panels[1].plot([0, 1], [0, 1], color=PALE, linewidth=1, linestyle=":")
-        panels[1].set_ylim(-0.02, 1.02)
+    best = reasons.prediction
+    decision = "" if best.decision == best.label else f"{best.decision}; most likely "
+    second = percent(best.probabilities[reasons.runner_up])
+    title = f"{short(best.label)} {percent(best.probability)}, then {short(reasons.runner_up)}"
+    figure.suptitle(f"{decision}{title} {second}", color=INK, fontsize=12, parse_math=False)
+    if reasons.image is not None:
+        _show(figure.add_subplot(grid[0, 0]), square(reasons.image), "image")
+        for column, (caption, heat) in enumerate(maps, start=1):
+            _show(figure.add_subplot(grid[0, column]), overlay(reasons.image, [heat]), caption)
+    blank = np.full((8, 8, 3), 0.95)
+    for column, shot in enumerate(reasons.shots):
+        attention = "" if shot.weight is None else f"{percent(shot.weight)} of the attention\n"
+        picture = blank if shot.picture is None else square(load_image(shot.picture))
+        caption = f"{short(shot.label)}\n{attention}{short(shot.name)}"
+        _show(figure.add_subplot(grid[1, column]), picture, caption)
+    if votes:
+        _draw_votes(figure.add_subplot(grid[2, :]), reasons)
     return save_figure(figure, path)
 
 
-def _curve(
-    axes: Any,
-    title: str,
-    names: tuple[str, str],
-    curve: tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]],
-    point: tuple[float, float],
-) -> None:
-    """Draw a curve and the point of the default threshold."""
-    axes.plot(*curve, color=INK, linewidth=1.8)
-    axes.plot(*point, "o", color=HEAT, markersize=8, label="default threshold")
-    axes.set_title(title, color=INK, fontsize=12, loc="left", pad=10)
-    axes.set_xlabel(names[0], color=INK)
-    axes.set_ylabel(names[1], color=INK)
-    axes.set_xlim(-0.02, 1.02)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="best")
+def _show(axes: Any, picture: Any, caption: str) -> None:
+    """Draw a picture in a frame, with its caption below."""
+    axes.imshow(picture)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_color(FRAME)
+    axes.set_xlabel(caption, fontsize=8, color=PALE, labelpad=3, parse_math=False)
+
+
+def _draw_votes(axes: Any, reasons: Explanation) -> None:
+    """Draw what points to the one class and to the other: what members add to the log-odds."""
+    votes = dict(sorted(reasons.totals.items(), key=lambda vote: -abs(vote[1])))
+    colours = [FOR if value >= 0 else AGAINST for value in votes.values()]
+    axes.barh(range(len(votes)), list(votes.values()), color=colours, height=0.65)
+    axes.axvline(0, color=PALE, linewidth=0.8)
+    axes.set_yticks(range(len(votes)), list(votes), fontsize=8, color=INK)
+    axes.invert_yaxis()
+    axes.tick_params(length=0, labelsize=8, colors=INK)
+    axes.spines[:].set_visible(False)
+    first, second = short(reasons.prediction.label), short(reasons.runner_up)
+    title = f"what points to {first} (right) and to {second} (left)"
+    axes.set_title(title, fontsize=9, color=INK, parse_math=False)
+    box = axes.get_position()
+    axes.set_position((0.24, box.y0, 0.72, box.height))

@@ -16,20 +16,20 @@ budgets", ICML 2022.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mivhead._util.arrays import Floats
+from mivhead.decision import NONE
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.errors import InputError
-from mivhead.features import Features, FeatureTable
+from mivhead.features import FeatureTable
 from mivhead.images.sources import as_image_set
-from mivhead.model.decision import NONE
-from mivhead.model.fewshot import FewShotClassifier
+from mivhead.model.model import Model
 
 NEIGHBOURS = 20  # that typicality is measured on
 DUPLICATE = 0.985  # cosine of mean vectors above which two images are nearly the same
@@ -43,33 +43,28 @@ AT_ONCE = 256  # images that are compared with all others
 
 @dataclass(frozen=True)
 class Suggestion:
-    """An image to label next.
-
-    Parameters
-    ----------
-    id : str
-        Name of the image.
-    label : object or None
-        What the model takes it for; None without a model.
-    represents : int
-        Number of images in its cluster.
-    new_class : int or None, default=None
-        Number of the possible new class that it belongs to, from 1; None if the model knows images
-        like it.
-    runner_up : object or None, default=None
-        The second most probable class, if the image was chosen because the model can hardly tell
-        the two apart.
-    """
+    """An image to label next."""
 
     id: str
-    label: Any
-    represents: int
-    new_class: int | None = None
+    label: Any  # what the model takes it for; None without a model
+    represents: int  # number of images in its cluster
+    new_class: int | None = None  # number of the possible new class that it belongs to, from 1
+    # The second most probable class, if the model can hardly tell the two apart
     runner_up: Any = None
+
+    @property
+    def reason(self) -> str:
+        """Why it is suggested, in words."""
+        if self.runner_up is not None:
+            return f"{self.label} or {self.runner_up}?"
+        photos = f"{self.represents} photo{'' if self.represents == 1 else 's'}"
+        if self.new_class is not None:
+            return f"possible new class {self.new_class}, like {photos}"
+        return f"typical of {photos}"
 
 
 def suggest(
-    images: Any, n: int = 10, *, model: FewShotClassifier | None = None, seed: int = 0
+    images: Any, n: int = 10, *, model: Model | None = None, seed: int = 0
 ) -> list[Suggestion]:
     """Suggest which images to label next.
 
@@ -85,60 +80,60 @@ def suggest(
     seed : int, default=0
         Random seed of the clustering.
 
-    Returns
-    -------
-    list of Suggestion
-        The best first.
+    Returns the best ones first.
 
     Examples
     --------
+    >>> from mivhead import Features
     >>> X = Features(np.repeat(np.eye(3, 8), [5, 3, 2], axis=0) + 0.1 * np.eye(10, 8))
     >>> table = FeatureTable(X, tuple("abcdefghij"))
-    >>> [each.represents for each in suggest(table, 3)]
+    >>> [suggestion.represents for suggestion in suggest(table, 3)]
     [5, 3, 2]
     """
     if n < 1:
         raise InputError(f"n must be at least 1, got {n}.")
     table = images
     if not isinstance(table, FeatureTable):
-        table = (model or FewShotClassifier()).extract(_unlabelled(images))
-    vectors = _vectors(table.features)
+        unlabelled = replace(as_image_set(images), labels=None)
+        table = (model or Model()).extract(unlabelled)
+    vectors = mean_vectors(table.features.blocks[-1])
     if model is None:
         chosen = choose(vectors, n, seed=seed)
         return [Suggestion(table.ids[row], None, size) for row, size in chosen]
     predictions = model.classify(table)
-    unknown = np.array([each.decision == NONE for each in predictions])
-    shots = None if model.shots_ is None else _vectors(model.shots_.features)
-    found: list[Suggestion] = []
+    unknown = np.array([prediction.decision == NONE for prediction in predictions])
+    new_classes: list[Suggestion] = []
     new_rows = np.flatnonzero(unknown)
     room = min(int(np.ceil(NEW_SHARE * n)), len(new_rows))
     if room:
         picked = choose(vectors[new_rows], room, seed=seed)
-        found = [
+        new_classes = [
             Suggestion(table.ids[new_rows[row]], None, size, number)
             for number, (row, size) in enumerate(picked, start=1)
         ]
-    rows, room = np.flatnonzero(~unknown), n - len(found)
+    known: list[Suggestion] = []
+    rows, room = np.flatnonzero(~unknown), n - len(new_classes)
     if len(rows) and room:
         several = _mean_shots(model) >= MANY
         if several:
-            top = np.array([list(each.probabilities.values())[:2] for each in predictions])
+            top = np.array([[p for _, p in prediction.top(2)] for prediction in predictions])
             margins = top[:, 0] - top[:, 1]
             rows = rows[np.argsort(margins[rows], kind="stable")]
             rows = rows[_without_duplicates(vectors[rows])[: CLOSE * room]]
             picked = choose(vectors[rows], room, None, margins[rows], seed=seed)
         else:
+            shots = None
+            if model.shots_ is not None:
+                shots = mean_vectors(model.shots_.features.blocks[-1])
             picked = choose(vectors[rows], room, shots, seed=seed)
-        known = []
         for row, size in picked:
             label, runner_up = islice(predictions[rows[row]].probabilities, 2)
             second = runner_up if several else None
             known.append(Suggestion(table.ids[rows[row]], label, size, runner_up=second))
-        found = known + found
-    return found
+    return known + new_classes
 
 
-def _mean_shots(model: FewShotClassifier) -> float:
+def _mean_shots(model: Model) -> float:
     """Return the mean number of shots of the classes with a name; 0 if the model kept none."""
     if model.shots_ is None:
         return 0.0
@@ -147,10 +142,10 @@ def _mean_shots(model: FewShotClassifier) -> float:
 
 
 def choose(
-    vectors: NDArray[np.floating[Any]],
+    vectors: Floats,
     n: int,
-    labelled: NDArray[np.floating[Any]] | None = None,
-    margins: NDArray[np.floating[Any]] | None = None,
+    labelled: Floats | None = None,
+    margins: Floats | None = None,
     *,
     seed: int = 0,
 ) -> list[tuple[int, int]]:
@@ -187,9 +182,7 @@ def choose(
     return taken
 
 
-def k_means(
-    points: NDArray[np.floating[Any]], count: int, generator: np.random.Generator
-) -> NDArray[np.floating[Any]]:
+def k_means(points: Floats, count: int, generator: np.random.Generator) -> Floats:
     """Cluster points by Lloyd's algorithm, from a start that is spread out (k-means++).
 
     Points are (point, channel). Returns `count` centres, at most as many as points; points that are
@@ -207,7 +200,7 @@ def k_means(
     """
     rows = [int(generator.integers(len(points)))]
     distance = np.full(len(points), np.inf)
-    while len(rows) < count:  # each further one with a chance that grows with its distance
+    while len(rows) < count:  # a further one with a chance that grows with its distance
         distance = np.minimum(distance, _squares(points, points[rows[-1:]])[:, 0])
         total = float(distance.sum())
         shares = distance / total if total > 0 else np.full(len(points), 1 / len(points))
@@ -224,34 +217,29 @@ def k_means(
     return centres
 
 
-def _squares(
-    points: NDArray[np.floating[Any]], centres: NDArray[np.floating[Any]]
-) -> NDArray[np.floating[Any]]:
+def _squares(points: Floats, centres: Floats) -> Floats:
     """Squared distances (point, centre)."""
     both = (points**2).sum(axis=1)[:, None] + (centres**2).sum(axis=1)
-    squares: NDArray[np.floating[Any]] = np.maximum(both - 2 * points @ centres.T, 0.0)
+    squares: Floats = np.maximum(both - 2 * points @ centres.T, 0.0)
     return squares
 
 
-def _nearest(
-    points: NDArray[np.floating[Any]], centres: NDArray[np.floating[Any]]
-) -> NDArray[np.int64]:
+def _nearest(points: Floats, centres: Floats) -> NDArray[np.int64]:
+    """Return the centre that each point is nearest to."""
     nearest: NDArray[np.int64] = _squares(points, centres).argmin(axis=1)
     return nearest
 
 
-def _typicality(
-    cluster: NDArray[np.floating[Any]], members: NDArray[np.floating[Any]]
-) -> NDArray[np.floating[Any]]:
+def _typicality(cluster: Floats, members: Floats) -> Floats:
     """Return the mean similarity of each member to its nearest neighbours in the cluster."""
     similarity = np.sort(members @ cluster.T, axis=1)[:, ::-1][:, 1 : 1 + NEIGHBOURS]
     if not similarity.shape[1]:
         return np.zeros(len(members))
-    mean: NDArray[np.floating[Any]] = similarity.mean(axis=1)
+    mean: Floats = similarity.mean(axis=1)
     return mean
 
 
-def _without_duplicates(vectors: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
+def _without_duplicates(vectors: Floats) -> NDArray[np.int64]:
     """Return the rows that are not nearly the same as an earlier row."""
     kept: list[int] = []
     unlike = np.empty_like(vectors)  # those that are kept
@@ -266,27 +254,3 @@ def _without_duplicates(vectors: NDArray[np.floating[Any]]) -> NDArray[np.int64]
         unlike[len(kept) : len(kept) + len(chosen)] = part[chosen]
         kept += [start + i for i in chosen]
     return np.array(kept, np.int64)
-
-
-def _vectors(features: Features) -> NDArray[np.floating[Any]]:
-    return mean_vectors(features.blocks[-1])
-
-
-def _unlabelled(images: Any) -> Any:
-    from dataclasses import replace
-
-    return replace(as_image_set(images), labels=None)
-
-
-def labels_for(suggestions: Sequence[Suggestion]) -> list[str]:
-    """Return why each image is suggested, in words."""
-    return [_reason(each) for each in suggestions]
-
-
-def _reason(suggestion: Suggestion) -> str:
-    if suggestion.runner_up is not None:
-        return f"{suggestion.label} or {suggestion.runner_up}?"
-    images = f"{suggestion.represents} image{'' if suggestion.represents == 1 else 's'}"
-    if suggestion.new_class is not None:
-        return f"possible new class {suggestion.new_class}, like {images}"
-    return f"typical of {images}"

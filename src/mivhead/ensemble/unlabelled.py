@@ -14,14 +14,9 @@ expense of the others, and accuracy falls. It does not matter how frequent the c
 unlabelled images. Images of something else have small probabilities for all classes, or harm little
 because their weight is spread over several.
 
-The refined experts are linear maps of the same size as before: a model predicts each image on its
-own, and its file does not contain the unlabelled images.
-
 **Evidence.** Where classes have several shots, the same step is tried without each fold of the
 shots. If it makes the predictions of these shots worse, by more than a standard error of the mean
 log-loss, the unlabelled images are not used. With one shot per class there is nothing to test on.
-
-Constants and the shape of the formula were chosen on the tuning sets (docs/research-log.md).
 
 References
 ----------
@@ -39,15 +34,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mivhead._util.arrays import log_softmax
 from mivhead.ensemble.balance import shot_weights
-from mivhead.ensemble.ridge import ALPHA, Expert, Experts, Ridge, fit_weighted_ridge
+from mivhead.ensemble.constants import ALPHA, MASS, TAKEN, TOLERANCE
+from mivhead.ensemble.ridge import Expert, Experts, Ridge, fit_ridge
 from mivhead.ensemble.stacking import Array, Ensemble
 from mivhead.features import Features
-
-MASS = 4.0  # total weight of the unlabelled images per class, in shots, at most
-SHARE = 0.5  # of the images that a class would have if all were equally frequent
-LIMIT = 500  # images that are used, at most: more cost much time and gain little
-TOLERANCE = 1.0  # standard errors that the log-loss of left-out shots may grow by
 
 
 @dataclass(frozen=True)
@@ -73,20 +65,12 @@ def soft_labels(logits: NDArray[Any]) -> SoftLabels:
     [4.0, 4.0]
     """
     images, classes = logits.shape
-    mass = min(MASS, SHARE * images / classes)
+    mass = min(MASS, TAKEN * images / classes)
     log_p = log_softmax(logits)
     of_class = np.exp(log_p - log_p.max(axis=0))
-    shares = np.minimum(mass * of_class / of_class.sum(axis=0), 1.0)  # (image, class)
-    weights = shares.sum(axis=1)
-    return SoftLabels(shares / weights[:, None], weights)
-
-
-def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
-    """Logarithms of probabilities (image, class), in double precision."""
-    x = logits.astype(np.float64)
-    x -= x.max(axis=1, keepdims=True)
-    found: NDArray[np.float64] = x - np.log(np.exp(x).sum(axis=1, keepdims=True))
-    return found
+    taken = np.minimum(mass * of_class / of_class.sum(axis=0), 1.0)  # (image, class)
+    weights = taken.sum(axis=1)
+    return SoftLabels(taken / weights[:, None], weights)
 
 
 def refine(
@@ -95,39 +79,29 @@ def refine(
     labels: NDArray[np.int64],
     unlabelled: Features,
     cosines: Array,
-    folds: NDArray[np.int64] | None = None,
-    fold_cosines: Mapping[int, tuple[Array, Array]] | None = None,
+    folds: NDArray[np.int64],
+    fold_cosines: Mapping[int, tuple[Array, Array]],
 ) -> tuple[Ensemble, UnlabelledUse]:
     """Fit the experts of an ensemble once more, with unlabelled images.
 
     Parameters
     ----------
-    ensemble : Ensemble
-        Fitted to the shots.
-    features, labels : Features, array
-        The shots.
+    ensemble, features, labels
+        What was fitted, and the shots that it was fitted to.
     unlabelled : Features
-        Features of the unlabelled images.
+        The unlabelled images.
     cosines : array
         The head's cosines (block, image, class) of the unlabelled images.
-    folds : array of shape (shot,) or None, default=None
-        The fold of each shot, -1 for a shot that is never left out; None if nothing is left out.
-    fold_cosines : mapping or None, default=None
+    folds : array of shape (shot,)
+        The fold of each shot, -1 for a shot that is never left out.
+    fold_cosines : mapping
         By fold, the cosines of a head that was trained without it: of the shots of the fold, and
-        of the unlabelled images.
-
-    Returns
-    -------
-    ensemble : Ensemble
-        With refined experts, or the given one if the evidence is against them.
-    use : UnlabelledUse
-        What was done.
+        of the unlabelled images. Without folds there is no evidence to heed.
     """
     step = _Step(ensemble, features, labels, unlabelled)
-    if fold_cosines and folds is not None and not step.helps(folds, fold_cosines):
+    if fold_cosines and not step.helps(folds, fold_cosines):
         return ensemble, UnlabelledUse(len(unlabelled), used=False)
-    ridges = step.refined(np.arange(len(labels)), cosines)
-    experts = Experts(ensemble.experts.pcas, ridges)
+    experts = Experts(ensemble.experts.pcas, step.refined(np.arange(len(labels)), cosines))
     return replace(ensemble, experts=experts), UnlabelledUse(len(unlabelled), used=True)
 
 
@@ -141,34 +115,33 @@ class _Step:
         labels: NDArray[np.int64],
         unlabelled: Features,
     ) -> None:
-        self.combine, self.shots = ensemble.combine, len(labels)
-        self.targets = np.eye(int(labels.max()) + 1)[labels]
-        self.labels = labels
-        both = Features.concat([features, unlabelled])
-        self.descriptors = ensemble.experts.describe(both)
+        self.combine, self.labels = ensemble.combine, labels
+        self.descriptors = ensemble.experts.describe(Features.concat([features, unlabelled]))
+        self.unlabelled = np.arange(len(labels), len(labels) + len(unlabelled))
 
     def fitted(self, rows: NDArray[np.int64], soft: SoftLabels | None) -> dict[Expert, Ridge]:
         """Fit all experts to some shots and, with soft labels, to the unlabelled images."""
-        targets, weights = self.targets[rows], shot_weights(self.labels[rows])
+        targets = np.eye(int(self.labels.max()) + 1)[self.labels[rows]]
+        weights = shot_weights(self.labels[rows])
         if soft is not None:
             targets = np.concatenate([targets, soft.targets])
             weights = np.concatenate([weights, soft.weights])
-            others = np.arange(self.shots, self.shots + len(soft.weights))
-            rows = np.concatenate([rows, others])
+            rows = np.concatenate([rows, self.unlabelled])
         return {
-            expert: fit_weighted_ridge(x[rows], targets, weights, ALPHA)
+            expert: fit_ridge(x[rows], targets, ALPHA, weights)[0]
             for expert, x in self.descriptors.items()
         }
 
-    def logits(self, ridges: Mapping[Expert, Ridge], cosines: Array, rows: Any) -> Array:
+    def logits(
+        self, ridges: Mapping[Expert, Ridge], cosines: Array, rows: NDArray[np.int64]
+    ) -> Array:
         """Logits (image, class) of the ensemble with these experts."""
-        members = np.stack([ridge(self.descriptors[e][rows]) for e, ridge in ridges.items()])
-        return self.combine(np.concatenate([cosines, members]))
+        members = [ridge(self.descriptors[expert][rows]) for expert, ridge in ridges.items()]
+        return self.combine(np.concatenate([cosines, np.stack(members)]))
 
     def refined(self, rows: NDArray[np.int64], cosines: Array) -> dict[Expert, Ridge]:
         """Take the whole step from some of the shots."""
-        others = slice(self.shots, None)
-        soft = soft_labels(self.logits(self.fitted(rows, None), cosines, others))
+        soft = soft_labels(self.logits(self.fitted(rows, None), cosines, self.unlabelled))
         return self.fitted(rows, soft)
 
     def helps(
@@ -176,13 +149,13 @@ class _Step:
     ) -> bool:
         """Tell whether the step leaves the predictions of left-out shots as good as before."""
         growth = []  # of the log-loss, per left-out shot
-        for number, (own, others) in fold_cosines.items():
+        for number, (of_shots, of_unlabelled) in fold_cosines.items():
             kept, out = np.flatnonzero(folds != number), np.flatnonzero(folds == number)
             losses = []
-            for ridges in (self.fitted(kept, None), self.refined(kept, others)):
-                log_p = log_softmax(self.logits(ridges, own, out))
+            for ridges in (self.fitted(kept, None), self.refined(kept, of_unlabelled)):
+                log_p = log_softmax(self.logits(ridges, of_shots, out))
                 losses.append(-log_p[np.arange(len(out)), self.labels[out]])
             growth.append(losses[1] - losses[0])
-        each = np.concatenate(growth)
-        error = each.std(ddof=1) / len(each) ** 0.5
-        return bool(each.mean() <= TOLERANCE * error)
+        grown = np.concatenate(growth)
+        error = grown.std(ddof=1) / len(grown) ** 0.5
+        return bool(grown.mean() <= TOLERANCE * error)

@@ -8,15 +8,14 @@ products are avoided: onnxruntime (1.18 to 1.31) computes some of them wrongly.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partialmethod
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead._util.optional import need
-
-EXTRA = "onnx"
 OPSET = 13  # the oldest whose operations are used here
+PREFIX = "mivhead/"  # of all names, so that they cannot collide with a backbone's
 
 Operand: TypeAlias = "Value | NDArray[Any] | float"
 
@@ -24,8 +23,6 @@ Operand: TypeAlias = "Value | NDArray[Any] | float"
 class Graph:
     """Nodes and constants, in the order in which they are computed.
 
-    Examples
-    --------
     >>> graph = Graph()
     >>> x = graph.input("x", np.float32)
     >>> y = (x * x).sum(1).sqrt()
@@ -33,9 +30,10 @@ class Graph:
     ['Mul', 'ReduceSum', 'Sqrt']
     """
 
-    def __init__(self, prefix: str = "mivhead/") -> None:
-        self.onnx = need("onnx", EXTRA)
-        self._prefix = prefix  # of all names, so that they cannot collide with a backbone's
+    def __init__(self) -> None:
+        import onnx
+
+        self.onnx: Any = onnx
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
         self._names: dict[tuple[str, bytes, tuple[int, ...]], str] = {}
@@ -49,30 +47,20 @@ class Graph:
         array = np.ascontiguousarray(array)
         key = (array.dtype.str, array.tobytes(), array.shape)
         if key not in self._names:
-            self._names[key] = f"{self._prefix}constant{len(self._names)}"
+            self._names[key] = f"{PREFIX}constant{len(self._names)}"
             self.constants.append(self.onnx.numpy_helper.from_array(array, self._names[key]))
         return self._names[key]
 
-    def value(self, array: NDArray[Any]) -> Value:
-        """Add a constant as an operand for formulas that start with it."""
-        return Value(self, self.constant(array), array.dtype)
-
     def add(self, operation: str, inputs: Sequence[str], dtype: Any, **attributes: Any) -> Value:
         """Add a node with one output."""
-        name = f"{self._prefix}{len(self.nodes)}_{operation}"
+        name = f"{PREFIX}{len(self.nodes)}_{operation}"
         node = self.onnx.helper.make_node(operation, list(inputs), [name], name, **attributes)
         self.nodes.append(node)
         return Value(self, name, np.dtype(dtype))
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
         """Join tensors."""
-        if len(values) == 1:
-            return values[0]
         return self.add("Concat", [v.name for v in values], values[0].dtype, axis=axis)
-
-    def largest(self, values: Sequence[Value]) -> Value:
-        """Elementwise maximum of several tensors."""
-        return self.add("Max", [v.name for v in values], values[0].dtype)
 
     def output(self, value: Value, name: str) -> None:
         """Give a tensor the name of an output."""
@@ -89,6 +77,7 @@ class Value:
         self.graph, self.name, self.dtype = graph, name, dtype
 
     def _operand(self, other: Operand) -> str:
+        """Return the name of a value, or of a new constant."""
         if isinstance(other, Value):
             return other.name
         return self.graph.constant(np.asarray(other, self.dtype))
@@ -97,80 +86,32 @@ class Value:
         """Apply an operation to this value alone."""
         return self.graph.add(operation, [self.name], self.dtype, **attributes)
 
-    def _binary(self, operation: str, other: Operand) -> Value:
+    def binary(self, operation: str, other: Operand) -> Value:
+        """Apply an operation to this value and another one."""
         return self.graph.add(operation, [self.name, self._operand(other)], self.dtype)
+
+    abs: partialmethod[Value] = partialmethod(unary, "Abs")
+    exp: partialmethod[Value] = partialmethod(unary, "Exp")
+    log: partialmethod[Value] = partialmethod(unary, "Log")
+    sigmoid: partialmethod[Value] = partialmethod(unary, "Sigmoid")
+    sign: partialmethod[Value] = partialmethod(unary, "Sign")
+    sqrt: partialmethod[Value] = partialmethod(unary, "Sqrt")
+    __add__: partialmethod[Value] = partialmethod(binary, "Add")
+    __sub__: partialmethod[Value] = partialmethod(binary, "Sub")
+    __mul__: partialmethod[Value] = partialmethod(binary, "Mul")
+    __truediv__: partialmethod[Value] = partialmethod(binary, "Div")
+    __matmul__: partialmethod[Value] = partialmethod(binary, "MatMul")
+    softmax: partialmethod[Value] = partialmethod(unary, "Softmax")  # takes the axis
+    at_least: partialmethod[Value] = partialmethod(binary, "Max")
 
     def _shaped(self, operation: str, numbers: Sequence[int], **attributes: Any) -> Value:
         """Apply an operation whose second input is a list of integers."""
         integers = self.graph.constant(np.asarray(numbers, np.int64))
         return self.graph.add(operation, [self.name, integers], self.dtype, **attributes)
 
-    def __add__(self, other: Operand) -> Value:
-        return self._binary("Add", other)
-
-    def __sub__(self, other: Operand) -> Value:
-        return self._binary("Sub", other)
-
-    def __mul__(self, other: Operand) -> Value:
-        return self._binary("Mul", other)
-
-    def __truediv__(self, other: Operand) -> Value:
-        return self._binary("Div", other)
-
-    def __matmul__(self, other: Operand) -> Value:
-        return self._binary("MatMul", other)
-
     def after(self, matrix: NDArray[Any]) -> Value:
         """Return `matrix @ self`."""
         return self.graph.add("MatMul", [self._operand(matrix), self.name], self.dtype)
-
-    def __gt__(self, other: Operand) -> Value:
-        return self.graph.add("Greater", [self.name, self._operand(other)], np.bool_)
-
-    def at_least(self, least: float) -> Value:
-        """Replace smaller values."""
-        return self._binary("Max", least)
-
-    def sqrt(self) -> Value:
-        """Square roots."""
-        return self.unary("Sqrt")
-
-    def abs(self) -> Value:
-        """Absolute values."""
-        return self.unary("Abs")
-
-    def power(self, exponent: float) -> Value:
-        """Powers of values that are not negative."""
-        return self._binary("Pow", exponent)
-
-    def sign(self) -> Value:
-        """-1, 0 or 1."""
-        return self.unary("Sign")
-
-    def exp(self) -> Value:
-        """Exponentials."""
-        return self.unary("Exp")
-
-    def log(self) -> Value:
-        """Natural logarithms."""
-        return self.unary("Log")
-
-    def sigmoid(self) -> Value:
-        """1 / (1 + exp(-x))."""
-        return self.unary("Sigmoid")
-
-    def round(self) -> Value:
-        """Nearest integers."""
-        return self.unary("Round")
-
-    def clip(self, low: float, high: float) -> Value:
-        """Replace values outside of an interval by its ends."""
-        bounds = [self._operand(low), self._operand(high)]
-        return self.graph.add("Clip", [self.name, *bounds], self.dtype)
-
-    def softmax(self, axis: int) -> Value:
-        """Softmax along one axis."""
-        return self.unary("Softmax", axis=axis)
 
     def sum(self, *axes: int, keepdims: bool = False) -> Value:
         """Sum along axes."""
@@ -199,40 +140,12 @@ class Value:
         rows = self.graph.constant(np.asarray(indices, np.int64))
         return self.graph.add("Gather", [self.name, rows], self.dtype, axis=axis)
 
-    def pick(self, rows: Value) -> Value:
-        """Select rows that are computed."""
-        return self.graph.add("Gather", [self.name, rows.name], self.dtype, axis=0)
-
-    def top(self, count: int) -> tuple[Value, Value]:
-        """Find the largest values along the last axis, in descending order, and their places."""
-        values = self.graph.add(
-            "TopK", [self.name, self.graph.constant(np.asarray([count], np.int64))], self.dtype
-        )
-        places = f"{values.name}_places"
-        self.graph.nodes[-1].output.append(places)
-        return values, Value(self.graph, places, np.dtype(np.int64))
-
     def largest(self, axis: int) -> Value:
         """Find the largest value along an axis, which stays with size 1."""
         one = self.graph.constant(np.asarray([1], np.int64))
-        found = self.graph.add("TopK", [self.name, one], self.dtype, axis=axis)
-        self.graph.nodes[-1].output.append(f"{found.name}_place")  # ReduceMax changed in opset 18
-        return found
-
-    def resize(self, size: int, axis: int) -> Value:
-        """Resize an axis of maps (n, C, H, W) as Pillow's bicubic filter does; needs opset 18."""
-        shape = self.graph.constant(np.asarray([size], np.int64))
-        return self.graph.add(
-            "Resize",
-            [self.name, "", "", shape],
-            self.dtype,
-            mode="cubic",
-            cubic_coeff_a=-0.5,
-            antialias=1,
-            exclude_outside=1,
-            coordinate_transformation_mode="half_pixel",
-            axes=[axis],
-        )
+        largest = self.graph.add("TopK", [self.name, one], self.dtype, axis=axis)
+        self.graph.nodes[-1].output.append(f"{largest.name}_place")  # ReduceMax changed in opset 18
+        return largest
 
     def cast(self, dtype: Any) -> Value:
         """Convert to another type."""

@@ -1,4 +1,4 @@
-"""The MIV-head and its ridge experts as an ONNX graph: the formulas of `mivhead.engine`, once more.
+"""The MIV-head and its ridge experts as an ONNX graph: the formulas of `mivhead.head`, once more.
 
 What depends on the support set alone is computed here, once: the graph holds the keys and values
 of the shots as constants, and not their patches. Lines end in the shapes of their values, where n
@@ -9,39 +9,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mivhead.classifier import MIVClassifier
-from mivhead.engine.head import LN_EPS, Bags, HeadBlock, Projected
-from mivhead.engine.plain import NORM_EPS, BagComparison
-from mivhead.ensemble.descriptors import COMPONENTS, SIDE, PatchPCA, average_pooling, window
+from mivhead.decision import FAR, USUAL_FAR, DecisionRule
+from mivhead.ensemble.constants import COMPONENTS, SIDE
+from mivhead.ensemble.descriptors import PatchPCA, average_pooling
 from mivhead.ensemble.names import Names
 from mivhead.ensemble.ridge import Expert
 from mivhead.ensemble.stacking import Ensemble
 from mivhead.export.graph import Graph, Value
 from mivhead.features import Block
+from mivhead.head.components import HeadBlock
+from mivhead.head.formulas import LN_EPS, NORM_EPS, Comparison, Projected, window
 from mivhead.head.recipe import Recipe
-from mivhead.methods.base import padded_rows
 
 
 def head_logits(graph: Graph, features: Mapping[str, Value], model: MIVClassifier) -> Value:
     """Logits (n, class) of a fitted head; `features` by name, such as `block0.map`."""
-    every = len({name.partition(".")[0] for name in model.layout_})
-    first = every - len(model.support_.blocks)  # it may use the last ones only
     head, ensemble, cosines = model.head_, model.ensemble_, []
     for number, layer, support in zip(head.taken, head.layers, model.embedded_, strict=True):
-        parts = _parts(features, first + number)
+        parts = _parts(features, number)
         vectors = image_vectors(graph, parts, layer)  # (n, C)
-        cosines.append(block_cosines(vectors, layer, support, model.bags_))  # (n, class)
+        cosines.append(block_cosines(vectors, layer, support, model.starts_))  # (n, class)
     if ensemble is None:
-        return combine(graph, cosines, head.recipe)
+        return combine(cosines, head.recipe)
     blocks = model.support_.blocks
-    numbered = {i: _parts(features, first + i) for i in range(len(blocks))}
-    if not len(ensemble.weights):
-        assert ensemble.names is not None
-        return by_names(pooled(numbered[len(blocks) - 1], blocks[-1]), ensemble.names)
+    numbered = {i: _parts(features, i) for i in range(len(blocks))}
     logits = ensemble_logits(cosines, numbered, blocks, ensemble)
     if ensemble.names is None or not ensemble.names.used:
         return logits
@@ -49,6 +47,7 @@ def head_logits(graph: Graph, features: Mapping[str, Value], model: MIVClassifie
 
 
 def _parts(features: Mapping[str, Value], block: int) -> dict[str, Value]:
+    """Return the map and the token of a block, if it has them."""
     names = {part: f"block{block}.{part}" for part in ("map", "token")}
     return {part: features[name] for part, name in names.items() if name in features}
 
@@ -65,7 +64,7 @@ def image_vectors(graph: Graph, parts: Mapping[str, Value], layer: HeadBlock) ->
         for size in config.candidate_sizes:
             x = max_pooled(parts["map"], config.grid, size).reshape(0, 0, -1)  # (n, C, patch)
             scores = x.after(theta) * layer.tau  # (n, 1, patch)
-            weights = (scores / _lengths(x, layer)).softmax(2)
+            weights = (scores / _lengths(x, layer)).softmax(axis=2)
             pooled = x @ weights.reshape(0, -1, 1)  # equation 1: (n, C, 1)
             if config.form == "vit":
                 pooled = pooled.normalised(1, config.channels, LN_EPS)
@@ -76,7 +75,7 @@ def image_vectors(graph: Graph, parts: Mapping[str, Value], layer: HeadBlock) ->
     if "pooling.mu" not in params:
         return stacked.reshape(0, -1)
     scores = stacked.after(params["pooling.mu"].reshape(1, 1, -1)) * layer.tau
-    weights = (scores / _lengths(stacked, layer)).softmax(2)  # (n, 1, candidate)
+    weights = (scores / _lengths(stacked, layer)).softmax(axis=2)  # (n, 1, candidate)
     return (stacked @ weights.reshape(0, -1, 1)).reshape(0, -1)  # equation 2
 
 
@@ -106,87 +105,70 @@ def max_pooled(x: Value, grid: tuple[int, int], size: tuple[int, int]) -> Value:
 # Components 2 and 3
 
 
-def block_cosines(vectors: Value, layer: HeadBlock, support: Projected, bags: Bags) -> Value:
+def block_cosines(
+    vectors: Value, layer: HeadBlock, support: Projected, starts: NDArray[np.int64]
+) -> Value:
     """Cosines (n, class) of one block."""
-    how = layer.comparison(support, support, bags)  # with the support's own constants
-    shots = np.diff(bags.starts)
-    flat_key, flat_value, gate = project(vectors, layer)
-    key, v_q = (each.reshape(0, how.heads, 1, -1) for each in (flat_key, flat_value))
-    v_p, of_keys = prototypes(key, how, shots)  # (n or 1, h, class, d)
-    if gate is not None:
-        gate = gate.reshape(0, how.heads, 1, -1)  # (n, h, 1, d)
-        v_q, v_p = v_q * gate, v_p * gate
-    if how.skip:
-        v_q, v_p = v_q + key, v_p + of_keys
-    if how.centred:
-        m = v_p.sum(2, keepdims=True) * (1 / len(shots))
-        v_q, v_p = v_q - m, v_p - m
+    how = layer.comparison(support, support, starts)  # with the support's own constants
+    shots = np.diff(starts)
+    split = (x.reshape(0, how.heads, 1, -1) for x in project(vectors, layer))
+    key, v_q, gate = split  # (n, h, 1, d)
+    v_p, of_keys = prototypes(key, how, shots)  # (n, h, class, d)
+    v_q, v_p = v_q * gate + key, v_p * gate + of_keys
+    m = v_p.sum(2, keepdims=True) * (1 / len(shots))
+    v_q, v_p = v_q - m, v_p - m
     products = (v_q * v_p).sum(1, 3)  # (n, class)
-    lengths = v_p.length(1, 3, least=NORM_EPS).reshape(0, -1)  # (n or 1, class)
+    lengths = v_p.length(1, 3, least=NORM_EPS).reshape(0, -1)  # (n, class)
     return products / (v_q.length(1, 3, least=NORM_EPS).reshape(0, 1) * lengths)
 
 
-def project(vectors: Value, layer: HeadBlock) -> tuple[Value, Value, Value | None]:
+def project(vectors: Value, layer: HeadBlock) -> tuple[Value, Value, Value]:
     """Keys, values and gates (n, C) of queries."""
-    if layer.recipe.prototype == "mean":
-        return vectors, vectors, None
     p, channels = layer.params, layer.config.channels
     x = vectors.normalised(1, channels, LN_EPS) * p["cap.norm.weight"] + p["cap.norm.bias"]
 
     def linear(name: str) -> Value:
         return x @ p[f"cap.{name}.weight"].T + p[f"cap.{name}.bias"]
 
-    key = linear("key") if "cap.key.weight" in p else x
-    gate = linear("excitation").sigmoid() if "cap.excitation.weight" in p else None
-    return key, linear("value"), gate
+    return linear("key"), linear("value"), linear("excitation").sigmoid()
 
 
-def prototypes(key: Value, how: BagComparison, shots: NDArray[np.int64]) -> tuple[Value, Value]:
-    """Equation 3: weighted sums of the values and of the keys, (n or 1, h, class, d)."""
+def prototypes(key: Value, how: Comparison, shots: NDArray[np.int64]) -> tuple[Value, Value]:
+    """Equation 3: weighted sums of the values and of the keys, (n, h, class, d)."""
     rows, real = padded_rows(shots)  # (class, shot)
-    of_heads = [each.reshape(len(each), how.heads, -1) for each in (how.w, how.z)]  # (shot, h, d)
-    collected = [each[rows].transpose(2, 0, 1, 3) for each in of_heads]  # (h, class, shot, d)
-    if how.attention == "uniform":
-        equal = (real / shots[:, None]).astype(np.float32)  # (class, shot)
-        means = [np.einsum("ls,hlsd->hld", equal, each)[None] for each in collected]
-        return key.graph.value(means[0]), key.graph.value(means[1])
+    of_shots = how.shots.value, how.shots.key
+    of_heads = [x.reshape(len(x), how.heads, -1) for x in of_shots]  # (shot, h, d)
+    by_class = [x[rows].transpose(2, 0, 1, 3) for x in of_heads]  # (h, class, shot, d)
     weights = _attention(key, how, rows, real)  # (n, h, class, 1, shot)
-    values, keys = (
-        (weights @ each[None]).reshape(0, how.heads, len(shots), -1) for each in collected
-    )
+    values, keys = ((weights @ x[None]).reshape(0, how.heads, len(shots), -1) for x in by_class)
     return values, keys
 
 
+def padded_rows(shots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Rows (class, shot) of images ordered by class, and whether there is such a shot."""
+    place = np.arange(shots.max())
+    real = place < shots[:, None]
+    return np.where(real, (shots.cumsum() - shots)[:, None] + place, 0), real
+
+
 def _attention(
-    key: Value, how: BagComparison, rows: NDArray[np.int64], real: NDArray[np.bool_]
+    key: Value, how: Comparison, rows: NDArray[np.int64], real: NDArray[np.bool_]
 ) -> Value:
     """Equation 4: weights of the shots of each class, (n, h, class, 1, shot)."""
-    shots = how.z.reshape(len(how.z), how.heads, -1).swapaxes(0, 1)[None]  # (1, h, shot, d)
-    if how.attention == "l1":
-        scores = (key - shots).abs().sum(3)  # (n, h, shot)
-    else:
-        scores = (key @ shots.swapaxes(2, 3)).reshape(0, how.heads, -1)
-    scores = scores * how.factor
+    shots = how.split(how.shots.key)[None]  # (1, h, shot, d)
+    scores = (key - shots).abs().sum(3) * how.factor  # (n, h, shot)
     if not real.all():
         scores = scores.take(rows.ravel(), 2) + np.where(real.ravel(), 0, -np.inf)
-    return scores.reshape(0, how.heads, len(rows), 1, -1).softmax(4)
+    return scores.reshape(0, how.heads, len(rows), 1, -1).softmax(axis=4)
 
 
-def combine(graph: Graph, cosines: Sequence[Value], recipe: Recipe) -> Value:
+def combine(cosines: Sequence[Value], recipe: Recipe) -> Value:
     """Logits (n, class) of a head without experts: the logsumexp of its blocks."""
     if recipe.temperature_order == "inside":
-        cosines = [each / recipe.temperature for each in cosines]
-    largest = graph.largest(cosines)
-    total = _total([(each - largest).exp() for each in cosines])
-    logits = total.log() + largest
+        cosines = [x / recipe.temperature for x in cosines]
+    largest = reduce(lambda x, y: x.at_least(y), cosines)
+    logits = reduce(add, [(x - largest).exp() for x in cosines]).log() + largest
     return logits if recipe.temperature_order == "inside" else logits / recipe.temperature
-
-
-def _total(values: Sequence[Value]) -> Value:
-    total = values[0]
-    for each in values[1:]:
-        total = total + each
-    return total
 
 
 # The ensemble
@@ -201,7 +183,7 @@ def ensemble_logits(
     """Logits (n, class): the weighted sum of the head's cosines and the experts' memberships."""
     weights = ensemble.weights_by_class.astype(np.float64)  # (member, class), or (member, 1)
     of_head, of_experts = weights[: len(cosines)], weights[len(cosines) :]
-    members = [each * w.astype(np.float32) for each, w in zip(cosines, of_head, strict=True)]
+    members = [x * w.astype(np.float32) for x, w in zip(cosines, of_head, strict=True)]
     patches = {  # (n, component, patch)
         i: principal(parts["map"], ensemble.experts.pcas[i])
         for i, parts in features.items()
@@ -212,22 +194,15 @@ def ensemble_logits(
         x = descriptor(expert, features[expert.block], patches, blocks[expert.block])
         members.append(x @ (weight * ridge.coefficients))  # the weight is folded in
         intercepts = intercepts + weight * ridge.intercepts
-    return _total(members) + intercepts
+    total: Value = reduce(add, members)
+    return total + intercepts
 
 
 def with_names(logits: Value, x: Value, names: Names) -> Value:
-    """Add the member of class names to logits (n, class with shots), for images' vectors (n, C)."""
-    columns = np.eye(len(names.vectors), dtype=np.float32)[names.seen]  # (with shots, class)
-    return logits @ columns + by_names(x, names)
-
-
-def by_names(x: Value, names: Names) -> Value:
-    """Logits (n, class) of the names alone."""
-    factors = names.factors[:, None] * names.vectors.astype(np.float64)
+    """Add the member of class names to logits (n, class), for images' vectors (n, C)."""
+    factors = names.weight * names.vectors.astype(np.float64)
     by_name = (x / x.length(1, least=NORM_EPS)) @ factors.T.astype(np.float32)  # (n, class)
-    offsets = (-names.factors * names.centres).astype(np.float32)
-    offsets[names.unseen] += np.float32(names.offset)
-    return by_name + offsets
+    return logits + by_name + (-names.weight * names.centres).astype(np.float32)
 
 
 def principal(map_: Value, pca: PatchPCA) -> Value:
@@ -271,3 +246,25 @@ def pooled(parts: Mapping[str, Value], block: Block) -> Value:
         return parts["token"]
     assert block.map is not None
     return parts["map"].sum(2, 3) * (1 / math.prod(block.map.shape[2:]))
+
+
+# Decisions
+
+
+def unknown(
+    scores: Value, features: Mapping[str, Value], classifier: MIVClassifier, rule: DecisionRule
+) -> Value:
+    """Score (n, 1) of how unlike the shots an image is; see `mivhead.decision`."""
+    blocks = classifier.support_.blocks
+    vectors = mean_vector(_parts(features, len(blocks) - 1), blocks[-1])
+    near = (vectors @ rule.shots.T).largest(1)  # (n, 1)
+    if rule.other is not None:  # the energy is that of the named classes
+        hidden = np.zeros(len(classifier.classes_), np.float32)
+        hidden[rule.other] = -1e6
+        scores = scores + hidden
+    top = scores.largest(1)  # (n, 1)
+    energy = ((scores - top).exp().sum(1, keepdims=True).log() + top).cast(np.float32)
+    score = energy * -rule.weight - near
+    if not len(rule.background):
+        return score + FAR * USUAL_FAR
+    return score + (vectors @ rule.background.T).largest(1) * FAR

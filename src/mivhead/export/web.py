@@ -1,6 +1,6 @@
 """A page that classifies images in the browser, in one file: page, model and onnxruntime-web.
 
-Browsers load no scripts or data from other files when a page is opened by double-click, so the page
+Browsers load no scripts or data from other files when a page is double-clicked, so the page
 contains everything: the style, the scripts, and the model and the runtime as compressed text. It
 loads nothing from elsewhere, which its Content-Security-Policy also forbids.
 """
@@ -21,23 +21,19 @@ from tempfile import TemporaryDirectory
 
 from mivhead._util.files import write_text
 from mivhead._version import __version__
+from mivhead.decision import MAX_ERRORS
 from mivhead.errors import InputError, NotAvailableError
 from mivhead.export.fetch_runtime import FILES as RUNTIME
 from mivhead.export.fetch_runtime import FOLDER, PACKAGE
 from mivhead.export.model import Export, export_model
-from mivhead.export.storage import Storage
 from mivhead.model.exported import ExportedClassifier
-from mivhead.model.fewshot import FewShotClassifier
+from mivhead.model.model import Model
 
 STYLES = ("palette.css", "page.css")
 SCRIPTS = ("texts.js", "resize.js", "page.js")
 NOTICE = "onnxruntime-license.txt"
 PAGE = "index.html"
 MARK = '<meta name="generator" content="mivhead">'  # by which an earlier export is recognised
-EARLIER = (  # files of earlier versions, which wrote a page of several files
-    *("model.json", "model.onnx", "palette.css", "page.css", "page.js", "resize.js"),
-    *(f"runtime/{name}" for name in RUNTIME),
-)
 POLICY = (
     "default-src 'none'; script-src {scripts} blob: 'wasm-unsafe-eval'; style-src {styles}; "
     "img-src blob: data:; media-src blob:; connect-src blob: data:; base-uri 'none'; "
@@ -46,110 +42,70 @@ POLICY = (
 
 
 def export_web(
-    model: FewShotClassifier,
+    model: Model,
     folder: str | Path,
     *,
-    runtime: str | Path | None = None,
     title: str = "Image classifier",
-    storage: Storage = "float32",
+    max_errors: float = MAX_ERRORS,
 ) -> Export:
-    """Write a page that works by double-click and on any static web host.
+    """Write a page that can be double-clicked, and works on any static web host.
 
-    Parameters
-    ----------
-    model : FewShotClassifier
-        A fitted model with a backbone that can be exported.
-    folder : str or Path
-        The folder to write `index.html` to; it is created. An earlier export in it is replaced.
-    runtime : str, Path or None, default=None
-        Folder of the npm package onnxruntime-web. None: the one that came with mivhead, or
-        `node_modules` of the current folder or of one above it.
-    title : str, default="Image classifier"
-        Title of the page.
-    storage : {"float32", "half", "int8"}, default="float32"
-        How weights are stored.
-
-    Returns
-    -------
-    Export
-        Size of the page, and how far its model is from the original.
+    The folder is created, and an earlier export in it is replaced. The model needs a backbone that
+    can be exported.
     """
-    folder, source = Path(folder), find_runtime(runtime)
+    folder = Path(folder)
     check_folder(folder)
     with TemporaryDirectory() as place:
         file = Path(place, "model.onnx")
-        export = export_model(model, file, input="images", storage=storage)
-        page = make_page(file, source, title)
+        export = export_model(model, file, input="images")
+        page = make_page(file, title, max_errors)
     write_text(folder / PAGE, page)
-    for name in EARLIER:
-        (folder / name).unlink(missing_ok=True)
-    if (folder / "runtime").is_dir() and not any((folder / "runtime").iterdir()):
-        (folder / "runtime").rmdir()
     return replace(export, bytes=(folder / PAGE).stat().st_size)
 
 
-def make_page(model: Path, runtime: Path, title: str) -> str:
-    """Return the page of an exported model that takes images.
-
-    `runtime` is the folder with the files of onnxruntime-web.
-    """
-    own = files("mivhead.export") / "web_page"
-    style = "".join((own / name).read_text("utf-8") for name in STYLES)
-    scripts = [
-        _inline((runtime / RUNTIME[0]).read_text("utf-8")),
-        _inline("".join((own / name).read_text("utf-8") for name in SCRIPTS)),
-    ]
-    glue, wasm = runtime / RUNTIME[1], runtime / RUNTIME[2]
+def make_page(model: Path, title: str, max_errors: float = MAX_ERRORS) -> str:
+    """Return the page of an exported model that takes images."""
+    assets, runtime = files("mivhead.export") / "web_page", find_runtime()
+    style = "".join((assets / name).read_text("utf-8") for name in STYLES)
+    runtime_script = _inline((runtime / RUNTIME[0]).read_text("utf-8"))
+    script = _inline("".join((assets / name).read_text("utf-8") for name in SCRIPTS))
+    packed = {"glue": runtime / RUNTIME[1], "wasm": runtime / RUNTIME[2], "model": model}
+    # Without `<`, JSON cannot end its script element.
+    document = json.dumps(_describe(model, max_errors)).replace("<", "\\u003c")
     parts = [
-        f"<!--\n{(own / NOTICE).read_text('utf-8')}-->",
-        _block("document", "application/json", _as_json(_describe(model))),
-        *(
-            _block(f"part-{name}", "text/plain", _packed(path))
-            for name, path in (("glue", glue), ("wasm", wasm), ("model", model))
-        ),
+        f"<!--\n{(assets / NOTICE).read_text('utf-8')}-->",
+        f'<script id="document" type="application/json">{document}</script>',
     ]
+    for name, path in packed.items():
+        text = base64.b64encode(gzip.compress(path.read_bytes(), 6, mtime=0)).decode()
+        parts.append(f'<script id="part-{name}" type="text/plain">{text}</script>')
+    scripts = f"{_hash(runtime_script)} {_hash(script)}"
     values = {
-        "policy": POLICY.format(scripts=" ".join(map(_hash, scripts)), styles=_hash(style)),
+        "policy": POLICY.format(scripts=scripts, styles=_hash(style)),
         "title": escape(title),
         "style": style,
         "parts": "\n".join(parts),
-        "runtime": scripts[0],
-        "script": scripts[1],
+        "runtime": runtime_script,
+        "script": script,
     }
-    template = (own / PAGE).read_text("utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], template)
+    template = (assets / PAGE).read_text("utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda name: values[name[1]], template)
 
 
-def _describe(model: Path) -> dict[str, object]:
+def _describe(model: Path, max_errors: float) -> dict[str, object]:
     """Return what the page must know about a model."""
     loaded = ExportedClassifier(model)
-    assert loaded.identity_ is not None, "it takes images"
-    thresholds = None if loaded.no_decision else loaded.thresholds()
+    identity, thresholds = loaded.identity_, loaded.thresholds(max_errors=max_errors)
+    assert identity is not None, "it takes images"
+    unknown = thresholds.unknown if math.isfinite(thresholds.unknown) else None
+    limits = {"probability": thresholds.probability, "other": thresholds.other}
     return {
         "classes": [str(name) for name in loaded.classes_.tolist()],
-        "backbone": loaded.identity_.name,
-        "preprocessing": loaded.identity_.as_json()["preprocessing"],
-        "thresholds": thresholds
-        and {
-            "unknown": thresholds.unknown if math.isfinite(thresholds.unknown) else None,
-            "probability": thresholds.probability,
-            "other": thresholds.other,
-        },
+        "backbone": identity.name,
+        "preprocessing": identity.as_json()["preprocessing"],
+        "thresholds": {"unknown": unknown, **limits},
         "version": __version__,
     }
-
-
-def _as_json(document: object) -> str:
-    """Return JSON that contains no `<`, so that it cannot end its script element."""
-    return json.dumps(document).replace("<", "\\u003c")
-
-
-def _packed(path: Path) -> str:
-    return base64.b64encode(gzip.compress(path.read_bytes(), 6, mtime=0)).decode()
-
-
-def _block(id_: str, kind: str, text: str) -> str:
-    return f'<script id="{id_}" type="{kind}">{text}</script>'
 
 
 def _inline(script: str) -> str:
@@ -163,19 +119,13 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def find_runtime(given: str | Path | None) -> Path:
-    """Return the folder with the files of onnxruntime-web."""
-    here = Path.cwd()
-    found = (each / "node_modules" / PACKAGE for each in (here, *here.parents))
-    places = [Path(given)] if given else [FOLDER, *found]
-    for place in places:
-        for folder in (place, place / "dist", place / "node_modules" / PACKAGE / "dist"):
-            if all((folder / name).is_file() for name in RUNTIME):
-                return folder
-    where = f"{given} does not contain it" if given else "this installation came without it"
+def find_runtime() -> Path:
+    """Return the folder of onnxruntime-web, which comes with mivhead."""
+    if all((FOLDER / name).is_file() for name in RUNTIME):
+        return FOLDER
     raise NotAvailableError(
-        f"The page needs the npm package {PACKAGE}, and {where}: run `npm install {PACKAGE}` here "
-        "(in a clone of mivhead, `make web-runtime`), or give its folder with --runtime."
+        f"The page needs {PACKAGE}, and this installation came without it: install npm, then "
+        "mivhead again (in a clone of it, run `make web-runtime`)."
     )
 
 
@@ -183,18 +133,10 @@ def check_folder(folder: Path) -> None:
     """Raise an error if a folder contains anything but an earlier export."""
     if folder.is_file():
         raise InputError(f"The output {folder} is a file; --web needs a folder.")
-    if folder.is_dir() and any(folder.iterdir()) and not _is_export(folder):
+    page = folder / PAGE
+    earlier = page.is_file() and MARK.encode() in page.read_bytes()[:500]
+    if folder.is_dir() and any(folder.iterdir()) and not earlier:
         raise InputError(
             f"The folder {folder} is not empty and was not written by `miv export --web`: choose "
             "another folder."
         )
-
-
-def _is_export(folder: Path) -> bool:
-    if (folder / "model.json").is_file():  # by an earlier version
-        return True
-    try:
-        with (folder / PAGE).open(encoding="utf-8") as file:
-            return MARK in file.read(500)
-    except (OSError, UnicodeDecodeError):
-        return False

@@ -15,15 +15,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from mivhead.backbones.preset import ViewsRule
-from mivhead.errors import InputError, check_one_of
+from mivhead.errors import InputError
 
 Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+ViewsRule: TypeAlias = Literal["few", "ceil", "floor"]  # how many views per image T / S gives
 
 FEW = 4  # views of an image, and shots of a class that has views, by the rule "few"
 
@@ -49,38 +49,13 @@ class Augmentation:
     def __post_init__(self) -> None:
         for name in ("flip", "grayscale"):
             if not 0 <= getattr(self, name) <= 1:
-                raise InputError(
-                    f"{name} is {getattr(self, name)}; expected a probability between 0 and 1."
-                )
+                raise InputError(f"{name} is {getattr(self, name)}, which is not a probability.")
 
 
 def augment(
     image: Image.Image, size: int, seed: int, how: Augmentation | None = None
 ) -> Image.Image:
-    """Make one augmented view; the same seed gives the same view.
-
-    Parameters
-    ----------
-    image : PIL.Image.Image
-        An RGB image; it is not changed.
-    size : int
-        Side of the square that is returned.
-    seed : int
-        From 0 to 2^63 - 1, such as `view_seed` returns.
-    how : Augmentation, optional
-        By default `Augmentation()`, the authors' settings.
-
-    Returns
-    -------
-    PIL.Image.Image
-        The view, in RGB.
-
-    Examples
-    --------
-    >>> view = augment(Image.new("RGB", (40, 20), "red"), size=16, seed=3)
-    >>> view.size, view.mode
-    ((16, 16), 'RGB')
-    """
+    """Make one augmented view in RGB; the same seed (see `view_seed`) gives the same view."""
     resized = image.resize((size, size), Image.Resampling.BICUBIC)
     how = how or Augmentation()
     random = Draws(seed)
@@ -88,7 +63,13 @@ def augment(
         resized = ImageOps.mirror(resized)
     if random.uniform() < np.float32(how.grayscale):
         resized = resized.convert("L").convert("RGB")
-    return rand_augment(resized, random) if how.randaugment else resized
+    for _ in range(OPERATIONS if how.randaugment else 0):
+        strongest, operation = _SPACE[random.integer(len(_SPACE))]
+        strength = _strength(strongest)
+        if strongest and random.uniform() <= 0.5:
+            strength = -strength
+        resized = operation(resized, strength)
+    return resized
 
 
 class Draws:
@@ -105,16 +86,13 @@ class Draws:
     def __init__(self, seed: int) -> None:
         self._twister = np.random.RandomState(seed % 2**32)
 
-    def _bits(self) -> int:
-        return int(self._twister.randint(2**32, dtype=np.uint32))
-
     def uniform(self) -> np.float32:
         """Return a number from [0, 1), as `torch.rand(())` does."""
-        return np.float32(self._bits() % 2**24 / 2**24)
+        return np.float32(self.integer(2**24) / 2**24)
 
     def integer(self, below: int) -> int:
         """Return one of 0 .. below - 1, as `torch.randint(below, ())` does."""
-        return self._bits() % below
+        return int(self._twister.randint(2**32, dtype=np.uint32)) % below
 
 
 def views_per_image(shots: int, threshold: int, rule: ViewsRule = "ceil") -> int:
@@ -124,8 +102,6 @@ def views_per_image(shots: int, threshold: int, rule: ViewsRule = "ceil") -> int
     the authors' code (`"ceil"`), or max(1, floor(T / shots)), as in the paper (`"floor"`). `"few"`
     is `"ceil"` with at most 4 views, and none for more than 4 shots. T = 0 switches views off.
 
-    Examples
-    --------
     >>> [views_per_image(shots, 15) for shots in (1, 2, 15, 16)]
     [15, 8, 1, 0]
     >>> views_per_image(2, 15, "floor")
@@ -133,9 +109,6 @@ def views_per_image(shots: int, threshold: int, rule: ViewsRule = "ceil") -> int
     >>> [views_per_image(shots, 15, "few") for shots in (1, 2, 4, 5)]
     [4, 4, 4, 0]
     """
-    if shots < 1 or threshold < 0:
-        raise InputError(f"shots is {shots} and threshold {threshold}; expected >= 1 and >= 0.")
-    check_one_of("views_rule", rule, get_args(ViewsRule))
     if shots > threshold or (rule == "few" and shots > FEW):
         return 0
     if rule == "floor":
@@ -155,34 +128,15 @@ class ViewPlan(NamedTuple):
 NO_VIEWS = ViewPlan(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def plan_views(
-    labels: Sequence[Any] | np.ndarray[Any, Any],
-    threshold: int,
-    rule: ViewsRule = "ceil",
-    seed: int = 0,
-) -> ViewPlan:
-    """Plan the views of a support set from the number of shots per class.
-
-    Examples
-    --------
-    >>> plan = plan_views(["cat", "cat", "dog"], threshold=2)
-    >>> plan.view_of.tolist(), plan.numbers.tolist()
-    ([0, 1, 2, 2], [0, 0, 0, 1])
-    """
-    shots = Counter(labels)
-    return number_views([views_per_image(shots[label], threshold, rule) for label in labels], seed)
-
-
 @dataclass(frozen=True)
 class ViewRule:
     """How many views the shots of a class have, and how they are made.
 
     With the content of an image, this is everything that its views depend on.
 
-    Examples
-    --------
-    >>> ViewRule(threshold=2).plan(["cat", "cat", "dog"]).view_of.tolist()
-    [0, 1, 2, 2]
+    >>> plan = ViewRule(threshold=2).plan(["cat", "cat", "dog"])
+    >>> plan.view_of.tolist(), plan.numbers.tolist()
+    ([0, 1, 2, 2], [0, 0, 0, 1])
     """
 
     threshold: int  # T: classes with at most T shots have views
@@ -196,26 +150,19 @@ class ViewRule:
 
     def plan(self, labels: Sequence[Any] | np.ndarray[Any, Any]) -> ViewPlan:
         """Plan the views of a support set."""
-        return plan_views(labels, self.threshold, self.rule, self.seed)
+        shots = Counter(labels)
+        return number_views([self.per_image(shots[label]) for label in labels], self.seed)
 
 
 def number_views(counts: Sequence[int], seed: int = 0) -> ViewPlan:
-    """Plan `counts[i]` views of image i, numbered from 0.
-
-    >>> number_views([2, 0, 1]).view_of.tolist()
-    [0, 0, 2]
-    """
+    """Plan `counts[i]` views of image i, numbered from 0."""
     view_of = np.repeat(np.arange(len(counts), dtype=np.int64), np.asarray(counts, np.int64))
     numbers = [number for count in counts for number in range(count)]
     return ViewPlan(view_of, np.array(numbers, dtype=np.int64), seed)
 
 
 def view_seed(seed: int, content: str, number: int) -> int:
-    """Return the seed of view `number` of an image with this content hash.
-
-    >>> view_seed(0, "c0ffee", 0) == view_seed(0, "c0ffee", 0) != view_seed(0, "c0ffee", 1)
-    True
-    """
+    """Return the seed of view `number` of an image with this content hash."""
     digest = hashlib.sha256(f"{seed} {number} {content}".encode()).digest()
     return int.from_bytes(digest[:8]) >> 1
 
@@ -224,30 +171,13 @@ def view_seed(seed: int, content: str, number: int) -> int:
 # here because importing torchvision takes longer than augmenting a thousand images; the same seed
 # gives the same pixels as torchvision's transform.
 
-
 Picture: TypeAlias = Image.Image
 Operation: TypeAlias = Callable[[Picture, float], Picture]
 
 OPERATIONS = 2  # applied one after the other
 BINS, CHOSEN = 31, 9  # bins of strength, from none to the strongest, and the one in use
+FRACTION = CHOSEN / (BINS - 1)  # of the strongest
 REACH = 150 / 331  # largest shift, as a fraction of the side
-
-
-def rand_augment(image: Picture, random: Draws) -> Picture:
-    """Apply randomly selected operations to an RGB image.
-
-    >>> rand_augment(Image.new("RGB", (8, 8), "red"), Draws(0)).size
-    (8, 8)
-    """
-    for _ in range(OPERATIONS):
-        strongest, operation = _SPACE[random.integer(len(_SPACE))]
-        strength = 0.0
-        if strongest:
-            strength = _strength(strongest)
-            if random.uniform() <= 0.5:
-                strength = -strength
-        image = operation(image, strength)
-    return image
 
 
 def _strength(strongest: float) -> float:
@@ -265,25 +195,12 @@ def _shift(side: int, sign: float) -> int:
     return int(math.copysign(_strength(REACH * side), sign))
 
 
-def _rotate(image: Picture, degrees: float) -> Picture:
-    return image.rotate(degrees, Image.Resampling.BICUBIC)
-
-
 def _enhance(kind: Callable[[Picture], Any]) -> Operation:
     def enhance(image: Picture, change: float) -> Picture:
         changed: Picture = kind(image).enhance(1.0 + change)
         return changed
 
     return enhance
-
-
-def _posterize(image: Picture, _: float) -> Picture:
-    return ImageOps.posterize(image, round(8 - 4 * CHOSEN / (BINS - 1)))
-
-
-def _solarize(image: Picture, _: float) -> Picture:
-    threshold = 255.0 * (1.0 - CHOSEN / (BINS - 1))
-    return ImageOps.solarize(image, math.ceil(threshold))  # pixels are integers
 
 
 # The strongest change (0 if an operation has no strength) and the operation, as in torchvision.
@@ -293,13 +210,13 @@ _SPACE: tuple[tuple[float, Operation], ...] = (
     (0.3, lambda image, slope: _affine(image, (1, 0, 0, slope, 1, 0))),
     (1.0, lambda image, sign: _affine(image, (1, 0, -_shift(image.width, sign), 0, 1, 0))),
     (1.0, lambda image, sign: _affine(image, (1, 0, 0, 0, 1, -_shift(image.height, sign)))),
-    (30.0, _rotate),
+    (30.0, lambda image, degrees: image.rotate(degrees, Image.Resampling.BICUBIC)),
     (0.9, _enhance(ImageEnhance.Brightness)),
     (0.9, _enhance(ImageEnhance.Color)),
     (0.9, _enhance(ImageEnhance.Contrast)),
     (0.9, _enhance(ImageEnhance.Sharpness)),
-    (0.0, _posterize),
-    (0.0, _solarize),
+    (0.0, lambda image, _: ImageOps.posterize(image, round(8 - 4 * FRACTION))),
+    (0.0, lambda image, _: ImageOps.solarize(image, math.ceil(255 * (1 - FRACTION)))),
     (0.0, lambda image, _: ImageOps.autocontrast(image)),
     (0.0, lambda image, _: ImageOps.equalize(image)),
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError, features
+from PIL import Image, UnidentifiedImageError
 
-from mivhead.errors import ImageError
+from mivhead.errors import ImageError, reading
 
 ImageLike: TypeAlias = (
     "str | os.PathLike[str] | bytes | IO[bytes] | Image.Image | np.ndarray[Any, np.dtype[np.uint8]]"
@@ -34,7 +33,7 @@ MAX_FILE_BYTES = 256 * 2**20
 MAX_SCANS = 100  # of a progressive JPEG, which usually has about 10
 MAX_PASSES = 16 * MAX_PIXELS  # its pixels times its scans, each of which is a pass over the image
 
-_ADDRESS = re.compile("(https?|ftp|s3|gs)://", re.IGNORECASE)
+_URL = re.compile("(https?|ftp|s3|gs)://", re.IGNORECASE)
 # HEIC, as iPhones write it: "ftyp" and a brand, after four bytes.
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
 
@@ -54,13 +53,8 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _ORIENTATION = 0x0112
-_UPRIGHT_ALREADY = 1
 
-# Python's warning filters are global: the first of several threads changes them, and the last one
-# changes them back.
-_LOCK = threading.Lock()
-_filters = warnings.catch_warnings()
-_decoding = 0  # threads
+warnings.filterwarnings("ignore", module=r"PIL\.")  # odd metadata, large images
 
 
 def load_image(
@@ -68,80 +62,39 @@ def load_image(
 ) -> Image.Image:
     """Decode one image to a new, upright RGB picture.
 
-    The first frame of an animation is used,
-    transparency becomes white, 16-bit grey is scaled to 8 bits, CMYK is converted, and the EXIF
-    orientation is applied.
+    The first frame of an animation is used, transparency becomes white, 16-bit grey is scaled to 8
+    bits, CMYK is converted, and the EXIF orientation is applied. `name` is for errors. If the
+    picture is going to be shrunk, `at_least` says how long both sides must be: a JPEG that is twice
+    as large is decoded at 1/2, 1/4 or 1/8 of its size, several times as fast. One with more than
+    `MAX_PIXELS` always is.
 
-    Parameters
-    ----------
-    source : path, bytes, binary file, PIL image or array
-        A path, the bytes of an image file, a binary file, a PIL image, or a uint8 array of shape
-        (H, W), (H, W, 3) or (H, W, 4).
-    name : str, optional
-        Its name in errors; by default its path.
-    at_least : int, optional
-        How long both sides must be, if the picture is going to be shrunk: a JPEG that is twice as
-        large is decoded at 1/2, 1/4 or 1/8 of its size, several times as fast. A JPEG with more
-        than `MAX_PIXELS` is always decoded at a fraction.
-
-    Returns
-    -------
-    PIL.Image.Image
-
-    Raises
-    ------
-    ImageError
-        If it is missing, empty, corrupted, too large, or of an unsupported format.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> load_image(np.zeros((4, 6), np.uint8)).size
     (6, 4)
-    >>> load_image(b"Hello", name="hello.jpg")
-    Traceback (most recent call last):
-        ...
-    mivhead.errors.ImageError: hello.jpg is not a JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM, AVIF or \
-HEIC image.
     """
-    if isinstance(source, Image.Image):
-        return _decode(source, name or "The image")
-    if isinstance(source, np.ndarray):
-        return _decode(_from_array(source, name or "The array"), name or "The array")
     if isinstance(source, str | os.PathLike):
         check_local(source)
         name = name or os.fspath(source)
         source = read_file(Path(source), name)
     name = name or "The image"
-    data = source if isinstance(source, bytes) else read_capped(source, name)
-    if not data:
-        raise ImageError(f"{name} is empty (0 bytes).")
-    return _decode(data, name, at_least)
+    if not isinstance(source, bytes | Image.Image | np.ndarray):
+        source = read_capped(source, name)
+    with _errors(name):
+        if isinstance(source, np.ndarray):
+            source = _from_array(source, name)
+        if isinstance(source, Image.Image):
+            return _to_rgb(source, name)
+        with _open(source, name) as image:
+            return _to_rgb(image, name, at_least)
 
 
 def check_local(path: str | os.PathLike[str]) -> None:
-    """Raise an error for the address of a web page, which is not fetched.
-
-    >>> check_local("https://example.org/cat.jpg")
-    Traceback (most recent call last):
-        ...
-    mivhead.errors.ImageError: https://example.org/cat.jpg is an address; only files on this \
-computer are read: download it first.
-    """
-    if _ADDRESS.match(os.fspath(path)):
-        raise ImageError(
-            f"{path} is an address; only files on this computer are read: download it first."
-        )
+    """Raise an error for a URL, which is not fetched."""
+    if _URL.match(os.fspath(path)):
+        raise ImageError(f"{path} is a URL, and only files on this computer are read.")
 
 
 def count_pixels(data: bytes, *, name: str) -> int:
-    """Return the number of pixels that an image file will be decoded to, from its header.
-
-    Raises
-    ------
-    ImageError
-        If it is not an image, or has more pixels than `MAX_PIXELS`.
-    """
+    """Return the number of pixels that an image file will be decoded to, from its header."""
     with _errors(name), _open(data, name) as image:
         _shrink(image, name)
         return image.width * image.height
@@ -149,20 +102,11 @@ def count_pixels(data: bytes, *, name: str) -> int:
 
 def read_file(path: Path, name: str) -> bytes:
     """Read the bytes of an image file of at most `MAX_FILE_BYTES`."""
-    try:
-        if path.is_dir():
-            raise ImageError(f"{name} is a folder, not an image.")
+    with reading(name, ValueError, kind=ImageError):  # ValueError: a null byte in the path
         if path.exists() and not path.is_file():
             raise ImageError(f"{name} is not a regular file.")  # reading a pipe could block
         with path.open("rb") as file:
             return read_capped(file, name)
-    except FileNotFoundError:
-        raise ImageError(f"{name} does not exist.") from None
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        if isinstance(error, ImageError):
-            raise
-        reason = getattr(error, "strerror", None) or error
-        raise ImageError(f"{name} cannot be read: {reason}.") from error
 
 
 def read_capped(file: IO[bytes], name: str) -> bytes:
@@ -185,12 +129,8 @@ def read_capped(file: IO[bytes], name: str) -> bytes:
 def _from_array(array: np.ndarray[Any, Any], name: str) -> Image.Image:
     shape = array.shape
     if array.dtype != np.uint8 or not (len(shape) == 2 or (len(shape) == 3 and shape[2] in (3, 4))):
-        raise ImageError(
-            f"{name} has dtype {array.dtype} and shape {shape}; "
-            "expected uint8 of shape (H, W), (H, W, 3) or (H, W, 4)."
-        )
-    if array.size == 0:
-        raise ImageError(f"{name} has no pixels: its shape is {shape}.")
+        kind = f"{array.dtype} of shape {shape}"
+        raise ImageError(f"{name} is {kind}, not uint8 of shape (H, W), (H, W, 3) or (H, W, 4).")
     return Image.fromarray(np.ascontiguousarray(array))
 
 
@@ -199,43 +139,25 @@ def encode_square(image: Image.Image, size: int) -> bytes:
 
     Lossless WebP at its fastest setting: smaller than PNG (55 instead of 75 kB for photographs at
     224 pixels), and twice as fast.
-
-    >>> square = load_image(encode_square(Image.new("RGB", (40, 20), "red"), 16))
-    >>> square.size, square.getpixel((3, 3))
-    ((16, 16), (255, 0, 0))
     """
     square = image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
     buffer = BytesIO()
-    if features.check("webp"):
-        square.save(buffer, "WEBP", lossless=True, quality=0, method=0)
-    else:
-        square.save(buffer, "PNG", compress_level=1)
+    square.save(buffer, "WEBP", lossless=True, quality=0, method=0)
     return buffer.getvalue()
-
-
-def _decode(source: bytes | Image.Image, name: str, at_least: int | None = None) -> Image.Image:
-    with _errors(name):
-        if isinstance(source, Image.Image):
-            return _to_rgb(source, name)
-        with _open(source, name) as image:
-            return _to_rgb(image, name, at_least)
 
 
 def _open(data: bytes, name: str) -> Image.Image:
     """Read the header of an image file; HEIC, as iPhones write it, has a package of its own."""
+    if not data:
+        raise ImageError(f"{name} is empty (0 bytes).")
     heic = data[4:8] == b"ftyp" and data[8:12] in _HEIC_BRANDS and b"avif" not in data[12:64]
     if not heic:
         image = Image.open(BytesIO(data), formats=FORMATS)
         if data.startswith(_JPEG):
             _check_scans(data, image.width * image.height, name)
         return image
-    try:
-        import pillow_heif
-    except ImportError:
-        raise ImageError(
-            f"{name} is a HEIC image; to read these, run `pip install pillow-heif`, or save it as "
-            "JPEG."
-        ) from None
+    import pillow_heif
+
     pillow_heif.register_heif_opener()
     try:
         return Image.open(BytesIO(data), formats=("HEIF",))
@@ -260,10 +182,9 @@ def _check_scans(data: bytes, pixels: int, name: str) -> None:
 
 @contextmanager
 def _errors(name: str) -> Iterator[None]:
-    """Turn every exception of a decoder into an `ImageError`, and hide its warnings."""
+    """Turn every exception of a decoder into an `ImageError`."""
     try:
-        with _quiet():
-            yield
+        yield
     except ImageError:
         raise
     except Image.DecompressionBombError:
@@ -274,25 +195,6 @@ def _errors(name: str) -> Iterator[None]:
     # struct.error ...), and only Pillow runs inside this block.
     except Exception as error:
         raise ImageError(f"{name} is corrupted: {error or type(error).__name__}.") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide Pillow's warnings (odd metadata, large images) from the user."""
-    global _decoding, _filters
-    with _LOCK:
-        _decoding += 1
-        if _decoding == 1:
-            _filters = warnings.catch_warnings()
-            _filters.__enter__()
-            warnings.filterwarnings("ignore", module=r"PIL\.")
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _decoding -= 1
-            if not _decoding:
-                _filters.__exit__(None, None, None)
 
 
 def _to_rgb(image: Image.Image, name: str, at_least: int | None = None) -> Image.Image:
@@ -307,9 +209,7 @@ def _to_rgb(image: Image.Image, name: str, at_least: int | None = None) -> Image
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         rgb = _from_16_bit(image).convert("RGB")
     elif image.mode in ("I", "F"):
-        raise ImageError(
-            f"{name} has 32-bit values of unknown range; save it with 8 or 16 bits per channel."
-        )
+        raise ImageError(f"{name} has 32-bit values: save it with 8 or 16 bits per channel.")
     elif image.has_transparency_data:
         rgba = image.convert("RGBA")
         rgb = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
@@ -328,11 +228,10 @@ def _shrink(image: Image.Image, name: str) -> None:
 
 def _orientation(image: Image.Image) -> int:
     try:
-        orientation: int = image.getexif().get(_ORIENTATION, _UPRIGHT_ALREADY)
-        return orientation
+        return int(image.getexif().get(_ORIENTATION, 0))
     # Corrupted metadata, on which Pillow raises many types, does not make an image unreadable.
     except Exception:
-        return _UPRIGHT_ALREADY
+        return 0
 
 
 def _from_16_bit(image: Image.Image) -> Image.Image:
@@ -342,7 +241,5 @@ def _from_16_bit(image: Image.Image) -> Image.Image:
 
 
 def _too_large(name: str) -> ImageError:
-    return ImageError(
-        f"{name} has more than {MAX_PIXELS // 10**6} megapixels, the limit for decoding; "
-        "resize it first."
-    )
+    most = MAX_PIXELS // 10**6
+    return ImageError(f"{name} has more than {most} megapixels, the limit: resize it first.")

@@ -1,19 +1,22 @@
-"""`ImageSet`: images in a fixed order, decoded one at a time on demand."""
+"""`ImageSet`: images in a fixed order, decoded one at a time on demand, and sorted into folders."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import PurePath
+from io import BytesIO
+from itertools import count
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from PIL import Image
 
-from mivhead.errors import ImageError, InputError, check_no_missing
+from mivhead.errors import ImageError, InputError, NotAvailableError, check_no_missing
 from mivhead.images.decoding import ImageLike, load_image, read_capped
 
 
@@ -49,6 +52,8 @@ class ImageSet:
         Where the images come from.
     labels : tuple of str, optional
         One label per image.
+    ignored : tuple of str, default=()
+        Files beside them that are not images in class folders.
 
     Examples
     --------
@@ -61,6 +66,7 @@ class ImageSet:
 
     sources: tuple[ImageSource, ...]
     labels: tuple[str, ...] | None = None
+    ignored: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -76,64 +82,24 @@ class ImageSet:
         return tuple(sorted(set(self.labels or ())))
 
     def load(self, row: int) -> Image.Image:
-        """Decode one image.
-
-        Parameters
-        ----------
-        row : int
-            Row of the image.
-
-        Returns
-        -------
-        PIL.Image.Image
-            In RGB.
-        """
+        """Decode one image, to RGB."""
         return self.sources[row].load()
 
     def take(self, rows: Iterable[int]) -> ImageSet:
-        """Return the images of these rows, in this order.
-
-        Parameters
-        ----------
-        rows : iterable of int
-            The rows to keep.
-
-        Returns
-        -------
-        ImageSet
-        """
+        """Return the images of these rows, in this order."""
         rows = list(rows)
         labels = None if self.labels is None else tuple(self.labels[row] for row in rows)
         return ImageSet(tuple(self.sources[row] for row in rows), labels)
 
     def without(self, skipped: Iterable[Skipped]) -> ImageSet:
-        """Drop the images that could not be read.
-
-        Parameters
-        ----------
-        skipped : iterable of Skipped
-            The unreadable images.
-
-        Returns
-        -------
-        ImageSet
-
-        Raises
-        ------
-        InputError
-            If a class becomes empty.
-        """
-        reasons = {each.id: each.reason for each in skipped}
-        kept = self.take(row for row, each in enumerate(self.ids) if each not in reasons)
+        """Drop the images that could not be read; raise an error if a class becomes empty."""
+        reasons = {image.id: image.reason for image in skipped}
+        kept = self.take(row for row, name in enumerate(self.ids) if name not in reasons)
         if reasons and not kept.sources:
             raise InputError(f"None of the images can be read: {next(iter(reasons.values()))}")
         if lost := sorted(set(self.classes) - set(kept.classes)):
-            reason = next(
-                reasons[each.id]
-                for each, label in zip(self.sources, self.labels or (), strict=True)
-                if label == lost[0]
-            )
-            raise InputError(f"The class {lost[0]!r} has no readable images: {reason}")
+            name = self.ids[(self.labels or ()).index(lost[0])]
+            raise InputError(f"The class {lost[0]!r} has no readable images: {reasons[name]}")
         return kept
 
 
@@ -164,37 +130,18 @@ def label_images(images: ImageSet, labels: Sequence[Any], *, min_classes: int = 
     named = replace(images, labels=tuple(map(str, labels)))
     check_names(named.classes)
     if len(named.classes) < min_classes:
-        raise InputError(
-            f"All images have the label {named.classes[0]!r}; a classifier needs at least "
-            "2 classes."
-        )
+        raise InputError(f"All images have the label {named.classes[0]!r}: give 2 classes or more.")
     return named
-
-
-def iter_images(
-    images: ImageSet, skipped: list[Skipped] | None = None
-) -> Iterator[tuple[int, Image.Image]]:
-    """Decode the images one after the other and yield each with its row.
-
-    An unreadable image raises an error, unless a list `skipped` is given: the image is then
-    appended to it and dropped.
-    """
-    for row, source in enumerate(images.sources):
-        try:
-            image = source.load()
-        except ImageError as error:
-            if skipped is None:
-                raise
-            skipped.append(Skipped(source.id, str(error)))
-        else:
-            yield row, image
 
 
 def check_images(images: ImageSet) -> list[Skipped]:
     """Decode every image once and return those that cannot be read."""
-    skipped: list[Skipped] = []
-    for _ in iter_images(images, skipped):
-        pass
+    skipped = []
+    for source in images.sources:
+        try:
+            source.load()
+        except ImageError as error:
+            skipped.append(Skipped(source.id, str(error)))
     return skipped
 
 
@@ -215,38 +162,20 @@ _RESERVED = {"con", "prn", "aux", "nul"} | {f"{p}{n}" for p in ("com", "lpt") fo
 
 
 def is_image_name(name: str) -> bool:
-    """Return whether a file is an image, judging by its suffix.
-
-    >>> is_image_name("a.JPG"), is_image_name("SOURCE.txt")
-    (True, False)
-    """
+    """Return whether a file is an image, judging by its suffix."""
     return PurePath(name).suffix.lower() in IMAGE_SUFFIXES
 
 
 def is_litter(name: str) -> bool:
-    """Return whether a file or folder is hidden or was created by an operating system.
-
-    >>> is_litter(".DS_Store"), is_litter("Thumbs.db"), is_litter("cat.jpg")
-    (True, True, False)
-    """
+    """Return whether a file or folder is hidden or was created by an operating system."""
     return name.startswith(".") or name.lower() in _LITTER
 
 
 def check_names(names: Iterable[str]) -> None:
-    r"""Raise an error for a name that cannot be written to a file as UTF-8.
-
-    >>> check_names(["caf\udce9"])
-    Traceback (most recent call last):
-        ...
-    mivhead.errors.InputError: The name 'caf\udce9' is not valid UTF-8: rename the file or folder.
-    """
+    """Raise an error for a name that cannot be written to a file as UTF-8."""
     for name in names:
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            raise InputError(
-                f"The name {name!r} is not valid UTF-8: rename the file or folder."
-            ) from None
+        if name.encode(errors="ignore").decode() != name:
+            raise InputError(f"The name {name!r} is not valid UTF-8: rename the file or folder.")
 
 
 def safe_name(name: str) -> str:
@@ -268,19 +197,21 @@ def safe_name(name: str) -> str:
     return text
 
 
-def numbered(name: str) -> Iterator[str]:
-    """Yield a name, then the name with numbers before its suffix, without an end.
+def safe_names(names: Iterable[str]) -> dict[str, str]:
+    """Return a safe file name for each name; they differ, also where case does not matter."""
+    chosen: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        taken = {other.casefold() for other in chosen.values()}
+        chosen[name] = next(n for n in numbered(safe_name(name)) if n.casefold() not in taken)
+    return chosen
 
-    >>> from itertools import islice
-    >>> list(islice(numbered("a.jpg"), 3))
-    ['a.jpg', 'a (2).jpg', 'a (3).jpg']
-    """
+
+def numbered(name: str) -> Iterator[str]:
+    """Yield a name, such as `a.jpg`, then `a (2).jpg`, `a (3).jpg`, without an end."""
     yield name
     stem, suffix = os.path.splitext(name)  # noqa: PTH122  # a name, not a path
-    number = 2
-    while True:
+    for number in count(2):
         yield f"{stem} ({number}){suffix}"
-        number += 1
 
 
 def normal(name: str) -> str:
@@ -291,20 +222,64 @@ def normal(name: str) -> str:
 def natural_key(path: str) -> tuple[object, ...]:
     """Return a sort key that compares paths by component, and numbers in names as numbers.
 
-    Written here because the package `natsort` would be a dependency for these few lines.
-
     >>> sorted(["b/1.png", "a/10.png", "a/9.png"], key=natural_key)
     ['a/9.png', 'a/10.png', 'b/1.png']
     """
-    parts = [re.split("([0-9]+)", part.casefold()) for part in path.split("/")]
-    # Odd positions hold the digits. The path itself breaks the tie of 1.png and 01.png.
-    numbered = tuple(
-        tuple(_number_key(text) if place % 2 else text for place, text in enumerate(part))
-        for part in parts
-    )
-    return (numbered, path)
+
+    def part_key(part: str) -> tuple[object, ...]:
+        texts = re.split("([0-9]+)", part.casefold())  # digits are at odd places
+        # The longer number is larger, and no number is too long to compare.
+        digits = (text.lstrip("0") for text in texts[1::2])
+        texts[1::2] = [(len(number), number) for number in digits]
+        return tuple(texts)
+
+    return tuple(map(part_key, path.split("/"))), path  # the path breaks the tie of 1 and 01
 
 
-def _number_key(digits: str) -> tuple[int, str]:
-    digits = digits.lstrip("0")  # the longer number is larger, and no number is too long to compare
-    return len(digits), digits
+def sort_images(
+    images: ImageSet, labels: Sequence[str], names: Sequence[str], folder: str | Path
+) -> list[Path]:
+    """Copy every image into a folder named after its label; nothing is overwritten or moved.
+
+    `names` are the labels that may occur: each gets a folder of its own, whichever characters it
+    contains. Returns the copies; an image whose copy is already there is not copied again.
+    """
+    folders, copies = safe_names(names), []
+    for source, label in zip(images.sources, labels, strict=True):
+        target = Path(folder) / folders[label]
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            copies.append(_copy(source, target))
+        except OSError as error:
+            reason = error.strerror or error
+            raise NotAvailableError(f"Cannot copy {source.name} to {target}: {reason}.") from error
+    return [copy for copy in copies if copy is not None]
+
+
+def _copy(source: ImageSource, folder: Path) -> Path | None:
+    """Copy an image; None if an identical copy is there."""
+    original, name = source.get(), PurePosixPath(source.id).name
+    if isinstance(original, Image.Image):  # a crop, which is not a file
+        encoded = BytesIO()
+        original.save(encoded, "PNG")
+        content, name = encoded.getvalue(), f"{name}.png"
+    elif isinstance(original, bytes):  # in an archive
+        content = original
+    else:
+        assert isinstance(original, str | os.PathLike), "images are sorted from files"
+        content = Path(original).read_bytes()
+    for free_name in numbered(safe_name(name)):
+        copy = folder / free_name
+        if not copy.exists():
+            break
+        if copy.is_file() and copy.read_bytes() == content:
+            return None
+    with copy.open("xb") as file:  # fails if the file exists
+        try:
+            file.write(content)
+            if isinstance(original, str | os.PathLike):
+                shutil.copystat(original, copy)
+        except BaseException:  # Ctrl-C too: leave no partial copies
+            copy.unlink()
+            raise
+    return copy

@@ -1,7 +1,7 @@
 """Exported models: ONNX files of `miv export`, run by onnxruntime.
 
-Nothing here imports PyTorch, scikit-learn or SciPy, so that a model predicts where they are not
-installed, and starts in a fraction of the time.
+Nothing here imports PyTorch, scikit-learn or SciPy, so that a model starts in a fraction of a
+second.
 """
 
 from __future__ import annotations
@@ -16,61 +16,36 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead._util.onnx_check import check_graph
-from mivhead._util.progress import progress_bar
-from mivhead._util.runtime import Session
+from mivhead._util.runtime import Session, check_self_contained
 from mivhead._util.schema import from_json, parse_json
+from mivhead._util.text import progress_bar
 from mivhead._util.threads import thread_count
-from mivhead.backbones.base import Identity, check_origin
-from mivhead.backbones.preprocessing import DecodedImage, normalise
-from mivhead.ensemble.balance import log_prior
-from mivhead.errors import InputError, ModelFileError
+from mivhead.backbones.base import DecodedImage, Identity, check_origin, normalise
+from mivhead.decision import Calibration
+from mivhead.errors import InputError, ModelFileError, check_file, reading
 from mivhead.images.imageset import ImageSet, Skipped
-from mivhead.model.base import ImageClassifier, Scores
-from mivhead.model.decision import Calibration
-from mivhead.model.info import ModelInfo, read_classes
+from mivhead.model.base import ImageClassifier, ModelInfo, Scores, read_classes
 
 METADATA_KEY = "mivhead"
 CHECKSUM_KEY = "mivhead.checksum"
 CHECKSUM_MARK = b"mivhead-crc32:"  # found without parsing the file
 NO_CHECKSUM = CHECKSUM_MARK + b"00000000"
-KIND = "classifier"  # in the metadata; an exported backbone has none
+KIND = "classifier"  # in the metadata
 FORMAT = 1  # of the metadata
 PROBABILITIES, UNKNOWN = "probabilities", "unknown"  # outputs
 BATCH = 8  # images per run: a compromise between speed and memory
 MAX_BYTES = 2 * 2**30  # the limit of one ONNX file
 TOLERANCE = 0.01  # of the sum of probabilities
 
-Input: TypeAlias = Literal["images", "pixels", "features"]
+Input: TypeAlias = Literal["images", "features"]
 Feed: TypeAlias = dict[str, NDArray[Any]]  # the inputs of one run
 
 
 class ExportedClassifier(ImageClassifier):
-    """A model that `miv export` wrote; it predicts like a `FewShotClassifier`, without PyTorch.
+    """A model that `miv export` wrote; it predicts like a `FewShotClassifier`.
 
-    `mivhead.load` makes it from a file.
-
-    Parameters
-    ----------
-    path : str or Path
-        The ONNX file.
-    threads : int or None, default=None
-        Number of CPU threads; None: `OMP_NUM_THREADS`, or all cores.
-    verbose : bool, default=True
-        Show a progress bar for what takes more than two seconds, in a terminal.
-
-    Attributes
-    ----------
-    classes_ : ndarray of shape (n_classes,)
-        The labels, sorted.
-    identity_ : Identity or None
-        The backbone; None if the model was trained on features of unknown origin.
-    info : ModelInfo
-        What the file says about the model.
-    class_prior : {"uniform", "shots"} or list of float
-        How frequent the classes are, as the model was fitted.
-    skipped_ : list of Skipped
-        Images that the last call with `skip_bad` left out.
+    `mivhead.load` makes it from a file. Without `threads`, it runs in as many as `OMP_NUM_THREADS`
+    says, or on all cores.
     """
 
     def __init__(
@@ -80,64 +55,47 @@ class ExportedClassifier(ImageClassifier):
         self.path = Path(path)
         self.threads = threads
         self._header = read_header(self.session.metadata, path)
-        if self._header.checksum and not self._checked:
+        if not self._checked:
             raise ModelFileError(f"{path} is corrupted: it has lost its checksum.")
         self.info = self._header.model
+        self.skipped_: list[Skipped] = []
         try:
             self.classes_ = read_classes(self.info.classes)
             backbone = self.info.backbone
             self.identity_ = None if backbone is None else Identity.from_json(backbone)
-            if self._header.input != "features" and self.identity_ is None:
-                raise InputError("it takes images, but names no backbone.")
-            if self.needs_images and len(self.session.inputs) != 1:
-                raise InputError(f"it takes images, but has {len(self.session.inputs)} inputs.")
-            shots = self._header.shots
-            if shots is not None and len(shots) != len(self.classes_):
-                raise InputError(
-                    f"it has {len(self.classes_)} classes, but numbers of shots for {len(shots)}."
-                )
-            self.class_prior = self.info.class_prior
-            log_prior(self.class_prior, self.classes_.tolist(), shots)  # raises, if it cannot be
+            if self.needs_images and (self.identity_ is None or len(self.session.inputs) != 1):
+                raise InputError("it takes images, but has several inputs or no backbone.")
+            if len(self._header.shots) != len(self.classes_):
+                raise InputError("its numbers of shots do not fit its classes.")
         except InputError as error:
             raise ModelFileError(f"{path} cannot be used: {error}") from error
-        self.skipped_: list[Skipped] = []
 
     @cached_property
     def session(self) -> Session:
         """The model in onnxruntime; loaded on first use."""
         content = _read(self.path)
-        self._checked = _has_checksum(content, self.path)
+        self._checked = has_checksum(content, self.path)
         return open_session(content, str(self.path), self.threads)
 
     @property
     def export_facts(self) -> dict[str, str]:
-        """What the file says about the export: its input, its storage, and who wrote it."""
-        header = self._header
-        return {"input": header.input, "storage": header.storage, "exporter": header.exporter}
+        """What the file says about the export: its input, and who wrote it."""
+        return {"input": self._header.input, "exporter": self._header.exporter}
 
     @property
-    def shot_counts(self) -> dict[Any, int] | None:
-        """Number of shots per class; None if it is not known."""
-        if self._header.shots is None:
-            return None
+    def shot_counts(self) -> dict[Any, int]:
+        """Number of shots per class."""
         return dict(zip(self.classes_.tolist(), self._header.shots, strict=True))
 
     @property
-    def calibration(self) -> Calibration | None:
-        """Out-of-fold scores of the shots, from which thresholds follow; None if there are none."""
+    def calibration(self) -> Calibration:
+        """What the thresholds of decisions follow from."""
         return self._header.decision
 
     @property
     def needs_images(self) -> bool:
         """Whether the file contains the backbone, so that it takes images and not features."""
         return self._header.input != "features"
-
-    @property
-    def no_decision(self) -> str | None:
-        """Why the model always gives a name; None if it can be unsure or say "none of these"."""
-        if self.calibration is not None:
-            return None
-        return "the model that was exported has no out-of-fold scores of its shots."
 
     def read_parts(self, images: ImageSet) -> Iterator[list[Feed]]:
         """Decode images in bounded memory; yield inputs of the graph, one part after another."""
@@ -150,7 +108,7 @@ class ExportedClassifier(ImageClassifier):
                 advance(len(rows))
 
     def check_takes(self, *, features: bool, backbone: Mapping[str, Any] | None = None) -> None:
-        """Raise an error if the model does not take images, or features."""
+        """Raise an error if the model does not take images, or features of this backbone."""
         if features and self.needs_images:
             raise InputError(f"{self.path} contains its backbone: give it images, not features.")
         if features and self.identity_ is not None:
@@ -166,25 +124,17 @@ class ExportedClassifier(ImageClassifier):
         self.check_takes(features=False)
         assert self.identity_ is not None
         (name,) = self.session.inputs
-        if self._header.input == "pixels":  # one by one, because they may have different sizes
-            return [{name: np.asarray(picture)[None]} for picture in pictures]
         x = normalise(pictures, self.identity_.preprocessing, channels_first=True)
         return [{name: x[start : start + BATCH]} for start in range(0, len(x), BATCH)]
 
     def score_read(self, read: list[Feed]) -> Scores:
         """Run the graph on what `read_pictures` returns or `read_parts` yields."""
-        found = [run(self.session, feed, str(self.path), len(self.classes_)) for feed in read]
-        unknown = [each.unknown for each in found if each.unknown is not None]
-        return Scores(
-            np.concatenate([each.probabilities for each in found]),
-            np.concatenate(unknown) if unknown else None,
-        )
+        scores = [run(self.session, feed, str(self.path), len(self.classes_)) for feed in read]
+        return Scores(*map(np.concatenate, zip(*scores, strict=True)))
 
     def _given_features(self, given: Any) -> list[Feed] | None:
-        return None if self.needs_images else [self._features(given)]
-
-    def _features(self, given: Any) -> Feed:
-        """Read features of any kind as the inputs of the graph."""
+        if self.needs_images:
+            return None
         features = getattr(given, "features", given)  # of a FeatureTable
         tensors = getattr(features, "tensors", features)
         if not isinstance(tensors, Mapping):
@@ -198,7 +148,7 @@ class ExportedClassifier(ImageClassifier):
         missing = [name for name in self.session.inputs if name not in tensors]
         if missing:
             raise InputError(f"The features lack {missing[0]!r}, which {self.path} takes.")
-        return {name: np.asarray(tensors[name], np.float32) for name in self.session.inputs}
+        return [{name: np.asarray(tensors[name], np.float32) for name in self.session.inputs}]
 
 
 @dataclass(frozen=True)
@@ -208,13 +158,10 @@ class Header:
     format: int
     kind: str  # "classifier"
     input: Input  # what the graph takes; see `mivhead.export.model.export_model`
-    storage: str  # how weights are stored
     exporter: str  # version of mivhead that exported the model
     model: ModelInfo  # what the model says about itself
-    # Out-of-fold scores of the shots, from which thresholds follow
-    decision: Calibration | None = None
-    shots: tuple[int, ...] | None = None  # per class; None if they are not known
-    checksum: bool = False  # whether the file holds the checksum of its contents
+    decision: Calibration  # what thresholds follow from
+    shots: tuple[int, ...]  # per class
 
 
 def read_header(metadata: Mapping[str, str], path: str | Path) -> Header:
@@ -226,18 +173,12 @@ def read_header(metadata: Mapping[str, str], path: str | Path) -> Header:
         )
     try:
         document = parse_json(metadata[METADATA_KEY])
-        if not isinstance(document, dict) or document.get("kind") != KIND:
-            raise InputError(
-                "it is a backbone, not a classifier: train one with `miv fit --backbone`."
-            )
-        if document.get("format") != FORMAT:
-            raise InputError(
-                f"its format is {document.get('format')!r}, but this version reads format "
-                f"{FORMAT}: update mivhead."
-            )
-        return from_json(Header, document, "the description")
+        header = from_json(Header, document, "the description")
     except ValueError as error:  # also of JSON
         raise ModelFileError(f"{path} cannot be used: {error}") from error
+    if header.format != FORMAT or header.kind != KIND:
+        raise ModelFileError(f"{path} was written by another version of mivhead.")
+    return header
 
 
 def with_checksum(content: bytes) -> bytes:
@@ -246,18 +187,13 @@ def with_checksum(content: bytes) -> bytes:
     return content.replace(NO_CHECKSUM, CHECKSUM_MARK + _checksum(content))
 
 
-def _has_checksum(content: bytes, path: Path) -> bool:
+def has_checksum(content: bytes, path: Path) -> bool:
     """Return whether a file holds its checksum; raise an error if it is wrong."""
     start = content.find(CHECKSUM_MARK)
-    if start < 0:
-        return False
     end = start + len(NO_CHECKSUM)
-    if content[start + len(CHECKSUM_MARK) : end] != _checksum(content):
-        raise ModelFileError(
-            f"{path} is corrupted: its checksum does not match its contents. Copy or export it "
-            "again."
-        )
-    return True
+    if start >= 0 and content[start + len(CHECKSUM_MARK) : end] != _checksum(content):
+        raise ModelFileError(f"{path} is corrupted: its checksum does not match its contents.")
+    return start >= 0
 
 
 def _checksum(content: bytes) -> bytes:
@@ -268,25 +204,17 @@ def _checksum(content: bytes) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        size = path.stat().st_size
-        if not path.is_file():
-            raise ModelFileError(f"{path} is not a file.")
-        if size > MAX_BYTES:
+    check_file(path, ModelFileError)
+    with reading(path, kind=ModelFileError):
+        if (size := path.stat().st_size) > MAX_BYTES:
             raise ModelFileError(f"{path} is {size:,} bytes; at most {MAX_BYTES:,} are read.")
         return path.read_bytes()
-    except FileNotFoundError:
-        raise ModelFileError(f"{path} does not exist.") from None
-    except OSError as error:
-        if isinstance(error, ModelFileError):
-            raise
-        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
 def open_session(content: bytes, name: str, threads: int | None = None) -> Session:
     """Start an exported model in onnxruntime, after a look at what it contains."""
     try:
-        check_graph(content, name, exported=True)
+        check_self_contained(content, name)
         # onnxruntime keeps the content as well: no second copy is held.
         return Session(lambda: content, name, threads=threads or thread_count())
     except InputError as error:
@@ -295,24 +223,22 @@ def open_session(content: bytes, name: str, threads: int | None = None) -> Sessi
 
 def run(session: Session, feed: Mapping[str, NDArray[Any]], name: str, classes: int) -> Scores:
     """Return the scores of a batch; they are checked, as a file may compute anything."""
-    if PROBABILITIES not in session.outputs:
-        raise ModelFileError(f"{name} has no output {PROBABILITIES!r}: it is corrupted.")
     rows = len(next(iter(feed.values())))
     shapes = {PROBABILITIES: (rows, classes), UNKNOWN: (rows,)}
-    wanted = [output for output in shapes if output in session.outputs]
-    found: dict[str, Any] = dict(zip(wanted, session.run(wanted, feed), strict=True))
-    for output, array in found.items():
+    if missing := shapes.keys() - set(session.outputs):
+        raise ModelFileError(f"{name} has no output {min(missing)!r}: it is corrupted.")
+    outputs: dict[str, Any] = dict(zip(shapes, session.run(list(shapes), feed), strict=True))
+    for output, array in outputs.items():
         if getattr(array, "shape", None) != shapes[output] or array.dtype.kind != "f":
             raise ModelFileError(
-                f"{name} is corrupted: the shape of its output {output!r} is not {shapes[output]}, "
-                "one row per image and one column per class."
+                f"{name} is corrupted: the shape of its output {output!r} is not {shapes[output]}."
             )
         if not np.isfinite(array).all():
             raise InputError(
                 f"The {output} of {name} are not finite: the features are far larger than those "
                 "that it was fitted on, or the file is corrupted."
             )
-    probabilities = found[PROBABILITIES]
+    probabilities = outputs[PROBABILITIES]
     if (probabilities < 0).any() or (abs(probabilities.sum(1) - 1) > TOLERANCE).any():
         raise ModelFileError(f"{name} is corrupted: what it computes are not probabilities.")
-    return Scores(probabilities, found.get(UNKNOWN))
+    return Scores(probabilities, outputs[UNKNOWN])

@@ -1,35 +1,22 @@
-"""The service: models and backbones over HTTP.
+"""The service: models over HTTP. A request passes these modules, in this order.
 
-A request passes these modules, in this order:
+- `server`: `Server` runs an ASGI application with uvicorn.
+- `middleware`: logs and counts every request; checks hosts and keys, limits size and time.
+- `application`: `create_app` puts the routes together; reads images or features from a request.
+- `engine`: loads models by name, decodes images, and computes those of all clients in batches.
 
-- `server`: `Server` runs an ASGI application with uvicorn, with a time limit for every connection.
-- `application`: `create_app` puts the application together: the routes and their protections.
-- `protection`: which hosts and keys are accepted, how large a request may be, and how long it may
-  take; `observation` logs and counts every request.
-- `requests`: reads images or features, and the options, from the body of a request.
-- `engine`: decodes images within a budget and puts them into the queue.
-- `batching`: collects the images of all clients into batches, and computes them.
-- `models`: loads models by name, and loads them again when their files change.
-
-Other protocols use the same engine: `changes` (changing a model over HTTP), `inference_protocol`
-(Open Inference Protocol), `label_studio`, and `backbone` (a backbone for other machines). `openapi`
-describes all of them.
+`openapi` describes the requests; `client` sends them.
 """
 
 from typing import TYPE_CHECKING
 
-from mivhead._util.lazy import lazy
+from mivhead._util.imports import lazy
 
 if TYPE_CHECKING:
     from mivhead.service.application import create_app as create_app
-    from mivhead.service.backbone import BackboneServer as BackboneServer
+    from mivhead.service.client import Client as Client
     from mivhead.service.server import Server as Server
 
 __getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "application": "create_app",
-        "backbone": "BackboneServer",
-        "server": "Server",
-    },
+    __name__, {"application": "create_app", "client": "Client", "server": "Server"}
 )

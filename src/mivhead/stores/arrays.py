@@ -1,137 +1,96 @@
-"""NumPy's files of embeddings: `.npy` holds vectors, `.npz` vectors, labels and ids.
-
-Nothing is unpickled, and no array is allocated that the file is too short for.
-"""
+"""Files of features: `.safetensors` as mivhead writes it, and NumPy's `.npz` and `.npy`."""
 
 from __future__ import annotations
 
-import tokenize
 import zipfile
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from mivhead.errors import InputError, NotAvailableError, reading
+from mivhead.errors import InputError, check_file, check_one_of, reading
 from mivhead.features import Features, FeatureTable
-from mivhead.stores.base import Array, Columns, FileStore, check_ratio
+from mivhead.stores.base import BATCH, Array, Store, check_ratio
 
-MAX_BYTES = 16 * 2**30
-# What NumPy and zipfile raise for damaged and forged files, which neither documents.
-_DAMAGED = (
-    *(ValueError, TypeError, OverflowError, EOFError, RuntimeError, SyntaxError),
-    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
-)
 IDS = ("ids", "id", "names", "files")
 LABELS = ("labels", "label", "y")
 
 
+class FileStore(Store):
+    """A features file, as written by `miv extract`."""
+
+    keeps_views = True
+
+    def iter_batches(self, batch_size: int = BATCH) -> Iterator[FeatureTable]:
+        """Read the file and yield it in batches."""
+        table = self.read()
+        for start in range(0, len(table), batch_size):
+            yield table[start : start + batch_size]
+
+    def read(self) -> FeatureTable:
+        """Read the file."""
+        return FeatureTable.load(self.name)
+
+    def write(self, table: FeatureTable) -> None:
+        """Write the file."""
+        table.save(self.name)
+
+
 class ArrayStore(FileStore):
-    """A `.npy` file, or an `.npz` archive.
+    """A `.npy` file, or an `.npz` archive; nothing is unpickled.
 
     An archive holds one array of vectors (n, channels) or patches under any name, or features of
     several blocks as `block0.map`, `block0.token`, `block1.map` ...; optionally labels as `labels`,
     `label` or `y`, and names of the rows as `ids`, `id`, `names` or `files`.
     """
 
-    def __init__(self, path: str | Path, columns: Columns) -> None:
-        super().__init__(path, Columns())
-        if columns.where is not None:
-            raise InputError(f"{path} is a NumPy file, which has no filter: omit where.")
-        self.columns = columns
-
     def read(self) -> FeatureTable:
         """Read the file."""
         path = Path(self.name)
-        if not path.is_file():
-            kind = "is not a file" if path.exists() else "does not exist"
-            raise InputError(f"{path} {kind}.")
-        try:
-            with reading(path, *_DAMAGED):
-                if path.suffix.lower() == ".npy":
-                    arrays = {"X": np.load(path, mmap_mode="r", allow_pickle=False)}
-                else:
-                    arrays = _read_archive(path)
-                return self._table(arrays)
-        except MemoryError:
-            raise NotAvailableError(f"There is not enough memory to read {path}.") from None
+        check_file(path)
+        # NumPy and zipfile raise almost anything for damaged and forged files.
+        with reading(path, Exception):
+            return self._table(_read_arrays(path))
 
-    def write(self, table: FeatureTable) -> None:  # noqa: ARG002  # the signature of all stores
+    def write(self, table: FeatureTable) -> None:  # noqa: ARG002
         """Raise an error: other formats also hold views and the backbone."""
         raise InputError(
-            f"Features are not written to {self.name}, which could not hold the backbone's "
-            "identity: give a .safetensors or .parquet file."
-        )
-
-    def annotate(self, ids: Sequence[str], values: Mapping[str, Sequence[str | float]]) -> None:  # noqa: ARG002  # the signature of all stores
-        """Raise an error: a file is not changed."""
-        raise InputError(
-            f"{self.name} is not changed: write the predictions to a new file with --job."
+            f"Features are not written to {self.name}: give a .safetensors or .parquet file."
         )
 
     def _table(self, arrays: dict[str, Array]) -> FeatureTable:
         ids = _take(arrays, self.columns.id, IDS)
         labels = _take(arrays, self.columns.label, LABELS)
-        chosen = self.columns.choose_vectors(_candidates(arrays), self.name)
-        if chosen[0].startswith("block") and not self.columns.vectors:
-            features = Features.from_tensors(arrays)
+        floats = [k for k, array in arrays.items() if array.dtype.kind == "f" and array.ndim > 1]
+        for name in self.columns.vectors:
+            check_one_of("vectors", name, floats)
+        chosen = {name: np.asarray(arrays[name]) for name in self.columns.vectors or floats}
+        if not self.columns.vectors and any(name.startswith("block") for name in chosen):
+            features = Features.from_tensors(chosen)
+        elif self.columns.vectors or len(chosen) == 1:
+            features = Features(list(chosen.values()))
         else:
-            features = Features([np.asarray(arrays[name]) for name in chosen])
-        count = len(features)
-        for name, column in (("ids", ids), ("labels", labels)):
-            if column is not None and column.shape != (count,):
-                raise InputError(
-                    f"{self.name} holds {count} vectors, but its {name} have the shape "
-                    f"{column.shape}."
-                )
+            listed = ", ".join(chosen) or "none"
+            raise InputError(f"{self.name} must have exactly one array of vectors: {listed}.")
         return FeatureTable(
             features,
-            tuple(map(str, range(count) if ids is None else ids.tolist())),
-            None if labels is None else tuple(map(str, labels.tolist())),
+            tuple(map(str, range(len(features)) if ids is None else ids.ravel().tolist())),
+            None if labels is None else tuple(map(str, labels.ravel().tolist())),
         )
 
 
-def _candidates(arrays: Mapping[str, Array]) -> list[str]:
-    found = [name for name, array in arrays.items() if array.dtype.kind == "f" and array.ndim > 1]
-    blocks = [name for name in found if name.startswith("block")]
-    return blocks[:1] or found  # the blocks belong together
-
-
-def _take(arrays: dict[str, Array], given: str | None, names: Sequence[str]) -> Array | None:
-    if given is not None and given not in arrays:
-        raise InputError(f"No array is called {given!r}; there are {', '.join(sorted(arrays))}.")
-    found = next((name for name in ([given] if given else names) if name in arrays), None)
-    return None if found is None else arrays.pop(found)
-
-
-def _read_archive(path: Path) -> dict[str, Array]:
+def _read_arrays(path: Path) -> dict[str, Array]:
+    if path.suffix.lower() == ".npy":
+        return {"X": np.load(path, mmap_mode="r", allow_pickle=False)}
     with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        unpacked = sum(each.file_size for each in members)
-        if unpacked > MAX_BYTES:
-            raise InputError(f"{path} would unpack to more than {MAX_BYTES // 2**30} GiB.")
-        check_ratio(path, unpacked)
-        arrays: dict[str, Array] = {}
-        for member in members:
-            with archive.open(member) as file:
-                _check_header(file, member, path)
-            with archive.open(member) as file:
-                array: Any = np.lib.format.read_array(file, allow_pickle=False)
-            arrays[member.filename.removesuffix(".npy")] = array
-        return arrays
+        check_ratio(path, sum(member.file_size for member in archive.infolist()))
+    with np.load(path, allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
-def _check_header(file: IO[bytes], member: zipfile.ZipInfo, path: Path) -> None:
-    """Raise an error if an array is larger than its member: it would be allocated in vain."""
-    version = np.lib.format.read_magic(file)
-    read = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else (np.lib.format.read_array_header_2_0)
-    )
-    shape, _, dtype = read(file)
-    needed = dtype.itemsize * int(np.prod(shape, dtype=object))
-    if needed > member.file_size:
-        raise InputError(f"{path} is corrupted: {member.filename} is too short for its header.")
+def _take(arrays: dict[str, Array], name: str | None, usual: Sequence[str]) -> Any:
+    if name is not None:
+        check_one_of("The array", name, arrays)
+    name = name or next((known for known in usual if known in arrays), None)
+    return None if name is None else arrays.pop(name)

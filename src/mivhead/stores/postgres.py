@@ -14,34 +14,23 @@ from urllib.parse import urlencode, urlsplit
 
 import numpy as np
 
-from mivhead._util.optional import need
+from mivhead._util.imports import need
+from mivhead._util.text import reason_of
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.stores.base import (
-    ID,
-    LABEL,
-    POSITION,
-    VIEW_OF,
-    Array,
-    Columns,
-    DatabaseStore,
-    Rows,
-    Stacker,
-    TableInfo,
-    strings,
-)
+from mivhead.features import FeatureTable
+from mivhead.stores.base import ID, LABEL, Array, Columns, TableInfo, TableStore
 
-_EXTRA = "pgvector"
 _VECTORS = ("vector", "halfvec", "_float4", "_float8")  # types that hold a vector
 _SEARCHABLE = {"float16": "halfvec", "float32": "vector"}
 _MAX_WIDTH = 16_000  # of both
 _MARK = "mivhead:"  # prefix of the comment on a table that mivhead created
 
 
-class PostgresStore(DatabaseStore):
+class PostgresStore(TableStore):
     """A PostgreSQL table; the filter is SQL.
 
-    Keep a password in `~/.pgpass` or `PGPASSWORD`, not in the address. Options are `table`
-    (optionally with its schema, `birds.shots`), and those of libpq such as `sslmode`.
+    Keep a password in `~/.pgpass` or `PGPASSWORD`, not in the URL. Options are `table` (optionally
+    with its schema, `birds.shots`), and those of libpq such as `sslmode`.
     """
 
     def __init__(self, server: str, options: Mapping[str, str], columns: Columns) -> None:
@@ -52,39 +41,11 @@ class PostgresStore(DatabaseStore):
             raise InputError(f"{place} needs the name of a table: add `?table=NAME`.")
         super().__init__(f"{place}?table={table}", columns)
         rest = {key: value for key, value in options.items() if key != "table"}
-        self._address = f"{server}?{urlencode(rest)}" if rest else server
-        self._psycopg = need("psycopg", _EXTRA)
-        self._pgvector = need("pgvector.psycopg", _EXTRA)
+        self._url = f"{server}?{urlencode(rest)}" if rest else server
+        self._psycopg = need("psycopg")
+        self._pgvector = need("pgvector.psycopg")
         self._table_name = self._psycopg.sql.Identifier(*table.split("."))
         self._plain_name = self._table_name.as_string(None)
-
-    @classmethod
-    def from_address(
-        cls, address: str, options: Mapping[str, str], columns: Columns
-    ) -> PostgresStore:
-        """Open `postgresql://USER@HOST/DATABASE?table=NAME`."""
-        return cls(address, options, columns)
-
-    def annotate(self, ids: Sequence[str], values: Mapping[str, Sequence[str | float]]) -> None:
-        """Write values, such as predictions, into columns, which are created if needed."""
-        sql = self._psycopg.sql
-        with self._connection() as connection:
-            types = self._types(connection)
-            id_column = self.columns.choose_id(list(types))
-            if id_column is None:
-                raise InputError(f"{self.name} has no column of ids: name one with `id`.")
-            for name, column in values.items():
-                kind = "text" if column and isinstance(column[0], str) else "double precision"
-                statement = "ALTER TABLE {} ADD COLUMN IF NOT EXISTS {} " + kind
-                connection.execute(self._sql(statement, sql.Identifier(name)))
-            assignment = sql.SQL("{} = %s")
-            changes = sql.SQL(", ").join(assignment.format(sql.Identifier(n)) for n in values)
-            id_type = sql.Identifier(types[id_column])
-            update = self._sql(
-                "UPDATE {} SET {} WHERE {} = %s::{}", changes, sql.Identifier(id_column), id_type
-            )
-            with connection.cursor() as cursor:
-                cursor.executemany(update, list(zip(*values.values(), ids, strict=True)))
 
     def _sql(self, statement: str, *parts: Any) -> Any:
         """Fill in the table and other names, quoted."""
@@ -113,131 +74,78 @@ class PostgresStore(DatabaseStore):
             return None
         return TableInfo.read(comment.removeprefix(_MARK), self.name)
 
-    def _next_position(self) -> int:
-        if not self._exists():
-            return 0
-        with self._connection() as connection:
-            last = self._sql("SELECT max({1}) FROM {0}", self._psycopg.sql.Identifier(POSITION))
-            position: int | None = connection.execute(last).fetchone()[0]
-            return 0 if position is None else position + 1
-
-    def _scan(self, info: TableInfo | None, *, views: bool, batch_size: int) -> Iterator[Rows]:
+    def _scan(self, info: TableInfo | None, batch_size: int) -> Iterator[dict[str, Any]]:
+        sql = self._psycopg.sql
+        dtype = None if info is None else info.dtype
         with self._connection() as connection:
             types = self._types(connection)
-            vectors = self._vectors(
-                info, lambda: [name for name, kind in types.items() if kind in _VECTORS]
-            )
-            id_column = self.columns.choose_id(list(types))
-            label = self.columns.choose_label(list(types))
-            own = [] if info is None else [VIEW_OF, POSITION]
-            selected = [*filter(None, (id_column, label)), *own, *vectors]
-            stacker = Stacker(self.name)
-            count = 0
+            vectors = [name for name, kind in types.items() if kind in _VECTORS]
+            chosen = self._choose(list(types), vectors, info)
+            names = sql.SQL(", ").join(map(sql.Identifier, chosen.values()))
+            query = self._sql("SELECT {1} FROM {0}", names)
+            if self.columns.where:
+                query += sql.SQL(" WHERE ") + sql.SQL(self.columns.where)
+            if ID in chosen:
+                query += sql.SQL(" ORDER BY {}").format(sql.Identifier(chosen[ID]))
             with connection.cursor(name="mivhead", binary=True) as cursor:
-                cursor.execute(self._query(selected, info, views, id_column))
+                cursor.execute(query)
                 while batch := cursor.fetchmany(batch_size):
-                    columns = dict(zip(selected, zip(*batch, strict=True), strict=True))
-                    numbers = range(count, count + len(batch))
-                    ids = strings(columns[id_column] if id_column else numbers)
-                    count += len(batch)
-                    kind = None if info is None else info.dtype
-                    yield Rows(
-                        ids,
-                        {
-                            name: stacker.stack(name, ids, [_array(v, kind) for v in columns[name]])
-                            for name in vectors
-                        },
-                        strings(columns[label]) if label else None,
-                        list(columns[VIEW_OF]) if own else None,
-                        list(columns[POSITION]) if own else None,
-                    )
+                    columns = zip(chosen, zip(*batch, strict=True), strict=True)
+                    yield {
+                        role: cells if role in (ID, LABEL) else [_array(v, dtype) for v in cells]
+                        for role, cells in columns
+                    }
 
-    def _query(
-        self,
-        selected: Sequence[str],
-        info: TableInfo | None,
-        views: bool,
-        id_column: str | None,
-    ) -> Any:
+    def _insert(self, info: TableInfo, table: FeatureTable) -> None:
         sql = self._psycopg.sql
-        names = sql.SQL(", ").join(map(sql.Identifier, selected))
-        conditions = []
-        if info is not None:
-            is_view = "{} IS NOT NULL" if views else "{} IS NULL"
-            conditions.append(sql.SQL(is_view).format(sql.Identifier(VIEW_OF)))
-        if self.columns.where and not views:
-            conditions.append(sql.SQL("({})").format(sql.SQL(self.columns.where)))
-        query = self._sql("SELECT {1} FROM {0}", names)
-        if conditions:
-            query += sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions)
-        order = POSITION if info is not None else id_column
-        return query + sql.SQL(" ORDER BY {}").format(sql.Identifier(order)) if order else query
-
-    def _insert(self, info: TableInfo, batches: Iterator[Rows]) -> None:
-        sql = self._psycopg.sql
-        parts = list(info.shapes)
-        names = [ID, LABEL, VIEW_OF, POSITION, *parts]
+        names = [ID, LABEL, *info.shapes]
+        kinds = ["text PRIMARY KEY", "text", *(_kind(s, info.dtype) for s in info.shapes.values())]
+        identifiers = [sql.Identifier(name) for name in names]
         statement = self._sql(
             "INSERT INTO {} ({}) VALUES ({})",
-            sql.SQL(", ").join(map(sql.Identifier, names)),
+            sql.SQL(", ").join(identifiers),
             sql.SQL(", ").join([sql.Placeholder()] * len(names)),
-        )
-        replaced = self._sql(
-            "DELETE FROM {} WHERE {} = ANY(%s) OR {} = ANY(%s)", *map(sql.Identifier, (ID, VIEW_OF))
         )
         with self._connection() as connection:
             if not self._types(connection):
-                self._create(connection, info)
+                columns = ", ".join(f"{{}} {kind}" for kind in kinds)
+                comment = sql.Literal(_MARK + info.to_string())
+                connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+                connection.execute(self._sql(f"CREATE TABLE {{}} ({columns})", *identifiers))
+                connection.execute(self._sql("COMMENT ON TABLE {} IS {}", comment))
+                self._pgvector.register_vector(connection)
             cursor = connection.cursor()  # after the vector types are registered
-            for rows in batches:
-                if rows.view_of and rows.view_of[0] is None:  # images: replaced
-                    cursor.execute(replaced, [rows.ids, rows.ids])
-                stored = [[self._value(part, info) for part in rows.parts[n]] for n in parts]
-                labels = rows.labels or [None] * len(rows.ids)
-                columns = (rows.ids, labels, rows.view_of or (), rows.positions or (), *stored)
-                cursor.executemany(statement, list(zip(*columns, strict=True)))
-
-    def _create(self, connection: Any, info: TableInfo) -> None:
-        columns = [f"{{}} {_column_type(info, name)}" for name in info.shapes]
-        statement = (
-            "CREATE TABLE {} ({} text PRIMARY KEY, {} text, {} text, {} bigint NOT NULL, "
-            + ", ".join(columns)
-            + ")"
-        )
-        names = (ID, LABEL, VIEW_OF, POSITION, *info.shapes)
-        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
-        self._pgvector.register_vector(connection)
-        sql = self._psycopg.sql
-        connection.execute(self._sql(statement, *map(sql.Identifier, names)))
-        comment = sql.Literal(_MARK + info.to_string())
-        connection.execute(self._sql("COMMENT ON TABLE {} IS {}", comment))
-
-    def _value(self, part: Array, info: TableInfo) -> Any:
-        """Return one image's part in the form that its column stores."""
-        if part.ndim == 1 and part.size <= _MAX_WIDTH and info.dtype in _SEARCHABLE:
-            name = "HalfVector" if info.dtype == "float16" else "Vector"
-            return getattr(need("pgvector", _EXTRA), name)(part)
-        return np.ascontiguousarray(part, _little(info.dtype)).tobytes()
+            cursor.execute(self._sql(f"DELETE FROM {{}} WHERE {ID} = ANY(%s)"), [list(table.ids)])
+            parts = [
+                map(_bytes, part) if kind == "bytea" else part
+                for kind, part in zip(kinds[2:], table.features.tensors.values(), strict=True)
+            ]
+            labels = table.labels or (None,) * len(table)
+            cursor.executemany(statement, zip(table.ids, labels, *parts, strict=True))
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
         """Connect, commit or roll back, and turn the database's errors into mivhead's."""
         try:
-            with self._psycopg.connect(self._address) as connection:
+            with self._psycopg.connect(self._url) as connection:
                 if self._psycopg.types.TypeInfo.fetch(connection, "vector") is not None:
                     self._pgvector.register_vector(connection)
                 yield connection
         except self._psycopg.OperationalError as error:
-            raise NotAvailableError(f"{self.name} cannot be reached: {_reason(error)}.") from error
+            reason = reason_of(error)
+            raise NotAvailableError(f"{self.name} cannot be reached: {reason}.") from error
         except self._psycopg.Error as error:
-            raise InputError(f"{self.name}: {_reason(error)}.") from error
+            raise InputError(f"{self.name}: {reason_of(error)}.") from error
 
 
-def _column_type(info: TableInfo, name: str) -> str:
-    shape = info.shapes[name]
-    if len(shape) == 1 and shape[0] <= _MAX_WIDTH and info.dtype in _SEARCHABLE:
-        return f"{_SEARCHABLE[info.dtype]}({int(shape[0])})"
-    return "bytea"
+def _kind(shape: Sequence[int], dtype: str) -> str:
+    """Return the type of the column for a part of this shape."""
+    searchable = len(shape) == 1 and shape[0] <= _MAX_WIDTH and dtype in _SEARCHABLE
+    return f"{_SEARCHABLE[dtype]}({int(shape[0])})" if searchable else "bytea"
+
+
+def _bytes(row: Array) -> bytes:
+    return np.ascontiguousarray(row, row.dtype.newbyteorder("<")).tobytes()
 
 
 def _array(value: Any, dtype: str | None) -> Array | None:
@@ -245,16 +153,8 @@ def _array(value: Any, dtype: str | None) -> Array | None:
     if value is None:
         return None
     if isinstance(value, bytes) and dtype is not None:
-        return np.frombuffer(value, _little(dtype))
+        return np.frombuffer(value, np.dtype(dtype).newbyteorder("<"))
     if hasattr(value, "to_numpy"):  # of pgvector
         vector: Array = value.to_numpy()
         return vector
     return np.asarray(value, np.float64)
-
-
-def _little(dtype: str) -> np.dtype[Any]:
-    return np.dtype(dtype).newbyteorder("<")
-
-
-def _reason(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(".")

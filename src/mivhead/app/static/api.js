@@ -71,7 +71,7 @@ export async function change(action, more = {}) {
 // A change with a message that offers to undo it, until the next change.
 export async function undoable(action, more, text) {
   const made = await change(action, more);
-  if (made) toast(text, "info", { text: t.undo, run: () => change("undo", { id: made.change }) });
+  if (made) toast(text, "info", { text: t.undo, run: () => change("undo") });
   return made;
 }
 
@@ -84,8 +84,7 @@ export function toast(text, kind = "info", action = null) {
   const id = ++toastId;
   store.toasts = [...store.toasts.slice(-2), { id, text, kind, action }];
   changed();
-  if (kind !== "wait") setTimeout(() => dismissToast(id), kind === "error" || action ? 9000 : 5000);
-  return id;
+  setTimeout(() => dismissToast(id), kind === "error" || action ? 9000 : 5000);
 }
 export function dismissToast(id) {
   store.toasts = store.toasts.filter((each) => each.id !== id);
@@ -137,33 +136,13 @@ async function send() {
   senders--;
 }
 
-// Make a file that takes a while, then download it.
-export async function prepare(what, title) {
-  const waiting = toast(t.preparing(title), "wait");
-  try {
-    const answer = await fetch(`/api/prepare/${what}`, { method: "POST" });
-    if (!answer.ok) throw new Error(await message(answer));
-    const { bytes } = await answer.json();
-    toast(t.prepared(title, t.megabytes(bytes)));
-    const link = document.createElement("a");
-    Object.assign(link, { href: `/download/${what}`, download: "" });
-    link.click();
-  } catch (error) {
-    toast(error.message, "error");
-  } finally {
-    dismissToast(waiting);
-  }
-}
-
 // What the model says about a picture that is not kept; null if it cannot say anything now.
-export async function nameFrame(picture) {
-  try {
-    const answer = await fetch("/api/name", { method: "POST", body: picture });
-    return answer.ok ? await answer.json() : null;
-  } catch {
-    return null;
-  }
-}
+export const nameFrame = (picture) =>
+  fetch("/api/name", { method: "POST", body: picture }).then((answer) => (answer.ok ? answer.json() : null)).catch(() => null);
+
+// Why to label new photos next, by id, the best ones first.
+export const suggestions = () =>
+  fetch("/api/suggestions").then((answer) => (answer.ok ? answer.json() : {})).catch(() => ({}));
 
 async function unreadable(file) {
   try {

@@ -1,8 +1,8 @@
 // The camera: photos for a class, one or many, and names while you hold something up.
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { fromInput, nameFrame, newBatch, store, toast, upload } from "./api.js";
-import { Bar, Dialog, FileButton, Icon } from "./parts.js";
-import { percent, t } from "./strings.js";
+import { Dialog, FileButton, Icon, Ranking, titleOf } from "./parts.js";
+import { t } from "./strings.js";
 
 const FIRST = 400; // milliseconds that the button is held before more photos are taken
 const EVERY = 200;
@@ -123,8 +123,19 @@ export function CameraDialog({ name, onClose }) {
   `;
 }
 
-// Names of what the camera sees, all the time.
-export function LivePanel({ onClose }) {
+// A button that shows names of what the camera sees.
+export function Live() {
+  const [on, setOn] = useState(false);
+  const button = useRef();
+  return html`
+    <button ref=${button} type="button" class="button live-button" aria-label=${t.live} aria-expanded=${on} onClick=${() => setOn(!on)}>
+      <${Icon} name="live" /> <span>${t.live}</span>
+    </button>
+    ${on && html`<${LivePanel} onClose=${() => (setOn(false), button.current.focus())} />`}
+  `;
+}
+
+function LivePanel({ onClose }) {
   const { video, problem, several, turn } = useCamera();
   const [found, setFound] = useState(null);
   const [spoken, setSpoken] = useState("");
@@ -161,18 +172,14 @@ export function LivePanel({ onClose }) {
         : html`
             <div class="seen">
               <video ref=${video} autoplay playsinline muted aria-label=${t.camera}></video>
-              ${found && html`<p class="live-name ${found.decision === found.label ? "" : "doubt"}">${titleOf(found)}</p>`}
+              ${found && html`<p class="live-name ${found.decision === found.closest ? "" : "doubt"}">${titleOf(found)}</p>`}
             </div>
           `}
       <div class="live-facts">
         <h2>${t.liveTitle}</h2>
         <p class="unseen" role="status">${spoken}</p>
         ${!store.state.model && html`<p class="quiet">${t.tryFirst}</p>`}
-        <ul class="ranking">
-          ${found?.top.map(
-            ([name, p]) => html`<li key=${name}><span class="name">${name}</span> <span>${percent(p)}</span> <${Bar} value=${p} /></li>`,
-          )}
-        </ul>
+        ${found && html`<${Ranking} found=${found} />`}
         <div class="row">
           ${!problem && html`<button type="button" class="button primary" onClick=${keep}><${Icon} name="camera" /> ${t.keepFrame}</button>`}
           <${TurnButton} several=${several} turn=${turn} />
@@ -182,6 +189,3 @@ export function LivePanel({ onClose }) {
     </section>
   `;
 }
-
-const titleOf = (found) =>
-  found.decision === found.label ? found.label : found.decision === "unsure" ? t.perhaps(found.label) : t.none;

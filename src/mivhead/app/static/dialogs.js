@@ -1,7 +1,7 @@
-// Dialogs: one photo in large, code to copy, a phone.
+// Dialogs: one photo in large, code to copy.
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { move, remove, store, toast } from "./api.js";
-import { Bar, Dialog, Icon, IconButton } from "./parts.js";
+import { Dialog, Icon, IconButton, NONE, Ranking, titleOf } from "./parts.js";
 import { ClassChoice } from "./selection.js";
 import { percent, t } from "./strings.js";
 
@@ -14,7 +14,7 @@ export function PhotoDialog({ id, list, onOpen, onClose }) {
   const [reasons, setReasons] = useState(null);
   const owner = classes.find((each) => each.photos.some((p) => p.id === id));
   const prediction = predictions[id];
-  const suspect = estimate?.suspects.find((each) => each.likely && each.id === id && each.label === owner?.name);
+  const suspect = estimate?.suspects.find((each) => each.id === id && each.label === owner?.name);
   const shown = useRef(id);
   shown.current = id;
   useEffect(() => {
@@ -59,13 +59,9 @@ export function PhotoDialog({ id, list, onOpen, onClose }) {
           ${suspect && html`<p class="note warn"><${Icon} name="warn" /> ${t.suspicious(suspect.predicted)}</p>`}
           ${prediction &&
           html`
-            <ul class="ranking">
-              ${prediction.top.map(
-                ([name, p]) => html`
-                  <li key=${name}><span class="name">${name}</span> <span>${percent(p)}</span> <${Bar} value=${p} /></li>
-                `,
-              )}
-            </ul>
+            <h3 class="decision">${titleOf(prediction)}</h3>
+            ${prediction.decision !== NONE && html`<p class="quiet">${t.decided(prediction)} ${reasons?.reason}</p>`}
+            <${Ranking} found=${prediction} />
             <label class="check">
               <input type="checkbox" checked=${looked} onChange=${(event) => setLooked(event.target.checked)} />
               ${t.whereItLooked}
@@ -87,7 +83,7 @@ export function PhotoDialog({ id, list, onOpen, onClose }) {
               onChoose=${(name, more) => name !== owner?.name && move([id], name, more)}
             />
           </div>
-          <button type="button" class="button danger" onClick=${() => remove([id])}>
+          <button type="button" class="button danger" title=${t.trash(1)} onClick=${() => remove([id])}>
             <${Icon} name="trash" /> ${t.deletePhoto}
           </button>
         </div>
@@ -113,12 +109,13 @@ function Code({ text }) {
 
 export function CodeDialog({ onClose }) {
   const path = store.state.model ?? `${store.state.folder}/model.miv`;
+  const { steps, step } = store.state.errors;
   const texts = [
-    `miv predict ${quoted(path)} new-photos/ --sort-into sorted/`,
+    `miv predict ${quoted(path)} new-photos/ --sort-into sorted/ --max-errors ${percent(steps[step])}`,
     `import mivhead
 
 model = mivhead.load(${JSON.stringify(path)})
-for found in model.classify("new-photos/"):
+for found in model.classify("new-photos/", max_errors=${steps[step]}):
     print(found.id, found.decision, f"{found.probability:.0%}")`,
     `miv serve ${quoted(path)}
 curl -F images=@photo.jpg 127.0.0.1:8765/v1/predict`,
@@ -128,22 +125,6 @@ curl -F images=@photo.jpg 127.0.0.1:8765/v1/predict`,
       ${t.codeParts.map(
         ([title, text], i) => html`<h3 key=${title}>${title}</h3><p class="quiet">${text}</p><${Code} text=${texts[i]} />`,
       )}
-    <//>
-  `;
-}
-
-export function PhoneDialog({ onClose }) {
-  const { phone, folder } = store.state;
-  return html`
-    <${Dialog} title=${t.phone} onClose=${onClose}>
-      ${phone
-        ? html`
-            <p>${t.phoneText}</p>
-            <img class="qr" src="/qr.svg" alt=${t.qr} width="240" height="240" />
-            <${Code} text=${phone} />
-          `
-        : html`<p>${t.phoneHow}</p><${Code} text=${`miv app ${quoted(folder)} --host 0.0.0.0`} />`}
-      <p class="note warn"><${Icon} name="warn" /> ${t.phoneWarning}</p>
     <//>
   `;
 }

@@ -1,11 +1,11 @@
 // The frame of the page: header, the two views, dialogs, messages, keys.
 import { html, render, useEffect, useReducer, useRef, useState } from "./vendor/htm-preact.js";
-import { change, dismissToast, filesOf, follow, prepare, store, subscribe, toast, upload } from "./api.js";
+import { change, dismissToast, filesOf, follow, store, subscribe, toast, upload } from "./api.js";
 import { CameraDialog } from "./camera.js";
-import { CodeDialog, PhoneDialog, PhotoDialog } from "./dialogs.js";
+import { CodeDialog, PhotoDialog } from "./dialogs.js";
 import { Icon, IconButton } from "./parts.js";
 import { clearSelection, SelectionBar } from "./selection.js";
-import { language, languages, say, setLanguage, t } from "./strings.js";
+import { past, say, t } from "./strings.js";
 import { Teach } from "./teach.js";
 import { TryIt } from "./tryit.js";
 
@@ -16,7 +16,7 @@ function App() {
   const [view, setView] = useState(viewOf());
   const [photo, setPhoto] = useState(null); // {id, list} of the open photo
   const [camera, setCamera] = useState(null); // the class that photos are taken of
-  const [dialog, setDialog] = useState(null); // "code" or "phone"
+  const [code, showCode] = useState(false);
   const target = useRef(null); // the class that a paste goes to
   useEffect(() => {
     let asked = false;
@@ -28,10 +28,6 @@ function App() {
   }, []);
   useEffect(() => {
     const go = () => (clearSelection(), setView(viewOf()), scrollTo(0, 0));
-    addEventListener("hashchange", go);
-    return () => removeEventListener("hashchange", go);
-  }, []);
-  useEffect(() => {
     const onKey = (event) => {
       const writing = /^(INPUT|TEXTAREA)$/.test(event.target.tagName) && event.target.type !== "checkbox";
       if (event.key === "Escape" && !writing && !event.target.closest("dialog")) clearSelection();
@@ -54,16 +50,8 @@ function App() {
       else toast(t.pasteWhere);
     };
     const block = (event) => event.preventDefault(); // a file beside the areas must not be opened
-    addEventListener("keydown", onKey);
-    addEventListener("paste", onPaste);
-    addEventListener("dragover", block);
-    addEventListener("drop", block);
-    return () => {
-      removeEventListener("keydown", onKey);
-      removeEventListener("paste", onPaste);
-      removeEventListener("dragover", block);
-      removeEventListener("drop", block);
-    };
+    const listeners = { hashchange: go, keydown: onKey, paste: onPaste, dragover: block, drop: block };
+    for (const [kind, listener] of Object.entries(listeners)) addEventListener(kind, listener);
   }, []);
   const { state, offline, expired } = store;
   if (!state) return expired || offline ? html`<${Banner} />` : null;
@@ -72,7 +60,7 @@ function App() {
   // The list follows the project: photos that were moved or deleted leave it.
   const known = photo && new Map([...state.classes.flatMap((c) => c.photos), ...state.new].map((p) => [p.id, p]));
   return html`
-    <${Header} view=${view} setDialog=${setDialog} />
+    <${Header} view=${view} showCode=${showCode} />
     <${Banner} />
     <main tabindex="-1">
       ${view === "try"
@@ -87,16 +75,10 @@ function App() {
       />
     `}
     ${camera && html`<${CameraDialog} name=${camera} onClose=${() => setCamera(null)} />`}
-    ${dialog === "code" && html`<${CodeDialog} onClose=${() => setDialog(null)} />`}
-    ${dialog === "phone" && html`<${PhoneDialog} onClose=${() => setDialog(null)} />`}
+    ${code && html`<${CodeDialog} onClose=${() => showCode(false)} />`}
     <footer class="foot">
-      <span>${!state.phone && t.stays}</span>
-      <label>
-        ${t.chooseLanguage}
-        <select value=${language} onChange=${(event) => setLanguage(event.target.value)}>
-          ${languages.map(([key, name]) => html`<option key=${key} value=${key} lang=${key}>${name}</option>`)}
-        </select>
-      </label>
+      <span>${!state.shared && t.stays} ${t.trash(2)}</span>
+      <span>${state.message}</span>
     </footer>
     <${SelectionBar} />
     <${Messages} />
@@ -105,10 +87,10 @@ function App() {
 
 async function step(kind) {
   const what = say(store.state[kind]);
-  if (what && (await change(kind))) toast(kind === "undo" ? t.undone(what) : t.redone(what));
+  if (what && (await change(kind))) toast(kind === "undo" ? t.undone(past(what)) : t.redone(past(what)));
 }
 
-function Header({ view, setDialog }) {
+function Header({ view, showCode }) {
   const { project, folder, undo, redo, learner, new: photos } = store.state;
   const stage = store.offline ? "offline" : learner.stage;
   const busy = !["ready", "waiting", "failed", "offline"].includes(stage);
@@ -129,23 +111,20 @@ function Header({ view, setDialog }) {
         <${IconButton}
           icon="redo" label=${redo ? t.redoWhat(say(redo)) : t.nothingToRedo} disabled=${!redo} onClick=${() => step("redo")}
         />
-        <span class="not-narrow"><${IconButton} icon="phone" label=${t.phone} onClick=${() => setDialog("phone")} /></span>
-        <${Downloads} setDialog=${setDialog} />
+        <${Downloads} showCode=${showCode} />
       </div>
     </header>
   `;
 }
 
 // Why something cannot be downloaded now, or nothing.
-const SLOW = ["onnx", "web"];
 function lackingFor(what) {
-  const { exports, webExports, model } = store.state;
-  if (SLOW.includes(what) && !exports) return t.downloadExtra;
+  const { webExports, model } = store.state;
   if (what === "web" && !webExports) return t.downloadRuntime;
-  return ["model", ...SLOW].includes(what) && !model ? t.downloadModelLater : "";
+  return ["model", "onnx", "web"].includes(what) && !model ? t.downloadModelLater : "";
 }
 
-function Downloads({ setDialog }) {
+function Downloads({ showCode }) {
   const box = useRef();
   const shut = () => {
     box.current.open = false;
@@ -161,7 +140,6 @@ function Downloads({ setDialog }) {
     };
     addEventListener("click", close);
     addEventListener("keydown", close);
-    return () => (removeEventListener("click", close), removeEventListener("keydown", close));
   }, []);
   return html`
     <details class="menu" ref=${box}>
@@ -170,19 +148,13 @@ function Downloads({ setDialog }) {
         ${t.downloads.map(([what, title, text]) =>
           lackingFor(what)
             ? html`<span key=${what} class="item off"><b>${title}</b><small>${lackingFor(what)}</small></span>`
-            : SLOW.includes(what)
-              ? html`
-                  <button key=${what} type="button" class="item" onClick=${() => (shut(), prepare(what, title))}>
-                    <b>${title}</b><small>${text}</small>
-                  </button>
-                `
-              : html`
-                  <a key=${what} class="item" href="/download/${what}" download onClick=${shut}>
-                    <b>${title}</b><small>${text}</small>
-                  </a>
-                `,
+            : html`
+                <a key=${what} class="item" href="/download/${what}" download onClick=${shut}>
+                  <b>${title}</b><small>${text}</small>
+                </a>
+              `,
         )}
-        <button type="button" class="item" onClick=${() => (shut(), setDialog("code"))}>
+        <button type="button" class="item" onClick=${() => (shut(), showCode(true))}>
           <b>${t.useInCode[0]}</b><small>${t.useInCode[1]}</small>
         </button>
       </div>
@@ -191,9 +163,8 @@ function Downloads({ setDialog }) {
 }
 
 function Banner() {
-  if (store.expired) return html`<p class="banner" role="alert"><${Icon} name="warn" /> ${t.expired}</p>`;
-  if (store.offline) return html`<p class="banner" role="alert"><${Icon} name="warn" /> ${t.offline}</p>`;
-  return null;
+  const text = store.expired ? t.expired : store.offline ? t.offline : "";
+  return text && html`<p class="banner" role="alert"><${Icon} name="warn" /> ${text}</p>`;
 }
 
 function Messages() {
@@ -211,11 +182,10 @@ function Messages() {
         ${toasts.map(
           (each) => html`
             <div key=${each.id} class="toast ${each.kind}">
-              ${each.kind === "wait" && html`<i class="spinner"></i>`}
               <span>${each.text}</span>
               ${each.action &&
               html`<button type="button" class="link" onClick=${() => (each.action.run(), dismissToast(each.id))}>${each.action.text}</button>`}
-              ${each.kind !== "wait" && html`<${IconButton} icon="close" label=${t.dismiss} onClick=${() => dismissToast(each.id)} />`}
+              <${IconButton} icon="close" label=${t.dismiss} onClick=${() => dismissToast(each.id)} />
             </div>
           `,
         )}

@@ -1,7 +1,7 @@
 // Building blocks: icons, virtual lists, drop areas, dialogs.
 import { html, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { filesOf, store } from "./api.js";
-import { t } from "./strings.js";
+import { percent, t } from "./strings.js";
 
 const PATHS = {
   undo: "M9 14 4 9l5-5M4 9h10a6 6 0 0 1 0 12h-3",
@@ -17,7 +17,6 @@ const PATHS = {
   photos: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15.5 9.5h.01",
   folder: "M3 6h6l2 2h10v11H3z",
   check: "m5 12.5 4.5 4.5L19 7.5",
-  phone: "M8 3h8a1 1 0 0 1 1 1v16a1 1 0 0 1-1 1H8a1 1 0 0 1-1-1V4a1 1 0 0 1 1-1zM11 18h2",
   live: "M3 7h11v10H3zM14 11l6-3v8l-6-3",
   turn: "M4 9a8 8 0 0 1 14-3l2 2M20 4v4h-4M20 15a8 8 0 0 1-14 3l-2-2M4 20v-4h4",
   warn: "M12 4 2.8 20h18.4zM12 10v4.5M12 17.3h.01",
@@ -161,42 +160,22 @@ export const IDS = "application/x-miv-photos";
 export function useDrop(onFiles, onIds) {
   const [over, setOver] = useState(false);
   const depth = useRef(0);
-  const wanted = (event) => {
+  const on = (act) => (event) => {
     const types = [...event.dataTransfer.types];
-    return (onFiles && types.includes("Files")) || (onIds && types.includes(IDS));
+    if (!(onFiles && types.includes("Files")) && !(onIds && types.includes(IDS))) return;
+    event.preventDefault();
+    event.stopPropagation();
+    act(event);
+    setOver(depth.current > 0);
   };
-  return [
-    over,
-    {
-      onDragEnter: (event) => {
-        if (!wanted(event)) return;
-        event.preventDefault();
-        event.stopPropagation();
-        depth.current++;
-        setOver(true);
-      },
-      onDragOver: (event) => {
-        if (!wanted(event)) return;
-        event.preventDefault();
-        event.stopPropagation();
-      },
-      onDragLeave: (event) => {
-        if (!wanted(event)) return;
-        depth.current = Math.max(0, depth.current - 1);
-        if (!depth.current) setOver(false);
-      },
-      onDrop: async (event) => {
-        if (!wanted(event)) return;
-        event.preventDefault();
-        event.stopPropagation();
-        depth.current = 0;
-        setOver(false);
-        const ids = event.dataTransfer.getData(IDS);
-        if (ids && onIds) onIds(JSON.parse(ids));
-        else if (onFiles) onFiles(await filesOf(event.dataTransfer));
-      },
-    },
-  ];
+  const drop = async ({ dataTransfer }) => {
+    depth.current = 0;
+    const ids = dataTransfer.getData(IDS);
+    if (ids && onIds) onIds(JSON.parse(ids));
+    else if (onFiles) onFiles(await filesOf(dataTransfer));
+  };
+  const leave = () => (depth.current = Math.max(0, depth.current - 1));
+  return [over, { onDragEnter: on(() => depth.current++), onDragOver: on(() => {}), onDragLeave: on(leave), onDrop: on(drop) }];
 }
 
 export function Dialog({ title, onClose, onKey, restore, children, wide = false }) {
@@ -230,4 +209,19 @@ export function Dialog({ title, onClose, onKey, restore, children, wide = false 
 
 export const Bar = ({ value, kind = "" }) => html`
   <span class="bar ${kind}"><span style=${{ width: `${100 * value}%` }} /></span>
+`;
+
+export const NONE = "none of these";
+export const titleOf = (found) =>
+  found.decision === found.closest ? found.closest : found.decision === NONE ? t.none : t.perhaps(found.closest);
+
+// Classes with their probabilities, which say nothing about a photo that is none of these.
+export const Ranking = ({ found }) => found.decision === NONE ? html`<p class="quiet">${t.unlike(found.closest)}</p>` : html`
+  <ul class="ranking">
+    ${found.top.map(
+      ({ label, probability: p }) => html`
+        <li key=${label}><span class="name">${label}</span> <span>${percent(p)}</span> <${Bar} value=${p} /></li>
+      `,
+    )}
+  </ul>
 `;

@@ -55,7 +55,7 @@ export const moveSelected = async (ids, to, more) => (await move(ids, to, more))
 // Names to choose from, with none of these and a new class.
 const NONE = "\n none";
 const NEW = "\n new";
-export function ClassChoice({ label, empty, onChoose, newLabel, tab = 0, back = false }) {
+export function ClassChoice({ label, empty, onChoose, newLabel, tab = 0 }) {
   const { classes, other } = store.state;
   const [naming, setNaming] = useState(false);
   const choose = (event) => {
@@ -101,7 +101,7 @@ export function SelectionBar() {
         label=${t.moveSelected} empty=${t.moveSelected} newLabel=${t.newClassName}
         onChoose=${(name, more) => moveSelected(ids, name, more)}
       />
-      <button type="button" class="button danger" onClick=${async () => (await remove(ids)) && clearSelection()}>
+      <button type="button" class="button danger" title=${t.trash(ids.length)} onClick=${async () => (await remove(ids)) && clearSelection()}>
         <${Icon} name="trash" /> ${t.deleteSelected}
       </button>
       <${IconButton} icon="close" label=${t.clearSelection} onClick=${clearSelection} />
@@ -109,63 +109,16 @@ export function SelectionBar() {
   `;
 }
 
-// Dragging with a finger: hold a photo until it is selected, then drag it to a class.
+// On a touch screen, holding a photo selects it.
 const HOLD = 350; // milliseconds
-const SLIP = 10; // pixels that a finger may move meanwhile
-let touch = null;
 
 export function touchStart(event, id) {
-  if (event.touches.length > 1) return touchEnd();
-  const { clientX: x, clientY: y } = event.touches[0];
-  touch = { id, x, y, held: false, ghost: null };
-  touch.timer = setTimeout(() => {
-    touch.held = true;
+  const photo = event.currentTarget;
+  const timer = setTimeout(() => {
     navigator.vibrate?.(15);
     if (!isSelected(id)) toggle(id);
+    photo.addEventListener("touchend", (end) => end.preventDefault(), { once: true }); // it is not a click
   }, HOLD);
+  for (const kind of ["touchmove", "touchend", "touchcancel"])
+    photo.addEventListener(kind, () => clearTimeout(timer), { once: true, passive: true });
 }
-
-function touchMove(event) {
-  if (!touch) return;
-  const { clientX: x, clientY: y } = event.touches[0];
-  if (!touch.held) {
-    if (Math.hypot(x - touch.x, y - touch.y) > SLIP) cancelTouch(); // the finger scrolls
-    return;
-  }
-  event.preventDefault();
-  if (!touch.ghost) {
-    touch.ghost = document.body.appendChild(document.createElement("div"));
-    touch.ghost.className = "ghost";
-    touch.ghost.textContent = selectedIds().length;
-  }
-  touch.ghost.style.transform = `translate(${x}px, ${y}px)`;
-  if (y < 70 || y > innerHeight - 70) scrollBy(0, y < 70 ? -14 : 14);
-  mark(document.elementFromPoint(x, y)?.closest("[data-class]"));
-}
-
-function mark(card) {
-  if (touch.card !== card) {
-    touch.card?.classList.remove("over");
-    card?.classList.add("over");
-    touch.card = card;
-  }
-}
-
-function touchEnd(event) {
-  if (!touch) return;
-  const { card, held, ghost } = touch;
-  cancelTouch();
-  if (held) event?.preventDefault(); // it is not a click
-  if (ghost && card) moveSelected(selectedIds(), card.dataset.class);
-}
-
-function cancelTouch() {
-  clearTimeout(touch?.timer);
-  touch?.ghost?.remove();
-  touch?.card?.classList.remove("over");
-  touch = null;
-}
-
-addEventListener("touchmove", touchMove, { passive: false });
-addEventListener("touchend", touchEnd, { passive: false });
-addEventListener("touchcancel", cancelTouch);

@@ -1,17 +1,210 @@
-// The texts of the page, in the language of the reader. A language is one file with the keys of
-// strings.en.js. Messages about a single photo come from the server.
-import { de } from "./strings.de.js";
-import { en } from "./strings.en.js";
+// The texts of the page. Messages about a single photo come from the server.
 
-const TEXTS = { en, de };
-const KEY = "miv-language";
-const wanted = [localStorage.getItem(KEY), ...navigator.languages.map((each) => each.slice(0, 2))];
+// A percentage is 100% or 0% only if it is exactly that, as on the command line.
+export const percent = (p) => {
+  if (p >= 0.995 && p < 1) return ">99%";
+  return p > 0 && p < 0.005 ? "<1%" : `${Math.round(100 * p)}%`;
+};
 
-export const languages = Object.entries(TEXTS).map(([key, texts]) => [key, texts.language]);
-export const language = wanted.find((each) => each in TEXTS) ?? "en";
-export const t = TEXTS[language];
-export const say = (change) => (change ? (t.actions[change.action]?.(change) ?? change.action) : "");
-export { percent } from "./numbers.js";
+const plural = (n, one, many = one + "s") => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
+const listed = (names) => {
+  if (names.length > 4) return `${names.slice(0, 3).join(", ")} and ${names.length - 3} more`;
+  return names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : names[0];
+};
+const scored = ([name, [, tested, right]]) => `${name} (${right} of ${tested})`;
 
-document.documentElement.lang = language;
-export const setLanguage = (name) => (localStorage.setItem(KEY, name), location.reload());
+export const say = (change) => (change ? t.actions[change.action](change) : "");
+export const past = (what) => what.replace(/^(\w+?)e? /, "$1ed "); // add 2 photos: added 2 photos
+
+export const t = {
+  stays: "Your photos stay on this computer.",
+  trash: (n) => `${n === 1 ? "A deleted photo moves" : "Deleted photos move"} to .miv-app/trash in the project's folder.`,
+  teach: "Teach",
+  tryIt: "Try it",
+  views: "Views",
+  undo: "Undo",
+  undoWhat: (what) => `Undo: ${what}`,
+  redoWhat: (what) => `Redo: ${what}`,
+  nothingToUndo: "Nothing to undo",
+  nothingToRedo: "Nothing to redo",
+  download: "Download",
+  downloads: [
+    ["model", "Model", "for miv predict, miv serve and Python"],
+    ["web", "Web page", "one file that names photos in any browser, without mivhead"],
+    ["onnx", "Exported classifier", "ONNX, for any program that runs it"],
+    ["csv", "Names as a table", "CSV, opens in Excel"],
+    ["sorted", "Sorted folders", "all photos in a zip, one folder per name"],
+  ],
+  useInCode: ["Use it in your own programs", "commands and code to copy"],
+  downloadRuntime: "needs onnxruntime-web: miv export --web explains how to get it",
+  downloadModelLater: "once two classes have photos",
+
+  actions: {
+    "add class": (c) => `create ${c.class}`,
+    "rename class": (c) => `rename to ${c.class}`,
+    "merge class": (c) => `merge into ${c.class}`,
+    "delete class": (c) => `delete ${c.class}`,
+    add: (c) => `add ${plural(c.count, "photo")}${c.class ? ` to ${c.class}` : ""}`,
+    move: (c) => `move ${plural(c.count, "photo")}${c.class ? ` to ${c.class}` : " to the new ones"}`,
+    delete: (c) => `delete ${plural(c.count, "photo")}`,
+  },
+  undone: (what) => `Undone: ${what}.`,
+  redone: (what) => `Redone: ${what}.`,
+
+  stages: {
+    waiting: "Waiting for photos",
+    reading: "Looking at the photos…",
+    fitting: "Learning…",
+    naming: "Naming new photos…",
+    checking: "Checking how good it is…",
+    ready: "Up to date",
+    failed: "Not learned",
+    offline: "Not connected",
+  },
+  offline: "The app cannot be reached. If it was stopped, start miv app again and open the link that it prints.",
+  expired: "This page has expired. Open the link that miv app prints.",
+
+  welcome: "What do you want to tell apart?",
+  welcomeText:
+    "Name two or more classes, such as the birds in your garden. Then drop a few photos on each: five are a good start.",
+  firstClass: "First class",
+  secondClass: "Second class",
+  examples: ["robin", "wren"],
+  start: "Start",
+  orDropFolder: "Or drop a folder here that has one folder of photos per class.",
+  chooseFolderOfClasses: "Choose a folder of classes",
+  example: "Look around with an example",
+
+  newClass: "New class",
+  newClassName: "Name of the new class",
+  create: "Create",
+  className: "Name of the class",
+  rename: (name) => `Rename ${name}`,
+  merged: (name, into) => `${name} is now part of ${into}.`,
+  deleteClass: (name) => `Delete the class ${name}`,
+  deletedClass: (name, n) => `${name} and its ${plural(n, "photo")} were deleted.`,
+  otherNote: "For everything else: photos like these are named “none of these”.",
+  photos: (n) => plural(n, "photo"),
+  addPhotos: "Photos",
+  addPhotosTo: (name) => `Add photos to ${name}`,
+  camera: "Camera",
+  cameraFor: (name) => `Take photos of ${name}`,
+  dropHere: "Drop photos here",
+  dropOn: (name) => `Drop to add to ${name}`,
+  pasteHint: "You can also paste them.",
+  photosOf: (name) => `Photos of ${name}`,
+  suspicious: (name) => `Looks like ${name}`,
+  rightOf: (right, tested) => `${right} of ${tested} right`,
+  adding: (done, all) => `Adding photos: ${done} of ${all}`,
+  waitingForApp: "waiting for the app",
+  unreadable: (name) => `${name} cannot be read: it was moved or changed.`,
+  dismiss: "Dismiss",
+  dismissAll: "Dismiss all",
+  moreProblems: (n) => `and ${n} more`,
+  pasteWhere: "Point at a class first, then paste.",
+  dropWhere: "Drop photos on a class. A folder becomes a class by itself.",
+  noImages: "There are no photos among these files.",
+
+  selected: (n) => `${plural(n, "photo")} selected`,
+  selection: "Selected photos",
+  moveTo: (name) => `Move to ${name}`,
+  moveSelected: "Move to…",
+  deleteSelected: "Delete",
+  clearSelection: "Clear the selection",
+  selectHint: "Click with Shift or Ctrl, or press X, to select; on a touch screen, hold a photo.",
+  deletedPhotos: (n) => `${plural(n, "photo")} deleted.`,
+  movedPhotos: (n, name) => `${plural(n, "photo")} moved to ${name}.`,
+  newPhotos: "the new photos",
+
+  howGood: "How good is it?",
+  accuracyText: (right, wrong, left) =>
+    `Of 100 new photos like these, about ${right} get the right name, ${wrong} a wrong one, ${left} are left to you.`,
+  intervalText: (accuracy, low, high, right, tested) =>
+    `Always naming the closest class would be right for about ${percent(accuracy)} (95% interval ${percent(low)} to ${percent(high)}). To estimate it, each photo was named by a model that had not seen it: ${right} of ${tested} were right. Photos that look different may do worse.`,
+  almostNothing:
+    "It will name almost nothing, because its classes look too alike for so few photos: add photos (five of each class help most), or choose more names on the page Try it.",
+  outdated: "Being updated…",
+  noEstimateYet: "As soon as two classes have two photos each, you will see here how good the model is.",
+  whatHelps: "What would help",
+  adviceErrors: (weak) => `Right least often: ${weak.map(scored).join(", ")}. Add more photos of ${weak.length > 1 ? "these" : "this class"}.`,
+  adviceSingle: (names) =>
+    `More photos of ${listed(names)} help most: a class with one photo cannot be tested, so the estimate has to assume what is usual.`,
+  adviceFew: (names) => `Five photos per class are a good start. There are fewer of ${listed(names)}.`,
+  adviceCheck: (n) => `First look again at the ${n === 1 ? "photo" : "photos"} below: ${n === 1 ? "it" : "some"} may be in the wrong class.`,
+  adviceNone: "No class stands out. More photos make the estimate more certain.",
+  adviceTry: "Everything was named correctly. Now try new photos: they show more than this estimate.",
+  confusions: "Mix-ups",
+  confusion: (n, label, best) => `${label} taken for ${best}`,
+  noConfusions: "No mix-ups.",
+  suspects: "Look at these again",
+  suspectText: (s) => `in ${s.label}, looks like ${s.predicted}`,
+  keep: "It is right",
+  keepPhoto: (name) => `${name} is right where it is`,
+
+  tryTitle: "Let it name new photos",
+  tryText: "Drop photos anywhere on this page, paste them, or choose them.",
+  tryFirst: "First, give at least two classes some photos on the page Teach.",
+  choosePhotos: "Choose photos",
+  chooseFolder: "Choose a folder",
+  live: "Live camera",
+  liveTitle: "Hold something up",
+  stopLive: "Stop the camera",
+  keepFrame: "Keep this photo",
+  keptFrame: "The photo was added to the new ones.",
+  all: "All",
+  sure: "Named",
+  unsure: "Unsure",
+  none: "None of these",
+  notYet: "Not named yet",
+  filter: "Show",
+  sort: "Sort by",
+  sorts: { newest: "Newest", useful: "Label these next", sure: "Most certain", name: "Name" },
+  results: "New photos",
+  noneLeft: "No photos here.",
+  isIt: (name) => `It is ${name}`,
+  isNone: "It is none of these",
+  unsureHint: "Why so many are unsure: too many of their names would be wrong. Add photos of each class, or choose more names.",
+  fewerMistakes: "Fewer mistakes",
+  moreNames: "More names",
+  mayBeWrong: (share) => `Up to ${Math.round(100 * share)} of 100 names may be wrong`,
+  suggesting: "Looking for the photos that the model learns most from…",
+  confirmHint: "Choose the right name, and the model learns from the photo.",
+  keysHint: "Keys: 1 to 9 for a name, 0 for none of these, X to select, arrows, Enter, Delete.",
+  otherClass: "Other…",
+  otherClassFor: (name) => `Another class for ${name}`,
+  newClassChoice: "New class…",
+  newClassFor: (name) => `Name of a new class for ${name}`,
+  clearNew: "Remove all",
+  naming: "…",
+  perhaps: (name) => `${name}?`,
+  details: (name) => `Details of ${name}`,
+  remove: (name) => `Remove ${name}`,
+  added: (name) => `Added to ${name}.`,
+
+  close: "Close",
+  previous: "Previous photo",
+  next: "Next photo",
+  decided: ({ decision, closest, probability }) =>
+    decision === closest ? `Named: ${percent(probability)} is enough.` : `Unsure: ${percent(probability)} is not enough.`,
+  unlike: (name) => `unlike all your photos; closest: ${name}`,
+  whereItLooked: "Where it looked",
+  closest: "The photos it was compared with most",
+  inClass: "Class",
+  deletePhoto: "Delete photo",
+  cameraTitle: (name) => `Photos of ${name}`,
+  take: "Take a photo",
+  takeHint: "Hold the button for several, and turn the object meanwhile: photos that are nearly the same teach little, and make the model look better than it is.",
+  taken: (n) => plural(n, "photo") + " taken",
+  otherCamera: "Other camera",
+  noCamera: "The camera cannot be used. Allow it in the browser, or choose photos instead.",
+  noCameraHere: "The browser shows a live camera only on this computer or over https. You can take photos one by one:",
+
+  code: "Use it in your own programs",
+  codeParts: [
+    ["Command line", "Names the photos of a folder, and sorts copies of them into folders."],
+    ["Python", "The same in a program."],
+    ["Service", "Answers programs on this computer; the second line sends it a photo."],
+  ],
+  copy: "Copy",
+  copied: "Copied.",
+};

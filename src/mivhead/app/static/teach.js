@@ -1,6 +1,7 @@
 // The page Teach: a card per class, and how good the model is.
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
-import { change, dismissProblems, fromInput, move, store, toast, undoable, upload } from "./api.js";
+import { change, dismissProblems, fromInput, move, newBatch, store, toast, undoable, upload } from "./api.js";
+import { Live } from "./camera.js";
 import { Bar, FileButton, Icon, IconButton, IDS, Thumbnail, useDrop, VirtualGrid } from "./parts.js";
 import { clicked, extend, idsWith, isSelected, moveSelected, selectionKey, toggle, touchStart } from "./selection.js";
 import { percent, t } from "./strings.js";
@@ -40,9 +41,10 @@ async function addFolders(files) {
     toast(files.length ? t.dropWhere : t.noImages);
     return;
   }
-  for (const [name, own] of named) {
-    const known = store.state.classes.some((each) => each.name === name);
-    if (known || (await change("add class", { name }))) upload(own, name);
+  const batch = newBatch(); // one step to undo
+  for (const [name, photos] of named) {
+    const known = store.state.classes.find((each) => each.name.toLowerCase() === name.toLowerCase());
+    if (known || (await change("add class", { name, batch }))) upload(photos, known?.name ?? name, batch);
   }
 }
 
@@ -76,8 +78,7 @@ function Welcome() {
         <${FileButton} folder onFiles=${(files) => addFolders(fromInput(files))}>
           <${Icon} name="folder" /> ${t.chooseFolderOfClasses}
         <//>
-        ${store.state.example &&
-        html`<button type="button" class="button" onClick=${() => change("example")}><${Icon} name="photos" /> ${t.example}</button>`}
+        <button type="button" class="button" onClick=${() => change("example")}><${Icon} name="photos" /> ${t.example}</button>
       </div>
     </section>
   `;
@@ -104,7 +105,7 @@ function ClassCard({ name, photos, score, suspects, open, camera, setTarget }) {
           : html`
               <h2 title=${name} onDblClick=${() => setNaming(true)}>${name}</h2>
               <${IconButton} icon="pencil" label=${t.rename(name)} onClick=${() => setNaming(true)} />
-              <${IconButton} icon="trash" label=${t.deleteClass(name)} onClick=${remove} />
+              <${IconButton} icon="trash" label=${t.deleteClass(name)} title=${`${t.deleteClass(name)}. ${t.trash(photos.length)}`} onClick=${remove} />
             `}
       </header>
       <p class="meta">
@@ -170,7 +171,7 @@ function NameField({ name, onDone }) {
 }
 
 function Thumb({ photo, photos, suspect, label, tab, onOpen }) {
-  const wrong = suspect && suspect.label === label && suspect.likely && !isKept(photo.id);
+  const wrong = suspect && suspect.label === label && !isKept(photo.id);
   const text = wrong ? `${photo.name}. ${t.suspicious(suspect.predicted)}` : photo.problem || photo.name;
   const chosen = isSelected(photo.id);
   return html`
@@ -250,59 +251,51 @@ const KEPT = "miv-kept";
 const isKept = (id) => (localStorage.getItem(KEPT) ?? "").includes(id);
 const keepPhoto = (id) => localStorage.setItem(KEPT, `${localStorage.getItem(KEPT) ?? ""} ${id}`.slice(-20000));
 
-// One piece of advice must not contradict the next: if fewer photos gave the same result, more of
-// the same kind are not what helps.
-function adviceOf({ advice, accuracy, trend, tested, right }, suspects) {
-  const weak = advice.filter((each) => each.why === "errors");
-  const named = (why) =>
-    advice.flatMap((each) => (each.why === why ? each.classes : [])).filter((name) => name !== store.state.other);
-  const [single, few] = [named("single"), named("few")];
-  const doubtful = suspects.length > 0 && suspects.length >= tested - right; // all mistakes may be wrong labels
-  const flat = trend && trend.half >= trend.most && trend.most < 1 && !doubtful;
-  const rising = trend && trend.twice - accuracy >= 0.01;
-  const found = [];
-  if (suspects.length) found.push(t.adviceCheck(suspects.length));
-  if (single.length) found.push(t.adviceSingle(single));
-  if (weak.length) found.push(flat ? t.adviceVary(weak) : t.adviceErrors(weak));
-  if (few.length) found.push(t.adviceFew(few));
-  if (flat && !weak.length) found.push(t.trendFlat);
-  if (rising) found.push(t.trendUp(trend));
-  if (!found.length) found.push(right === tested ? t.adviceTry : t.adviceNone);
-  return found;
+// What would help, the most important first; classes are [photos, tested, right] by name.
+const [ENOUGH, GOOD, MAX_WEAK] = [5, 0.8, 2];
+function adviceOf({ classes, tested, right }, suspects) {
+  const rows = Object.entries(classes).filter(([name]) => name !== store.state.other);
+  const score = ([, [, tested, right]]) => right / tested;
+  const single = rows.filter(([, [photos]]) => photos === 1);
+  const weak = rows.filter((row) => score(row) < GOOD).sort((a, b) => score(a) - score(b)).slice(0, MAX_WEAK);
+  const few = rows.filter((row) => row[1][0] < ENOUGH && !single.includes(row) && !weak.includes(row));
+  const names = (some) => some.map(([name]) => name);
+  const texts = [];
+  if (suspects.length) texts.push(t.adviceCheck(suspects.length));
+  if (single.length) texts.push(t.adviceSingle(names(single)));
+  if (weak.length) texts.push(t.adviceErrors(weak));
+  if (few.length) texts.push(t.adviceFew(names(few)));
+  if (!texts.length) texts.push(right === tested ? t.adviceTry : t.adviceNone);
+  return texts;
 }
 
 function Insights({ open }) {
-  const { classes, estimate, learner, unlabelled } = store.state;
+  const { classes, errors, estimate, learner } = store.state;
   const [, again] = useState(0);
   const stale = !["ready", "waiting", "failed"].includes(learner.stage);
+  const [right, wrong] = (estimate?.names[errors.step] ?? []).map((share) => Math.round(100 * share));
   const owner = new Map(classes.flatMap((each) => each.photos.map((photo) => [photo.id, each.name])));
-  const suspects = (estimate?.suspects ?? []).filter((s) => s.likely && owner.get(s.id) === s.label && !isKept(s.id));
-  const filled = classes.filter((each) => each.photos.length);
-  const steps = [classes.length > 1, filled.length > 1, Object.keys(store.state.predictions).length > 0];
+  const suspects = (estimate?.suspects ?? []).filter((s) => owner.get(s.id) === s.label && !isKept(s.id));
   return html`
     <aside class="insights" aria-label=${t.howGood}>
+      <${Live} />
       <h2>${t.howGood}</h2>
       ${learner.problem && html`<p class="note ${learner.stage === "failed" ? "warn" : ""}">${learner.problem}</p>`}
       ${estimate?.accuracy != null
         ? html`
             <div class="headline ${stale ? "stale" : ""}">
-              <${Ring} value=${estimate.accuracy} />
-              <p>${t.accuracyText}</p>
+              <${Ring} value=${right / 100} />
+              <p>${stale ? t.outdated : t.accuracyText(right, wrong, Math.max(0, 100 - right - wrong))}</p>
             </div>
-            <p class="quiet">
-              ${stale ? t.outdated : t.intervalText(...estimate.interval, estimate.right, estimate.tested)}
-            </p>
-            <h3>${t.whatHelps}</h3>
-            <ul class="plain">
-              ${adviceOf(estimate, suspects).map((text) => html`<li key=${text}>${text}</li>`)}
-            </ul>
+            ${!stale && right + wrong < 10 && html`<p class="note warn">${t.almostNothing}</p>`}
+            <${Fold} title=${t.whatHelps}>
+              <ul class="plain">
+                ${adviceOf(estimate, suspects).map((text) => html`<li key=${text}>${text}</li>`)}
+              </ul>
+              <p class="quiet">${t.intervalText(estimate.accuracy, ...estimate.interval, estimate.right, estimate.tested)}</p>
+            <//>
           `
-        : html`
-            <p class="quiet">${stale ? t.stages[learner.stage] : t.noEstimateYet}</p>
-            <ol class="steps">
-              ${t.steps.map((text, i) => html`<li key=${i} class=${steps[i] ? "done" : ""}><span>${steps[i] && html`<${Icon} name="check" />`}</span>${text}</li>`)}
-            </ol>
-          `}
+        : html`<p class="quiet">${stale ? t.stages[learner.stage] : t.noEstimateYet}</p>`}
       ${suspects.length > 0 &&
       html`
         <${Fold} title="${t.suspects} (${suspects.length})">
@@ -348,13 +341,6 @@ function Insights({ open }) {
             : html`<p class="quiet">${t.noConfusions}</p>`}
         <//>
       `}
-      ${learner.fitted > 0 &&
-      !stale &&
-      html`
-        <p class="quiet learned">
-          ${t.learnedIn(learner.fitted, learner.seconds)} ${unlabelled.used > 0 && t.learnedUnlabelled(unlabelled.used)}
-        </p>
-      `}
     </aside>
   `;
 }
@@ -372,7 +358,7 @@ function Ring({ value }) {
   return html`
     <svg class="ring" viewBox="0 0 100 100" role="img" aria-label=${percent(value)}>
       <circle cx="50" cy="50" r="42" class="track" />
-      <circle cx="50" cy="50" r="42" class="value" stroke-dasharray="${round * value} ${round}" transform="rotate(-90 50 50)" />
+      <circle cx="50" cy="50" r="42" class=${value > 0 ? "value" : ""} stroke-dasharray="${round * value} ${round}" transform="rotate(-90 50 50)" />
       <text x="50" y="57" text-anchor="middle">${percent(value)}</text>
     </svg>
   `;

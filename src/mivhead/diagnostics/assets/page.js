@@ -3,6 +3,8 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const corrections = new Map(); // item to the right name
 const state = { group: "all", name: "", text: "" };
+const NONE = "none of these";
+const FEW = { guessed: 5, unknown: 10 }; // classes that all have a button
 
 // Corrections are kept by the browser, so that they survive a reload. Where it keeps nothing, as for
 // some files, they last as long as the page.
@@ -28,8 +30,8 @@ function make(tag, className, text) {
 }
 
 function percent(p) {
-  if (p >= 0.995 && p < 1) return ">99 %";
-  return p > 0 && p < 0.005 ? "<1 %" : Math.round(100 * p) + " %";
+  if (p >= 0.995 && p < 1) return ">99%";
+  return p > 0 && p < 0.005 ? "<1%" : Math.round(100 * p) + "%";
 }
 
 function drawHeat(canvas, item) {
@@ -46,28 +48,47 @@ function drawHeat(canvas, item) {
   context.putImageData(pixels, 0, 0);
 }
 
-function probability(name, p) {
-  const row = make("div", "row");
-  const label = make("span", "", name);
-  label.title = name;
-  const track = make("i");
-  const fill = make("b");
-  fill.style.width = 100 * p + "%";
-  track.append(fill);
-  row.append(label, track, make("span", "", percent(p)));
-  return row;
+// Names to click: the most probable classes, or all if there are few.
+function choicesOf(item) {
+  const chances = new Map(item.top);
+  const near = chances.size ? [...chances.keys()] : [item.label];
+  const few = chances.size ? FEW.guessed : FEW.unknown;
+  const names = data.classes.length > few ? near : [...near, ...data.classes];
+  return [...new Set(names)].filter((name) => data.classes.includes(name)).map((name) => [name, item.group === "none" ? undefined : chances.get(name)]);
+}
+
+function addImage(parent, source, alt) {
+  if (!source) return;
+  const image = make("img");
+  image.alt = alt;
+  image.src = source;
+  parent.append(image);
+}
+
+function addReasons(text, item) {
+  if (!item.why && !item.near.length) return;
+  const details = make("details", "why");
+  details.append(make("summary", "", "why?"));
+  if (item.why) details.append(make("p", "", item.why));
+  const near = make("div", "near");
+  for (const [place, weight] of item.near) {
+    const shot = data.shots[place];
+    const box = make("div", shot.label === item.label ? "" : "other");
+    box.title = shot.label + ": " + shot.file;
+    addImage(box, shot.src, box.title);
+    box.append(weight === null ? shot.label : percent(weight));
+    near.append(box);
+  }
+  if (item.rest >= 0.005) near.insertBefore(make("div", "rest", "others " + percent(item.rest)), near.querySelector(".other"));
+  if (item.near.length) details.append(make("p", "", "Compared with:"), near);
+  text.append(details);
 }
 
 function fill(card) {
   const item = card.item;
   const figure = make("figure");
   const frame = make("div");
-  if (item.src) {
-    const image = make("img");
-    image.alt = item.file;
-    image.src = item.src;
-    frame.append(image);
-  }
+  addImage(frame, item.src, item.file);
   if (item.heat) {
     const canvas = make("canvas");
     canvas.setAttribute("role", "img");
@@ -79,48 +100,41 @@ function fill(card) {
   const text = make("div", "text");
   const name = make("div", "name " + item.group, item.title);
   if (item.note) name.append(make("small", "", " " + item.note));
-  text.append(make("div", "file", item.file), name);
-  for (const [label, p] of item.top) text.append(probability(label, p));
-  if (item.near.length) {
-    const near = make("div", "near");
-    for (const [place, weight] of item.near) {
-      const shot = data.shots[place];
-      const box = make("div", shot.label === item.label ? "" : "other");
-      box.title = shot.label + ": " + shot.file;
-      if (shot.src) {
-        const image = make("img");
-        image.alt = box.title;
-        image.src = shot.src;
-        box.append(image);
-      }
-      box.append(weight === null ? shot.label : percent(weight));
-      near.append(box);
-    }
-    if (item.rest >= 0.005) near.insertBefore(make("div", "rest", "others " + percent(item.rest)), near.querySelector(".other"));
-    text.append(near);
-  }
-  if (item.why) text.append(make("div", "why", item.why));
-  if (item.votes) {
-    const details = make("details", "why");
-    details.append(make("summary", "", "details"), make("div", "", item.votes));
-    text.append(details);
-  }
-  const fix = make("input", "fix");
-  fix.setAttribute("list", "classes");
-  fix.placeholder = data.ask;
-  fix.setAttribute("aria-label", data.ask + ": " + item.file);
-  fix.value = corrections.get(item) || "";
-  fix.addEventListener("input", () => {
-    const value = fix.value.trim();
-    if (value) corrections.set(item, value);
+  const choices = make("div", "choices");
+  const typed = make("input", "fix");
+  const buttons = [...choicesOf(item), [NONE]].map(([label, chance]) => {
+    const button = make("button", "", label);
+    button.type = "button";
+    if (chance !== undefined) button.append(make("small", "", " " + percent(chance)));
+    button.addEventListener("click", () => correct(corrections.get(item) === label ? "" : label));
+    return [label, button];
+  });
+  typed.setAttribute("list", "classes");
+  typed.placeholder = "other…";
+  typed.setAttribute("aria-label", "another class for " + item.file);
+  typed.addEventListener("input", () => correct(typed.value.trim(), true));
+  choices.append(...buttons.map(([, button]) => button), typed);
+  const file = make("div", "file", item.file.split("/").pop());
+  file.title = item.file;
+  text.append(name, choices);
+  addReasons(text, item);
+  text.append(file);
+  card.replaceChildren(figure, text);
+
+  function correct(label, isTyped) {
+    if (label) corrections.set(item, label);
     else corrections.delete(item);
-    card.classList.toggle("corrected", Boolean(value));
     remember();
     count();
-  });
-  text.append(fix);
-  card.classList.toggle("corrected", corrections.has(item));
-  card.replaceChildren(figure, text);
+    mark(isTyped);
+  }
+  function mark(isTyped) {
+    const label = corrections.get(item) || "";
+    card.classList.toggle("corrected", Boolean(label));
+    for (const [of, button] of buttons) button.setAttribute("aria-pressed", String(of === label));
+    if (!isTyped) typed.value = buttons.some(([of]) => of === label) ? "" : label;
+  }
+  mark();
 }
 
 const watcher = new IntersectionObserver((entries) => {
@@ -182,17 +196,20 @@ function quoted(text) {
 
 // A path that does not depend on where the saved file is.
 function located(file) {
-  return data.folder && !/^([\\/]|\w:)/.test(file) ? data.folder + "/" + file : file;
+  return /^([\\/]|\w:)/.test(file) ? file : data.folder + "/" + file;
 }
 
 save.addEventListener("click", () => {
-  const rows = [data.columns];
+  const rows = ["path,label"];
   for (const [item, label] of corrections) rows.push([quoted(located(item.file)), quoted(label)].join(","));
   const link = make("a");
   link.href = URL.createObjectURL(new Blob([rows.join("\n") + "\n"], { type: "text/csv" }));
   link.download = "corrections.csv";
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  const told = document.querySelector("header p");
+  told.setAttribute("role", "status");
+  told.replaceChildren("Saved corrections.csv. The model learns from it with this line in a terminal: ", make("code", "", "miv add MODEL corrections.csv"));
 });
 
 const bar = document.querySelector(".bar > div");
@@ -206,13 +223,12 @@ search.type = "search";
 search.placeholder = "file name";
 search.setAttribute("aria-label", "file name");
 search.addEventListener("input", () => { state.text = search.value.toLowerCase(); show(); });
-bar.append(...buttons.map((each) => each.button), names, search);
+bar.append(...buttons.map(({ button }) => button), names, search);
 if (data.items.some((item) => item.heat)) {
   const label = make("label", "", "where it looked ");
   const box = make("input");
   box.type = "checkbox";
-  box.checked = true;
-  box.addEventListener("change", () => main.classList.toggle("plain", !box.checked));
+  box.addEventListener("change", () => main.classList.toggle("looked", box.checked));
   label.prepend(box);
   bar.append(label);
 }

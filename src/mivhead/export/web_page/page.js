@@ -1,11 +1,12 @@
 // Classifies images in the browser with onnxruntime-web. Nothing is sent anywhere, and nothing is
-// loaded: the model and the runtime are parts of the page, so that it works by double-click too.
+// loaded: the model and the runtime are parts of the page, so that it can be double-clicked, too.
 
 const MAX_PIXELS = 64 * 2 ** 20;
 const SHOWN = 3; // classes per image
 const PAUSE = 60; // milliseconds between two frames of the camera
 const byId = (id) => document.getElementById(id);
 const model = {};
+const results = []; // rows of the CSV file
 
 function say(state, text) {
   const status = byId("status");
@@ -35,7 +36,6 @@ async function partOf(name) {
 }
 
 async function start() {
-  document.documentElement.lang = language;
   for (const each of document.querySelectorAll("[data-text]")) each.textContent = t[each.dataset.text];
   for (const each of document.querySelectorAll("[data-label]")) each.setAttribute("aria-label", t[each.dataset.label]);
   Object.assign(model, JSON.parse(byId("document").textContent));
@@ -54,7 +54,7 @@ async function start() {
     say("ready", t.ready);
   } catch (error) {
     say("failed", t.failed);
-    complain(t.cannotLoad(error.message));
+    complain(t.cannotLoad);
     throw error;
   }
 }
@@ -110,20 +110,21 @@ async function recognise({ pixels, width, height }) {
   let decision = best.name;
   if (thresholds && unknown !== null && thresholds.unknown !== null && unknown > thresholds.unknown) decision = "none of these";
   else if (ranking[0].name === other) decision = "none of these";
-  else if (thresholds && best.probability < thresholds.probability) decision = "unsure";
+  else if (thresholds?.probability.length && best.probability < thresholds.probability[model.classes.indexOf(best.name)]) decision = "unsure";
   return { label: best.name, probability: best.probability, decision, unknown, probabilities, ranking };
 }
 
-// 100 % and 0 % only if it is exactly that, as on the command line.
+// 100% and 0% only if it is exactly that, as on the command line.
 function percent(share) {
-  if (share >= 0.995 && share < 1) return ">99 %";
-  return share > 0 && share < 0.005 ? "<1 %" : `${Math.round(100 * share)} %`;
+  if (share >= 0.995 && share < 1) return ">99%";
+  return share > 0 && share < 0.005 ? "<1%" : `${Math.round(100 * share)}%`;
 }
 
 const titleOf = (found) => (found.decision === found.label ? found.label : t[found.decision]);
 
 function showRanking(list, found) {
   list.replaceChildren();
+  if (found.decision === "none of these") return add(list, "li", t.unlike(found.label));
   for (const each of found.ranking.slice(0, SHOWN)) {
     const row = add(list, "li");
     add(row, "span", each.name);
@@ -131,6 +132,8 @@ function showRanking(list, found) {
     add(add(row, "span", undefined, "bar"), "span").style.setProperty("width", `${100 * each.probability}%`);
   }
 }
+
+const isHeic = (file) => /\.hei[cf]$/i.test(file);
 
 async function show(blob, file) {
   const card = document.createElement("article");
@@ -141,26 +144,44 @@ async function show(blob, file) {
   const text = add(card, "div", undefined, "text");
   const heading = add(text, "h2", "…");
   byId("results").prepend(card);
+  let found = null;
+  let problem = t.failed; // the model, if not the photo
   try {
-    const found = await classify(blob);
-    heading.textContent = titleOf(found);
-    if (found.decision !== found.label) heading.className = "doubt";
+    const picture = await decode(blob).catch((error) => {
+      image.remove();
+      add(text, "p", error.message === t.tooLarge ? t.tooLarge : isHeic(file) ? t.heic : t.damaged, "quiet");
+      problem = t.notReadable;
+      throw error;
+    });
+    found = await recognise(picture);
     showRanking(add(text, "ul", undefined, "ranking"), found);
   } catch (error) {
-    heading.textContent = t.notReadable;
-    heading.className = "doubt";
-    add(text, "p", error.message, "quiet");
+    console.warn(file, error);
   }
+  heading.textContent = found ? titleOf(found) : problem;
+  if (!found || found.decision !== found.label) heading.className = "doubt";
+  results.push(found ? [file, found.decision, found.label, found.probability.toFixed(4)] : [file, problem, "", ""]);
   add(text, "p", file, "quiet file");
+  byId("save").hidden = false;
 }
 
 async function showAll(files) {
   complain("");
-  const images = [...files].filter((file) => file.type.startsWith("image/"));
-  if (!images.length) return complain(t.noImage);
+  const images = [...files].filter((file) => file.type.startsWith("image/") || isHeic(file.name));
+  const others = [...files].filter((file) => !images.includes(file));
+  if (others.length) complain(t.noImages(others.map((file) => file.name)));
   if (model.session) say("busy", t.looking);
   for (const file of images) await show(file, file.name);
   if (model.session) say("ready", t.ready);
+}
+
+function save() {
+  const quote = (cell) => `"${cell.replace(/^[=+\-@]/, "'$&").replaceAll('"', '""')}"`; // no formulas
+  const rows = [["file", "decision", "closest", "probability"], ...results];
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob(["\ufeff", rows.map((row) => row.map(quote).join(",") + "\r\n").join("")], { type: "text/csv" }));
+  link.download = "results.csv";
+  link.click();
 }
 
 // The camera: what it sees is named all the time.
@@ -183,7 +204,7 @@ async function startCamera() {
     byId("shoot").focus();
     follow(stream);
   } catch (error) {
-    complain(t.noCamera(error.message));
+    complain(t.noCamera(t[error.name] ?? t.cameraBusy));
   }
 }
 
@@ -217,6 +238,7 @@ async function shoot() {
 byId("choose").addEventListener("click", () => byId("files").click());
 byId("files").addEventListener("change", (event) => showAll(event.target.files));
 byId("camera").addEventListener("click", startCamera);
+byId("save").addEventListener("click", save);
 byId("shoot").addEventListener("click", shoot);
 byId("stop").addEventListener("click", stopCamera);
 for (const kind of ["dragenter", "dragover"]) {

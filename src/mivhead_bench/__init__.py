@@ -1,0 +1,1 @@
+"""The laboratory: benchmark, rivals, data sets and the paper's figures. It builds on mivhead."""

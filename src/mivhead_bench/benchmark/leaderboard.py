@@ -1,0 +1,88 @@
+"""Rows of a results page: one per backbone, protocol, set and method, and how it was made.
+
+`miv bench report` writes those of a run to `rows.csv`. In a page, rows of several runs stand side
+by side; only rows with the same hash of the tasks may be compared in pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from mivhead_bench.benchmark.compare import summarise
+from mivhead_bench.benchmark.results import Result
+
+KEY = ("backbone", "protocol", "set", "method")
+COLUMNS = (
+    *(*KEY, "tasks", "accuracy", "half_width", "seconds"),
+    *("library", "commit", "tasks_hash", "weights_hash", "command"),
+)
+PAGE = ("backbone", "protocol", "method", "sets", "tasks", "accuracy", "±", "seconds")
+ORIGIN = ("library", "commit", "command")
+
+Row = dict[str, str]
+
+
+def score(accuracies: Iterable[float], seconds: Iterable[float]) -> Row:
+    """Return the number of tasks, mean accuracy and half-width in %, and median seconds."""
+    found = summarise(list(accuracies))
+    half = "" if math.isnan(found.half_width) else f"{100 * found.half_width:.2f}"
+    return {
+        "tasks": str(found.n),
+        "accuracy": f"{100 * found.mean:.2f}",
+        "half_width": half,
+        "seconds": f"{np.median(list(seconds)):.3f}",
+    }
+
+
+def rows_of(
+    results: Sequence[Result], origin: Mapping[str, str], weights: Mapping[str, str]
+) -> Iterator[Row]:
+    """Yield the rows of a run."""
+    groups: dict[tuple[str, ...], list[Result]] = defaultdict(list)
+    for result in results:
+        if result.accuracy is not None:
+            groups[result.backbone, result.protocol, result.set, result.method].append(result)
+    for key, own in groups.items():
+        yield {
+            **dict(zip(KEY, key, strict=True)),
+            **score((r.accuracy or 0.0 for r in own), (r.adapt_seconds for r in own)),
+            "library": origin.get("version", "").partition(",")[0].removeprefix("mivhead "),
+            "commit": origin.get("commit", ""),
+            "tasks_hash": own[0].tasks[:12],
+            "weights_hash": weights.get(own[0].backbone, "")[:12],
+            "command": origin.get("command", ""),
+        }
+
+
+def page_rows(rows: Iterable[Mapping[str, str]], groups: Mapping[str, Iterable[str]]) -> list[Row]:
+    """Average rows over the sets of each group that is complete, or else over all sets.
+
+    Half-widths are those of the mean over these very sets: only the tasks are a sample.
+    """
+    by_column: dict[tuple[str, ...], dict[str, Mapping[str, str]]] = defaultdict(dict)
+    for row in rows:
+        by_column[row["backbone"], row["protocol"], row["method"]][row["set"]] = row
+    found = []
+    for (backbone, protocol, method), by_set in by_column.items():
+        complete = {name: list(sets) for name, sets in groups.items() if by_set.keys() >= set(sets)}
+        for name, sets in (complete or {"": list(by_set)}).items():
+            own = [by_set[each] for each in sets]
+            halves = [float(row["half_width"] or "nan") for row in own]
+            found.append(
+                {
+                    "backbone": backbone,
+                    "protocol": protocol,
+                    "method": method,
+                    "sets": f"{len(own)} {name}".strip(),
+                    "tasks": str(sum(int(row["tasks"]) for row in own)),
+                    "accuracy": f"{np.mean([float(row['accuracy']) for row in own]):.1f}",
+                    "±": f"{math.hypot(*halves) / len(own):.1f}".replace("nan", ""),
+                    "seconds": f"{np.mean([float(row['seconds']) for row in own]):.2f}",
+                    **{column: own[0].get(column, "") for column in ORIGIN},
+                }
+            )
+    return found

@@ -1,0 +1,5 @@
+"""`miv bench`: the commands of the laboratory."""
+
+from mivhead_bench.cli.main import main
+
+__all__ = ["main"]
