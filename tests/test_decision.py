@@ -61,8 +61,8 @@ def test_thresholds_in_plain_loops() -> None:
     made = rule(shots=19, classes=2)  # ten shots and nine
     found = made.calibration.thresholds(reject=0.1, max_errors=0.1)
     assert found.unknown == sorted(made.held_out)[18 - 1]  # ceil(20 * 0.9)
-    ten, five = 1 - 0.1 / 0.245, 1 - 0.1 / 0.29
-    assert found.probability == pytest.approx((ten, 1 - 0.1 / (0.245 + 0.045 / 5)))
+    ten, five = 1 - 0.1 / 0.225, 1 - 0.1 / 0.29
+    assert found.probability == pytest.approx((ten, 1 - 0.1 / (0.225 + 0.065 / 5)))
     few = Calibration((0.0,), (5, 3, 1, 40), calibrated=True).thresholds()
     assert few.probability == pytest.approx((five, 1 - 0.1 / 0.43, 1 - 0.1 / 0.47, ten))
 

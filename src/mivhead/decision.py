@@ -56,7 +56,7 @@ NONE = "none of these"
 REJECT = 0.1  # fraction of the images of known classes that may be rejected
 MAX_ERRORS = 0.1  # fraction of wrong names among the names that are given
 # How far the names are from certain, on average, relative to the threshold: by shots of the class
-SPREAD_SHOTS, SPREAD = (1, 3, 5, 10), (0.47, 0.43, 0.29, 0.245)
+SPREAD_SHOTS, SPREAD = (1, 3, 5, 10), (0.47, 0.43, 0.29, 0.225)
 ENERGY = 0.15  # weight of the energy in the score
 FAR = 0.5  # weight of the nearest background image in the score
 USUAL_FAR = 0.3  # similarity to the nearest background image if there are none to compare with

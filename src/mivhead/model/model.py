@@ -150,9 +150,11 @@ class Model(ImageClassifier, Estimator):
         skipped = getattr(self, "skipped_", []) if others is not None else []
         images, labels = self.readable_shots(images, labels, skip_bad=skip_bad)
         self.skipped_ = [*self.skipped_, *skipped]
-        table = self.read_table(images, views=True)
+        # The table is not kept: its features are as large as those of the shots.
+        shots = Shots.from_table(self.read_table(images, views=True), labels)
+        shots, self.copies_ = shots.in_order()
         reading = time.perf_counter() - started
-        self._train(table, labels, backbone, others)
+        self._train(shots, backbone, others)
         self.fit_seconds_ = {"features": reading, **self.fit_seconds_}
 
     def _fit_table(
@@ -165,16 +167,11 @@ class Model(ImageClassifier, Estimator):
         check_class_names(labels)
         backbone = self._backbone_of(table)
         identity = None if backbone is None else backbone.identity
-        self._train(table, labels, backbone, self._read_unlabelled(unlabelled, identity))
+        shots, self.copies_ = Shots.from_table(table, labels).in_order()
+        self._train(shots, backbone, self._read_unlabelled(unlabelled, identity))
 
-    def _train(
-        self,
-        table: FeatureTable,
-        labels: Sequence[Any],
-        backbone: Backbone | None,
-        unlabelled: Features | None,
-    ) -> None:
-        """Fit the classifier to the shots of a table, without exact copies."""
+    def _train(self, shots: Shots, backbone: Backbone | None, unlabelled: Features | None) -> None:
+        """Fit the classifier to shots that are in order, without exact copies."""
         started = time.perf_counter()
         classifier = MIVClassifier(
             self.recipe,
@@ -182,7 +179,6 @@ class Model(ImageClassifier, Estimator):
             random_state=self.random_state,
             verbose=self.verbose,
         )
-        shots, self.copies_ = Shots.from_table(table, labels).in_order()
         if self.copies_:  # smaller classes may need further views
             shots = self.with_missing_views(shots)
         templates = TEMPLATES if self.templates is None else tuple(self.templates)
