@@ -91,5 +91,5 @@ def test_a_wheel_in_an_empty_virtualenv(pure: bool, tmp_path: Path) -> None:
     done = run("-c", SMOKE.format(root=str(ROOT), kernels=not pure))
     assert done.returncode == 0, done.stderr
     assert run("-m", "mivhead", "--help").returncode == 0
-    assert run("-m", "mivhead", "methods").returncode == 0
+    assert run("-m", "mivhead", "backbones", "list").returncode == 0
     assert run("-m", "mivhead", "fit", ".", "-o", "x.miv").returncode == 2

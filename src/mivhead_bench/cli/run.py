@@ -33,6 +33,7 @@ from mivhead_bench.benchmark.results import IMAGES, Result, check_run_folder
 from mivhead_bench.benchmark.samplers import Protocol
 from mivhead_bench.cli.data import DATA
 from mivhead_bench.datasets.bundled import BUNDLED, write_bundled
+from mivhead_bench.datasets.sets import find_sets
 
 WIDE = 80  # characters of a title in a table
 RUN_EXAMPLES = """
@@ -265,8 +266,9 @@ def _check_code(config: RunConfig, source: str | None, what: Mapping[str, Any]) 
 
 
 def _data(config: RunConfig, data: str | None, folder: Path) -> Path | None:
-    """Return the data folder; bundled sets are written to a folder if there is none."""
-    if data is None and config.sets and set(config.sets) <= set(BUNDLED):
+    """Return the data folder; bundled sets that it does not have are written to a folder."""
+    sets = set(config.sets)
+    if sets and sets <= set(BUNDLED) and (data is None or not sets <= set(find_sets(data))):
         return write_bundled(folder)
     return None if data is None else Path(data)
 

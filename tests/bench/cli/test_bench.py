@@ -205,6 +205,13 @@ def test_a_refused_run_leaves_no_folder(tmp_path, monkeypatch, fails):
         assert not (tmp_path / "run").exists()
 
 
+def test_bundled_sets_are_found_beside_a_data_folder(tmp_path, monkeypatch, miv):
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("MIV_DATA", str(tmp_path / "data"))
+    run = ["--sets", "digits", "--methods", "ncc", "--tasks", "1", "--workers", "0"]
+    assert "ncc" in miv("bench", "run", "small", *run, "-o", tmp_path / "run").out
+
+
 def test_the_list_of_tables(miv):
     assert "tab:miv_acc" in miv("bench", "list").out
     tables = json.loads(miv("bench", "list", "--json").out)["tables"]
