@@ -260,6 +260,15 @@ def test_numbers_of_numpy_are_taken() -> None:
     assert Recipe(eta=np.float32(0.5), steps=np.int64(3)).steps == 3
 
 
+def test_tiny_features_are_refused_before_they_are_distorted(digits) -> None:
+    X, y = digits
+    for scale in (1e-11, 1e-12):  # the lengths of vectors would be about 1e-12, where norms end
+        with pytest.raises(InputError, match="multiply your features"):
+            MIVClassifier("paper").fit(scale * X[:50], y[:50])
+    small = MIVClassifier("paper", random_state=0).fit(2.0**-29 * X[:200], y[:200])
+    assert small.score(2.0**-29 * X[200:600], y[200:600]) > 0.75  # as in `test_it_learns`
+
+
 def test_wrong_data_is_named() -> None:
     X, y = clusters(0, [2, 2])
     with pytest.raises(InputError, match="at least 2 classes"):
