@@ -35,7 +35,7 @@ $(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python
 	$(PIP) -e ".[dev]" $(OR_SAY)
 	@touch $(VENV)/.installed $@  # `dev` includes the extras above
 
-demo: $(VENV)/.installed  ## fit, predict, save, compare and draw, on real images that pip carries
+demo: $(VENV)/.installed  ## fit, predict, save, load and explain, on real images that pip carries
 	$(BIN)/miv demo
 
 web-runtime:  ## onnxruntime-web for the pages of `miv export --web`, by npm
@@ -61,8 +61,7 @@ test:  ## linters, types, tests (under 8 minutes on 2 cores, installing included
 	$(PYTEST) $(addprefix --ignore=,$(LIGHT_TESTS))
 	@echo "All is well: linters, types, and the tests with and without PyTorch."
 
-# What `pip install .` gives, without PyTorch, scikit-learn and SciPy: the commands people use daily,
-# the app and the service.
+# What `pip install .` gives, without PyTorch: the commands people use daily, the app and the service.
 LIGHT       := .venv-light
 LIGHT_TESTS := $(addprefix tests/cli/test_,fit.py predict.py change.py explain.py suggest.py info.py) \
                tests/app/test_routes.py tests/app/test_learner.py tests/service/test_predict.py

@@ -38,7 +38,7 @@ LIBRARY = "libkernels.so"  # on every system: it is opened by its path
 # sqrt need not set errno; only functions that are marked as exported are visible.
 FLAGS = ("-O3", "-std=c11", "-Wall", "-Wextra", "-shared", "-s", "-fno-math-errno")
 HIDDEN = ("-fPIC", "-fvisibility=hidden")
-# AVX2 and FMA: processors since 2013. `mivhead.head.library` checks before it loads.
+# AVX2 and FMA: processors since 2013. `mivhead.head.kernels` checks before it loads.
 AVX2 = "-mcpu=x86_64_v3"
 # Instead of Windows' C library, which takes a minute to build.
 WINDOWS = """

@@ -62,9 +62,9 @@ FAR = 0.5  # weight of the nearest background image in the score
 USUAL_FAR = 0.3  # similarity to the nearest background image if there are none to compare with
 
 # With one shot per class nothing can be left out. The scores of new images then come from other
-# tasks (benchmarks/one_shot_scores.py, tuning sets): their quantiles 5%, 10%, ..., 95%, relative
-# to how similar the shots are to the background (with weight FAR) and to each other (with weight
-# -SLOPE). With energy, and without.
+# tasks (benchmarks/one_shot_scores.py of commit bae41b1, tuning sets): their quantiles 5%, 10%,
+# ..., 95%, relative to how similar the shots are to the background (with weight FAR) and to each
+# other (with weight -SLOPE). With energy, and without.
 PRIOR_SCORES = (
     *(-1.48, -1.33, -1.25, -1.19, -1.13, -1.10, -1.06, -1.04, -1.00, -0.98),
     *(-0.96, -0.94, -0.91, -0.89, -0.87, -0.84, -0.81, -0.78, -0.73),

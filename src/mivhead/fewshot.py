@@ -243,7 +243,7 @@ class FewShotClassifier(Model):
         -------
         Evaluation
             Accuracy with its interval, per class too, confusion matrix and misclassified images;
-            `plot()` and `plot_mistakes()` draw them.
+            `plot()` draws them.
         """
         from mivhead.diagnostics.evaluation import evaluate
 

@@ -34,7 +34,7 @@ BLOCK = re.compile(
 )
 PHOTOS = (  # pages for people who have some
     *("tutorial", "photos", "python", "unsure", "predictions", "images", "export", "cache"),
-    *("databases", "own-backbone", "publish"),
+    *("databases", "own-backbone"),
 )
 LONG = ("benchmark", "million-images", "own-method", "reports", "rivals")  # run by `make test-all`
 NEEDS = {  # pages that use optional packages

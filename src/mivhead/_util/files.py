@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 METADATA_KEY = "mivhead"
-CHECKSUM = "checksum.v1"  # key of the document: CRC-32 of everything else in the file
+CHECKSUM = "checksum"  # key of the document: CRC-32 of everything else in the file
 MAX_BYTES = 16 * 2**30
 TYPES = ("float16", "float32", "float64", "int64", "int32", "uint8", "bool")  # of tensors
 ABANDONED = 3600.0  # age in seconds of a temporary file whose writer was killed
@@ -153,7 +153,7 @@ def checksum(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> str
 
     value = zlib.crc32(json.dumps(meta, sort_keys=True).encode())
     for name, array in sorted(arrays.items()):
-        what = f"{name} torch.{array.dtype.name} {list(array.shape)}"
+        what = f"{name} {array.dtype.name} {list(array.shape)}"
         value = zlib.crc32(np.ascontiguousarray(array).data, zlib.crc32(what.encode(), value))
     return f"{value:08x}"
 

@@ -59,7 +59,7 @@ class CloseShot:
 
     name: str
     label: Any  # its class
-    # Its share of the attention to its class; None for methods without attention
+    # Its share of the attention to its class; None with the recipe `experts`
     weight: float | None
     similarity: float  # cosine of the mean vectors of the two images in the deepest block
     picture: bytes | None = field(default=None, repr=False)  # a small one, if the model has it
@@ -93,8 +93,8 @@ class Explanation:
     runner_up : object
         The second most probable class.
     heat : array of shape (H, W) or None
-        Where the model looked: weights of the patches that sum to 1. None for a method without
-        attention to patches.
+        Where the model looked: weights of the patches that sum to 1. None with the recipe
+        `experts`, which has no attention.
     blocks : dict of int to array of shape (H, W)
         The same for each block of the features that has patches, by its number.
     shots : tuple of CloseShot

@@ -76,7 +76,7 @@ class Names:
         cls, document: Any, arrays: Mapping[str, Floats], classes: int, width: int
     ) -> Self:
         """Make the member from what `state` returned, checking everything."""
-        saved = from_json(_Saved, document, "names.v1")
+        saved = from_json(_Saved, document, "names")
         shapes = {name: array.shape for name, array in arrays.items()}
         if shapes != {"vectors": (classes, width), "centres": (classes,)} or any(
             array.dtype != np.float32 for array in arrays.values()

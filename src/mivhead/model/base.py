@@ -1,7 +1,7 @@
 """What every model does with pictures, and says about itself (`ModelInfo`, `Estimate`).
 
-Fitted and exported models differ in how they read and score pictures. Names, decisions and sets of
-classes follow from the scores here. Whoever has decoded pictures (the service, the app's camera,
+Fitted and exported models differ in how they read and score pictures. Names and
+decisions follow from the scores here. Whoever has decoded pictures (the service, the app's camera,
 jobs) enters at `read_pictures` or `classify_pictures`.
 """
 

@@ -9,7 +9,7 @@ the figures of the paper. `open_set` judges how well a method tells unknown imag
 in tasks that have some.
 """
 
-from mivhead_bench.benchmark.config import RunConfig, load_config, read_config
+from mivhead_bench.benchmark.config import RunConfig, read_config
 from mivhead_bench.benchmark.report import write_report
 from mivhead_bench.benchmark.results import read_results
 from mivhead_bench.benchmark.runner import Workspace, run
@@ -21,7 +21,6 @@ __all__ = [
     "RunConfig",
     "TaskSet",
     "Workspace",
-    "load_config",
     "read_config",
     "read_results",
     "run",

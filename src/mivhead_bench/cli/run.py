@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -89,6 +90,21 @@ def views(text: str) -> int | str:
     return text if text == "preset" else int(text)
 
 
+def parameter(text: str) -> tuple[str, Any]:
+    """Read a hyperparameter: a number, true or false, or else a string.
+
+    >>> parameter("steps=20"), parameter("prototype=mean")
+    (('steps', 20), ('prototype', 'mean'))
+    """
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise InputError(f"{text!r:.80} is not NAME=VALUE, such as steps=20.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
 NAMES = options.Checked(names, "A,B")
 _what = options.in_group("what")
 _where = options.in_group("where")
@@ -143,6 +159,13 @@ WHERE = options.together(
 @DATA
 @WHAT
 @click.option(
+    "--param",
+    "params",
+    type=options.Checked(parameter, "NAME=VALUE"),
+    multiple=True,
+    help="Hyperparameter of all methods, from `miv bench methods NAME`; repeatable.",
+)
+@click.option(
     "--weights",
     multiple=True,
     metavar="NAME=FILE",
@@ -168,6 +191,7 @@ def run(
     dry_run: bool,
     data: str | None,
     what: dict[str, Any],
+    params: Sequence[tuple[str, Any]],
     weights: Sequence[str],
     allow_code: bool,
     where: dict[str, Any],
@@ -181,7 +205,7 @@ def run(
     available: to resume a run that was stopped or killed, run the same command again. Options
     override CONFIG.
     """
-    joined = join(config, what, weights)
+    joined = join(config, what, weights, dict(params))
     if not allow_code:
         _check_code(joined, config, what)
     device = str(default_device(where.get("device")))
@@ -226,7 +250,12 @@ def run(
     out.report({"run": output, "results": rows}, text)
 
 
-def join(source: str | None, what: Mapping[str, Any], weights: Sequence[str]) -> RunConfig:
+def join(
+    source: str | None,
+    what: Mapping[str, Any],
+    weights: Sequence[str],
+    params: Mapping[str, Any] | None = None,
+) -> RunConfig:
     """Join a configuration and the options, which take precedence."""
     document = (RunConfig() if source is None else load_config(source)).as_json()
     known = {entry["name"] for entry in document["backbones"]}
@@ -241,6 +270,11 @@ def join(source: str | None, what: Mapping[str, Any], weights: Sequence[str]) ->
     if "backbones" in what:
         methods = [_restrict(m, what["backbones"], known) for m in document["methods"]]
         document["methods"] = [method for method in methods if method is not None]
+    if params:
+        methods = [{"name": m} if isinstance(m, str) else dict(m) for m in document["methods"]]
+        for method in methods:
+            method["params"] = {**method.get("params", {}), **params}
+        document["methods"] = methods
     config = read_config(document)
     return replace(config, backbones=assign_weights(config.backbones, weights))
 

@@ -205,6 +205,13 @@ def test_a_refused_run_leaves_no_folder(tmp_path, monkeypatch, fails):
         assert not (tmp_path / "run").exists()
 
 
+def test_parameters_of_methods(what, tmp_path, fails):
+    config = join("small", {"methods": ["svm", "ridge"]}, (), {"use_views": True})
+    assert [method.params for method in config.methods] == [{"use_views": True}] * 2
+    for wrong in ("steps", "nothing=1"):
+        fails(*what, "-o", tmp_path / "run", "--workers", "0", "--param", wrong)
+
+
 def test_bundled_sets_are_found_beside_a_data_folder(tmp_path, monkeypatch, miv):
     (tmp_path / "data").mkdir()
     monkeypatch.setenv("MIV_DATA", str(tmp_path / "data"))
