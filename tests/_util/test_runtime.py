@@ -96,6 +96,14 @@ def test_whatever_it_computes_the_answer_is_one_sentence(name: str, path: Path) 
 
 
 @pytest.mark.parametrize("where", hostile.EXTERNAL)
+def test_an_exported_model_with_other_files(where, path, monkeypatch):
+    path.write_bytes(hostile.content(hostile.external(where)))
+    monkeypatch.setattr("mivhead.model.exported.Session", None)  # it is not run
+    with pytest.raises(ModelFileError, match="other files"):
+        mivhead.load(path)
+
+
+@pytest.mark.parametrize("where", hostile.EXTERNAL)
 def test_other_files_are_found_wherever_they_are_named(where: str) -> None:
     content = hostile.external(where).SerializeToString()
     with pytest.raises(InputError, match="other files"):

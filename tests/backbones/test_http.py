@@ -28,6 +28,7 @@ from tests.helpers.services import (
     breaks_off,
     changed,
     drips,
+    drips_headers,
     hangs_up,
     resets,
     running,
@@ -182,6 +183,7 @@ FAULTS = {
     "20 GiB": [writes(b"HTTP/1.1 200 OK\r\nContent-Length: 21474836480\r\n\r\n" + b" " * 70_000)],
     "gzip": [says(Reply(gzip.compress(b"0" * 10**8), headers={"Content-Encoding": "gzip"}))],
     "drip": [drips] * 3,
+    "drip of headers": [drips_headers] * 3,
     "nonsense": [writes(b"\x00" * 100)] * 3,
 }
 
@@ -190,7 +192,7 @@ FAULTS = {
 def test_other_faults_are_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOY_KEY", KEY)
     monkeypatch.setattr(http, "MAX_BYTES", 65_536)
-    if name == "drip":
+    if name.startswith("drip"):
         monkeypatch.setattr(http, "TIMEOUT", 0.2)
     with running(FaultyServer(service(), FAULTS[name])) as url:
         backbone = EmbeddingBackbone(url, model="toy", key="TOY_KEY")

@@ -56,16 +56,32 @@ def test_nothing_of_the_user_is_overwritten(command, fails, shots, model, tmp_pa
     """A photo, a folder, a device and a place that is not there are refused before any work."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("mivhead.model.model.extract_table", None)  # calling it would fail
-    photo, folder = tmp_path / "photo.jpg", tmp_path / "photos"
+    folder = tmp_path / "photos"
     folder.mkdir()
-    for path in (photo, folder / "1.jpg"):
+    kinds = "jpg", "png", "svg", "pdf", "csv", "json", "html", "parquet", "miv", "onnx"
+    precious = [folder / "1.jpg", *(tmp_path / f"photo.{kind}" for kind in kinds)]
+    for path in precious:
         path.write_bytes(b"precious")
     places = {"SHOTS": str(shots), "MODEL": str(model)}
     arguments = [places.get(word, word) for word in COMMANDS[command]]
-    for target in (photo, folder, os.devnull, tmp_path / "no" / "m.miv"):
+    for target in (*precious, folder, os.devnull, tmp_path / "no" / "m.miv"):
         fails(*arguments, target)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["1.jpg", "photo.jpg", "photos"]
-    assert photo.read_bytes() == (folder / "1.jpg").read_bytes() == b"precious"
+    assert {*tmp_path.rglob("*")} == {folder, *precious}
+    assert all(path.read_bytes() == b"precious" for path in precious)
+
+
+def test_results_are_replaced(miv, shots, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    photo = next(shots.rglob("*.png"))
+    for command in (
+        ["predict", model, shots, "-o", "names.csv"],
+        ["predict", model, shots, "-o", "names.json"],
+        ["predict", model, shots, "--html", "names.html"],
+        ["suggest", shots, "--html", "next.html"],
+        *(["explain", model, photo, "-o", f"why.{kind}"] for kind in ("png", "svg", "pdf")),
+    ):
+        miv(*command)
+        miv(*command)
 
 
 def test_a_model_does_not_replace_features(fails, features):

@@ -165,6 +165,18 @@ def drips(handler: Any, request: Request, answer: Any) -> None:
         handler.close_connection = True
 
 
+def drips_headers(handler: Any, request: Request, answer: Any) -> None:
+    """Send one header after another, for a minute."""
+    handler.close_connection = True
+    try:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+        for number in range(1200):
+            handler.wfile.write(b"X-Header-%d: x\r\n" % number)
+            time.sleep(0.05)
+    except OSError:  # the client gave up
+        pass
+
+
 def writes(raw: bytes) -> Any:
     """Send exactly these bytes and hang up."""
 

@@ -414,6 +414,14 @@ def test_a_file_is_replaced_and_the_old_one_kept(path: Path) -> None:
     assert sorted(each.name for each in path.parent.iterdir()) == ["m.miv", "m.miv.bak"]
 
 
+def test_a_folder_in_the_place_of_the_backup(path: Path) -> None:
+    before = path.read_bytes()
+    path.with_name("m.miv.bak").mkdir()
+    with pytest.raises(InputError, match="folder"), open_change(path) as model:
+        model.rename("red", "crimson")
+    assert path.read_bytes() == before
+
+
 def test_a_failure_leaves_the_file_and_its_backup(path: Path, monkeypatch) -> None:
     """An unknown class; then a disk that is full while the changed model is written."""
     backup = path.with_name("m.miv.bak")

@@ -15,9 +15,12 @@ import io
 import json
 import os
 import re
+import socket
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
@@ -100,6 +103,7 @@ class EmbeddingBackbone:
         self._batch_size = BATCH if several else 1
         self._http = httpx.Client(
             timeout=TIMEOUT,
+            limits=httpx.Limits(max_keepalive_connections=0),  # `_exchange` hangs up on late ones
             follow_redirects=False,  # one could carry the key or images to another host
             headers={"User-Agent": "mivhead", "Accept-Encoding": "identity"},
             trust_env=not is_loopback(urlsplit(url).hostname),  # proxies
@@ -169,15 +173,35 @@ class EmbeddingBackbone:
 
     def _exchange(self, document: Any, headers: dict[str, str]) -> tuple[httpx.Response, bytes]:
         """Return a response and its body, within limits of size and time."""
-        end = time.monotonic() + TIMEOUT
-        body = bytearray()
-        with self._http.stream("POST", self._url, json=document, headers=headers) as response:
-            for chunk in response.iter_raw():  # not decompressed: it could be a bomb
-                body += chunk
-                if len(body) > MAX_BYTES:
-                    raise InputError(f"{self._shown} sent more than {MAX_BYTES:,} bytes.")
-                if time.monotonic() > end:  # httpx limits the time of every read alone
-                    raise TimeoutError(f"no complete response within {TIMEOUT:g} s")
+        body, sockets, late = bytearray(), list[socket.socket](), threading.Event()
+
+        def note(event: str, info: dict[str, Any]) -> None:
+            if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+                sockets.append(info["return_value"].get_extra_info("socket"))
+
+        def hang_up() -> None:  # httpx limits the time of every read alone
+            late.set()
+            for connection in sockets:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(TIMEOUT, hang_up)
+        timer.start()
+        try:
+            with self._http.stream(
+                "POST", self._url, json=document, headers=headers, extensions={"trace": note}
+            ) as response:
+                for chunk in response.iter_raw():  # not decompressed: it could be a bomb
+                    body += chunk
+                    if len(body) > MAX_BYTES:
+                        raise InputError(f"{self._shown} sent more than {MAX_BYTES:,} bytes.")
+        except httpx.RequestError:
+            if not late.is_set():
+                raise
+        finally:
+            timer.cancel()
+        if late.is_set():
+            raise TimeoutError(f"no complete response within {TIMEOUT:g} s")
         return response, bytes(body)
 
 

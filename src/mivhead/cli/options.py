@@ -18,7 +18,7 @@ import click
 from mivhead._util.files import METADATA_KEY, is_exported
 from mivhead._util.imports import need
 from mivhead._util.schema import parse_json
-from mivhead.errors import ImageError, InputError, MivError, NotAvailableError
+from mivhead.errors import ImageError, InputError, MivError, NotAvailableError, reading
 
 if TYPE_CHECKING:
     from mivhead.cli.output import Output
@@ -37,6 +37,8 @@ LABELLED = (
 )
 UNLABELLED = "Images, folders, zip archives or patterns."
 PICTURES = (".png", ".svg", ".pdf")
+# In the first or last bytes of what mivhead wrote: pages and pictures, CSV, JSON
+OUR_MARKS, MARKED = (b"mivhead", b"file,decision,closest", b'"predictions": ['), 4096
 FEATURES = (".safetensors", ".npz", ".npy", ".parquet")  # suffixes of files of features
 
 
@@ -141,19 +143,29 @@ def output_file(*suffixes: str, replaces: str | None = None) -> Checked:
 def check_output(path: str | Path, *, replaces: str | None = None) -> None:
     """Raise an error if a file cannot be written; called before any expensive work.
 
-    Only a file of the kind `replaces` may be overwritten; None allows any.
+    Only a file of the kind `replaces` may be overwritten; None stands for tables, pages and
+    pictures.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
         raise InputError(f"The output {path} is not a file.")
-    if replaces and path.exists() and kind_of(path) != replaces:
+    if path.exists() and not (kind_of(path) == replaces if replaces else _is_ours(path)):
         raise InputError(
-            f"The output {path} exists and is not a mivhead {replaces} file, so it is not "
-            "overwritten: choose another name or remove it."
+            f"The output {path} exists and is not a {replaces or 'result'} file of mivhead, so it "
+            "is not overwritten: choose another name or remove it."
         )
     if path.exists() and not os.access(path, os.W_OK):
         raise NotAvailableError(f"The output {path} is write-protected.")
     check_folder(path.parent)
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether mivhead wrote a table, a page or a picture, or the file is empty."""
+    with reading(f"The output {path}"), path.open("rb") as file:
+        start = file.read(MARKED)
+        file.seek(max(0, path.stat().st_size - MARKED))
+        ends = start + file.read()  # a PDF names its program at the end
+    return not start or any(mark in ends for mark in OUR_MARKS)
 
 
 def check_folder(folder: Path) -> None:

@@ -66,7 +66,8 @@ def _render(figure: Figure, kind: str, dpi: int = DOTS_PER_INCH) -> bytes:
     buffer = BytesIO()
     with warnings.catch_warnings():  # characters missing from the font become boxes
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-        figure.savefig(buffer, format=kind, dpi=dpi)
+        program = {"Software" if kind == "png" else "Creator": "mivhead"}
+        figure.savefig(buffer, format=kind, dpi=dpi, metadata=program)
     return buffer.getvalue()
 
 

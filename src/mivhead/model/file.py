@@ -247,7 +247,10 @@ def changing(
 @contextmanager
 def _keeping(path: Path) -> Iterator[None]:
     """Keep the contents of a file as `.bak`, as soon as the file has been replaced."""
-    with files.replacing(path.with_name(f"{path.name}.bak")) as part:
+    kept = path.with_name(f"{path.name}.bak")
+    if kept.is_dir():
+        raise InputError(f"{kept} is a folder, where the old model would be kept: rename it.")
+    with files.replacing(kept) as part:
         try:
             part.hardlink_to(path)  # no copy: the file is about to be replaced, not modified
         except OSError:

@@ -52,7 +52,7 @@ class Limits:
     # Images that wait or are being computed, in all requests together
     max_queue: int = 256
     # Bytes of all request bodies that are held in memory at the same time
-    max_memory: int = 256 * 2**20
+    max_memory: int = 96 * 2**20
     # Seconds from the head of a request to its answer
     deadline: float = 60.0
 

@@ -34,8 +34,8 @@ PRINTED = (  # the order of the paper's tables
 Interval = Literal["student", "normal"]  # the rule for half-widths; the paper's is the second
 Bold = Literal["test", "highest"]  # what the paper prints in bold: differs from table to table
 BENCHMARKS = {
-    "MD": tuple(each.name for each in SETS if each.benchmark == "MD"),
-    "MD+": tuple(each.name for each in SETS if each.benchmark is not None),
+    "MD": tuple(info.name for info in SETS if info.benchmark == "MD"),
+    "MD+": tuple(info.name for info in SETS if info.benchmark is not None),
 }
 
 
@@ -166,7 +166,9 @@ Bins = tuple[tuple[float, float, float], ...]
 
 def merge_bins(bins: Iterable[Bins]) -> NDArray[np.float64]:
     """Sum the calibration bins of many tasks: (bin, [queries, sum of confidences, correct])."""
-    tables = [np.asarray(each, dtype=np.float64).reshape(-1, 3) for each in bins if each]
+    tables = [
+        np.asarray(task_bins, dtype=np.float64).reshape(-1, 3) for task_bins in bins if task_bins
+    ]
     if not tables:
         return np.zeros((0, 3))
     if len({len(table) for table in tables}) > 1:
@@ -320,9 +322,9 @@ class Comparison:
         if self.bold == "highest" and len(done) > 1:
             printed = {m: round(100 * self.mean(m, sets), 1) for m in done}
             top = frozenset(m for m in done if printed[m] == max(printed.values()))
-            own = [printed[m] for m in ours]
-            rivals = [m for m in done if m == self.rival and own and len(sets) > 1]
-            beaten = [m for m in rivals if min(own) < printed[m] <= own[0]]
+            our_scores = [printed[m] for m in ours]
+            rivals = [m for m in done if m == self.rival and our_scores and len(sets) > 1]
+            beaten = [m for m in rivals if min(our_scores) < printed[m] <= our_scores[0]]
             return Emphasis(top, frozenset(beaten))
         if self.rival is None or self.rival not in done or not ours:
             best = self.best(sets)
@@ -350,12 +352,12 @@ class Comparison:
         """Average over MD, MD+ and all sets of the run, without repeating the same sets."""
         here = {info.name: name for name in self.sets if (info := find_declared(name)) is not None}
         wanted = {title: {m: here.get(m) for m in names} for title, names in BENCHMARKS.items()}
-        found: dict[frozenset[str], Average] = {}
+        averages: dict[frozenset[str], Average] = {}
         for title, members in (wanted | {"all sets": {s: s for s in self.sets}}).items():
             average = self._average(title, members)
             if average.sets:
-                found.setdefault(frozenset(average.sets), average)
-        return list(found.values())
+                averages.setdefault(frozenset(average.sets), average)
+        return list(averages.values())
 
     def _average(self, title: str, members: dict[str, str | None]) -> Average:
         missing = {}
@@ -442,7 +444,7 @@ def check_same_tasks(results: Iterable[Result]) -> None:
     hashes = {(r.set, r.protocol, r.tasks) for r in results}
     if len(hashes) > 1:
         name, protocol = min(hashes)[:2]
-        shown = ", ".join(sorted(each[2][:12] for each in hashes))
+        shown = ", ".join(sorted(tasks[:12] for _, _, tasks in hashes))
         raise InputError(
             f"The results of {name} ({protocol}) come from different tasks ({shown}) and cannot be "
             "compared; run both methods on the same task file."
@@ -570,9 +572,9 @@ _Key = tuple[str, str, str]  # backbone, protocol, set
 
 def _by_task(method: MethodResults, *, ignore_backbone: bool) -> dict[_Key, dict[int, Result]]:
     """Group the finished results by backbone, protocol and set, and then by task."""
-    found: dict[_Key, dict[int, Result]] = {}
+    groups: dict[_Key, dict[int, Result]] = {}
     for result in method.results:
         if result.accuracy is not None:
             backbone = "" if ignore_backbone else result.backbone
-            found.setdefault((backbone, result.protocol, result.set), {})[result.task] = result
-    return found
+            groups.setdefault((backbone, result.protocol, result.set), {})[result.task] = result
+    return groups

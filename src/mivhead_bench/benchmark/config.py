@@ -246,7 +246,7 @@ class RunConfig:
             if value is not None and value < least:
                 raise InputError(f"{name} is {value}; expected at least {least}.")
         for title in ("backbones", "methods", "sets", "protocols", "comparisons"):
-            names = [getattr(each, "name", each) for each in getattr(self, title)]
+            names = [getattr(entry, "name", entry) for entry in getattr(self, title)]
             if twice := [name for name in names if names.count(name) > 1]:
                 raise InputError(f"{title} contains {twice[0]!r} twice; use different names.")
         for text in self.protocols:
@@ -279,7 +279,7 @@ class RunConfig:
 
     def threshold(self, backbone: str, name: str) -> int | None:
         """Return T where the paper's authors lowered it for a set; None: as in the preset."""
-        sources = {each.name: each.source for each in self.backbones}
+        sources = {entry.name: entry.source for entry in self.backbones}
         info = find_declared(name)
         if not self.paper_thresholds or info is None:
             return None
@@ -494,9 +494,9 @@ there and 60 here; choose another folder.
 
 
 def _merge(title: str, old: Sequence[T], new: Sequence[T]) -> tuple[T, ...]:
-    known = {each.name: each for each in old}
-    for each in new:
-        _agree(f"the {title} {each.name!r}", known.setdefault(each.name, each), each)
+    known = {entry.name: entry for entry in old}
+    for entry in new:
+        _agree(f"the {title} {entry.name!r}", known.setdefault(entry.name, entry), entry)
     return tuple(known.values())
 
 
@@ -505,22 +505,22 @@ def _merge_methods(old: RunConfig, new: RunConfig) -> tuple[MethodConfig, ...]:
     known: dict[str, MethodConfig] = {}
     for config in (old, new):
         everywhere = tuple(backbone.name for backbone in config.backbones)
-        for each in config.methods:
-            there = known.get(each.name, replace(each, backbones=()))
-            bare = [replace(method, backbones=()) for method in (there, each)]
-            _agree(f"the method {each.name!r}", *bare)
-            names = there.backbones + (each.backbones or everywhere)
-            known[each.name] = replace(there, backbones=tuple(dict.fromkeys(names)))
+        for method in config.methods:
+            earlier = known.get(method.name, replace(method, backbones=()))
+            bare = [replace(entry, backbones=()) for entry in (earlier, method)]
+            _agree(f"the method {method.name!r}", *bare)
+            names = earlier.backbones + (method.backbones or everywhere)
+            known[method.name] = replace(earlier, backbones=tuple(dict.fromkeys(names)))
     total = {backbone.name for config in (old, new) for backbone in config.backbones}
     return tuple(
-        replace(each, backbones=()) if set(each.backbones) == total else each
-        for each in known.values()
+        replace(method, backbones=()) if set(method.backbones) == total else method
+        for method in known.values()
     )
 
 
-def _agree(name: str, there: object, here: object) -> None:
-    if there != here:
+def _agree(name: str, old: object, new: object) -> None:
+    if old != new:
         raise InputError(
-            f"The results folder belongs to another configuration: {name} is {there} there and "
-            f"{here} here; choose another folder."
+            f"The results folder belongs to another configuration: {name} is {old} there and "
+            f"{new} here; choose another folder."
         )

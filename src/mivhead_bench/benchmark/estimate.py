@@ -88,11 +88,19 @@ def estimate(config: RunConfig, data: Path | None, device: str | None = None) ->
             for m in config.methods_on(entry.name)
         }
         for method in config.methods_on(entry.name):
-            of_sets = [(rules[name, method.name], found) for name, found in tasks.items() if found]
+            of_sets = [
+                (rules[name, method.name], set_tasks)
+                for name, set_tasks in tasks.items()
+                if set_tasks
+            ]
             columns.append(_column(method, entry.name, backbone, layout, of_sets, device))
-        for name, found in tasks.items():
+        for name, set_tasks in tasks.items():
             frozen = [m.name for m in config.methods_on(entry.name) if not m.needs_images]
-            views = count_views(found, [rules[name, each] for each in frozen]) if frozen else {}
+            views = (
+                count_views(set_tasks, [rules[name, method_name] for method_name in frozen])
+                if frozen
+                else {}
+            )
             once = len(views) + sum(views.values())
             passes += once
             size += once * entry_size({part: t[0] for part, t in layout.tensors.items()})
@@ -115,7 +123,9 @@ def _sample(name: str, data: Path, config: RunConfig) -> list[Task]:
         sample_tasks(images, name, Protocol.parse(protocol), config.seed, config.tasks)
         for protocol in config.protocols
     ]
-    return [task for each in sampled if not isinstance(each, LeftOut) for task in each.tasks]
+    return [
+        task for task_set in sampled if not isinstance(task_set, LeftOut) for task in task_set.tasks
+    ]
 
 
 def _load(entry: BackboneConfig, device: str, problems: dict[str, str]) -> Backbone:

@@ -301,8 +301,8 @@ class _Timed:
         resized = [to_picture(image, i, size) for i, image in enumerate(images)]
         clock = Clock(self._device, this_thread=True)
         features = self._backbone.extract(resized)
-        each = clock.lap().times(1 / len(images))
-        self.seconds = each if self.seconds is None else min(self.seconds, each)
+        per_image = clock.lap().times(1 / len(images))
+        self.seconds = per_image if self.seconds is None else min(self.seconds, per_image)
         return features
 
 

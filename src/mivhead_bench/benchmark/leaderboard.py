@@ -28,11 +28,11 @@ Row = dict[str, str]
 
 def score(accuracies: Iterable[float], seconds: Iterable[float]) -> Row:
     """Return the number of tasks, mean accuracy and half-width in %, and median seconds."""
-    found = summarise(list(accuracies))
-    half = "" if math.isnan(found.half_width) else f"{100 * found.half_width:.2f}"
+    summary = summarise(list(accuracies))
+    half = "" if math.isnan(summary.half_width) else f"{100 * summary.half_width:.2f}"
     return {
-        "tasks": str(found.n),
-        "accuracy": f"{100 * found.mean:.2f}",
+        "tasks": str(summary.n),
+        "accuracy": f"{100 * summary.mean:.2f}",
         "half_width": half,
         "seconds": f"{np.median(list(seconds)):.3f}",
     }
@@ -46,14 +46,14 @@ def rows_of(
     for result in results:
         if result.accuracy is not None:
             groups[result.backbone, result.protocol, result.set, result.method].append(result)
-    for key, own in groups.items():
+    for key, group in groups.items():
         yield {
             **dict(zip(KEY, key, strict=True)),
-            **score((r.accuracy or 0.0 for r in own), (r.adapt_seconds for r in own)),
+            **score((r.accuracy or 0.0 for r in group), (r.adapt_seconds for r in group)),
             "library": origin.get("version", "").partition(",")[0].removeprefix("mivhead "),
             "commit": origin.get("commit", ""),
-            "tasks_hash": own[0].tasks[:12],
-            "weights_hash": weights.get(own[0].backbone, "")[:12],
+            "tasks_hash": group[0].tasks[:12],
+            "weights_hash": weights.get(group[0].backbone, "")[:12],
             "command": origin.get("command", ""),
         }
 
@@ -66,23 +66,23 @@ def page_rows(rows: Iterable[Mapping[str, str]], groups: Mapping[str, Iterable[s
     by_column: dict[tuple[str, ...], dict[str, Mapping[str, str]]] = defaultdict(dict)
     for row in rows:
         by_column[row["backbone"], row["protocol"], row["method"]][row["set"]] = row
-    found = []
+    averaged = []
     for (backbone, protocol, method), by_set in by_column.items():
         complete = {name: list(sets) for name, sets in groups.items() if by_set.keys() >= set(sets)}
         for name, sets in (complete or {"": list(by_set)}).items():
-            own = [by_set[each] for each in sets]
-            halves = [float(row["half_width"] or "nan") for row in own]
-            found.append(
+            set_rows = [by_set[set_name] for set_name in sets]
+            halves = [float(row["half_width"] or "nan") for row in set_rows]
+            averaged.append(
                 {
                     "backbone": backbone,
                     "protocol": protocol,
                     "method": method,
-                    "sets": f"{len(own)} {name}".strip(),
-                    "tasks": str(sum(int(row["tasks"]) for row in own)),
-                    "accuracy": f"{np.mean([float(row['accuracy']) for row in own]):.1f}",
-                    "±": f"{math.hypot(*halves) / len(own):.1f}".replace("nan", ""),
-                    "seconds": f"{np.mean([float(row['seconds']) for row in own]):.2f}",
-                    **{column: own[0].get(column, "") for column in ORIGIN},
+                    "sets": f"{len(set_rows)} {name}".strip(),
+                    "tasks": str(sum(int(row["tasks"]) for row in set_rows)),
+                    "accuracy": f"{np.mean([float(row['accuracy']) for row in set_rows]):.1f}",
+                    "±": f"{math.hypot(*halves) / len(set_rows):.1f}".replace("nan", ""),
+                    "seconds": f"{np.mean([float(row['seconds']) for row in set_rows]):.2f}",
+                    **{column: set_rows[0].get(column, "") for column in ORIGIN},
                 }
             )
-    return found
+    return averaged

@@ -125,7 +125,7 @@ def _decisions(
     named = [p.label != label for p, label in known if p.decision not in (NONE, UNSURE)]
     rejected = [float(np.mean([p.decision == NONE for p in part])) for part in decided]
     names = ("known_rejected", "same_rejected", "other_rejected")
-    found: dict[str, float | None] = dict(zip(names, rejected, strict=True))
-    found["named"] = len(named) / len(labels)
-    found["named_wrong"] = float(np.mean(named)) if named else None
-    return found
+    shares: dict[str, float | None] = dict(zip(names, rejected, strict=True))
+    shares["named"] = len(named) / len(labels)
+    shares["named_wrong"] = float(np.mean(named)) if named else None
+    return shares

@@ -91,11 +91,11 @@ def literature() -> dict[tuple[str, str], dict[str, Published]]:
     >>> list(literature())[:3]
     [('TSA', 'ResNet-34'), ('eTT', 'ViT-small/16'), ('CTX', 'ResNet-34')]
     """
-    found: dict[tuple[str, str], dict[str, Published]] = {}
-    for (backbone, protocol, method, name), each in _all().items():
+    quoted: dict[tuple[str, str], dict[str, Published]] = {}
+    for (backbone, protocol, method, name), printed in _all().items():
         if protocol == LITERATURE:
-            found.setdefault((method, backbone), {})[name] = each
-    return found
+            quoted.setdefault((method, backbone), {})[name] = printed
+    return quoted
 
 
 @cache

@@ -179,10 +179,10 @@ def _commit() -> str:
     """Return the commit of the working tree that this package is a part of, or nothing."""
     asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD", "HEAD:./"]
     try:
-        found = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
+        process = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return found.stdout.split()[0]
+    return process.stdout.split()[0]
 
 
 def _without_secrets(command: str) -> str:
@@ -278,9 +278,9 @@ class RunFolder:
         try:
             stack.enter_context(FileLock(self.folder / LOCK, timeout=0))
         except Timeout:
-            found = owner.read_text(encoding="utf-8").strip() if owner.exists() else "unknown"
+            process_id = owner.read_text(encoding="utf-8").strip() if owner.exists() else "unknown"
             raise NotAvailableError(
-                f"Another run is writing into {self.folder} (process {found}); wait for it to "
+                f"Another run is writing into {self.folder} (process {process_id}); wait for it to "
                 "finish, or choose another folder."
             ) from None
         owner.write_text(f"{os.getpid()}\n", encoding="utf-8")
@@ -298,7 +298,7 @@ class RunFolder:
         with suppress(OSError, ValueError, TypeError):  # otherwise it is measured again
             stored = parse_json((self.folder / SECONDS).read_text(encoding="utf-8"))
             self.seconds = {
-                str(name): Seconds(*map(float, each)) for name, each in dict(stored).items()
+                str(name): Seconds(*map(float, values)) for name, values in dict(stored).items()
             }
         self._write_json(CONFIG, {VERSION: __version__} | config.as_json())
         with (self.folder / COMMANDS).open("a", encoding="utf-8", errors="backslashreplace") as log:

@@ -141,13 +141,13 @@ def run(
         )
     executor = executor or InlineExecutor()
     view = view or LiveView(quiet=True)
-    own = backbones or {}
+    backbones = backbones or {}
     # One device for all methods, so that their times can be compared.
     workspace = replace(workspace, device=str(default_device(workspace.device)))
     check_sets(config.sets, workspace.data)
-    check_backbones(config, workspace, own)
+    check_backbones(config, workspace, backbones)
     with discard_if_failed(workspace.folder):
-        return _run(config, workspace, executor, own, view)
+        return _run(config, workspace, executor, backbones, view)
 
 
 @contextmanager
@@ -162,7 +162,9 @@ def discard_if_failed(folder: Path) -> Iterator[None]:
         raise
 
 
-def check_backbones(config: RunConfig, workspace: Workspace, own: Mapping[str, Backbone]) -> None:
+def check_backbones(
+    config: RunConfig, workspace: Workspace, backbones: Mapping[str, Backbone]
+) -> None:
     """Check all backbones and what runs on them, before anything is computed."""
     problems: dict[str, MivError] = {}
     for entry in config.backbones:
@@ -172,7 +174,7 @@ def check_backbones(config: RunConfig, workspace: Workspace, own: Mapping[str, B
         if not methods:
             continue
         try:
-            backbone = own.get(entry.name) or load_once(entry, workspace.device)
+            backbone = backbones.get(entry.name) or load_once(entry, workspace.device)
         except MivError as error:
             problems[entry.name] = error
             continue
@@ -214,7 +216,7 @@ def _run(
     config: RunConfig,
     workspace: Workspace,
     executor: Executor,
-    own: Mapping[str, Backbone],
+    backbones: Mapping[str, Backbone],
     view: LiveView,
 ) -> list[Result]:
     features, limit = workspace.find_cache()
@@ -226,7 +228,7 @@ def _run(
                 view.note(f"{name}: images are resized to {size} x {size} pixels first (Lanczos)")
         parts = [(entry, name) for entry in config.backbones for name in config.sets]
         for number, (entry, name) in enumerate(parts, start=1):
-            backbone = own.get(entry.name, entry)
+            backbone = backbones.get(entry.name, entry)
             inputs = Inputs(
                 backbone,
                 name,
@@ -249,12 +251,12 @@ def _run(
         ]
         last = {column[:3]: number for number, column in enumerate(columns)}
         order = {column: number for number, column in enumerate(columns)}
-        found: dict[tuple[int, int, int], Result] = {}
+        by_place: dict[tuple[int, int, int], Result] = {}
         for r in run_folder.results.values():
             column = (r.backbone, r.set, r.protocol, r.method)
             if column in order:
-                found[last[column[:3]], r.task, order[column]] = r
-        return [found[key] for key in sorted(found)]
+                by_place[last[column[:3]], r.task, order[column]] = r
+        return [by_place[key] for key in sorted(by_place)]
 
 
 @dataclass(frozen=True)
@@ -272,7 +274,7 @@ class _SetRun:
 
     def run(self) -> None:
         images = self.inputs.open_images()
-        task_sets = [found for p in self.config.protocols if (found := self._task_set(p))]
+        task_sets = [task_set for p in self.config.protocols if (task_set := self._task_set(p))]
         missing = [
             (tasks, number, methods)
             for tasks in task_sets
@@ -295,7 +297,7 @@ class _SetRun:
         self._run_tasks(runs)
 
     @property
-    def _is_own(self) -> bool:
+    def _has_backbone_object(self) -> bool:
         """Whether the backbone is an object of this process, which cannot be sent to others."""
         return not isinstance(self.inputs.backbone, BackboneConfig)
 
@@ -377,12 +379,12 @@ class _SetRun:
                 if self.workspace.features == "cache":
                     raise NotAvailableError(obstacle)
                 once = sum(1 + count for count in views.values())
-                every = sum(
+                passes = sum(
                     len(t.images) + int(np.max([r.count(t) for r in rules], axis=0).sum())
                     for t in tasks
                 )
                 self.view.note(
-                    f"{self.title}: features are computed for each task and dropped, {every:,} "
+                    f"{self.title}: features are computed for each task and dropped, {passes:,} "
                     f"passes of the backbone instead of {once:,}. {obstacle}"
                 )
                 return None
@@ -434,11 +436,11 @@ class _SetRun:
             task = tasks.tasks[number]
             rules = tuple(self._rules[method.name] for method in group)
             inputs = self.inputs
-            own_keys: TaskKeys | tuple[int, ...] | None = None
+            task_keys: TaskKeys | tuple[int, ...] | None = None
             if not group[0].needs_images:
                 most = np.max([rule.count(task) for rule in rules], axis=0).tolist()
-                own_keys = tuple(most) if keys is None else keys.of_task(task, most)
-                if keys is not None and self._is_own:
+                task_keys = tuple(most) if keys is None else keys.of_task(task, most)
+                if keys is not None and self._has_backbone_object:
                     inputs = replace(inputs, backbone=None)
             yield TaskRun(
                 inputs=inputs,
@@ -446,7 +448,7 @@ class _SetRun:
                 identity=self._backbone.identity,
                 task=task,
                 seed=_task_seed(self.config.seed, number),
-                keys=own_keys,
+                keys=task_keys,
                 blank=_blank(self.entry.name, tasks, number),
                 methods=tuple(group),
                 rules=rules,
@@ -475,10 +477,10 @@ class _SetRun:
             (self.executor, False),
             (self._executor_for_backbone(), True),
         ):
-            own = [each for each in runs if each.needs_backbone == needs_backbone]
-            if own:
-                most = self._fitting(own, executor.workers)
-                yield from executor.run(own, most)  # type: ignore[misc]  # what it was given
+            group = [task_run for task_run in runs if task_run.needs_backbone == needs_backbone]
+            if group:
+                most = self._fitting(group, executor.workers)
+                yield from executor.run(group, most)  # type: ignore[misc]  # what it was given
 
     def _fitting(self, runs: Sequence[TaskRun], workers: int) -> int:
         """Return how many of these tasks fit into memory at a time; note a limit."""
@@ -497,12 +499,12 @@ class _SetRun:
 
     def _executor_for_backbone(self) -> Executor:
         """Return the executor of calls that need the backbone itself."""
-        return InlineExecutor() if self._is_own else self.executor
+        return InlineExecutor() if self._has_backbone_object else self.executor
 
     def _record(self, outcomes: list[Outcome]) -> None:
-        self.run_folder.add([each.result for each in outcomes])
-        for each in outcomes:
-            self.view.show(each.result, each.traceback)
+        self.run_folder.add([outcome.result for outcome in outcomes])
+        for outcome in outcomes:
+            self.view.show(outcome.result, outcome.traceback)
 
 
 def view_rule(
@@ -516,8 +518,8 @@ def view_rule(
     >>> view_rule(MethodConfig("miv"), PRESETS["efficientnet_lite0"], 4)
     ViewLimit(threshold=15, rule='few', limit=4)
     """
-    given = [t for t in (method.threshold, lowered) if t is not None]
-    threshold = given[0] if given else preset.threshold
+    overrides = [t for t in (method.threshold, lowered) if t is not None]
+    threshold = overrides[0] if overrides else preset.threshold
     rule = method.views_rule
     limit = threshold if views is None else views
     return ViewLimit(0 if rule is None else threshold, rule or "ceil", limit)

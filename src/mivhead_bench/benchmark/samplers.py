@@ -113,7 +113,7 @@ class Protocol:
         usual = Protocol()
         base = "varying" if self.kind == "varying" else f"{self.ways}-way {self.shots}-shot"
         options = _VARYING_OPTIONS if self.kind == "varying" else _FIXED_OPTIONS
-        changed = [each for each in options if getattr(self, each) != getattr(usual, each)]
+        changed = [option for option in options if getattr(self, option) != getattr(usual, option)]
         return ", ".join(
             [base, *(o if o == "open" else f"{o} {getattr(self, o)}" for o in changed)]
         )
@@ -131,14 +131,14 @@ class Protocol:
         allowed = _FIXED_OPTIONS if match else _VARYING_OPTIONS
         chosen: dict[str, Any] = {}
         for option in options:
-            found = re.fullmatch(r"(open)|(?!open)(\w+) (\d+)", option)
-            name = "" if found is None else found[1] or found[2]
-            if found is None or name not in allowed or name in chosen:
+            parsed = re.fullmatch(r"(open)|(?!open)(\w+) (\d+)", option)
+            name = "" if parsed is None else parsed[1] or parsed[2]
+            if parsed is None or name not in allowed or name in chosen:
                 raise InputError(
                     f"The protocol {text!r} has the option {option!r}; {base!r} may be followed "
                     f"by {', '.join(allowed)}, each once, and with a number unless it is 'open'."
                 )
-            chosen[name] = True if name == "open" else int(found[3])
+            chosen[name] = True if name == "open" else int(parsed[3])
         if match is None:
             return cls("varying", None, None, **chosen)
         return cls("fixed", int(match[1]), int(match[2]), **chosen)
@@ -249,15 +249,15 @@ def sample_tasks(
     """
     if groups is None:
         groups = groups_of(name, images.classes)
-    members: dict[str, list[str]] = {each: [] for each in images.classes}
-    for each, label in zip(images.ids, images.labels or (), strict=True):
-        members[label].append(each)
-    few = [each for each, ids in members.items() if len(ids) < protocol.least_images]
+    members: dict[str, list[str]] = {label: [] for label in images.classes}
+    for id_, label in zip(images.ids, images.labels or (), strict=True):
+        members[label].append(id_)
+    few = [label for label, ids in members.items() if len(ids) < protocol.least_images]
     if few:
         return LeftOut(name, protocol.name, _too_few_images(name, few, members, protocol))
     pools: dict[str, list[str]] = {}
-    for each in members:
-        pools.setdefault(groups[each], []).append(each)
+    for label in members:
+        pools.setdefault(groups[label], []).append(label)
     large = [pool for pool in pools.values() if len(pool) >= protocol.least_ways]
     if not large:
         return LeftOut(name, protocol.name, _too_few_classes(name, pools, protocol))
@@ -266,7 +266,7 @@ def sample_tasks(
         for group, pool in pools.items()
         if len(pool) < protocol.least_ways
     )
-    foreign = {other: each.ids for other, each in (others or {}).items()}
+    foreign = {other: other_images.ids for other, other_images in (others or {}).items()}
     tasks = tuple(
         _sample(_generator(seed, name, protocol, number), large, members, protocol, foreign)
         for number in range(count)
@@ -284,27 +284,27 @@ def _sample(
     pool = pools[rng.integers(len(pools))]
     ways = protocol.sample_ways(rng, len(pool))
     classes = [pool[place] for place in rng.choice(len(pool), ways, replace=False)]
-    sizes = np.array([len(members[each]) for each in classes])
+    sizes = np.array([len(members[label]) for label in classes])
     queries = protocol.queries_per_class(sizes)
     shots = protocol.sample_shots(rng, sizes)
     query_ids: list[str] = []
     support_ids: list[str] = []
     left: list[list[str]] = []  # per class
-    for each, own_shots in zip(classes, shots.tolist(), strict=True):
-        shuffled = [members[each][place] for place in rng.permutation(len(members[each]))]
+    for label, class_shots in zip(classes, shots.tolist(), strict=True):
+        shuffled = [members[label][place] for place in rng.permutation(len(members[label]))]
         query_ids += shuffled[:queries]
-        support_ids += shuffled[queries : queries + own_shots]
-        left.append(shuffled[queries + own_shots :])
+        support_ids += shuffled[queries : queries + class_shots]
+        left.append(shuffled[queries + class_shots :])
     unknown: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     if protocol.open:
-        of_others = [id_ for each in pool if each not in classes for id_ in members[each]]
+        of_others = [id_ for label in pool if label not in classes for id_ in members[label]]
         unknown = _choose(rng, of_others, len(query_ids))
-        each_set = -(-len(query_ids) // max(1, len(others)))
+        per_set = -(-len(query_ids) // max(1, len(others)))
         foreign = tuple(
             foreign_id(other, id_)
             for other in sorted(others)
-            for id_ in _choose(rng, others[other], each_set)
+            for id_ in _choose(rng, others[other], per_set)
         )
     return Task(
         tuple(classes),
@@ -341,12 +341,12 @@ def _sample_unlabelled(
     """Sample from what is left of the classes of a task, unevenly, and from other classes."""
     if not count:
         return ()
-    foreign = [id_ for each, ids in members.items() if each not in classes for id_ in ids]
+    foreign = [id_ for label, ids in members.items() if label not in classes for id_ in ids]
     number = min(round(FOREIGN * count), len(foreign))
     chosen = list(_choose(rng, foreign, number))
     shares = rng.dirichlet([CONCENTRATION] * len(classes))  # (class)
     for _ in range(count - number):
-        open_ = np.array([bool(own) for own in left]) * shares  # classes that have images left
+        open_ = np.array([bool(ids) for ids in left]) * shares  # classes that have images left
         if not open_.any():
             break
         chosen.append(left[rng.choice(len(left), p=open_ / open_.sum())].pop())
@@ -399,11 +399,11 @@ def find_tasks(
         return sampled
     tasks = TaskSet.load(path)
     expected = {"set": name, "protocol": protocol, "seed": seed, "number of tasks": count}
-    found = (tasks.set, tasks.protocol, tasks.seed, len(tasks.tasks))
-    for (what, wanted), there in zip(expected.items(), found, strict=True):
-        if there != wanted:
+    stored = (tasks.set, tasks.protocol, tasks.seed, len(tasks.tasks))
+    for (what, wanted), actual in zip(expected.items(), stored, strict=True):
+        if actual != wanted:
             raise InputError(
-                f"The task file {path} belongs to another run: its {what} is {there!r}, not "
+                f"The task file {path} belongs to another run: its {what} is {actual!r}, not "
                 f"{wanted!r}; choose another results folder."
             )
     return tasks

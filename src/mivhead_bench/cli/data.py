@@ -54,8 +54,8 @@ def list_sets(out: Output, name: str | None, data: str | None) -> None:
     chosen = SETS if name is None else (get_declared(name),)
     document = {
         "data": data,
-        "sets": [{**asdict(each), "found": folders.get(each.name, [])} for each in chosen],
-        "more": [] if name else [asdict(each) for each in MORE_SETS],
+        "sets": [{**asdict(info), "found": folders.get(info.name, [])} for info in chosen],
+        "more": [] if name else [asdict(info) for info in MORE_SETS],
         "others": folders.get(None, []),
     }
     if name is not None:

@@ -41,8 +41,8 @@ def _read() -> tuple[DataSet, ...]:
 
 
 ALL_SETS = _read()
-SETS = tuple(each for each in ALL_SETS if each.benchmark)  # the paper's
-MORE_SETS = tuple(each for each in ALL_SETS if not each.benchmark)
+SETS = tuple(info for info in ALL_SETS if info.benchmark)  # the paper's
+MORE_SETS = tuple(info for info in ALL_SETS if not info.benchmark)
 
 
 def _simplify(name: str) -> str:
@@ -50,7 +50,7 @@ def _simplify(name: str) -> str:
 
 
 _BY_NAME = {
-    _simplify(name): each for each in ALL_SETS for name in (each.name, each.title, *each.aliases)
+    _simplify(name): info for info in ALL_SETS for name in (info.name, info.title, *info.aliases)
 }
 
 
@@ -85,7 +85,7 @@ def get_declared(name: str) -> DataSet:
     """
     declared = find_declared(name)
     if declared is None:
-        near = difflib.get_close_matches(name, [each.name for each in ALL_SETS], n=1)
+        near = difflib.get_close_matches(name, [info.name for info in ALL_SETS], n=1)
         hint = f": did you mean {near[0]!r}?" if near else "; `miv bench data list` shows them."
         raise InputError(f"{name!r} is not a declared set{hint}")
     return declared
@@ -113,8 +113,8 @@ def groups_of(name: str, classes: Iterable[str]) -> dict[str, str]:
     declared = find_declared(name)
     if declared is None or not declared.grouped:
         return dict.fromkeys(classes, "")
-    groups = {each: re.split(r"[./]", each, maxsplit=1)[0] for each in classes}
-    if ungrouped := [each for each, group in groups.items() if each == group]:
+    groups = {label: re.split(r"[./]", label, maxsplit=1)[0] for label in classes}
+    if ungrouped := [label for label, group in groups.items() if label == group]:
         raise InputError(
             f"The class {ungrouped[0]!r} of {name} does not name its alphabet; name the class "
             "folders alphabet.character, such as Greek.character01."

@@ -60,9 +60,9 @@ def _labels(name: str) -> tuple[str, ...]:
 def _find_file(raw: Path, *names: str) -> Path:
     """Find the first of these names that exists in a download, at any depth."""
     for name in names:
-        found = sorted(path for path in raw.rglob(name) if path.is_file())
-        if found:
-            return found[0]
+        files = sorted(path for path in raw.rglob(name) if path.is_file())
+        if files:
+            return files[0]
     raise InputError(f"{raw} does not contain the file {names[0]}: unpack the download into it.")
 
 
@@ -110,11 +110,11 @@ def _oxford_pets(raw: Path) -> Iterator[Item]:
 
 def _omniglot(raw: Path) -> Iterator[Item]:
     """Omniglot: the evaluation alphabets, white on black as in Meta-Dataset."""
-    found = sorted(path for path in raw.rglob("images_evaluation") if path.is_dir())
-    if not found:
+    folders = sorted(path for path in raw.rglob("images_evaluation") if path.is_dir())
+    if not folders:
         raise InputError(f"{raw} has no folder images_evaluation: unpack images_evaluation.zip.")
     # Some unpackers put images_evaluation into another folder of the same name.
-    for alphabet in _list_folders(found[-1]):
+    for alphabet in _list_folders(folders[-1]):
         for character in _list_folders(alphabet):
             for file in _list_images(character):
                 inverted = ImageOps.invert(load_image(file))
@@ -143,7 +143,7 @@ def _fashion_mnist(raw: Path) -> Iterator[Item]:
 def _read_idx(raw: Path, name: str, dimensions: int) -> Bytes:
     """Read an IDX file: two zeros, type (8: bytes), dimensions, big-endian lengths, values."""
     names = (f"{name}-idx{dimensions}-ubyte", f"{name}.idx{dimensions}-ubyte")
-    path = _find_file(raw, *names, *(f"{each}.gz" for each in names))
+    path = _find_file(raw, *names, *(f"{file_name}.gz" for file_name in names))
     with reading(path, EOFError, zlib.error):
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     header = 4 + 4 * dimensions
@@ -224,13 +224,13 @@ def _mscoco(raw: Path) -> Iterator[Item]:
     path = _find_file(raw, "instances_train2017.json")
     with reading(path, ValueError, KeyError, TypeError):
         document = json.loads(path.read_text(encoding="utf-8"))
-        names = {each["id"]: each["name"] for each in document["categories"]}
-        files = {each["id"]: Path(each["file_name"]).name for each in document["images"]}
+        names = {category["id"]: category["name"] for category in document["categories"]}
+        files = {entry["id"]: Path(entry["file_name"]).name for entry in document["images"]}
         boxes: defaultdict[Any, list[tuple[Any, str, list[float]]]] = defaultdict(list)
-        for each in document["annotations"]:
-            label = names[each["category_id"]]
+        for annotation in document["annotations"]:
+            label = names[annotation["category_id"]]
             if label in _labels("mscoco"):
-                boxes[each["image_id"]].append((each["id"], label, each["bbox"]))
+                boxes[annotation["image_id"]].append((annotation["id"], label, annotation["bbox"]))
     folder = _find_file(raw, files[next(iter(boxes))]).parent if boxes else raw
     for image in sorted(boxes):  # each photograph is decoded only once
         photograph = load_image(folder / files[image])
@@ -267,12 +267,14 @@ def _fungi(raw: Path) -> Iterator[Item]:
         path = _find_file(raw, name)
         with reading(path, ValueError, KeyError, TypeError):
             document = json.loads(path.read_text(encoding="utf-8"))
-            names = {each["id"]: str(each["name"]).strip() for each in document["categories"]}
-            files = {each["id"]: PurePosixPath(each["file_name"]) for each in document["images"]}
+            names = {
+                category["id"]: str(category["name"]).strip() for category in document["categories"]
+            }
+            files = {entry["id"]: PurePosixPath(entry["file_name"]) for entry in document["images"]}
             chosen = [
-                (files[each["image_id"]], each["category_id"])
-                for each in document["annotations"]
-                if str(each["category_id"]) in _labels("fungi")
+                (files[annotation["image_id"]], annotation["category_id"])
+                for annotation in document["annotations"]
+                if str(annotation["category_id"]) in _labels("fungi")
             ]
             labels = {number: f"{number:04}.{names[number]}" for _, number in chosen}
         if chosen:
@@ -340,7 +342,8 @@ def _medimeta(raw: Path) -> Iterator[Item]:
     path = _find_file(raw, "info.yaml")
     with reading(path, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError):
         info = yaml.safe_load(path.read_text(encoding="utf-8"))
-        task = [each for each in info["tasks"] if each["task_target"] in ONE_CLASS][0]  # noqa: RUF015
+        tasks = [task for task in info["tasks"] if task["task_target"] in ONE_CLASS]
+        task = tasks[0]
         names = {int(number): str(name) for number, name in task["labels"].items()}
         file = _find_file(path.parent, f"{Path(str(task['task_name'])).name}.npy")
         labels = [names[int(label)] for label in np.ravel(np.load(file, allow_pickle=False))]

@@ -115,7 +115,7 @@ def _names(document: Mapping[str, Any], split: str) -> Iterator[tuple[int, str]]
 def _span(counts: Mapping[str, int], split: str) -> range:
     """Return the numbers of a split, which follow those of the preceding splits."""
     place = SPLITS.index(split)
-    first = sum(counts[each.upper()] for each in SPLITS[:place])
+    first = sum(counts[earlier.upper()] for earlier in SPLITS[:place])
     return range(first, first + counts[split.upper()])
 
 

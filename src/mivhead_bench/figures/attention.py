@@ -13,9 +13,18 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mivhead.diagnostics.explanation import BlockAttention
-from mivhead.diagnostics.pictures import INK, PALE, new_figure, overlay, save_figure, square
+from mivhead.diagnostics.pictures import (
+    FOR,
+    FRAME,
+    INK,
+    PALE,
+    new_figure,
+    overlay,
+    save_figure,
+    square,
+)
 
-TRACK, BAR, FRAME = "#e9edf1", "#1f7a5c", "#cfd6dc"
+TRACK = "#e9edf1"
 MAX_CLASSES = 12  # classes drawn: the most probable ones
 MAX_SHOTS = 8  # shots drawn per class: those with the most attention
 CELL = 1.5  # inches
@@ -104,7 +113,7 @@ def _label(axes: Any, name: str, probability: float, most: int) -> None:
 
 def _bars(axes: Any, excess: Weights, bound: float) -> None:
     """Draw one bar per shot, up or down from an equal weight."""
-    axes.bar(range(len(excess)), excess, color=BAR, width=0.7)
+    axes.bar(range(len(excess)), excess, color=FOR, width=0.7)
     axes.axhline(0, color=PALE, linewidth=0.8)
     axes.set(xticks=[], yticks=[], xlim=(-0.6, len(excess) - 0.4), ylim=(-bound, bound))
     axes.spines[:].set_visible(False)

@@ -80,6 +80,6 @@ def _tuned_embeddings(
     size = backbone.preset.preprocessing.size
     pixels, query = (load_pixels(images, size)[0] for images in (shots, image))
     method.attach(network_of(backbone, name)).fit(pixels, labels)
-    vectors = [method.network_.embed(each).numpy(force=True) for each in (pixels, query)]
+    vectors = [method.network_.embed(batch).numpy(force=True) for batch in (pixels, query)]
     means = method.means_.numpy(force=True)
     return Embeddings(name, vectors[0], np.asarray(labels), means, vectors[1][0])

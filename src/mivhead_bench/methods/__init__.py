@@ -10,7 +10,6 @@ from mivhead_bench.methods.registry import (
     get_method,
     list_methods,
     make_method,
-    method_name,
 )
 
 __all__ = [
@@ -19,5 +18,4 @@ __all__ = [
     "get_method",
     "list_methods",
     "make_method",
-    "method_name",
 ]

@@ -113,7 +113,7 @@ def joined(features: Features) -> Array:
     array([[0.71, 0.71, 0.6 , 0.8 ]])
     """
     vectors = (image_vectors(block).astype(np.float64) for block in features.blocks)
-    return np.concatenate([unit(own) for own in vectors], axis=1)
+    return np.concatenate([unit(block_vectors) for block_vectors in vectors], axis=1)
 
 
 def one_hot(labels: Labels) -> Array:

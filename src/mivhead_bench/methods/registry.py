@@ -248,12 +248,6 @@ def make_method(name: str, **params: Any) -> Any:
     return get_method(name).make(**params)
 
 
-def method_name(classifier: Any) -> str:
-    """Return the name of the first method of an estimator's class, or that of the class."""
-    kind = type(classifier)
-    return next((m.name for m in METHODS.values() if m.estimator is kind), kind.__name__)
-
-
 def _load(name: str) -> type[Any]:
     """Import `module:Class`; where it is not installed, from the current folder."""
     module, _, kind = name.partition(":")

@@ -109,11 +109,11 @@ def make_sections(
     interval: Interval = "student",
 ) -> list[ReportSection]:
     """Make all tables and charts; sections without content are omitted."""
-    found = compare(results, interval)
+    per_backbone = compare(results, interval)
     by_protocol: dict[str, list[Comparison]] = {}
-    for comparison in found:
+    for comparison in per_backbone:
         by_protocol.setdefault(comparison.protocol, []).append(comparison)
-    series = [(c, each) for c in found for each in accuracy.find_series(c)]
+    ablations = [(c, series) for c in per_backbone for series in accuracy.find_series(c)]
     across = _across_backbones(results, comparisons, interval)
     sections = [
         *([across] if comparisons else []),  # the table that was asked for comes first
@@ -121,42 +121,47 @@ def make_sections(
             "Accuracy",
             (
                 *map(accuracy.accuracy_table, by_protocol.values()),
-                *_each(accuracy.rank_table, [found]),
+                *_apply(accuracy.rank_table, [per_backbone]),
             ),
-            tuple(map(charts.accuracy_bars, found)),
+            tuple(map(charts.accuracy_bars, per_backbone)),
         ),
         *([] if comparisons else [across]),
-        ReportSection("Paired tests", _each(accuracy.paired_table, found)),
+        ReportSection("Paired tests", _apply(accuracy.paired_table, per_backbone)),
         ReportSection(
             "The paper's figures",
             (
-                *_each(accuracy.published_table, found),
-                *_each(accuracy.literature_table, [found]),
+                *_apply(accuracy.published_table, per_backbone),
+                *_apply(accuracy.literature_table, [per_backbone]),
             ),
         ),
         ReportSection(
             "Ablations",
             (
-                *(accuracy.series_table(*each) for each in series),
-                *(table for c in found for table in accuracy.interaction_tables(c)),
+                *(accuracy.series_table(*ablation) for ablation in ablations),
+                *(table for c in per_backbone for table in accuracy.interaction_tables(c)),
             ),
-            tuple(charts.series_chart(*each) for each in series),
+            tuple(charts.series_chart(*ablation) for ablation in ablations),
         ),
         ReportSection(
             "Unknown images",
-            (*_each(accuracy.separation_table, found), *_each(accuracy.decision_table, found)),
+            (
+                *_apply(accuracy.separation_table, per_backbone),
+                *_apply(accuracy.decision_table, per_backbone),
+            ),
         ),
         ReportSection(
             "Cost",
-            tuple(make(c) for c in found for make in (costs.latency_table, costs.gflops_table)),
-            _each(charts.cost_bars, found),
+            tuple(
+                make(c) for c in per_backbone for make in (costs.latency_table, costs.gflops_table)
+            ),
+            _apply(charts.cost_bars, per_backbone),
         ),
         ReportSection(
             "Calibration",
-            tuple(map(accuracy.calibration_table, found)),
-            _each(charts.reliability, found),
+            tuple(map(accuracy.calibration_table, per_backbone)),
+            _apply(charts.reliability, per_backbone),
         ),
-        ReportSection("Failures", _each(costs.error_table, [found])),
+        ReportSection("Failures", _apply(costs.error_table, [per_backbone])),
     ]
     return [section for section in sections if section.tables or section.charts]
 
@@ -169,23 +174,23 @@ def _across_backbones(
         columns = tuple(dict.fromkeys(f"{r.method}@{r.backbone}" for r in results))
         comparisons = [ComparisonConfig("all backbones", columns)]
     by_protocol: dict[str, list[Comparison]] = {}
-    for each in comparisons:
-        for found in compare_columns(
-            results, each.title, each.columns, each.rival, interval=interval, bold=each.bold
+    for config in comparisons:
+        for comparison in compare_columns(
+            results, config.title, config.columns, config.rival, interval=interval, bold=config.bold
         ):
-            by_protocol.setdefault(found.protocol, []).append(found)
+            by_protocol.setdefault(comparison.protocol, []).append(comparison)
     together = [comparison for group in by_protocol.values() for comparison in group]
     return ReportSection(
         "Across backbones",
         (
             *map(accuracy.accuracy_table, by_protocol.values()),
-            *_each(accuracy.paired_table, together),
-            *_each(accuracy.published_table, together),
-            *_each(costs.adaptation_table, together),
+            *_apply(accuracy.paired_table, together),
+            *_apply(accuracy.published_table, together),
+            *_apply(costs.adaptation_table, together),
             *map(costs.latency_table, together),
             *map(costs.gflops_table, together),
         ),
-        _each(charts.cost_bars, together),
+        _apply(charts.cost_bars, together),
     )
 
 
@@ -193,25 +198,25 @@ def results_csv(results: Sequence[Result]) -> str:
     """Write one line per result, without the calibration bins."""
     names = [f.name for f in fields(Result) if f.name not in ("calibration", "open")]
     opened = [_flatten(result.open) for result in results]
-    more = list(dict.fromkeys(name for each in opened for name in each))
+    more = list(dict.fromkeys(name for measures in opened for name in measures))
     rows = [
-        [*(getattr(r, name) for name in names), *(each.get(name) for name in more)]
-        for r, each in zip(results, opened, strict=True)
+        [*(getattr(r, name) for name in names), *(measures.get(name) for name in more)]
+        for r, measures in zip(results, opened, strict=True)
     ]
     return to_csv([*names, *more], rows)
 
 
-def _flatten(found: OpenResult | None) -> dict[str, object]:
+def _flatten(open_result: OpenResult | None) -> dict[str, object]:
     """Return the measures of an open task by the names of their columns."""
-    if found is None:
+    if open_result is None:
         return {}
     scores = {
-        f"{name}_{each.score}": value
-        for each in found.scores
-        for name, value in vars(each).items()
+        f"{name}_{separation.score}": value
+        for separation in open_result.scores
+        for name, value in vars(separation).items()
         if name != "score"
     }
-    return scores | {name: value for name, value in vars(found).items() if name != "scores"}
+    return scores | {name: value for name, value in vars(open_result).items() if name != "scores"}
 
 
 SUMMARY = (
@@ -250,6 +255,6 @@ def summary_csv(results: Sequence[Result], interval: Interval = "student") -> st
     return to_csv(SUMMARY, rows)
 
 
-def _each(make: Callable[[A], T | None], arguments: Sequence[A]) -> tuple[T, ...]:
+def _apply(make: Callable[[A], T | None], arguments: Sequence[A]) -> tuple[T, ...]:
     """Apply a function that returns None where there is nothing to show."""
-    return tuple(made for each in arguments if (made := make(each)) is not None)
+    return tuple(made for argument in arguments if (made := make(argument)) is not None)

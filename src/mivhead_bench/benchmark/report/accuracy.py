@@ -68,13 +68,13 @@ def accuracy_table(comparisons: Sequence[Comparison]) -> Table:
     rules = set()
     missing: dict[str, list[str]] = {}  # backbones by their note
     averages = [(c, {a.title: a for a in c.averages()}) for c in comparisons]
-    for title in dict.fromkeys(title for _, each in averages for title in each):
+    for title in dict.fromkeys(title for _, by_title in averages for title in by_title):
         rules.add(len(rows))
-        means = (e for c, each in averages for e in _means(c, each.get(title)))
+        means = (e for c, by_title in averages for e in _means(c, by_title.get(title)))
         rows.append((Entry(f"Average ({title})"), *means))
-        for c, each in averages:
-            if title in each and each[title].missing:
-                missing.setdefault(_missing_note(each[title]), []).append(c.backbone)
+        for c, by_title in averages:
+            if title in by_title and by_title[title].missing:
+                missing.setdefault(_missing_note(by_title[title]), []).append(c.backbone)
     counts = [c.tasks(s) for c in comparisons for s in c.sets]
     least, most = min(counts), max(counts)
     tasks = f"{most}" if least == most else f"{least} to {most}"
@@ -233,14 +233,18 @@ def separation_table(comparison: Comparison) -> Table | None:
     """Tabulate how well each score of each method separates unknown queries, in open tasks."""
     rows = []
     for method in comparison.methods:
-        found: dict[str, dict[str, list[Separation]]] = {}  # by score and set
+        separations: dict[str, dict[str, list[Separation]]] = {}  # by score and set
         for name in comparison.complete:
             for result in comparison.cell(name, method).results:
-                for each in result.open.scores if result.open else ():
-                    found.setdefault(each.score, {}).setdefault(name, []).append(each)
-        for score, by_set in found.items():
+                for separation in result.open.scores if result.open else ():
+                    separations.setdefault(separation.score, {}).setdefault(name, []).append(
+                        separation
+                    )
+        for score, by_set in separations.items():
             means = [
-                np.mean([np.mean([getattr(s, field) for s in own]) for own in by_set.values()])
+                np.mean(
+                    [np.mean([getattr(s, field) for s in per_task]) for per_task in by_set.values()]
+                )
                 for field in SEPARATION
             ]
             rows.append((method, score, *(f"{mean:.3f}" for mean in means)))
@@ -261,30 +265,31 @@ def decision_table(comparison: Comparison) -> Table | None:
     """Tabulate the decisions of one method with its default thresholds, in open tasks."""
     method = reference(comparison)
 
-    def row(title: str, found: Sequence[Sequence[OpenResult]]) -> tuple[str, ...]:
+    def row(title: str, sets: Sequence[Sequence[OpenResult]]) -> tuple[str, ...]:
         def mean(field: str) -> str:
-            known = [[v for r in own if (v := getattr(r, field)) is not None] for own in found]
+            known = [
+                [v for r in results if (v := getattr(r, field)) is not None] for results in sets
+            ]
             means = [np.mean(values) for values in known if values]
             return f"{np.mean(means):.3f}" if means else "-"
 
         return (title, *map(mean, DECISIONS))
 
-    by_set = {
+    all_sets = {
         name: [r.open for r in comparison.cell(name, method).results if r.open]
         for name in comparison.complete
     }
-    own = {name: found for name, found in by_set.items() if found}
-    if not any(each.named is not None for found in own.values() for each in found):
+    by_set = {name: results for name, results in all_sets.items() if results}
+    if not any(r.named is not None for results in by_set.values() for r in results):
         return None
     return plain_table(
         f"Decisions of {method}, {comparison.backbone}, {comparison.protocol}",
         ("data set", *DECISIONS.values()),
         [
-            *(row(set_title(name), [found]) for name, found in own.items()),
-            row("Average", list(own.values())),
+            *(row(set_title(name), [results]) for name, results in by_set.items()),
+            row("Average", list(by_set.values())),
         ],
-        'Rejected: "none of these", with the default thresholds. Sets: 90% prediction sets; "-" '
-        "where the number of shots allows none.",
+        'Rejected: "none of these", with the default thresholds.',
     )
 
 
@@ -310,8 +315,8 @@ def published_table(comparison: Comparison) -> Table | None:
         return None
     for average in comparison.averages():
         for method in comparison.methods:
-            if (found := _published_mean(comparison, method, average)) is not None:
-                here, (value, remark) = 100 * average.means[method], found
+            if (paper_mean := _published_mean(comparison, method, average)) is not None:
+                here, (value, remark) = 100 * average.means[method], paper_mean
                 rows.append(
                     (
                         f"Average ({average.title}), {method}",
@@ -340,9 +345,9 @@ def _published_mean(
     printed = published_average(*column, average.title)
     if printed is not None and not average.missing:
         return printed.accuracy, ""
-    found = [published(*column, name) for name in average.sets]
-    values = [each.accuracy for each in found if each is not None]
-    if len(values) < len(found) or not values:
+    of_sets = [published(*column, name) for name in average.sets]
+    values = [result.accuracy for result in of_sets if result is not None]
+    if len(values) < len(of_sets) or not values:
         return None
     return float(np.mean(values)), f" (of {len(values)} sets)"
 
@@ -363,10 +368,10 @@ def literature_table(comparisons: Sequence[Comparison]) -> Table | None:
     known = list(next(iter(quoted.values())))
 
     def ours(comparison: Comparison, method: str, name: str) -> str:
-        for each in comparison.sets:
-            info = find_declared(each)
+        for folder in comparison.sets:
+            info = find_declared(folder)
             if info is not None and info.name == name:
-                return str(comparison.cell(each, method).summary or "-")
+                return str(comparison.cell(folder, method).summary or "-")
         return "-"
 
     here = {name: [ours(c, method, name) for c, method in columns] for name in known}
@@ -375,12 +380,12 @@ def literature_table(comparisons: Sequence[Comparison]) -> Table | None:
     rows: list[tuple[str, ...]] = [
         (
             set_title(name),
-            *(f"{each[name].accuracy} ± {each[name].half_width}" for each in quoted.values()),
+            *(f"{by_set[name].accuracy} ± {by_set[name].half_width}" for by_set in quoted.values()),
             *here[name],
         )
         for name in known
     ]
-    means = [np.mean([p.accuracy for p in each.values()]) for each in quoted.values()]
+    means = [np.mean([p.accuracy for p in by_set.values()]) for by_set in quoted.values()]
     rows.append(("Average (MD)", *(f"{mean:.1f}" for mean in means), *("" for _ in columns)))
     return plain_table(
         "Results from the literature, as the paper quotes them, and this run",
@@ -428,7 +433,7 @@ class Series:
 
 def find_series(comparison: Comparison) -> list[Series]:
     """Collect the variants of each ablation, averaged over the sets of MD as in the paper."""
-    found = []
+    series = []
     for title, pattern in SERIES.items():
         numbered = {int(hit[1]): m for m in comparison.methods if (hit := pattern.match(m))}
         if len(numbered) > 1 and (sets := comparison.averaged):
@@ -436,8 +441,8 @@ def find_series(comparison: Comparison) -> list[Series]:
                 Point(n, 100 * comparison.mean(method, sets), _gflops(comparison, method))
                 for n, method in sorted(numbered.items())
             )
-            found.append(Series(title, points))
-    return found
+            series.append(Series(title, points))
+    return series
 
 
 def _gflops(comparison: Comparison, method: str) -> float:

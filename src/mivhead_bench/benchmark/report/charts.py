@@ -8,13 +8,15 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
+from mivhead.diagnostics.pictures import FOR, INK, PALE
 from mivhead_bench.benchmark.compare import Comparison, merge_bins
 from mivhead_bench.benchmark.report.accuracy import Series, reference, set_title
 from mivhead_bench.benchmark.report.costs import costliest, latency
 from mivhead_bench.benchmark.report.formats import Chart
 
-INK, PALE, TRACK, OURS = "#22303c", "#8a97a3", "#e9edf1", "#1f7a5c"
+TRACK, OURS = "#e9edf1", FOR
 COLOURS = ("#3b6fb6", "#c2703d", "#8457a6", "#b83b5e", "#6b8e23", "#4fa3a5", "#946c3c", "#666f78")
 COLUMNS = 4  # panels side by side
 PNG_DPI = 200
@@ -84,13 +86,15 @@ def cost_bars(comparison: Comparison) -> Chart | None:
         axes = _axes(figure, 2, 1, place + 1)
         for column, name in enumerate(comparison.complete):
             cells = [comparison.cell(name, m) for m in (rival, ours)]
-            base, own = (
+            rival_cost, our_cost = (
                 c.mean("gflops_authors") if place == 0 else latency(c).train for c in cells
             )
-            axes.bar(column - 0.19, base, width=0.38, color="#5b7c99", label=rival)
-            axes.bar(column + 0.19, own, width=0.38, color="#a9d5c3", label=ours)
-            text = f"{100 * own / base:.0f}%" if base else "-"
-            axes.text(column + 0.19, own, text, ha="center", va="bottom", fontsize=7, color=INK)
+            axes.bar(column - 0.19, rival_cost, width=0.38, color="#5b7c99", label=rival)
+            axes.bar(column + 0.19, our_cost, width=0.38, color="#a9d5c3", label=ours)
+            text = f"{100 * our_cost / rival_cost:.0f}%" if rival_cost else "-"
+            axes.text(
+                column + 0.19, our_cost, text, ha="center", va="bottom", fontsize=7, color=INK
+            )
         axes.set_ylabel(f"{title} of adaptation", **LABEL)
         axes.margins(y=0.15)
         names = [set_title(s) for s in comparison.complete] if place else []
@@ -152,6 +156,8 @@ def _square(figure: Figure) -> Any:
 
 def _chart(caption: str, comparison: Comparison, figure: Figure) -> Chart:
     """Write a figure as SVG, PDF and PNG; the same figure always gives the same files."""
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # a $ in a name is a dollar sign
     out, pdf, png = StringIO(), BytesIO(), BytesIO()
     settings: dict[Any, Any] = {
         "svg.fonttype": "none",

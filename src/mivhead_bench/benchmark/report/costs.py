@@ -124,8 +124,8 @@ def adaptation_table(comparison: Comparison) -> Table | None:
     rows = []
     for name in comparison.sets:
         cells = {m: comparison.cell(name, m) for m in methods}
-        found = [published(comparison.backbone, comparison.protocol, m, name) for m in methods]
-        printed = [None if each is None else each.train_seconds for each in found]
+        in_paper = [published(comparison.backbone, comparison.protocol, m, name) for m in methods]
+        printed = [None if result is None else result.train_seconds for result in in_paper]
         here = [latency(c).train if c.results else None for c in cells.values()]
         states = [c.state for c in cells.values()]
         rows.append(
@@ -164,7 +164,7 @@ COUNTS = {  # fields of a result, and how the table calls them
 def gflops_table(comparison: Comparison) -> Table:
     """Tabulate GFLOPs of adaptation per task by every count, and memory."""
     bases = rivals(comparison)
-    counts = [title for each in COUNTS.values() for title in (each, *_percent(bases))]
+    counts = [title for count in COUNTS.values() for title in (count, *_percent(bases))]
     header = ["data set, method", *counts, "printed in the paper", "peak MB"]
 
     def row(cell: Cell, others: Sequence[Cell], printed: Published | None) -> list[str]:

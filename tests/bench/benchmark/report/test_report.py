@@ -296,8 +296,8 @@ def test_names_in_the_table_of_results_are_harmless(run):
 
 
 def test_names_in_reports_are_inert(tmp_path):
-    hostile = "<img src=x> [a](http://b) ![c](d) \x1b[31m \u202e |x| # y"
-    results = cell(hostile, "miv", [0.7]) + cell(hostile, "<b>", [0.6])
+    hostile = "<img src=x> [a](http://b) ![c](d) \x1b[31m \u202e |x| # y $\\foo$"
+    results = cell(hostile, "miv", [0.7]) + cell(hostile, "<b> $\\foo$", [0.6])
     write_report(results, tmp_path, hostile)
     for name in ("report.md", "report.html", "tables.tex"):
         text = (tmp_path / name).read_text()
