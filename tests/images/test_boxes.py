@@ -131,6 +131,7 @@ def test_decisions_go_back_into_the_same_format(make: Any, photos: Path, tmp_pat
         ranked = document["images"][0]["detections"][1]["classifications"]
         assert [names[number] for number, _ in ranked] == ["none of these", "fox"]
         assert document["info"]["detector"] == "md_v5a.0.0.pt"
+        assert again.boxes[2].label == "fox"  # which nobody decided on
     else:
         assert [box.label for box in again.boxes] == ["owl", "none of these", "fox"]
     assert open_boxes(boxes.path, photos).boxes == boxes.boxes  # the original is unchanged
@@ -205,6 +206,14 @@ def test_bad_files(name: str, content: bytes, photos: Path, tmp_path: Path) -> N
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError):
         open_boxes(tmp_path / name, photos)
+
+
+def test_a_row_that_is_shorter_than_the_header(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("file,x,y,w,h,label\na.png,6,4,12,8\n")
+    boxes = open_boxes(tmp_path / "a.csv", photos)
+    boxes.write(tmp_path / "out.csv", {"a.png#0": ("fox", "fox", 0.75)})
+    (row,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+    assert (row["label"], row["decision"], row["probability"]) == ("", "fox", "0.75")
 
 
 def test_a_box_outside_its_image(photos: Path, tmp_path: Path) -> None:

@@ -131,7 +131,8 @@ def predict(
 
     if "out" in job:
         for_few = {"-o": output, "--html": html, "--sort-into": sort_into, "--boxes": boxes}
-        for name, value in (for_few | {"--skip-bad": skip_bad}).items():
+        for_few |= {"--top": top > 1, "--excel": excel, "--skip-bad": skip_bad}
+        for name, value in for_few.items():
             if value:
                 raise InputError(f"{name} cannot be used together with --job.")
         _run_job(out, model, images, {**job, **backbone, **decision})

@@ -200,32 +200,35 @@ def _megadetector(document: dict[str, Any], path: Path) -> Iterator[Box]:
     names = document["detection_categories"]
     finer = document.get("classification_categories", {})
     for i, image in enumerate(document["images"]):
-        for j, found in enumerate(image.get("detections") or ()):  # None: it was not readable
-            label = names[found["category"]]
-            if found.get("classifications"):
-                label = finer[found["classifications"][0][0]]
-            yield _box(path, image["file"], found["bbox"], label, found.get("conf"), (i, j), True)
+        for j, box in enumerate(image.get("detections") or ()):  # None: it was not readable
+            label = names[box["category"]]
+            if box.get("classifications"):
+                label = finer[box["classifications"][0][0]]
+            yield _box(path, image["file"], box["bbox"], label, box.get("conf"), (i, j), True)
 
 
 def _write_megadetector(path: Path, document: Any, decided: Decided) -> None:
-    categories: dict[str, str] = {}
+    names: dict[str, str] = document.setdefault("classification_categories", {})
+    numbers = {name: number for number, name in names.items()}
+    unused = (str(number) for number in itertools.count() if str(number) not in names)
     for box, decision, label, probability in decided:
         ranked = []
         for name in dict.fromkeys((decision, label)):
-            number = categories.setdefault(name, str(len(categories)))
-            ranked.append([number, round(probability, 4)])
+            if name not in numbers:
+                numbers[name] = next(unused)
+                names[numbers[name]] = name
+            ranked.append([numbers[name], round(probability, 4)])
         i, j = box.place
         document["images"][i]["detections"][j]["classifications"] = ranked
-    document["classification_categories"] = {number: name for name, number in categories.items()}
     _write_json(path, document)
 
 
 def _coco(document: dict[str, Any], path: Path) -> Iterator[Box]:
     photos = {image["id"]: image["file_name"] for image in document["images"]}
     names = {category["id"]: category.get("name") for category in document["categories"]}
-    for i, found in enumerate(document["annotations"]):
-        photo, label = photos[found["image_id"]], names[found["category_id"]]
-        yield _box(path, photo, found["bbox"], label, found.get("score"), (i,), False)
+    for i, box in enumerate(document["annotations"]):
+        photo, label = photos[box["image_id"]], names[box["category_id"]]
+        yield _box(path, photo, box["bbox"], label, box.get("score"), (i,), False)
 
 
 def _write_coco(path: Path, document: Any, decided: Decided) -> None:
@@ -236,9 +239,9 @@ def _write_coco(path: Path, document: Any, decided: Decided) -> None:
             largest += 1
             ids[decision] = largest
             document["categories"].append({"id": largest, "name": decision})
-        found = document["annotations"][box.place[0]]
-        found["detected_category_id"] = found["category_id"]
-        found |= {"category_id": ids[decision], "score": round(probability, 4), "label": label}
+        annotation = document["annotations"][box.place[0]]
+        annotation["detected_category_id"] = annotation["category_id"]
+        annotation |= {"category_id": ids[decision], "score": round(probability, 4), "label": label}
     _write_json(path, document)
 
 
@@ -263,5 +266,9 @@ def _read_csv(path: Path) -> BoxFile:
 def _write_csv(path: Path, rows: list[list[str]], decided: Decided) -> None:
     added = ["decision", "predicted", "probability"]
     by_row = {box.place[0]: [decision, label, p] for box, decision, label, p in decided}
-    cells = [[*row, *by_row.get(i, [None] * 3)] for i, row in enumerate(rows) if i]
-    write_text(path, to_csv([*rows[0], *added], cells))
+    header, *body = rows
+    cells = [
+        [*row, *[None] * (len(header) - len(row)), *by_row.get(i, [None] * 3)]
+        for i, row in enumerate(body, start=1)
+    ]
+    write_text(path, to_csv([*header, *added], cells))
