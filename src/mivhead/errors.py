@@ -52,8 +52,17 @@ def reading(
     except MivError:
         raise
     except expected as error:
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0].rstrip(".")
-        raise kind(f"{what} cannot be read: {reason}.") from error
+        raise kind(f"{what} cannot be read: {reason_of(error)}.") from error
+
+
+def reason_of(error: Exception) -> str:
+    r"""Return what the system says, or the first line of an error of a library, or its type.
+
+    >>> reason_of(OSError("no such file.\nTraceback")), reason_of(KeyError())
+    ('no such file', 'KeyError')
+    """
+    text = getattr(error, "strerror", None) or str(error)
+    return text.strip().partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 def check_file(path: str | Path, kind: type[MivError] = InputError) -> None:

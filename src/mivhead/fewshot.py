@@ -8,18 +8,18 @@ to its changed shots; if anything fails, it stays as it was.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
+from mivhead._util import files
 from mivhead._util.estimator import check_fitted
-from mivhead._util.files import is_exported
 from mivhead.backbones.base import check_origin
 from mivhead.backbones.efficientnet_lite import comes_with_mivhead
-from mivhead.errors import InputError, check_no_missing
+from mivhead.errors import InputError, NotAvailableError, check_no_missing
 from mivhead.features import FeatureTable
 from mivhead.images.imageset import label_images
 from mivhead.images.sources import as_image_set
@@ -384,7 +384,7 @@ def load(
     FewShotClassifier or ExportedClassifier
         Both predict with `classify`, `predict` and `predict_proba`.
     """
-    if not is_exported(path):
+    if not files.is_exported(path):
         settings: dict[str, Any] = {"backbone": backbone, "weights": weights, "device": device}
         return file.load(path, FewShotClassifier, **settings)
     if backbone is not None or weights is not None or device not in (None, "cpu"):
@@ -430,6 +430,19 @@ def changing(
     'renamed cow to bull'
     ['bull', 'cat', 'dog']
     """
-    kind = FewShotClassifier
-    with file.changing(path, kind, output, keep_old=keep_old, **settings) as model:
+    source = Path(path)
+    target = source if output is None else Path(output)
+    in_place = target.absolute() == source.absolute()
+    with files.locked(source) if in_place and source.is_file() else nullcontext():
+        model = file.load(source, FewShotClassifier, **settings)
+        before, stamp = len(model.history_), files.stamp(source)
         yield model
+        if len(model.history_) == before:
+            return
+        if in_place and files.stamp(source) != stamp:  # by a program that ignores the lock
+            raise NotAvailableError(
+                f"{source} was changed by another program in the meantime, so nothing was "
+                "written: run the command again."
+            )
+        with files.keeping(source) if in_place and keep_old else nullcontext():
+            file.save(model, target)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 import zlib
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from mivhead._util.schema import parse_json
-from mivhead.errors import ModelFileError, NotAvailableError, check_file
+from mivhead.errors import InputError, ModelFileError, NotAvailableError, check_file, reason_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,12 +67,26 @@ def replacing(path: str | Path, *, make_folders: bool = False) -> Iterator[Path]
         part.replace(path)
     except OSError as error:
         raise NotAvailableError(
-            f"Cannot write {path}: {error.strerror or error}. Nothing was changed; check that the "
+            f"Cannot write {path}: {reason_of(error)}. Nothing was changed; check that the "
             "folder exists, is writable and has space."
         ) from error
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+@contextmanager
+def keeping(path: Path) -> Iterator[None]:
+    """Keep the contents of a file as `.bak`, as soon as the file has been replaced."""
+    kept = path.with_name(f"{path.name}.bak")
+    if kept.is_dir():
+        raise InputError(f"{kept} is a folder, where the old file would be kept: rename it.")
+    with replacing(kept) as part:
+        try:
+            part.hardlink_to(path)  # no copy: the file is about to be replaced, not modified
+        except OSError:
+            shutil.copy2(path, part)
+        yield
 
 
 @contextmanager
@@ -88,7 +103,7 @@ def locked(path: str | Path) -> Iterator[None]:
             f"Another process is changing {path}; nothing was changed: try again when it is done."
         ) from None
     except OSError as error:
-        raise NotAvailableError(f"Cannot write to {path.parent}: {error.strerror}.") from error
+        raise NotAvailableError(f"Cannot write to {path.parent}: {reason_of(error)}.") from error
     try:
         yield
     finally:

@@ -15,8 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from mivhead._util.text import reason_of
-from mivhead.errors import InputError
+from mivhead.errors import InputError, reason_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,15 +23,6 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 
-def reason_of(error: Exception) -> str:
-    r"""Return the first line of an error of a library, without a full stop, or its type.
-
-    >>> reason_of(OSError("no such file.\nTraceback")), reason_of(KeyError())
-    ('no such file', 'KeyError')
-    """
-    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-
-
 def percent(share: float, digits: int = 0) -> str:
     """Format a share as a percentage that is 100% or 0% only if it is exactly that.
 

@@ -14,7 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from uuid import uuid4
 
-from mivhead.errors import InputError, NotAvailableError
+from mivhead.errors import InputError, NotAvailableError, reason_of
 
 HIDDEN = ".miv-app"  # the hidden folder in a project
 TRASH = f"{HIDDEN}/trash"
@@ -137,5 +137,5 @@ def changing() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or error
+        reason = reason_of(error)
         raise NotAvailableError(f"Cannot change the folder: {reason}. It is as it was.") from error

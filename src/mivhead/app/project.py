@@ -32,7 +32,7 @@ from mivhead._util.files import replacing, write_text
 from mivhead._util.schema import parse_json
 from mivhead.app.history import HIDDEN, TRASH, History, Move, changing, inside, trash_path
 from mivhead.decision import MAX_ERRORS, NONE, UNSURE
-from mivhead.errors import ImageError, InputError, NotAvailableError, check_file
+from mivhead.errors import ImageError, InputError, NotAvailableError, check_file, reason_of
 from mivhead.images.decoding import load_image
 from mivhead.images.imageset import (
     is_image_name,
@@ -112,7 +112,7 @@ class Project:
                 f"{folder} is open in another `miv app`: use that page, or stop it first."
             ) from None
         except OSError as error:
-            reason = error.strerror or error
+            reason = reason_of(error)
             raise NotAvailableError(f"Cannot open {folder}: {reason}; choose another.") from error
         self._mutex = threading.RLock()
         self.history = History(self.folder)

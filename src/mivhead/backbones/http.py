@@ -31,10 +31,10 @@ from PIL import Image
 
 from mivhead._util.http import is_loopback
 from mivhead._util.schema import parse_json
-from mivhead._util.text import one_line, reason_of, shorten
+from mivhead._util.text import one_line, shorten
 from mivhead.backbones.base import DecodedImage, Identity, join, storage_type, to_pictures
 from mivhead.backbones.preset import EMBEDDING, BlockPreset, Preprocessing, Preset
-from mivhead.errors import InputError, NotAvailableError
+from mivhead.errors import InputError, NotAvailableError, reason_of
 from mivhead.features import Features
 
 IMAGE, DATA_URL, MODEL = "$image", "$data_url", "$model"  # in a request template

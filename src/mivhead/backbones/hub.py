@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from mivhead._util.text import reason_of
 from mivhead.backbones.presets import NAMED, PAPER, PRESETS
-from mivhead.errors import InputError, NotAvailableError
+from mivhead.errors import InputError, NotAvailableError, reason_of
 
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "spiece.model")
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mivhead._util.imports import need
-from mivhead._util.text import reason_of
 from mivhead.backbones import hub
 from mivhead.backbones.base import Parts, check_taps, default_device
 from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, suggest_blocks
@@ -37,7 +36,7 @@ from mivhead.backbones.preset import (
 from mivhead.backbones.presets import NAMED
 from mivhead.backbones.text import TextTower
 from mivhead.backbones.timm_models import RANDOM, has_class_token, has_tokens
-from mivhead.errors import InputError, NotAvailableError
+from mivhead.errors import InputError, NotAvailableError, reason_of
 
 SCHEME = "open_clip:"
 CONFIG = "open_clip_config.json"

@@ -23,13 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from mivhead._util.imports import need
-from mivhead._util.text import reason_of
 from mivhead.backbones import hub
 from mivhead.backbones.base import Parts, check_taps, default_device
 from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, hooked, suggest_blocks
 from mivhead.backbones.preset import POOLED, Preprocessing, Preset, near_usual_size, spread_taps
 from mivhead.backbones.presets import NAMED, PAPER
-from mivhead.errors import InputError, NotAvailableError, check_file
+from mivhead.errors import InputError, NotAvailableError, check_file, reason_of
 
 RANDOM = "random"
 SCHEME = "timm:"

@@ -19,7 +19,7 @@ from mivhead._util.text import one_line
 from mivhead._util.threads import set_threads
 from mivhead._version import __version__
 from mivhead.cli.output import Output
-from mivhead.errors import MivError
+from mivhead.errors import MivError, reason_of
 
 EVERYDAY = {
     "app": "make and use a classifier in the browser",
@@ -202,7 +202,7 @@ def _describe(error: Exception) -> str:
     if isinstance(error, MivError):
         return str(error)
     if isinstance(error, OSError):
-        return f"{error.filename or 'Output'}: {error.strerror or error}."
+        return f"{error.filename or 'Output'}: {reason_of(error)}."
     if isinstance(error, MemoryError):
         return "Not enough memory: give fewer or smaller images."
     return (

@@ -18,7 +18,7 @@ import click
 from mivhead._util.files import METADATA_KEY, is_exported
 from mivhead._util.imports import need
 from mivhead._util.schema import parse_json
-from mivhead.errors import ImageError, InputError, MivError, NotAvailableError, reading
+from mivhead.errors import ImageError, InputError, MivError, NotAvailableError, reading, reason_of
 
 if TYPE_CHECKING:
     from mivhead.cli.output import Output
@@ -176,7 +176,7 @@ def check_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise NotAvailableError(f"Cannot write to {folder}: {error.strerror}.") from error
+        raise NotAvailableError(f"Cannot write to {folder}: {reason_of(error)}.") from error
 
 
 def new_folder(text: str) -> str:

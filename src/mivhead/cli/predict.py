@@ -130,8 +130,8 @@ def predict(
     from mivhead.prediction import DecisionCounts
 
     if "out" in job:
-        for_few = {"-o": output, "--html": html, "--sort-into": sort_into, "--boxes": boxes}
-        for_few |= {"--top": top > 1, "--excel": excel, "--skip-bad": skip_bad}
+        for_few: dict[str, object] = {"-o": output, "--html": html, "--sort-into": sort_into}
+        for_few |= {"--boxes": boxes, "--top": top > 1, "--excel": excel, "--skip-bad": skip_bad}
         for name, value in for_few.items():
             if value:
                 raise InputError(f"{name} cannot be used together with --job.")

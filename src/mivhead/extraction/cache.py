@@ -32,7 +32,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from mivhead._util.files import cache_folder
-from mivhead.errors import InputError, NotAvailableError
+from mivhead.errors import InputError, NotAvailableError, reason_of
 
 if TYPE_CHECKING:
     from mivhead.backbones.base import Backbone
@@ -161,7 +161,7 @@ class FeatureCache:
         except OSError as error:
             if self.strict:
                 raise NotAvailableError(
-                    f"Cannot write features into {self.folder}: {error.strerror or error}. Free "
+                    f"Cannot write features into {self.folder}: {reason_of(error)}. Free "
                     "some space, or name another folder with --cache."
                 ) from error
             self._writable = False
@@ -219,7 +219,7 @@ class FeatureCache:
     def _report(self, what: str, error: OSError) -> None:
         if self.folder not in _reported:
             _reported.add(self.folder)
-            reason = error.strerror or error
+            reason = reason_of(error)
             _log.warning(
                 f"Cannot {what} the feature cache {self.folder} ({reason}); continuing without it. "
                 "Set the environment variable MIV_CACHE to another folder, or to `off`."

@@ -16,7 +16,7 @@ from typing import Any
 
 from PIL import Image
 
-from mivhead.errors import ImageError, InputError, NotAvailableError, check_no_missing
+from mivhead.errors import ImageError, InputError, NotAvailableError, check_no_missing, reason_of
 from mivhead.images.decoding import ImageLike, load_image, read_capped
 
 
@@ -251,7 +251,7 @@ def sort_images(
             target.mkdir(parents=True, exist_ok=True)
             copies.append(_copy(source, target))
         except OSError as error:
-            reason = error.strerror or error
+            reason = reason_of(error)
             raise NotAvailableError(f"Cannot copy {source.name} to {target}: {reason}.") from error
     return [copy for copy in copies if copy is not None]
 

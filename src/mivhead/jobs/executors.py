@@ -21,9 +21,8 @@ from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 from mivhead._util.imports import need
-from mivhead._util.text import reason_of
 from mivhead._util.threads import set_threads
-from mivhead.errors import InputError, NotAvailableError
+from mivhead.errors import InputError, NotAvailableError, reason_of
 
 T = TypeVar("T")
 Call: TypeAlias = Callable[[], T]

@@ -14,8 +14,7 @@ from typing import Any
 
 from mivhead._util.files import replacing
 from mivhead._util.imports import need
-from mivhead._util.text import reason_of
-from mivhead.errors import ImageError, InputError, MivError, NotAvailableError
+from mivhead.errors import ImageError, InputError, MivError, NotAvailableError, reason_of
 from mivhead.images.decoding import read_capped, read_file
 from mivhead.images.imageset import is_litter, natural_key
 from mivhead.images.sources import expand_pattern, walk

@@ -9,9 +9,7 @@ shape and value.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +26,7 @@ from mivhead.classifier import MIVClassifier
 from mivhead.decision import DecisionRule
 from mivhead.ensemble.names import Names
 from mivhead.ensemble.unlabelled import UnlabelledUse
-from mivhead.errors import InputError, ModelFileError, NotAvailableError
+from mivhead.errors import InputError, ModelFileError
 from mivhead.model.base import Estimate, ModelInfo, plain_classes, read_classes
 from mivhead.model.model import Model
 from mivhead.model.shots import Change, SavedShots, Shots
@@ -214,45 +212,3 @@ def _restore(
     model.classifier_, model.classes_, model.identity_ = classifier, classes, identity
     model.shots_, model.templates_ = shots, document.templates
     model.history_, model.estimate_ = list(document.history), document.estimate
-
-
-@contextmanager
-def changing(
-    path: str | Path,
-    kind: type[M],
-    output: str | Path | None = None,
-    *,
-    keep_old: bool = True,
-    **settings: Any,
-) -> Iterator[M]:
-    """Load a model, let it be changed, and write it, as `mivhead.changing` does."""
-    source = Path(path)
-    target = source if output is None else Path(output)
-    in_place = target.absolute() == source.absolute()
-    with files.locked(source) if in_place and source.is_file() else nullcontext():
-        model = load(source, kind, **settings)
-        before, stamp = len(model.history_), files.stamp(source)
-        yield model
-        if len(model.history_) == before:
-            return
-        if in_place and files.stamp(source) != stamp:  # by a program that ignores the lock
-            raise NotAvailableError(
-                f"{source} was changed by another program in the meantime, so nothing was "
-                "written: run the command again."
-            )
-        with _keeping(source) if in_place and keep_old else nullcontext():
-            save(model, target)
-
-
-@contextmanager
-def _keeping(path: Path) -> Iterator[None]:
-    """Keep the contents of a file as `.bak`, as soon as the file has been replaced."""
-    kept = path.with_name(f"{path.name}.bak")
-    if kept.is_dir():
-        raise InputError(f"{kept} is a folder, where the old model would be kept: rename it.")
-    with files.replacing(kept) as part:
-        try:
-            part.hardlink_to(path)  # no copy: the file is about to be replaced, not modified
-        except OSError:
-            shutil.copy2(path, part)
-        yield

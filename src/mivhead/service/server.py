@@ -9,7 +9,7 @@ import threading
 import uvicorn
 from starlette.types import ASGIApp
 
-from mivhead.errors import NotAvailableError
+from mivhead.errors import NotAvailableError, reason_of
 
 DEFAULT_PORT = 8765
 
@@ -91,7 +91,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(128)  # here, so that clients can connect before the server runs
     except (OSError, OverflowError) as error:  # OverflowError: an invalid port number
         listener.close()
-        reason = getattr(error, "strerror", None) or error
+        reason = reason_of(error)
         raise NotAvailableError(
             f"Cannot listen on {host}, port {port}: {reason}; choose another with --port."
         ) from error

@@ -17,8 +17,7 @@ import numpy as np
 
 from mivhead._util.files import replacing
 from mivhead._util.imports import need
-from mivhead._util.text import reason_of
-from mivhead.errors import InputError, NotAvailableError, check_file, reading
+from mivhead.errors import InputError, NotAvailableError, check_file, reading, reason_of
 from mivhead.features import FeatureTable
 from mivhead.stores.base import ID, LABEL, Array, Columns, TableInfo, TableStore, check_ratio
 

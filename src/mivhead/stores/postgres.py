@@ -15,8 +15,7 @@ from urllib.parse import urlencode, urlsplit
 import numpy as np
 
 from mivhead._util.imports import need
-from mivhead._util.text import reason_of
-from mivhead.errors import InputError, NotAvailableError
+from mivhead.errors import InputError, NotAvailableError, reason_of
 from mivhead.features import FeatureTable
 from mivhead.stores.base import ID, LABEL, Array, Columns, TableInfo, TableStore
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from mivhead.backbones import load_backbone
 from mivhead.backbones.base import Backbone, DecodedImage, to_picture
-from mivhead.errors import InputError, NotAvailableError
+from mivhead.errors import InputError, NotAvailableError, reason_of
 from mivhead.extraction.cache import CacheKeys, FeatureCache, entry_size
 from mivhead.extraction.pipeline import BATCH, LoadedImage, extract_table, read_features
 from mivhead.features import Features
@@ -347,7 +347,7 @@ class Missing:
             free = shutil.disk_usage(cache.folder).free
         except OSError as error:
             raise NotAvailableError(
-                f"The feature cache {cache.folder} cannot be used: {error.strerror or error}."
+                f"The feature cache {cache.folder} cannot be used: {reason_of(error)}."
             ) from error
         if self.bytes > free:
             return (

@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 from mivhead._util.files import write_text
 from mivhead._util.schema import from_json, parse_json, to_json
 from mivhead._version import __version__
-from mivhead.errors import InputError, NotAvailableError, reading
+from mivhead.errors import InputError, NotAvailableError, reading, reason_of
 from mivhead_bench.benchmark.clock import Seconds
 from mivhead_bench.benchmark.config import RunConfig, extend, read_config
 from mivhead_bench.benchmark.open_set import OpenResult
@@ -263,7 +263,7 @@ class RunFolder:
                 self._open(stack)
             except OSError as error:
                 raise NotAvailableError(
-                    f"Cannot write into {self.folder}: {error.strerror or error}."
+                    f"Cannot write into {self.folder}: {reason_of(error)}."
                 ) from error
             self._stack = stack.pop_all()
         return self
@@ -352,7 +352,7 @@ class RunFolder:
             with suppress(OSError):  # a truncated line is dropped now, or by the next run
                 os.ftruncate(handle, end)
             raise NotAvailableError(
-                f"Cannot write {self.folder / RESULTS}: {error.strerror or error}. Free some space "
+                f"Cannot write {self.folder / RESULTS}: {reason_of(error)}. Free some space "
                 "and run the same command again: it resumes where it stopped."
             ) from error
         self.results |= {result.key: result for result in added}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mivhead.errors import InputError, NotAvailableError
+from mivhead.errors import InputError, NotAvailableError, reason_of
 from mivhead_bench.datasets.catalogue import get_declared
 from mivhead_bench.datasets.downloads import PER_CLASS, Item, read_download
 
@@ -63,7 +63,7 @@ def prepare_set(
         part.rename(output)
     except OSError as error:
         raise NotAvailableError(
-            f"Cannot prepare {output}: {error.filename or ''} {error.strerror or error}. "
+            f"Cannot prepare {output}: {error.filename or ''} {reason_of(error)}. "
             "Nothing was written; check permissions and free space."
         ) from error
     finally:
