@@ -25,7 +25,7 @@ from mivhead.app.history import HIDDEN
 from mivhead.app.project import ERRORS, MODEL, Photo, Project, Snapshot, to_jpeg
 from mivhead.errors import ImageError, InputError, MivError
 from mivhead.images.decoding import load_image
-from mivhead.images.imageset import ImageSet, ImageSource, given, natural_key, numbered
+from mivhead.images.imageset import ImageSet, ImageSource, free_name, given, natural_key
 
 if TYPE_CHECKING:
     from mivhead.diagnostics.cross_validation import CrossValidation
@@ -221,10 +221,10 @@ class Learner:
         note = ""
         with suppress(FileNotFoundError):
             if not mark.exists() or repr(stamp(path)).encode() != mark.read_bytes():
-                others = map(path.with_name, numbered("model (from elsewhere).miv"))
-                free = next(other for other in others if not other.exists())
-                path.rename(free)
-                note = f"{MODEL} was changed by another program: it is now called {free.name}."
+                folder = self.project.folder
+                free = free_name("model (from elsewhere).miv", lambda n: (folder / n).exists())
+                path.rename(folder / free)
+                note = f"{MODEL} was changed by another program: it is now called {free}."
         self.model.save(path)
         with suppress(OSError):
             mark.write_bytes(repr(stamp(path)).encode())

@@ -14,7 +14,7 @@ from mivhead.app.history import HIDDEN
 from mivhead.app.learner import NO_MODEL, Learner
 from mivhead.app.project import Photo, Project
 from mivhead.errors import InputError, NotAvailableError
-from mivhead.images.imageset import numbered, safe_name, safe_names
+from mivhead.images.imageset import free_name, safe_name, safe_names
 from mivhead.prediction import Prediction
 
 NAMES = {  # of downloads, after the name of the project
@@ -93,11 +93,8 @@ def _sorted_entries(project: Project, learner: Learner) -> Iterator[tuple[Path, 
     folders = safe_names(decision for _, decision in placed)
     taken: set[str] = set()
     for photo, decision in placed:
-        name = next(
-            path
-            for candidate in numbered(safe_name(photo.name))
-            if (path := f"{folders[decision]}/{candidate}").casefold() not in taken
-        )
+        name = f"{folders[decision]}/{safe_name(photo.name)}"
+        name = free_name(name, lambda path: path.casefold() in taken)
         taken.add(name.casefold())
         yield project.folder / photo.path, name
 

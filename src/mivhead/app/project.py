@@ -35,11 +35,11 @@ from mivhead.decision import MAX_ERRORS, NONE, UNSURE
 from mivhead.errors import ImageError, InputError, NotAvailableError, check_file, reason_of
 from mivhead.images.decoding import load_image
 from mivhead.images.imageset import (
+    free_name,
     is_image_name,
     is_litter,
     natural_key,
     normal,
-    numbered,
     safe_name,
 )
 
@@ -316,10 +316,8 @@ class Project:
         return [(old, new) for new, old in moves.items()]
 
     def _free_path(self, folder: str, name: str, taken: Container[str] = ()) -> str:
-        return next(
-            path
-            for candidate in numbered(name)
-            if (path := f"{folder}/{candidate}") not in taken and not (self.folder / path).exists()
+        return free_name(
+            f"{folder}/{name}", lambda path: path in taken or (self.folder / path).exists()
         )
 
     # Thumbnails, made once per photo; they also tell which photos cannot be read.

@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
@@ -33,7 +34,7 @@ from mivhead._util.http import is_loopback
 from mivhead._util.schema import parse_json
 from mivhead._util.text import one_line, shorten
 from mivhead.backbones.base import DecodedImage, Identity, join, storage_type, to_pictures
-from mivhead.backbones.preset import EMBEDDING, BlockPreset, Preprocessing, Preset
+from mivhead.backbones.preset import EMBEDDING, TOKEN, Preprocessing, Preset
 from mivhead.errors import InputError, NotAvailableError, reason_of
 from mivhead.features import Features
 
@@ -111,7 +112,7 @@ class EmbeddingBackbone:
         self.dtype = storage_type(dtype)
         # The service normalises; every vector is a token.
         preprocessing = Preprocessing(size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-        block = BlockPreset(native=False, form="vit", tau=200.0)
+        block = replace(TOKEN, native=False)
         self.preset = Preset((EMBEDDING,), (block,), preprocessing)
         known = json.dumps([self._url, self._template], sort_keys=True)
         weights = hashlib.sha256(known.encode()).hexdigest()

@@ -30,6 +30,7 @@ from mivhead.backbones.preset import (
     BlockPreset,
     Preprocessing,
     Preset,
+    as_vit,
     near_usual_size,
     spread_taps,
 )
@@ -114,8 +115,7 @@ def load(
     backbone.token = not kind.startswith("siglip")
     backbone.prefix = int(backbone.token) + int(settings.get("num_register_tokens", 0))
     if preset is None:
-        blocks = (replace(b, form="vit", tau=200.0) for b in backbone.suggest_blocks())
-        backbone.preset = replace(chosen, blocks=tuple(blocks))  # of a ViT, also without [CLS]
+        backbone.preset = replace(chosen, blocks=as_vit(backbone.suggest_blocks()))
     return backbone
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from mivhead.backbones.preset import (
     VECTOR,
     Preprocessing,
     Preset,
+    as_vit,
     near_usual_size,
     spread_taps,
 )
@@ -97,8 +97,8 @@ class ImageTower(nn.Module):
         """Tap layers of a ViT over its depth, or the last two stages of a CNN."""
         taps = spread_taps(self.blocks) if self.is_vit else self.blocks[-2:]
         blocks = suggest_blocks(self.tap(taps), preprocessing.size, device)
-        if self.is_vit:  # also without [CLS]
-            blocks = tuple(replace(block, form="vit", tau=200.0) for block in blocks)
+        if self.is_vit:
+            blocks = as_vit(blocks)
         return Preset((*taps, EMBEDDING), (*blocks, VECTOR), preprocessing)
 
 

@@ -7,7 +7,7 @@ PyTorch, so that listing backbones is quick.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
@@ -71,9 +71,15 @@ class BlockPreset:
             raise InputError(f"tau must be a number of at least 0, got {self.tau!r}.")
 
 
-VECTOR = BlockPreset(form="vit", tau=200.0, pooled=True)  # of a whole image, for other heads
+TOKEN = BlockPreset(form="vit", tau=200.0)  # a block with a token
+VECTOR = replace(TOKEN, pooled=True)  # of a whole image, for other heads
 EMBEDDING = "embedding"  # a tap: the vector in the space that images share with texts
 POOLED = "pooled"  # a tap: what the model's own classifier would see
+
+
+def as_vit(blocks: Iterable[BlockPreset]) -> tuple[BlockPreset, ...]:
+    """Make blocks follow the ViT form, also those without a token."""
+    return tuple(replace(block, form=TOKEN.form, tau=TOKEN.tau) for block in blocks)
 
 
 def replace_in_blocks(
@@ -198,5 +204,5 @@ def derive_presets(features: Features) -> tuple[BlockPreset, ...]:
             sizes = default_token_pool_sizes(side, i if len(sides) > 1 else -1)
             # A map that is too small to be pooled is a candidate as it is.
             native = side > 0 and side // 2 < SMALLEST_POOL
-            presets.append(BlockPreset(sizes, native=native, form="vit", tau=200.0))
+            presets.append(replace(TOKEN, pool_sizes=sizes, native=native))
     return tuple(presets)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mivhead.backbones.preset import VECTOR, BlockPreset, Preprocessing, Preset
+from mivhead.backbones.preset import VECTOR, BlockPreset, Preprocessing, Preset, as_vit
 
 # Measured: docs/research-log.md. Pooled candidates in addition to the native maps did not help.
 _EFFICIENTNET_LITE0 = Preset(
@@ -50,8 +50,7 @@ def _cnn(*pool_sizes: tuple[int, ...], heads: tuple[int, ...] = ()) -> tuple[Blo
 
 
 def _vit(*pool_sizes: tuple[int, ...], heads: tuple[int, ...] = ()) -> tuple[BlockPreset, ...]:
-    blocks = _cnn(*pool_sizes, heads=heads)
-    return tuple(replace(block, native=False, form="vit", tau=200.0) for block in blocks)
+    return tuple(replace(b, native=False) for b in as_vit(_cnn(*pool_sizes, heads=heads)))
 
 
 def _last_blocks(depth: int, count: int) -> tuple[str, ...]:

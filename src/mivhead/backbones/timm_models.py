@@ -13,7 +13,6 @@ import inspect
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,14 @@ from mivhead._util.imports import need
 from mivhead.backbones import hub
 from mivhead.backbones.base import Parts, check_taps, default_device
 from mivhead.backbones.module import ModuleBackbone, Tapped, freeze, hooked, suggest_blocks
-from mivhead.backbones.preset import POOLED, Preprocessing, Preset, near_usual_size, spread_taps
+from mivhead.backbones.preset import (
+    POOLED,
+    Preprocessing,
+    Preset,
+    as_vit,
+    near_usual_size,
+    spread_taps,
+)
 from mivhead.backbones.presets import NAMED, PAPER
 from mivhead.errors import InputError, NotAvailableError, check_file, reason_of
 
@@ -163,8 +169,8 @@ def _suggest(spec: str, model: nn.Module, device: torch.device, size: int | None
     except Exception as error:  # whatever an architecture that we have never seen raises
         reason = reason_of(error)
         raise InputError(f"{spec} cannot be tapped ({reason}): give a preset with taps.") from error
-    if has_tokens(model) or swin:  # also those without a token
-        blocks = tuple(replace(block, form="vit", tau=200.0) for block in blocks)
+    if has_tokens(model) or swin:
+        blocks = as_vit(blocks)
     return Preset(taps, blocks, Preprocessing(size, tuple(config["mean"]), tuple(config["std"])))
 
 

@@ -6,11 +6,11 @@ import os
 import re
 import shutil
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from io import BytesIO
-from itertools import count
+from itertools import chain, count
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
@@ -200,18 +200,22 @@ def safe_name(name: str) -> str:
 def safe_names(names: Iterable[str]) -> dict[str, str]:
     """Return a safe file name for each name; they differ, also where case does not matter."""
     chosen: dict[str, str] = {}
+    taken: set[str] = set()
     for name in dict.fromkeys(names):
-        taken = {other.casefold() for other in chosen.values()}
-        chosen[name] = next(n for n in numbered(safe_name(name)) if n.casefold() not in taken)
+        chosen[name] = free_name(safe_name(name), lambda text: text.casefold() in taken)
+        taken.add(chosen[name].casefold())
     return chosen
 
 
-def numbered(name: str) -> Iterator[str]:
-    """Yield a name, such as `a.jpg`, then `a (2).jpg`, `a (3).jpg`, without an end."""
-    yield name
+def free_name(name: str, is_taken: Callable[[str], bool]) -> str:
+    """Return a name, such as `a.jpg`, or the first of `a (2).jpg`, `a (3).jpg` that is not taken.
+
+    >>> free_name("1.jpg", ["1.jpg", "1 (2).jpg"].__contains__)
+    '1 (3).jpg'
+    """
     stem, suffix = os.path.splitext(name)  # noqa: PTH122  # a name, not a path
-    for number in count(2):
-        yield f"{stem} ({number}){suffix}"
+    others = (f"{stem} ({number}){suffix}" for number in count(2))
+    return next(text for text in chain([name], others) if not is_taken(text))
 
 
 def normal(name: str) -> str:
@@ -268,12 +272,16 @@ def _copy(source: ImageSource, folder: Path) -> Path | None:
     else:
         assert isinstance(original, str | os.PathLike), "images are sorted from files"
         content = Path(original).read_bytes()
-    for free_name in numbered(safe_name(name)):
-        copy = folder / free_name
-        if not copy.exists():
-            break
-        if copy.is_file() and copy.read_bytes() == content:
-            return None
+
+    def is_there(name: str) -> bool:
+        copy = folder / name
+        return copy.is_file() and copy.read_bytes() == content
+
+    copy = folder / free_name(
+        safe_name(name), lambda text: (folder / text).exists() and not is_there(text)
+    )
+    if copy.exists():  # the same image
+        return None
     with copy.open("xb") as file:  # fails if the file exists
         try:
             file.write(content)

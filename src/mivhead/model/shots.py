@@ -39,6 +39,7 @@ from mivhead.features import (
     split_bytes,
 )
 from mivhead.images.augmentation import ViewPlan, ViewRule
+from mivhead.images.imageset import free_name
 
 MAX_LISTED = 3  # names in a message
 MAX_VIEWS = 10_000  # of a shot by the rule in a file: more than anyone could wait for
@@ -504,11 +505,7 @@ def _distinct(names: Iterable[str], taken: Iterable[str] = ()) -> tuple[str, ...
     used = dict.fromkeys(taken)
     known = len(used)
     for name in names:
-        stem, suffix = os.path.splitext(name)  # noqa: PTH122  # a name, not a path
-        new, number = name, 2
-        while new in used:
-            new, number = f"{stem} ({number}){suffix}", number + 1
-        used[new] = None
+        used[free_name(name, used.__contains__)] = None
     return tuple(used)[known:]
 
 
