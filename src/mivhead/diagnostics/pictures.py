@@ -33,7 +33,7 @@ NOTEBOOK_DPI = 72
 SIDE = 224  # pixels of a drawn image
 INK, PALE = "#22303c", "#8a97a3"
 HEAT = (232, 89, 12)
-FOR, AGAINST, FRAME = "#1f7a5c", "#c0392b", "#cfd6dc"
+FOR, AGAINST, FRAME, TRACK = "#1f7a5c", "#c0392b", "#cfd6dc", "#e9edf1"
 MAX_COUNTS = 40  # classes up to which the counts are written into the cells
 MAX_NAMES = 80  # classes up to which all names are written
 LETTERS = 26  # of a name
@@ -180,21 +180,21 @@ def draw_reasons(reasons: Explanation, path: str | Path | None = None) -> Figure
     title = f"{short(best.label)} {percent(best.probability)}, then {short(reasons.runner_up)}"
     figure.suptitle(f"{decision}{title} {second}", color=INK, fontsize=12, parse_math=False)
     if reasons.image is not None:
-        _show(figure.add_subplot(grid[0, 0]), square(reasons.image), "image")
+        show(figure.add_subplot(grid[0, 0]), square(reasons.image), "image")
         for column, (caption, heat) in enumerate(maps, start=1):
-            _show(figure.add_subplot(grid[0, column]), overlay(reasons.image, [heat]), caption)
+            show(figure.add_subplot(grid[0, column]), overlay(reasons.image, [heat]), caption)
     blank = np.full((8, 8, 3), 0.95)
     for column, shot in enumerate(reasons.shots):
         attention = "" if shot.weight is None else f"{percent(shot.weight)} of the attention\n"
         picture = blank if shot.picture is None else square(load_image(shot.picture))
         caption = f"{short(shot.label)}\n{attention}{short(shot.name)}"
-        _show(figure.add_subplot(grid[1, column]), picture, caption)
+        show(figure.add_subplot(grid[1, column]), picture, caption)
     if votes:
         _draw_votes(figure.add_subplot(grid[2, :]), reasons)
     return save_figure(figure, path)
 
 
-def _show(axes: Any, picture: Any, caption: str) -> None:
+def show(axes: Any, picture: Any, caption: str) -> None:
     """Draw a picture in a frame, with its caption below."""
     axes.imshow(picture)
     axes.set(xticks=[], yticks=[])

@@ -24,7 +24,7 @@ from mivhead.features import Features, FeatureTable
 
 Array = NDArray[Any]
 
-FORMAT = 2  # of `TableInfo`
+FORMAT = 1  # of `TableInfo`
 BATCH = 256  # rows
 ID, LABEL = "id", "label"
 # What a file unpacks to is limited to this many times its size; smaller ones are no danger.

@@ -21,7 +21,7 @@ from scipy import stats
 
 from mivhead.errors import InputError, check_one_of
 from mivhead_bench.benchmark.results import Result
-from mivhead_bench.datasets.catalogue import SETS, find_declared
+from mivhead_bench.datasets.catalogue import BENCHMARKS, find_declared
 
 LEVEL = 0.01  # significance level of the paper's tests
 OURS = ("miv", "miv-paper")  # the methods that the paper calls ours
@@ -33,10 +33,6 @@ PRINTED = (  # the order of the paper's tables
 )
 Interval = Literal["student", "normal"]  # the rule for half-widths; the paper's is the second
 Bold = Literal["test", "highest"]  # what the paper prints in bold: differs from table to table
-BENCHMARKS = {
-    "MD": tuple(info.name for info in SETS if info.benchmark == "MD"),
-    "MD+": tuple(info.name for info in SETS if info.benchmark is not None),
-}
 
 
 @dataclass(frozen=True)

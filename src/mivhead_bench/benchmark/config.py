@@ -27,7 +27,7 @@ from mivhead.errors import InputError, check_one_of, reading
 from mivhead.images.augmentation import ViewsRule
 from mivhead_bench.benchmark.authors import CHECKPOINTS, LOWERED
 from mivhead_bench.benchmark.samplers import Protocol as SamplingProtocol
-from mivhead_bench.datasets.catalogue import SETS, find_declared, paper_size
+from mivhead_bench.datasets.catalogue import BENCHMARKS, find_declared, paper_size
 from mivhead_bench.datasets.sets import find_sets
 from mivhead_bench.methods import Method, get_method
 
@@ -379,15 +379,6 @@ def _checkpoints(backbone: BackboneConfig, folder: str) -> Iterator[Path]:
         yield Path(folder, CHECKPOINTS[backbone.source])
 
 
-def sets_of(benchmark: str | None) -> list[str]:
-    """Return the names of the sets of a benchmark; of MD+ if none is given.
-
-    >>> len(sets_of("MD")), len(sets_of("MD+"))
-    (9, 17)
-    """
-    return [s.name for s in SETS if s.benchmark == "MD" or (s.benchmark and benchmark != "MD")]
-
-
 def choose_sets(config: RunConfig, data: str | Path) -> tuple[str, ...]:
     """Return the sets of a run: those it names, or those of its benchmark in the data folder.
 
@@ -403,7 +394,7 @@ def choose_sets(config: RunConfig, data: str | Path) -> tuple[str, ...]:
         declared = find_declared(name)
         if declared is not None and (name == declared.name or declared.name not in folder_of):
             folder_of[declared.name] = name
-    chosen = tuple(folder_of[name] for name in sets_of(config.benchmark) if name in folder_of)
+    chosen = tuple(folder_of[name] for name in BENCHMARKS[config.benchmark] if name in folder_of)
     if not chosen:
         raise InputError(
             f"{data} holds no set of {config.benchmark}, which this configuration runs on: name "

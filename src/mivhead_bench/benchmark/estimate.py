@@ -20,13 +20,13 @@ from mivhead.errors import MivError
 from mivhead.extraction.cache import entry_size
 from mivhead.features import Features
 from mivhead_bench.benchmark.clock import Clock
-from mivhead_bench.benchmark.config import BackboneConfig, MethodConfig, RunConfig, sets_of
+from mivhead_bench.benchmark.config import BackboneConfig, MethodConfig, RunConfig
 from mivhead_bench.benchmark.executors import one_thread
 from mivhead_bench.benchmark.inputs import ViewLimit, count_views, load_once, plain_features
 from mivhead_bench.benchmark.runner import view_rule
 from mivhead_bench.benchmark.samplers import LeftOut, Protocol, sample_tasks
 from mivhead_bench.benchmark.tasks import Task
-from mivhead_bench.datasets.catalogue import find_declared
+from mivhead_bench.datasets.catalogue import BENCHMARKS, find_declared
 from mivhead_bench.datasets.sets import find_sets, open_set
 from mivhead_bench.methods import make_method
 from mivhead_bench.methods.cost import TaskSize, count
@@ -70,7 +70,7 @@ def estimate(config: RunConfig, data: Path | None, device: str | None = None) ->
     device = str(default_device(device))
     present = find_sets(data) if data is not None else ()
     declared = {name: info.name for name in present if (info := find_declared(name))}
-    wanted = config.sets or (sets_of(config.benchmark) if config.benchmark else present)
+    wanted = config.sets or BENCHMARKS.get(config.benchmark or "", present)
     chosen = [name for name in present if name in wanted or declared.get(name) in wanted]
     tasks = {name: _sample(name, Path(data or "."), config) for name in chosen}
     columns: list[Column] = []

@@ -19,9 +19,6 @@ from pathlib import Path
 
 from mivhead_bench.datasets.catalogue import find_declared
 
-FILE = Path(__file__).with_name("published.csv")
-AVERAGES = Path(__file__).with_name("published_averages.csv")
-
 # With two blocks, the head of ResNet-50 is the complete one.
 _COMPLETE_HEAD = ("resnet50", "miv-blocks2")
 
@@ -99,30 +96,27 @@ def literature() -> dict[tuple[str, str], dict[str, Published]]:
 
 
 @cache
-def _all() -> Mapping[tuple[str, str, str, str], Published]:
-    with FILE.open(encoding="utf-8", newline="") as file:
-        return {
-            (row["backbone"], row["protocol"], row["method"], row["set"]): Published(
-                float(row["accuracy"]),
-                *(
-                    float(row[key]) if row[key] else None
-                    for key in ("half_width", "gflops", "train_seconds", "infer_seconds")
-                ),
-            )
-            for row in csv.DictReader(file)
-        }
+def _all() -> Mapping[tuple[str, ...], Published]:
+    return _load("published.csv", "backbone", "protocol", "method", "set")
 
 
 @cache
-def _averages() -> Mapping[tuple[str, str, str, str], Published]:
-    with AVERAGES.open(encoding="utf-8", newline="") as file:
-        return {
-            (row["backbone"], row["method"], row["protocol"], row["benchmark"]): Published(
-                float(row["accuracy"]),
-                None,
-                float(row["gflops"]) if row["gflops"] else None,
-                None,
-                None,
-            )
-            for row in csv.DictReader(file)
-        }
+def _averages() -> Mapping[tuple[str, ...], Published]:
+    return _load("published_averages.csv", "backbone", "method", "protocol", "benchmark")
+
+
+def _load(name: str, *keys: str) -> dict[tuple[str, ...], Published]:
+    """Read a table of this folder; where it has no such column, a figure is None."""
+    with Path(__file__).with_name(name).open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+
+    def figure(row: Mapping[str, str], column: str) -> float | None:
+        return float(row[column]) if row.get(column) else None
+
+    figures = ("half_width", "gflops", "train_seconds", "infer_seconds")
+    return {
+        tuple(row[key] for key in keys): Published(
+            float(row["accuracy"]), *(figure(row, column) for column in figures)
+        )
+        for row in rows
+    }

@@ -42,6 +42,10 @@ def _read() -> tuple[DataSet, ...]:
 
 ALL_SETS = _read()
 SETS = tuple(info for info in ALL_SETS if info.benchmark)  # the paper's
+BENCHMARKS = {
+    "MD": tuple(info.name for info in SETS if info.benchmark == "MD"),
+    "MD+": tuple(info.name for info in SETS),
+}
 MORE_SETS = tuple(info for info in ALL_SETS if not info.benchmark)
 
 

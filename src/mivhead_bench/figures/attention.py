@@ -15,16 +15,16 @@ from PIL import Image
 from mivhead.diagnostics.explanation import BlockAttention
 from mivhead.diagnostics.pictures import (
     FOR,
-    FRAME,
     INK,
     PALE,
+    TRACK,
     new_figure,
     overlay,
     save_figure,
+    show,
     square,
 )
 
-TRACK = "#e9edf1"
 MAX_CLASSES = 12  # classes drawn: the most probable ones
 MAX_SHOTS = 8  # shots drawn per class: those with the most attention
 CELL = 1.5  # inches
@@ -70,10 +70,10 @@ def draw_attention(
         right=0.98,
         hspace=0.35,
     )
-    _image(figure.add_subplot(grid[0, 0]), square(image), "image")
+    show(figure.add_subplot(grid[0, 0]), square(image), "image")
     for column, (block, heat) in enumerate(maps, start=1):
         label = f"block {block + 1} of {len(attention)}"
-        _image(figure.add_subplot(grid[0, column]), overlay(image, [heat]), label)
+        show(figure.add_subplot(grid[0, column]), overlay(image, [heat]), label)
     if weights is None:
         return save_figure(figure, path)
     excess = {name: weights[members] * len(members) - 1 for name, _, members in shown}
@@ -86,7 +86,7 @@ def draw_attention(
         best = np.argsort(-weights[members], kind="stable")[: columns - 1]
         for column, shot in enumerate(members[best], start=1):
             caption = f"{100 * weights[shot]:.1f}%"
-            _image(figure.add_subplot(grid[row, column]), square(pictures[shot]), caption)
+            show(figure.add_subplot(grid[row, column]), square(pictures[shot]), caption)
     return save_figure(figure, path)
 
 
@@ -95,13 +95,6 @@ def shot_weights(attention: Sequence[BlockAttention]) -> Weights | None:
     weights = [block.shots[0] for block in attention if block.shots is not None]
     mean: Weights | None = np.mean(weights, axis=0) if weights else None
     return mean
-
-
-def _image(axes: Any, picture: Any, caption: str) -> None:
-    axes.imshow(picture)
-    axes.set(xticks=[], yticks=[])
-    axes.spines[:].set_color(FRAME)
-    axes.set_xlabel(caption, fontsize=8, color=PALE, labelpad=3)
 
 
 def _label(axes: Any, name: str, probability: float, most: int) -> None:

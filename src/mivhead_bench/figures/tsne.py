@@ -15,7 +15,7 @@ from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
 from mivhead.classifier import MIVClassifier
-from mivhead.diagnostics.pictures import INK, PALE, new_figure, save_figure
+from mivhead.diagnostics.pictures import INK, PALE, new_figure, save_figure, short
 from mivhead.errors import InputError
 from mivhead.features import Features
 from mivhead.head.formulas import Projected
@@ -24,7 +24,6 @@ from mivhead_bench.methods.base import class_means, pooled
 Vectors = NDArray[np.floating[Any]]
 
 MAX_NAMED = 12  # classes with colours of their own, if there are more than colours
-LETTERS = 36  # of a class name
 # Hues that differ, in two lightnesses (matplotlib's tab20 without its greys, and two more).
 COLOURS = (
     *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22"),
@@ -190,7 +189,7 @@ def _legend(figure: Any, colours: Mapping[str, str], classes: int) -> None:
     }
     style["markeredgecolor"] = "none"
     for name, colour in colours.items():
-        marks[_short(name)] = Line2D([], [], marker="o", markersize=6, color=colour, **style)
+        marks[short(name)] = Line2D([], [], marker="o", markersize=6, color=colour, **style)
     if others := classes - len(colours):
         label = f"{others} other classes"
         marks[label] = Line2D([], [], marker="o", markersize=4, color=OTHER, **style)
@@ -199,7 +198,3 @@ def _legend(figure: Any, colours: Mapping[str, str], classes: int) -> None:
     )
     for text in legend.get_texts():
         text.set_parse_math(False)  # a $ in a class name is not a formula
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= LETTERS else f"{name[: LETTERS - 13]}...{name[-10:]}"

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from mivhead.backbones import list_backbones
-from mivhead_bench.benchmark.compare import BENCHMARKS
 from mivhead_bench.benchmark.published import (
     LITERATURE,
     _all,
@@ -17,6 +16,7 @@ from mivhead_bench.benchmark.published import (
     published,
     published_average,
 )
+from mivhead_bench.datasets.catalogue import BENCHMARKS
 
 AVERAGES = [  # backbone, protocol, method, MD, MD+: the paper's rows "Average"
     ("resnet50", "varying", "ncc", 62.7, 63.5),

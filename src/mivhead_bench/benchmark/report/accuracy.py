@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from mivhead_bench.benchmark.compare import (
-    BENCHMARKS,
     LEVEL,
     OURS,
     Average,
@@ -29,7 +28,7 @@ from mivhead_bench.benchmark.report.formats import (
     p_value,
     plain_table,
 )
-from mivhead_bench.datasets.catalogue import find_declared
+from mivhead_bench.datasets.catalogue import BENCHMARKS, find_declared
 
 HALF_WIDTHS: dict[Interval, str] = {
     "student": "± is half the width of the 95% interval by Student's t.",

@@ -16,7 +16,7 @@ from mivhead_bench.benchmark.report.accuracy import Series, reference, set_title
 from mivhead_bench.benchmark.report.costs import costliest, latency
 from mivhead_bench.benchmark.report.formats import Chart
 
-TRACK, OURS = "#e9edf1", FOR
+OURS = FOR
 COLOURS = ("#3b6fb6", "#c2703d", "#8457a6", "#b83b5e", "#6b8e23", "#4fa3a5", "#946c3c", "#666f78")
 COLUMNS = 4  # panels side by side
 PNG_DPI = 200

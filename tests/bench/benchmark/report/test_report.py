@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mivhead_bench.benchmark.compare import BENCHMARKS, compare, compare_columns
+from mivhead_bench.benchmark.compare import compare, compare_columns
 from mivhead_bench.benchmark.published import published
 from mivhead_bench.benchmark.report import make_sections, results_csv, write_report
 from mivhead_bench.benchmark.report.accuracy import (
@@ -36,6 +36,7 @@ from mivhead_bench.benchmark.report.formats import (
     plain_table,
     render_html,
 )
+from mivhead_bench.datasets.catalogue import BENCHMARKS
 from tests.helpers.extras import needs
 from tests.helpers.synthetic import cell, random_run, result
 
