@@ -101,7 +101,7 @@ def test_tsne_is_drawn(classes, tmp_path):
 def test_many_classes_are_named_or_counted() -> None:
     """50 hues are indistinguishable: the most probable classes are coloured, the rest is grey."""
     rng = np.random.default_rng(0)
-    names = [f"a class with a long name, number {i}" for i in range(50)]
+    names = [f"a rather long name, no. {i}" for i in range(50)]
     labels = np.arange(50).repeat(2)
     panel = Embeddings("b", rng.normal(size=(100, 4)), labels, rng.normal(size=(50, 4)), np.ones(4))
     figure = draw_tsne([panel], names, title="t", truth=names[40], ranked=names)
