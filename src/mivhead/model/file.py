@@ -9,6 +9,7 @@ shape and value.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -231,6 +232,8 @@ def changing(
     in_place = target.absolute() == source.absolute()
     with files.locked(source) if in_place and source.is_file() else nullcontext():
         model = load(source, kind, **settings)
+        if in_place and not os.access(source, os.W_OK):
+            raise NotAvailableError(f"{source} is write-protected, so it was not changed.")
         before, stamp = len(model.history_), files.stamp(source)
         yield model
         if len(model.history_) == before:
