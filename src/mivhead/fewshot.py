@@ -7,6 +7,7 @@ to its changed shots; if anything fails, it stays as it was.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -435,6 +436,8 @@ def changing(
     in_place = target.absolute() == source.absolute()
     with files.locked(source) if in_place and source.is_file() else nullcontext():
         model = file.load(source, FewShotClassifier, **settings)
+        if in_place and not os.access(source, os.W_OK):
+            raise NotAvailableError(f"{source} is write-protected, so it was not changed.")
         before, stamp = len(model.history_), files.stamp(source)
         yield model
         if len(model.history_) == before:

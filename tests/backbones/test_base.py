@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mivhead.backbones import list_backbones, load_backbone
+from mivhead.backbones import list_backbones, load_backbone, module_of
 from mivhead.backbones.base import Identity, may_be_named_by_file, preprocess
 from mivhead.backbones.preset import Preprocessing
 from mivhead.errors import InputError
@@ -107,3 +107,9 @@ def test_a_file_names_only_what_is_safe_to_load(name: str) -> None:
 def test_a_file_may_name_what_is_known() -> None:
     specs = ("timm:resnet50.a1_in1k", "open_clip:ViT-B-32/laion2b_s34b_b79k")
     assert all(map(may_be_named_by_file, [*list_backbones(), *specs]))
+
+
+@pytest.mark.parametrize("name", ["timm:net.onnx", "open_clip:owner/net.onnx"])
+def test_what_a_file_may_name_is_no_file_whatever_its_suffix(name: str) -> None:
+    assert may_be_named_by_file(name)
+    assert module_of(name) != "onnx_model"

@@ -410,29 +410,32 @@ def test_two_processes_do_not_share_an_output(folder):
 def test_what_is_not_a_job_is_never_removed(folder):
     Path("photos").mkdir()
     Path("photos/mine.txt").write_text("precious")
-    Path("photo.png").write_text("precious")
-    Path("plain").write_text("precious")
-    for out in ("photos", "photo.png", "plain"):
+    pq.write_table(pa.table({"file": ["mine"]}), "mine.parquet")
+    for name in ("photo.png", "plain", "photo.parquet"):
+        Path(name).write_text("precious")
+    mine = {name: Path(name).read_bytes() for name in listed(".") if Path(name).is_file()}
+    for out in ("photos", "photo.png", "plain", "photo.parquet", "mine.parquet"):
         for overwrite in (False, True):
             with pytest.raises(InputError):
                 jobs.predict("model.onnx", "new", out, overwrite=overwrite)
-    for path in ("photos/mine.txt", "photo.png", "plain"):
-        assert Path(path).read_text() == "precious"
+    assert Path("photos/mine.txt").read_text() == "precious"
+    assert all(Path(name).read_bytes() == content for name, content in mine.items())
+
+
+def test_hidden_files_in_a_folder_of_parts_stay(folder):
+    Path("parts").mkdir()
+    Path("parts/.mine").write_text("precious")
+    for overwrite in (False, True):
+        jobs.predict("model.onnx", "new", "parts", part_rows=6, overwrite=overwrite)
+    assert len(listed("parts")) == 5
+    assert Path("parts/.mine").read_text() == "precious"
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        *(
-            "nowhere",
-            "new/*.webp",
-            "void",
-            "model.onnx",
-            "broken.parquet",
-            "broken.zip",
-            "broken.csv",
-        ),
-        *("numbers.parquet", "nosuch://bucket/x", []),
+        *("nowhere", "new/*.webp", "void", "model.onnx", "broken.parquet", "broken.zip"),
+        *("broken.csv", "numbers.parquet", "nosuch://bucket/x", []),
     ],
 )
 def test_bad_sources(folder, source):

@@ -139,6 +139,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "seed of a wrong type": ({"meta": {"seed": "7"}}, "seed"),
     "too few classes": ({"meta": {"classes": ["a"]}}, "1 classes"),
     "a million classes": ({"meta": {"classes": list(range(10**6))}}, "1000000 classes"),
+    "long names": ({"meta": {"classes": ["a" * 10**6, *map(str, range(999))]}}, "too long"),
     "twice the same class": ({"meta": {"classes": ["a", "a", "b", "c"]}}, "distinct"),
     "classes of mixed types": ({"meta": {"classes": ["a", 1, "b", "c"]}}, "all strings"),
     "not UTF-8": ({"meta": {"classes": ["a", "b", "c", "\ud800"]}}, "not valid UTF-8"),

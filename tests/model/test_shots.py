@@ -422,6 +422,14 @@ def test_a_folder_in_the_place_of_the_backup(path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_a_write_protected_file_is_not_changed(path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as root may write, `chmod` says nothing
+    before = path.read_bytes()
+    with pytest.raises(NotAvailableError, match="write-protected"), open_change(path) as model:
+        model.rename("red", "crimson")
+    assert path.read_bytes() == before
+
+
 def test_a_failure_leaves_the_file_and_its_backup(path: Path, monkeypatch) -> None:
     """An unknown class; then a disk that is full while the changed model is written."""
     backup = path.with_name("m.miv.bak")

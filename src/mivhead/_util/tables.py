@@ -21,7 +21,7 @@ LABELS = ("label", "class")
 MAX_LINE = 2**20  # characters
 BYTE_ORDER_MARK = "\ufeff"  # by which Excel recognises UTF-8
 # What a spreadsheet takes for a formula, also where it takes semicolons for separators.
-_FORMULA = re.compile(r"(^|;)([=+\-@＝＋－＠])")  # noqa: RUF001  # full-width forms
+_FORMULA = re.compile(r"(^|;)(\s*[=+\-@＝＋－＠])")  # noqa: RUF001  # full-width forms
 
 
 def read_csv(file: IO[bytes], name: str) -> Iterator[tuple[int, list[str]]]:

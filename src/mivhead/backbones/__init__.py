@@ -157,11 +157,11 @@ def module_of(spec: str) -> str | None:
     """Return the module that loads a specification; None if the user's own code does."""
     if spec in _NAMES:
         return _NAMES[spec]
-    if spec.endswith(".onnx") and not spec.startswith("hf-onnx:"):
-        return "onnx_model"
     for prefix, module in _PREFIXES.items():
         if spec.startswith(prefix):
             return module
+    if spec.endswith(".onnx"):
+        return "onnx_model"
     if _OWN.fullmatch(spec):
         return None
     nearest = difflib.get_close_matches(spec, _NAMES, n=1)

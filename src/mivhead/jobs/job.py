@@ -352,6 +352,8 @@ class Output:
                 raise InputError(f"{self.folder} holds {name}, which is not a part of a job.")
         finished = not self.is_folder and exists(self.target)
         if overwrite:
+            if finished and not _footer(self.target)[0]:
+                raise InputError(f"{self.out} is not the output of a job: choose another name.")
             return set()
         if (names or finished) and not resume:
             raise InputError(
@@ -369,9 +371,9 @@ class Output:
         return set(names) if names or not finished else None
 
     def finish(self, parts: Sequence[str], schema: Any, key: str, done: Done) -> None:
-        """Make one file of the parts, in this order; a folder loses what does not belong to it."""
+        """Make one file of the parts, in this order; a folder loses parts of other jobs."""
         if self.is_folder:
-            self.remove(set(names_in(self.folder)) - set(parts))
+            self.remove(set(filter(PART.fullmatch, names_in(self.folder))) - set(parts))
             return
         pa = need("pyarrow")
         with writing(self.target) as path, _writer(path, schema) as writer:

@@ -36,6 +36,7 @@ from mivhead.prediction import Prediction, of_hundred, predictions
 Floats: TypeAlias = NDArray[np.floating[Any]]
 
 MAX_CLASSES = 100_000
+MAX_CHARACTERS = 2**24  # of an array of names, in which all take as much room as the longest
 ALMOST_NOTHING = 0.1  # fraction of photos with a name that is worth a warning
 
 
@@ -287,6 +288,9 @@ def read_classes(values: list[Any]) -> NDArray[Any]:
     """
     if not 2 <= len(values) <= MAX_CLASSES:
         raise InputError(f"it has {len(values)} classes; 2 to {MAX_CLASSES:,} are allowed.")
+    longest = max(len(value) if isinstance(value, str) else 1 for value in values)
+    if len(values) * longest > MAX_CHARACTERS:
+        raise InputError(f"the names of its {len(values)} classes are too long.")
     if any(type(value) is int and abs(value) >= 2**63 for value in values):
         raise InputError("its classes are integers of more than 64 bits.")
     plain = plain_classes(np.asarray(values, dtype=object))

@@ -25,7 +25,7 @@ const main = document.querySelector("main");
 function make(tag, className, text) {
   const node = document.createElement(tag);
   if (className) node.className = className;
-  if (text !== undefined) node.textContent = text;
+  if (text !== undefined) node.textContent = String(text).replace(/[\u202a-\u202e\u2066-\u2069]/g, "?"); // not reversed
   return node;
 }
 

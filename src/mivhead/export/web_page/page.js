@@ -21,7 +21,7 @@ function complain(text) {
 
 function add(parent, kind, text, className) {
   const element = parent.appendChild(document.createElement(kind));
-  if (text !== undefined) element.textContent = text;
+  if (text !== undefined) element.textContent = String(text).replace(/[\u202a-\u202e\u2066-\u2069]/g, "?"); // not reversed
   if (className) element.className = className;
   return element;
 }
