@@ -143,7 +143,7 @@ def test_page_of_results(reasons: list[Explanation], tmp_path: Path) -> None:
     unsure = replace(reasons[2].prediction, decision="unsure")
     none = replace(reasons[3].prediction, decision="none of these")
     evil[2:4] = [replace(reasons[2], prediction=unsure), replace(reasons[3], prediction=none)]
-    write_results(evil, path, title=EVIL, classes=[EVIL, "red"])
+    write_results(evil, path, title=EVIL, classes=[EVIL, "red"], model=EVIL)
     page, data = read_page(path)
     assert page.count("<script") == 2
     assert "alert('&\"')" not in page
@@ -162,7 +162,7 @@ def test_pages_load_nothing_and_run_only_their_own_script(
     reasons: list[Explanation], tmp_path: Path
 ) -> None:
     path = tmp_path / "results.html"
-    write_results(reasons, path, title="birds", classes=["red"])
+    write_results(reasons, path, title="birds", classes=["red"], model="a.miv")
     page, _ = read_page(path)
     assert not re.findall(r"(?:src|href)=|https?://|@import|url\(", page)
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]

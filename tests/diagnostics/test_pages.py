@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from mivhead.diagnostics.explanation import CloseShot, Explanation, Vote
-from mivhead.diagnostics.pages import write_results
+from mivhead.diagnostics.pages import SIDE, write_results
 from mivhead.prediction import Prediction
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -32,7 +32,7 @@ def explanation(name: str) -> Explanation:
         *(CloseShot("a.jpg", "dog", 0.5, 0.9), CloseShot("b.jpg", "dog", 0.3, 0.8)),
         CloseShot("c.jpg", "horse", 0.9, 0.4),
     )
-    image = Image.fromarray(np.full((20, 30, 3), 90, np.uint8))
+    image = Image.fromarray(np.full((32, 18, 3), 90, np.uint8))  # small, and upright
     heat = np.full((2, 2), 0.25)
     return Explanation(prediction, "horse", heat, {3: heat}, shots, votes, image)
 
@@ -63,10 +63,13 @@ def test_corrections_survive_a_reload_and_work_from_any_folder(
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "results.html"
     items = [explanation("new/1.jpg"), explanation("/elsewhere/2.jpg")]
-    write_results(items, path, title="Results", classes=["dog", "horse"])
+    write_results(items, path, title="Results", classes=["dog", "horse"], model="pets.miv")
     page.goto(path.as_uri())
     first, second = page.locator("article").all()
     assert not first.locator("canvas").is_visible()  # the photo first, where it looked if asked
+    page.get_by_label("where it looked").check()
+    assert first.locator("canvas").bounding_box() == first.locator("img").first.bounding_box()
+    assert first.locator("canvas").bounding_box()["height"] == SIDE
     first.get_by_role("button", name="none of these").click()
     first.get_by_role("button", name="horse").click()  # rather
     second.locator(".fix").fill("zebra")
@@ -77,6 +80,7 @@ def test_corrections_survive_a_reload_and_work_from_any_folder(
     assert "miv " not in page.locator("body").inner_text()
     with page.expect_download() as download:
         page.get_by_role("button", name="Download 2 corrections").click()
+    assert "miv add pets.miv corrections.csv" in page.locator("header").inner_text()
     with download.value.path().open(newline="") as file:
         rows = sorted(csv.reader(file))
     assert rows == [

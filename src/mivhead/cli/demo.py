@@ -77,7 +77,7 @@ def demo(out: Output, output: str) -> None:
     out.say(f"4. Save and load: {path} ({size(path.stat().st_size)}) predicts the same.")
 
     explained = explain_images(model, images)
-    write_results(explained, page, title="Digits", classes=model.classes_.tolist())
+    write_results(explained, page, title="Digits", classes=model.classes_.tolist(), model=path)
     out.say(f"5. Explain: {page} shows where the model looked, and the closest shots.")
     miv = "miv" if shutil.which("miv") else Path(sys.executable).with_name("miv")
     out.say(

@@ -163,7 +163,7 @@ def predict(
             image_set = box_file.images(images[0])
         if html:
             title = f"{Path(model).stem}: {plural(len(image_set), 'photo')}"
-            predictions = _write_page(loaded, image_set, html, title, skip_bad, decision)
+            predictions = _write_page(loaded, model, image_set, html, title, skip_bad, decision)
             out.note(f"Wrote the page {html}.")
         else:
             predictions = loaded.classify(image_set, skip_bad=skip_bad, **decision)
@@ -237,6 +237,7 @@ def _classify_features(model: AnyModel, path: str, decision: Mapping[str, Any]) 
 
 def _write_page(
     model: AnyModel,
+    path: str,
     images: ImageSet,
     page: str,
     title: str,
@@ -259,7 +260,7 @@ def _write_page(
             yield reasons
 
     classes = [name for name in model.classes_.tolist() if name != model.other]
-    write_results(explanations(), page, title=title, classes=classes)
+    write_results(explanations(), page, title=title, classes=classes, model=path)
     return [predictions[image] for image in images.ids]
 
 

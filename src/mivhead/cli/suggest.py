@@ -57,11 +57,12 @@ def suggest(
     reader = model or options.new_classifier(out, **backbone)
     chosen = choose(reader.extract(unlabelled), count, model=model)
     if html:
-        from mivhead.diagnostics.pages import write_suggestions
+        from mivhead.diagnostics.pages import learning_command, write_suggestions
 
+        file = None if model is None else images[0]
         classes = [] if model is None else model.classes_.tolist()
         title = f"{plural(len(chosen), 'photo')} to name next"
-        write_suggestions(chosen, unlabelled, html, title=title, classes=classes)
+        write_suggestions(chosen, unlabelled, html, title=title, classes=classes, model=file)
     rows = [
         (image.id, "-" if image.label is None else image.label, image.reason) for image in chosen
     ]
@@ -70,4 +71,4 @@ def suggest(
         table(["image", "looks like", "why"], rows),
     )
     if html:
-        out.say(f"\nSaved {html}: name the images there, then `miv add MODEL corrections.csv`.")
+        out.say(f"\nSaved {html}: name the photos there, then `{learning_command(file)}`.")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from mivhead._util.files import write_text
 from mivhead._version import __version__
@@ -58,11 +59,17 @@ style-src '{style_hash}'; script-src '{script_hash}'; base-uri 'none'; form-acti
 
 
 def write_results(
-    explanations: Iterable[Explanation], path: str | Path, *, title: str, classes: Sequence[Any]
+    explanations: Iterable[Explanation],
+    path: str | Path,
+    *,
+    title: str,
+    classes: Sequence[Any],
+    model: str | Path,
 ) -> None:
     """Write a page of predictions: first what the model could not name, then the least certain.
 
-    The explanations are from `explain_images`; only thumbnails are kept.
+    The explanations are from `explain_images`; only thumbnails are kept. `model` is the file that
+    learns from corrections.
     """
     gallery = _Gallery()
     cards = [_card(reasons, gallery) for reasons in explanations]
@@ -72,6 +79,7 @@ def write_results(
         "groups": [["all", "all"], *([key, name] for key, name in GROUPS.items())],
         "nothing": "There are no photos.",
         "shots": gallery.shots,
+        "learn": learning_command(model),
     }
     _write(path, title, text, classes, cards, document)
 
@@ -83,6 +91,7 @@ def write_suggestions(
     *,
     title: str,
     classes: Sequence[Any],
+    model: str | Path | None,
 ) -> None:
     """Write a page of images to label next, which takes their names: `classes`, or others."""
     rows = dict(zip(images.ids, range(len(images)), strict=True))
@@ -100,8 +109,23 @@ def write_suggestions(
         for image in suggestions
     ]
     text = "The model learns most from these photos. What do they show? Click a class, or type one."
-    document = {"groups": [["all", "all"]], "nothing": "There are no photos.", "shots": []}
+    document = {
+        "groups": [["all", "all"]],
+        "nothing": "There are no photos.",
+        "shots": [],
+        "learn": learning_command(model),
+    }
     _write(path, title, text, classes, cards, document)
+
+
+def learning_command(model: str | Path | None) -> str:
+    """Return the command by which a model learns from the downloaded file; None: a new model.
+
+    >>> learning_command("my birds.miv")
+    "miv add 'my birds.miv' corrections.csv"
+    """
+    command = ["fit"] if model is None else ["add", str(model)]
+    return shlex.join(["miv", *command, "corrections.csv"])
 
 
 def _card(reasons: Explanation, gallery: _Gallery) -> dict[str, Any]:
@@ -158,6 +182,7 @@ def _thumbnail(image: Image.Image, side: int) -> str:
     """Encode a thumbnail as a data URI."""
     small = image.convert("RGB")
     small.thumbnail((side, side))
+    small = ImageOps.contain(small, (side, side))  # tiny images are enlarged
     buffer = BytesIO()
     small.save(buffer, "JPEG", quality=QUALITY, optimize=True)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -209,7 +209,7 @@ save.addEventListener("click", () => {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   const told = document.querySelector("header p");
   told.setAttribute("role", "status");
-  told.replaceChildren("Saved corrections.csv. The model learns from it with this line in a terminal: ", make("code", "", "miv add MODEL corrections.csv"));
+  told.replaceChildren("Your browser saved corrections.csv. Add its folder to this line in a terminal, and the model learns from it: ", make("code", "", data.learn));
 });
 
 const bar = document.querySelector(".bar > div");
