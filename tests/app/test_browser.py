@@ -326,6 +326,10 @@ def test_the_live_camera_names_what_it_sees(page: Page, app: Any, tmp_path: Path
     expect(page.locator("video")).to_have_count(0)
     expect(page.get_by_role("button", name="Live camera")).to_be_focused()
     assert len(list((app.folder / ".miv-app/new").iterdir())) == 1  # frames are not kept
+    page.evaluate("void (navigator.mediaDevices.getUserMedia = () => Promise.reject())")
+    page.get_by_role("button", name="Live camera").click()
+    expect(page.locator(".live")).to_contain_text("The camera cannot be used")
+    expect(page.locator(".live")).not_to_contain_text(re.compile("Hold something|Stop"))
 
 
 def test_several_photos_are_selected_moved_and_deleted(
@@ -400,10 +404,13 @@ def test_none_of_these_and_new_classes_are_taught(page: Page, app: Any, tmp_path
     expect(page.locator(".result")).to_have_count(2)
     assert (app.folder / "other/leaf-21.jpg").exists()
     page.get_by_label("Another class for night-20.jpg").select_option("New class…")
-    page.get_by_label("Name of a new class for night-20.jpg").fill("dusk")
+    page.evaluate("void (window.confirm = (text) => Boolean(window.asked = text))")
+    page.get_by_label("Name of a new class for night-20.jpg").fill("nicht")
     page.keyboard.press("Enter")
     expect(page.locator(".result")).to_have_count(1)
-    assert (app.folder / "dusk/night-20.jpg").exists()
+    assert (app.folder / "nicht/night-20.jpg").exists()
+    asked = "'nicht' is nearly the class 'night'. Use this name anyway?"
+    assert page.evaluate("window.asked") == asked
     page.get_by_role("link", name="Teach").click()
     expect(card(page, "other")).to_contain_text("are named “none of these”")
 

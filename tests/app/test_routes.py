@@ -145,6 +145,7 @@ def test_changes_and_their_errors(site: Any) -> None:
     assert change(site, "add class", name="<img src=x onerror=alert(1)>").status_code == 400
     assert change(site, "add class", name="robin").status_code == 200
     assert change(site, "add class", name="ROBIN").status_code == 400
+    assert change(site, "add class", name="robim").status_code == 409  # the page asks
     query = {"name": "a.png", "class": "robin"}
     photo_id = site.client.post("/api/photos", params=query, content=photo("red")).json()["id"]
     state = site.client.get("/api/state").json()

@@ -7,6 +7,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from difflib import SequenceMatcher
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,6 +22,27 @@ def one_line(text: str) -> str:
     'a b'
     """
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
+def near_name(name: str, known: Iterable[str]) -> str | None:
+    """Return a known name that differs in case, or in one letter that is no digit.
+
+    >>> near_name("Wrem", ["robin", "wren"]), near_name("wren2", ["wren"])
+    ('wren', None)
+    """
+    folded = name.casefold()
+    return next((other for other in known if _differ_little(folded, other.casefold())), None)
+
+
+def _differ_little(name: str, other: str) -> bool:
+    changes = [
+        (name[a:b], other[c:d])
+        for kind, a, b, c, d in SequenceMatcher(None, name, other).get_opcodes()
+        if kind != "equal"
+    ]
+    if len(changes) != 1 or max(len(name), len(other)) < 4:
+        return name == other
+    return max(map(len, changes[0])) == 1 and not "".join(changes[0]).isdigit()
 
 
 def percent(share: float, digits: int = 0) -> str:

@@ -36,7 +36,7 @@ from mivhead.app import outputs
 from mivhead.app.example import add_example
 from mivhead.app.history import FolderChange, last_batch
 from mivhead.app.learner import Learner
-from mivhead.app.project import ERRORS, Photo, Project, to_jpeg
+from mivhead.app.project import ERRORS, NearNameError, Photo, Project, to_jpeg
 from mivhead.decision import MAX_ERRORS
 from mivhead.errors import NotAvailableError, check_one_of
 from mivhead.service.application import read_json
@@ -125,6 +125,7 @@ class Change:
     ids: tuple[str, ...] = ()  # of photos
     batch: str = ""  # changes and photos with the same batch are undone together
     create: bool = False  # make the class that photos go to, if there is none of this name
+    sure: bool = False  # its name may be nearly that of another class
     max_errors: float = MAX_ERRORS  # fraction of wrong names to allow
 
 
@@ -208,10 +209,10 @@ class Site:
         sent = from_json(Change, read_json(await request.body()), "change")
         project = self.project
         actions: dict[str, Callable[[], Any]] = {
-            "add class": lambda: project.add_class(sent.name, sent.batch),
-            "rename class": lambda: project.rename_class(sent.name, sent.to or ""),
+            "add class": lambda: project.add_class(sent.name, sent.batch, sure=sent.sure),
+            "rename class": lambda: project.rename_class(sent.name, sent.to or "", sure=sent.sure),
             "delete class": lambda: project.remove_class(sent.name),
-            "move": lambda: project.move(sent.ids, sent.to, create=sent.create),
+            "move": lambda: project.move(sent.ids, sent.to, create=sent.create, sure=sent.sure),
             "delete": lambda: project.remove(sent.ids),
             "undo": project.undo,
             "redo": project.redo,
@@ -219,7 +220,10 @@ class Site:
             "allow errors": lambda: project.allow_errors(sent.max_errors),
         }
         check_one_of("action", sent.action, actions)
-        await to_thread.run_sync(actions[sent.action])
+        try:
+            await to_thread.run_sync(actions[sent.action])
+        except NearNameError as error:
+            return error_response(409, str(error))
         return JSONResponse({"version": self._version})
 
     async def name(self, request: Request) -> Response:

@@ -6,13 +6,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mivhead._util.text import one_line
+from mivhead._util.text import near_name, one_line
 from mivhead.cli import options
 from mivhead.cli.output import Output, plural, seconds
 from mivhead.errors import InputError
@@ -103,30 +102,12 @@ def _in_classes(
         what = f"{plural(left_out, 'image')} in {NONE!r} and {UNSURE!r}"
         print(f"Left out {what}: nobody named them.", file=sys.stderr)
     for name in sorted({*labels} - {*known, NONE, UNSURE}):
-        near = next((other for other in known if _differ_little(name, other)), None)
-        if near is not None and not new_class:
+        if not new_class and (near := near_name(name, known)):
             raise InputError(
                 f"The model has no class {name!r}: did you mean {near!r}? Correct the name, or "
                 "make a new class with --new-class."
             )
     return replace(images, labels=tuple(labels)).take(kept)
-
-
-def _differ_little(name: str, other: str) -> bool:
-    """Return whether names differ in case, or in one letter that is no digit.
-
-    >>> [_differ_little("Wren", name) for name in ("wren", "wen", "wrens", "robin", "Wren2")]
-    [True, True, True, False, False]
-    """
-    name, other = name.casefold(), other.casefold()
-    changes = [
-        (name[a:b], other[c:d])
-        for kind, a, b, c, d in SequenceMatcher(None, name, other).get_opcodes()
-        if kind != "equal"
-    ]
-    if len(changes) != 1 or max(len(name), len(other)) < 4:
-        return name == other
-    return max(map(len, changes[0])) == 1 and not "".join(changes[0]).isdigit()
 
 
 @options.command(REMOVE_EXAMPLES)

@@ -60,7 +60,9 @@ export async function change(action, more = {}) {
       store.toasts = store.toasts.filter((each) => !each.action); // what they undo is no longer the last change
       return await answer.json();
     }
-    toast(await message(answer), "error");
+    const why = await message(answer);
+    if (answer.status !== 409) toast(why, "error");
+    else if (confirm(t.anyway(why))) return await change(action, { ...more, sure: true });
   } catch {
     store.offline = true;
     changed();

@@ -176,14 +176,14 @@ function LivePanel({ onClose }) {
             </div>
           `}
       <div class="live-facts">
-        <h2>${t.liveTitle}</h2>
+        ${!problem && html`<h2>${t.liveTitle}</h2>`}
         <p class="unseen" role="status">${spoken}</p>
         ${!store.state.model && html`<p class="quiet">${t.tryFirst}</p>`}
         ${found && html`<${Ranking} found=${found} />`}
         <div class="row">
           ${!problem && html`<button type="button" class="button primary" onClick=${keep}><${Icon} name="camera" /> ${t.keepFrame}</button>`}
           <${TurnButton} several=${several} turn=${turn} />
-          <button type="button" class="button" onClick=${onClose}>${t.stopLive}</button>
+          <button type="button" class="button" onClick=${onClose}>${problem ? t.close : t.stopLive}</button>
         </div>
       </div>
     </section>

@@ -115,8 +115,8 @@ export function CodeDialog({ onClose }) {
     `import mivhead
 
 model = mivhead.load(${JSON.stringify(path)})
-for found in model.classify("new-photos/", max_errors=${steps[step]}):
-    print(found.id, found.decision, f"{found.probability:.0%}")`,
+for photo in model.classify("new-photos/", max_errors=${steps[step]}):
+    print(photo.id, photo.decision)`,
     `miv serve ${quoted(path)}
 curl -F images=@photo.jpg 127.0.0.1:8765/v1/predict`,
   ];

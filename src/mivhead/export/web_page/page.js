@@ -160,7 +160,7 @@ async function show(blob, file) {
   }
   heading.textContent = found ? titleOf(found) : problem;
   if (!found || found.decision !== found.label) heading.className = "doubt";
-  results.push(found ? [file, found.decision, found.label, found.probability.toFixed(4)] : [file, problem, "", ""]);
+  results.push(found ? [file, found.decision, found.label, found.probability.toFixed(4)] : [file, problem.toLowerCase(), "", ""]);
   add(text, "p", file, "quiet file");
   byId("save").hidden = false;
 }
