@@ -21,7 +21,7 @@ SMOKE = """
 import mivhead
 from importlib.resources import files
 assert not mivhead.__file__.startswith({root!r}), mivhead.__file__
-assert (files("mivhead.export") / "web_page" / "index.html").is_file()
+assert (files("mivhead._util") / "palette.css").is_file()
 assert (files("mivhead.head") / "libkernels.so").is_file() == {kernels}
 """
 

@@ -82,7 +82,7 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
 
 def test_the_page_loads_nothing_from_elsewhere() -> None:
     folder = ROOT / "src" / "mivhead" / "export" / "web_page"
-    names = {PAGE, web.NOTICE, *web.STYLES, *web.SCRIPTS}
+    names = {web.BODY, web.STYLE, web.NOTICE, *web.SCRIPTS}
     assert {path.name for path in folder.iterdir()} == names
     for name in names - {web.NOTICE}:
         text = (folder / name).read_text(encoding="utf-8")

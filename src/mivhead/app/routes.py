@@ -29,8 +29,8 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import mivhead.export
 from mivhead._util.http import is_loopback
+from mivhead._util.page import PALETTE, SHARED
 from mivhead._util.schema import from_json
 from mivhead.app import outputs
 from mivhead.app.example import add_example
@@ -55,7 +55,6 @@ POLL_SECONDS = 20.0
 POLL_PAUSE = 0.1  # between two looks; also the least time between two answers
 TOP = 10  # classes of a prediction that the page shows
 STATIC = Path(__file__).parent / "static"
-PALETTE = Path(mivhead.export.__file__).parent / "web_page/palette.css"  # of exported pages, too
 mimetypes.add_type("text/javascript", ".js")  # some systems say otherwise
 FOREVER = {"Cache-Control": "private, max-age=31536000, immutable"}  # ids never mean another photo
 SECURITY = {
@@ -138,6 +137,7 @@ class Site:
         self.routes: list[BaseRoute] = [
             Route("/", lambda _: FileResponse(STATIC / "index.html")),
             Route("/static/palette.css", lambda _: FileResponse(PALETTE)),
+            Route("/static/shared.js", lambda _: FileResponse(SHARED)),
             Mount("/static", StaticFiles(directory=STATIC)),
             Route("/api/state", self.state),
             Route("/api/photos", self.upload, methods=["POST"]),

@@ -2,20 +2,15 @@
 
 `write_results` shows predictions with their reasons, `write_suggestions` images to label next.
 Names that are entered on a page are downloaded as CSV, for `miv add`.
-
-Names and files may come from anyone: they reach a page only as JSON that a script sets as text, or
-escaped. A page loads nothing, and its Content-Security-Policy lets no script run but its own.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import shlex
 from collections.abc import Iterable, Sequence
 from html import escape
-from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -24,7 +19,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from mivhead._util.files import write_text
-from mivhead._version import __version__
+from mivhead._util.page import SHARED, make_page
 from mivhead.decision import NONE, UNSURE
 from mivhead.diagnostics.explanation import CloseShot, Explanation
 from mivhead.diagnostics.suggestion import Suggestion
@@ -36,26 +31,12 @@ QUALITY = 72  # of JPEG
 TOP = 3  # probabilities on a card
 GROUPS = {"none": NONE, "unsure": UNSURE, "named": "named"}  # in the order of the page
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; \
-style-src '{style_hash}'; script-src '{script_hash}'; base-uri 'none'; form-action 'none'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="generator" content="mivhead {version}">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<header><h1>{title}</h1><p>{text}</p></header>
+ASSETS = Path(__file__).parent / "assets"
+_BODY = """<header><h1>{title}</h1><p>{text}</p></header>
 <nav class="bar" aria-label="filters"><div></div></nav>
-<main><noscript>This page needs JavaScript, which your browser has switched off.</noscript></main>
-<script type="application/json" id="data">{data}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
+<main>
+<noscript>This page needs JavaScript, which your browser has switched off.</noscript>
+</main>"""
 
 
 def write_results(
@@ -77,7 +58,6 @@ def write_results(
     text = "Least certain first. Where a name is wrong or missing, click the right one."
     document = {
         "groups": [["all", "all"], *([key, name] for key, name in GROUPS.items())],
-        "nothing": "There are no photos.",
         "shots": gallery.shots,
         "learn": learning_command(model),
     }
@@ -111,7 +91,6 @@ def write_suggestions(
     text = "The model learns most from these photos. What do they show? Click a class, or type one."
     document = {
         "groups": [["all", "all"]],
-        "nothing": "There are no photos.",
         "shots": [],
         "learn": learning_command(model),
     }
@@ -204,25 +183,8 @@ def _write(
         "items": cards,
         "key": hashlib.sha256(listed.encode("utf-8", "replace")).hexdigest()[:16],
     }
-    data = json.dumps(document, allow_nan=False, separators=(",", ":"))
-    for character in "<>&":  # so that nothing in the data ends the script element
-        data = data.replace(character, f"\\u{ord(character):04x}")
-    assets = files("mivhead.diagnostics") / "assets"
-    style = (assets / "page.css").read_text(encoding="utf-8")
-    script = (assets / "page.js").read_text(encoding="utf-8")
-    page = _PAGE.format(
-        title=escape(title),
-        text=text,
-        version=__version__,
-        style=style,
-        style_hash=_csp_hash(style),
-        script=script,
-        script_hash=_csp_hash(script),
-        data=data,
+    style, *scripts = (
+        path.read_text("utf-8") for path in (ASSETS / "page.css", SHARED, ASSETS / "page.js")
     )
-    write_text(path, page)
-
-
-def _csp_hash(text: str) -> str:
-    """Return the name of an inline script or style in a Content-Security-Policy."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+    body = _BODY.format(title=escape(title), text=text)
+    write_text(path, make_page(title, body, style, ["".join(scripts)], data=document))

@@ -31,9 +31,10 @@ FORMATS = (".png", ".svg", ".pdf")
 DOTS_PER_INCH = 150
 NOTEBOOK_DPI = 72
 SIDE = 224  # pixels of a drawn image
-INK, PALE = "#22303c", "#8a97a3"
+# The light colours of palette.css
+INK, PALE = "#171a1d", "#5b6470"
 HEAT = (232, 89, 12)
-FOR, AGAINST, FRAME, TRACK = "#1f7a5c", "#c0392b", "#cfd6dc", "#e9edf1"
+FOR, AGAINST, FRAME, TRACK = "#14785a", "#b3261e", "#e2e6ea", "#eef0f3"
 MAX_COUNTS = 40  # classes up to which the counts are written into the cells
 MAX_NAMES = 80  # classes up to which all names are written
 LETTERS = 26  # of a name

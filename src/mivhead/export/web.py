@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
-import json
 import math
-import re
 from dataclasses import replace
-from html import escape
-from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mivhead._util.files import write_text
+from mivhead._util.page import SHARED, make_page
 from mivhead._version import __version__
 from mivhead.decision import MAX_ERRORS
 from mivhead.errors import InputError, NotAvailableError
@@ -29,16 +25,17 @@ from mivhead.export.model import Export, export_model
 from mivhead.model.exported import ExportedClassifier
 from mivhead.model.model import Model
 
-STYLES = ("palette.css", "page.css")
+ASSETS = Path(__file__).parent / "web_page"
+BODY, STYLE, NOTICE = "body.html", "page.css", "onnxruntime-license.txt"
 SCRIPTS = ("texts.js", "resize.js", "page.js")
-NOTICE = "onnxruntime-license.txt"
 PAGE = "index.html"
-MARK = '<meta name="generator" content="mivhead">'  # by which an earlier export is recognised
-POLICY = (
-    "default-src 'none'; script-src {scripts} blob: 'wasm-unsafe-eval'; style-src {styles}; "
-    "img-src blob: data:; media-src blob:; connect-src blob: data:; base-uri 'none'; "
-    "form-action 'none'"
-)
+MARK = b'<script id="part-model"'  # by which an earlier export is recognised
+ALLOWED = {
+    "script-src": "blob: 'wasm-unsafe-eval'",
+    "img-src": "blob: data:",
+    "media-src": "blob:",
+    "connect-src": "blob: data:",
+}
 
 
 def export_web(
@@ -58,38 +55,32 @@ def export_web(
     with TemporaryDirectory() as place:
         file = Path(place, "model.onnx")
         export = export_model(model, file, input="images")
-        page = make_page(file, title, max_errors)
+        page = render(file, title, max_errors)
     write_text(folder / PAGE, page)
     return replace(export, bytes=(folder / PAGE).stat().st_size)
 
 
-def make_page(model: Path, title: str, max_errors: float = MAX_ERRORS) -> str:
+def render(model: Path, title: str, max_errors: float) -> str:
     """Return the page of an exported model that takes images."""
-    assets, runtime = files("mivhead.export") / "web_page", find_runtime()
-    style = "".join((assets / name).read_text("utf-8") for name in STYLES)
-    runtime_script = _inline((runtime / RUNTIME[0]).read_text("utf-8"))
-    script = _inline("".join((assets / name).read_text("utf-8") for name in SCRIPTS))
+    runtime = find_runtime()
+    body, style, notice = ((ASSETS / name).read_text("utf-8") for name in (BODY, STYLE, NOTICE))
+    parts = [f"{body}<!--\n{notice}-->"]
     packed = {"glue": runtime / RUNTIME[1], "wasm": runtime / RUNTIME[2], "model": model}
-    # Without `<`, JSON cannot end its script element.
-    document = json.dumps(_describe(model, max_errors)).replace("<", "\\u003c")
-    parts = [
-        f"<!--\n{(assets / NOTICE).read_text('utf-8')}-->",
-        f'<script id="document" type="application/json">{document}</script>',
-    ]
     for name, path in packed.items():
         text = base64.b64encode(gzip.compress(path.read_bytes(), 6, mtime=0)).decode()
         parts.append(f'<script id="part-{name}" type="text/plain">{text}</script>')
-    scripts = f"{_hash(runtime_script)} {_hash(script)}"
-    values = {
-        "policy": POLICY.format(scripts=scripts, styles=_hash(style)),
-        "title": escape(title),
-        "style": style,
-        "parts": "\n".join(parts),
-        "runtime": runtime_script,
-        "script": script,
-    }
-    template = (assets / PAGE).read_text("utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda name: values[name[1]], template)
+    scripts = [SHARED, *(ASSETS / name for name in SCRIPTS)]
+    return make_page(
+        title,
+        "\n".join(parts),
+        style,
+        [
+            (runtime / RUNTIME[0]).read_text("utf-8"),
+            "".join(path.read_text("utf-8") for path in scripts),
+        ],
+        data=_describe(model, max_errors),
+        allowed=ALLOWED,
+    )
 
 
 def _describe(model: Path, max_errors: float) -> dict[str, object]:
@@ -108,17 +99,6 @@ def _describe(model: Path, max_errors: float) -> dict[str, object]:
     }
 
 
-def _inline(script: str) -> str:
-    """Return a script that can stand in a page, without its reference to a source map."""
-    script = re.sub(r"^//# sourceMappingURL=.*$", "", script, flags=re.MULTILINE)
-    return script.replace("</script", "<\\/script").replace("\r\n", "\n")
-
-
-def _hash(text: str) -> str:
-    """Return the name of an inline script or style in a Content-Security-Policy."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
 def find_runtime() -> Path:
     """Return the folder of onnxruntime-web, which comes with mivhead."""
     if all((FOLDER / name).is_file() for name in RUNTIME):
@@ -134,7 +114,7 @@ def check_folder(folder: Path) -> None:
     if folder.is_file():
         raise InputError(f"The output {folder} is a file; --web needs a folder.")
     page = folder / PAGE
-    earlier = page.is_file() and MARK.encode() in page.read_bytes()[:500]
+    earlier = page.is_file() and MARK in page.read_bytes()
     if folder.is_dir() and any(folder.iterdir()) and not earlier:
         raise InputError(
             f"The folder {folder} is not empty and was not written by `miv export --web`: choose "

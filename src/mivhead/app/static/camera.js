@@ -2,6 +2,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { fromInput, nameFrame, newBatch, store, toast, upload } from "./api.js";
 import { Dialog, FileButton, Icon, Ranking, titleOf } from "./parts.js";
+import { kindOf } from "./shared.js";
 import { t } from "./strings.js";
 
 const FIRST = 400; // milliseconds that the button is held before more photos are taken
@@ -172,7 +173,7 @@ function LivePanel({ onClose }) {
         : html`
             <div class="seen">
               <video ref=${video} autoplay playsinline muted aria-label=${t.camera}></video>
-              ${found && html`<p class="live-name ${found.decision === found.closest ? "" : "doubt"}">${titleOf(found)}</p>`}
+              ${found && html`<p class="live-name ${kindOf(found.decision)}">${titleOf(found)}</p>`}
             </div>
           `}
       <div class="live-facts">

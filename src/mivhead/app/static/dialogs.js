@@ -1,9 +1,10 @@
 // Dialogs: one photo in large, code to copy.
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { move, remove, store, toast } from "./api.js";
-import { Dialog, Icon, IconButton, NONE, Ranking, titleOf } from "./parts.js";
+import { Dialog, Icon, IconButton, Ranking, titleOf } from "./parts.js";
 import { ClassChoice } from "./selection.js";
-import { percent, t } from "./strings.js";
+import { kindOf, NONE, percent } from "./shared.js";
+import { t } from "./strings.js";
 
 export function PhotoDialog({ id, list, onOpen, onClose }) {
   const { classes, predictions, estimate } = store.state;
@@ -59,7 +60,7 @@ export function PhotoDialog({ id, list, onOpen, onClose }) {
           ${suspect && html`<p class="note warn"><${Icon} name="warn" /> ${t.suspicious(suspect.predicted)}</p>`}
           ${prediction &&
           html`
-            <h3 class="decision">${titleOf(prediction)}</h3>
+            <h3 class="decision ${kindOf(prediction.decision)}">${titleOf(prediction)}</h3>
             ${prediction.decision !== NONE && html`<p class="quiet">${t.decided(prediction)} ${reasons?.reason}</p>`}
             <${Ranking} found=${prediction} />
             <label class="check">

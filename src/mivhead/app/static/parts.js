@@ -1,7 +1,8 @@
 // Building blocks: icons, virtual lists, drop areas, dialogs.
 import { html, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { filesOf, store } from "./api.js";
-import { percent, t } from "./strings.js";
+import { NONE, percent } from "./shared.js";
+import { t } from "./strings.js";
 
 const PATHS = {
   undo: "M9 14 4 9l5-5M4 9h10a6 6 0 0 1 0 12h-3",
@@ -211,7 +212,6 @@ export const Bar = ({ value, kind = "" }) => html`
   <span class="bar ${kind}"><span style=${{ width: `${100 * value}%` }} /></span>
 `;
 
-export const NONE = "none of these";
 export const titleOf = (found) =>
   found.decision === found.closest ? found.closest : found.decision === NONE ? t.none : t.perhaps(found.closest);
 

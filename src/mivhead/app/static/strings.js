@@ -1,10 +1,6 @@
 // The texts of the page. Messages about a single photo come from the server.
 
-// A percentage is 100% or 0% only if it is exactly that, as on the command line.
-export const percent = (p) => {
-  if (p >= 0.995 && p < 1) return ">99%";
-  return p > 0 && p < 0.005 ? "<1%" : `${Math.round(100 * p)}%`;
-};
+import { percent } from "./shared.js";
 
 const plural = (n, one, many = one + "s") => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 const listed = (names) => {
@@ -153,7 +149,7 @@ export const t = {
   keepFrame: "Keep this photo",
   keptFrame: "The photo was added to the new ones.",
   all: "All",
-  sure: "Named",
+  named: "Named",
   unsure: "Unsure",
   none: "None of these",
   notYet: "Not named yet",

@@ -4,7 +4,8 @@ import { change, dismissProblems, fromInput, move, newBatch, store, toast, undoa
 import { Live } from "./camera.js";
 import { Bar, FileButton, Icon, IconButton, IDS, Thumbnail, useDrop, VirtualGrid } from "./parts.js";
 import { clicked, extend, idsWith, isSelected, moveSelected, selectionKey, toggle, touchStart } from "./selection.js";
-import { percent, t } from "./strings.js";
+import { percent } from "./shared.js";
+import { t } from "./strings.js";
 
 export function Teach({ open, camera, setTarget }) {
   const { classes, estimate } = store.state;

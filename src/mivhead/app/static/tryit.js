@@ -2,14 +2,14 @@
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
 import { change, fromInput, remove, store, suggestions, toast, undoable, upload } from "./api.js";
 import { Live } from "./camera.js";
-import { Bar, FileButton, Icon, IconButton, NONE, Thumbnail, titleOf, useDrop, VirtualGrid } from "./parts.js";
+import { Bar, FileButton, Icon, IconButton, Thumbnail, titleOf, useDrop, VirtualGrid } from "./parts.js";
 import { ClassChoice, clicked, extend, isSelected, selectionKey, toggle, touchStart } from "./selection.js";
+import { kindOf, percent } from "./shared.js";
+import { t } from "./strings.js";
 import { Problems } from "./teach.js";
-import { percent, t } from "./strings.js";
 
-const UNSURE = "unsure";
-const kindOf = (found) =>
-  !found ? "notYet" : found.decision === UNSURE ? "unsure" : found.decision === NONE ? "none" : "sure";
+const KINDS = ["all", "named", "unsure", "none", "notYet"];
+const kindIn = (item) => (item.found ? kindOf(item.found.decision) : "notYet");
 
 const SORTS = {
   sure: (a, b) => (b.found?.probability ?? 0) - (a.found?.probability ?? 0),
@@ -31,9 +31,9 @@ export function TryIt({ open }) {
   const add = (files) => (files.length ? upload(files, null) : toast(t.noImages));
   const [over, drop] = useDrop(add);
   const items = photos.map((photo) => ({ id: photo.id, photo, found: predictions[photo.id] }));
-  const counts = { all: items.length, sure: 0, unsure: 0, none: 0, notYet: 0 };
-  for (const each of items) counts[kindOf(each.found)]++;
-  let shown = filter === "all" ? items : items.filter((each) => kindOf(each.found) === filter);
+  const of = (kind) => (kind === "all" ? items : items.filter((item) => kindIn(item) === kind));
+  const counts = Object.fromEntries(KINDS.map((kind) => [kind, of(kind).length]));
+  let shown = of(filter);
   if (SORTS[sort]) shown = [...shown].sort(SORTS[sort]);
   if (sort === "useful") {
     const first = Object.keys(reasons).map((id) => shown.find((item) => item.id === id)).filter(Boolean);
@@ -62,15 +62,14 @@ export function TryIt({ open }) {
       html`
         <div class="tools">
           <div class="filters" role="group" aria-label=${t.filter}>
-            ${["all", "sure", "unsure", "none", "notYet"].map(
-              (name) =>
-                (name !== "notYet" || counts.notYet > 0) &&
+            ${KINDS.filter((kind) => kind !== "notYet" || counts.notYet).map(
+              (kind) =>
                 html`
                   <button
-                    key=${name} type="button" class="chip ${name}" aria-pressed=${filter === name}
-                    onClick=${() => setFilter(name)}
+                    key=${kind} type="button" class="chip ${kind}" aria-pressed=${filter === kind}
+                    onClick=${() => setFilter(kind)}
                   >
-                    ${t[name]} <span>${counts[name]}</span>
+                    ${t[kind]} <span>${counts[kind]}</span>
                   </button>
                 `,
             )}
@@ -89,7 +88,7 @@ export function TryIt({ open }) {
           </button>
         </div>
         ${sort === "useful" && asking && html`<p class="quiet asking" role="status"><i></i> ${t.suggesting}</p>`}
-        ${counts.unsure > Math.max(2, counts.sure) && html`<p class="quiet hint">${t.unsureHint}</p>`}
+        ${counts.unsure > Math.max(2, counts.named) && html`<p class="quiet hint">${t.unsureHint}</p>`}
         <p class="quiet hint">${t.confirmHint} <span class="keys">${t.keysHint}</span></p>
         <${VirtualGrid}
           items=${shown} cell=${216} height=${372} gap=${14} label=${t.results} onExtend=${extend}
@@ -127,7 +126,7 @@ function Strictness() {
 function Result({ item, items, reason, tab, open }) {
   const { photo, found } = item;
   const { other } = store.state;
-  const kind = kindOf(found);
+  const kind = kindIn(item);
   const chosen = isSelected(photo.id);
   const assign = (name, more = {}) =>
     undoable("move", { ids: [photo.id], to: name, ...more }, t.added(name === other ? t.none : name));
@@ -163,7 +162,7 @@ function Result({ item, items, reason, tab, open }) {
       <div class="verdict">
         <strong title=${title}>${title}</strong>
         ${kind === "unsure" && html`<span class="badge">${t.unsure}</span>`}
-        ${kind === "sure" && html`<span>${percent(found.probability)}</span>`}
+        ${kind === "named" && html`<span>${percent(found.probability)}</span>`}
       </div>
       <small class=${reason || unlike ? "reason" : ""} title=${photo.name}>${reason || unlike || photo.name}</small>
       <div class="choices">

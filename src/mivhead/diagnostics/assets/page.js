@@ -3,7 +3,6 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const corrections = new Map(); // item to the right name
 const state = { group: "all", name: "", text: "" };
-const NONE = "none of these";
 const FEW = { guessed: 5, unknown: 10 }; // classes that all have a button
 
 // Corrections are kept by the browser, so that they survive a reload. Where it keeps nothing, as for
@@ -25,13 +24,8 @@ const main = document.querySelector("main");
 function make(tag, className, text) {
   const node = document.createElement(tag);
   if (className) node.className = className;
-  if (text !== undefined) node.textContent = String(text).replace(/[\u202a-\u202e\u2066-\u2069]/g, "?"); // not reversed
+  if (text !== undefined) node.textContent = plain(text);
   return node;
-}
-
-function percent(p) {
-  if (p >= 0.995 && p < 1) return ">99%";
-  return p > 0 && p < 0.005 ? "<1%" : Math.round(100 * p) + "%";
 }
 
 function drawHeat(canvas, item) {
@@ -161,7 +155,7 @@ function fits(item) {
 function show() {
   const shown = cards.filter((card) => fits(card.item));
   main.replaceChildren(...shown);
-  if (!shown.length) main.append(make("p", "empty", data.items.length ? "Nothing fits the filters." : data.nothing));
+  if (!shown.length) main.append(make("p", "empty", data.items.length ? "Nothing fits the filters." : "There are no photos."));
   for (const card of shown) if (!card.childElementCount) watcher.observe(card);
 }
 

@@ -21,7 +21,7 @@ function complain(text) {
 
 function add(parent, kind, text, className) {
   const element = parent.appendChild(document.createElement(kind));
-  if (text !== undefined) element.textContent = String(text).replace(/[\u202a-\u202e\u2066-\u2069]/g, "?"); // not reversed
+  if (text !== undefined) element.textContent = plain(text);
   if (className) element.className = className;
   return element;
 }
@@ -38,7 +38,8 @@ async function partOf(name) {
 async function start() {
   for (const each of document.querySelectorAll("[data-text]")) each.textContent = t[each.dataset.text];
   for (const each of document.querySelectorAll("[data-label]")) each.setAttribute("aria-label", t[each.dataset.label]);
-  Object.assign(model, JSON.parse(byId("document").textContent));
+  Object.assign(model, JSON.parse(byId("data").textContent));
+  byId("title").textContent = document.title;
   byId("about").textContent = t.facts(model.classes.length, model.backbone, model.version);
   for (const name of model.classes) add(byId("classes"), "li", name);
   if (!("DecompressionStream" in window)) {
@@ -108,23 +109,17 @@ async function recognise({ pixels, width, height }) {
   const other = thresholds?.other == null ? null : model.classes[thresholds.other]; // everything else
   const best = ranking.find((each) => each.name !== other);
   let decision = best.name;
-  if (thresholds && unknown !== null && thresholds.unknown !== null && unknown > thresholds.unknown) decision = "none of these";
-  else if (ranking[0].name === other) decision = "none of these";
+  if (thresholds && unknown !== null && thresholds.unknown !== null && unknown > thresholds.unknown) decision = NONE;
+  else if (ranking[0].name === other) decision = NONE;
   else if (thresholds?.probability.length && best.probability < thresholds.probability[model.classes.indexOf(best.name)]) decision = "unsure";
   return { label: best.name, probability: best.probability, decision, unknown, probabilities, ranking };
-}
-
-// 100% and 0% only if it is exactly that, as on the command line.
-function percent(share) {
-  if (share >= 0.995 && share < 1) return ">99%";
-  return share > 0 && share < 0.005 ? "<1%" : `${Math.round(100 * share)}%`;
 }
 
 const titleOf = (found) => (found.decision === found.label ? found.label : t[found.decision]);
 
 function showRanking(list, found) {
   list.replaceChildren();
-  if (found.decision === "none of these") return add(list, "li", t.unlike(found.label));
+  if (found.decision === NONE) return add(list, "li", t.unlike(found.label));
   for (const each of found.ranking.slice(0, SHOWN)) {
     const row = add(list, "li");
     add(row, "span", each.name);
@@ -159,7 +154,7 @@ async function show(blob, file) {
     console.warn(file, error);
   }
   heading.textContent = found ? titleOf(found) : problem;
-  if (!found || found.decision !== found.label) heading.className = "doubt";
+  heading.className = kindOf(found ? found.decision : "unsure");
   results.push(found ? [file, found.decision, found.label, found.probability.toFixed(4)] : [file, problem.toLowerCase(), "", ""]);
   add(text, "p", file, "quiet file");
   byId("save").hidden = false;
@@ -218,7 +213,7 @@ async function follow(stream) {
       if (video.srcObject !== stream) return;
       const title = titleOf(found);
       byId("name").textContent = title;
-      byId("name").className = found.decision === found.label ? "name" : "name doubt";
+      byId("name").className = `name ${kindOf(found.decision)}`;
       showRanking(byId("live"), found);
       if (title !== last) since = Date.now();
       else if (Date.now() - since > 1000) byId("spoken").textContent = title; // not every flicker is read out

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape as escape_html
 
+from mivhead._util.page import make_page
 from mivhead._util.text import one_line
 
 
@@ -115,27 +116,23 @@ def p_value(p: float) -> str:
 # HTML
 
 _STYLE = """
-:root { --ink: #22303c; --pale: #66737f; --line: #dde3e8; --back: #fff; --best: #1f7a5c; }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 76rem; padding: 1.5rem; color: var(--ink);
-  background: var(--back); font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.7rem; margin: 0 0 .2rem; }
+body { margin: 0 auto; max-width: 76rem; padding: 1.5rem; }
 h2 { font-size: 1.25rem; margin: 2.4rem 0 .6rem; border-bottom: 1px solid var(--line); }
 nav { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; margin: .8rem 0; }
-a { color: #2b6399; text-decoration: none; }
+a { color: var(--accent); text-decoration: none; }
 p, figcaption { max-width: 56rem; }
-.note { color: var(--pale); font-size: .87rem; margin: .3rem 0; }
+.note { color: var(--soft); font-size: .87rem; margin: .3rem 0; }
 .scroll { overflow: auto; max-height: 44rem; margin: .4rem 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem; }
 caption { text-align: left; font-weight: 600; padding: .5rem 0; white-space: nowrap; }
 th, td { padding: .22rem .7rem; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0;
-  background: var(--back); }
+  background: var(--page); }
 thead th { border-bottom: 1px solid var(--ink); }
 tr.group th { border-bottom: 1px solid var(--line); text-align: center; }
 tr.rule td { border-top: 1px solid var(--ink); }
-tbody tr:hover td { background: #f2f6f9; }
-td b { color: var(--best); }
+tbody tr:hover td { background: var(--sunken); }
+td b { color: var(--accent); }
 figure { margin: 1.4rem 0; }
 figcaption { font-weight: 600; font-size: .9rem; margin-bottom: .4rem; }
 figure img { max-width: 100%; height: auto; background: #fff; }
@@ -147,12 +144,7 @@ def render_html(
 ) -> str:
     """Render a report as one HTML page, with its charts inside; `origin` says how it was made."""
     links = "".join(f'<a href="#{_anchor(s.title)}">{_html(s.title)}</a>' for s in sections)
-    parts = [
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{_html(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
-        f"<h1>{_html(title)}</h1>\n<nav>{links}</nav>",
-    ]
+    parts = [f"<h1>{_html(title)}</h1>\n<nav>{links}</nav>"]
     for section in sections:
         parts.append(f'<h2 id="{_anchor(section.title)}">{_html(section.title)}</h2>')
         parts += map(html_table, section.tables)
@@ -160,7 +152,7 @@ def render_html(
     if origin:
         rows = (f"<dt>{_html(k)}</dt><dd>{_html(v)}</dd>" for k, v in origin.items())
         parts.append(f'<h2 id="origin">How this was made</h2>\n<dl>{"".join(rows)}</dl>')
-    return "\n".join([*parts, "</body>\n</html>\n"])
+    return make_page(one_line(title), "\n".join(parts), _STYLE)
 
 
 def html_table(table: Table) -> str:
