@@ -57,7 +57,7 @@ export async function change(action, more = {}) {
       body: JSON.stringify({ action, ...more }),
     });
     if (answer.ok) {
-      store.toasts = store.toasts.filter((each) => !each.action); // what they undo is no longer the last change
+      store.toasts = store.toasts.filter((shown) => !shown.action); // what they undo is no longer the last change
       return await answer.json();
     }
     const why = await message(answer);
@@ -89,7 +89,7 @@ export function toast(text, kind = "info", action = null) {
   setTimeout(() => dismissToast(id), kind === "error" || action ? 9000 : 5000);
 }
 export function dismissToast(id) {
-  store.toasts = store.toasts.filter((each) => each.id !== id);
+  store.toasts = store.toasts.filter((shown) => shown.id !== id);
   changed();
 }
 
@@ -163,7 +163,7 @@ function addProblem(item, text) {
   ];
 }
 export function dismissProblems(test) {
-  store.problems = store.problems.filter((each) => !test(each));
+  store.problems = store.problems.filter((problem) => !test(problem));
   changed();
 }
 
@@ -172,12 +172,12 @@ const LITTER = /^(\.|thumbs\.db$|desktop\.ini$|__macosx$)/i;
 const IMAGE = /\.(jpe?g|jpe|jfif|png|webp|gif|bmp|tiff?|ppm|pgm|pbm|pnm|heic|heif|avif|jxl|jp2)$/i;
 
 export async function filesOf(data) {
-  const items = [...(data.items || [])].filter((each) => each.kind === "file");
-  const entries = items.map((each) => each.webkitGetAsEntry && each.webkitGetAsEntry());
+  const items = [...(data.items || [])].filter((item) => item.kind === "file");
+  const entries = items.map((item) => item.webkitGetAsEntry && item.webkitGetAsEntry());
   if (entries.length && entries.every(Boolean)) {
-    const found = [];
-    for (const entry of entries) await walk(entry, [], found);
-    return found;
+    const files = [];
+    for (const entry of entries) await walk(entry, [], files);
+    return files;
   }
   return fromInput(data.files);
 }
@@ -188,7 +188,7 @@ export function fromInput(files) {
       const folders = (file.webkitRelativePath || "").split("/").slice(0, -1);
       return { file, name: file.name || "photo", folders };
     })
-    .filter((each) => keep(each));
+    .filter((file) => keep(file));
 }
 
 function keep({ file, name, folders }) {
@@ -196,13 +196,13 @@ function keep({ file, name, folders }) {
   return folders.length === 0 ? true : IMAGE.test(name) || file.type.startsWith("image/");
 }
 
-async function walk(entry, folders, found) {
+async function walk(entry, folders, files) {
   if (LITTER.test(entry.name)) return;
   if (entry.isFile) {
     try {
       const file = await new Promise((done, fail) => entry.file(done, fail));
       const item = { file, name: file.name, folders };
-      if (keep(item)) found.push(item);
+      if (keep(item)) files.push(item);
     } catch {
       // The file disappeared while it was dropped.
     }
@@ -212,6 +212,6 @@ async function walk(entry, folders, found) {
   for (;;) {
     const part = await new Promise((done, fail) => reader.readEntries(done, fail));
     if (!part.length) break;
-    for (const each of part) await walk(each, [...folders, entry.name], found);
+    for (const child of part) await walk(child, [...folders, entry.name], files);
   }
 }

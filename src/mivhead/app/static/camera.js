@@ -25,12 +25,12 @@ function useCamera() {
     const which = chosen ? { deviceId: { exact: chosen } } : { facingMode: "environment" };
     navigator.mediaDevices
       .getUserMedia({ video: { ...which, width: { ideal: 1280 } } })
-      .then(async (found) => {
-        stream = found;
+      .then(async (opened) => {
+        stream = opened;
         if (closed) return stop(stream);
         video.current.srcObject = stream;
         const devices = await navigator.mediaDevices.enumerateDevices();
-        if (!closed) setCameras(devices.filter((each) => each.kind === "videoinput").map((each) => each.deviceId));
+        if (!closed) setCameras(devices.filter((device) => device.kind === "videoinput").map((device) => device.deviceId));
       })
       .catch(() => closed || setProblem("refused"));
     return () => ((closed = true), stop(stream));
@@ -138,7 +138,7 @@ export function Live() {
 
 function LivePanel({ onClose }) {
   const { video, problem, several, turn } = useCamera();
-  const [found, setFound] = useState(null);
+  const [prediction, setPrediction] = useState(null);
   const [spoken, setSpoken] = useState("");
   const box = useRef();
   useEffect(() => {
@@ -152,7 +152,7 @@ function LivePanel({ onClose }) {
         const answer = frame && (await nameFrame(frame));
         if (!on) return;
         if (answer) {
-          setFound(answer);
+          setPrediction(answer);
           if (answer.decision !== last) since = Date.now();
           else if (Date.now() - since > 1000) setSpoken(titleOf(answer)); // not every flicker is read out
           last = answer.decision;
@@ -173,14 +173,14 @@ function LivePanel({ onClose }) {
         : html`
             <div class="seen">
               <video ref=${video} autoplay playsinline muted aria-label=${t.camera}></video>
-              ${found && html`<p class="live-name ${kindOf(found.decision)}">${titleOf(found)}</p>`}
+              ${prediction && html`<p class="live-name ${kindOf(prediction.decision)}">${titleOf(prediction)}</p>`}
             </div>
           `}
       <div class="live-facts">
         ${!problem && html`<h2>${t.liveTitle}</h2>`}
         <p class="unseen" role="status">${spoken}</p>
         ${!store.state.model && html`<p class="quiet">${t.tryFirst}</p>`}
-        ${found && html`<${Ranking} found=${found} />`}
+        ${prediction && html`<${Ranking} prediction=${prediction} />`}
         <div class="row">
           ${!problem && html`<button type="button" class="button primary" onClick=${keep}><${Icon} name="camera" /> ${t.keepFrame}</button>`}
           <${TurnButton} several=${several} turn=${turn} />

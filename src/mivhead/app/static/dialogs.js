@@ -8,14 +8,14 @@ import { t } from "./strings.js";
 
 export function PhotoDialog({ id, list, onOpen, onClose }) {
   const { classes, predictions, estimate } = store.state;
-  const found = list.findIndex((each) => each.id === id);
-  const last = useRef(found);
-  const photo = list[found];
+  const index = list.findIndex((item) => item.id === id);
+  const last = useRef(index);
+  const photo = list[index];
   const [looked, setLooked] = useState(false);
   const [reasons, setReasons] = useState(null);
-  const owner = classes.find((each) => each.photos.some((p) => p.id === id));
+  const owner = classes.find((group) => group.photos.some((p) => p.id === id));
   const prediction = predictions[id];
-  const suspect = estimate?.suspects.find((each) => each.id === id && each.label === owner?.name);
+  const suspect = estimate?.suspects.find((shot) => shot.id === id && shot.label === owner?.name);
   const shown = useRef(id);
   shown.current = id;
   useEffect(() => {
@@ -30,11 +30,11 @@ export function PhotoDialog({ id, list, onOpen, onClose }) {
     return () => (current = false);
   }, [id]);
   useEffect(() => {
-    if (photo) last.current = found;
+    if (photo) last.current = index;
     else if (list.length) onOpen(list[Math.min(last.current, list.length - 1)].id); // the next one
     else onClose();
   });
-  const place = photo ? found : Math.min(last.current, list.length - 1);
+  const place = photo ? index : Math.min(last.current, list.length - 1);
   const go = (step) => list[place + step] && onOpen(list[place + step].id);
   const onKey = (event) => {
     if (/^(SELECT|INPUT)$/.test(event.target.tagName) && event.target.type !== "checkbox") return;
@@ -62,7 +62,7 @@ export function PhotoDialog({ id, list, onOpen, onClose }) {
           html`
             <h3 class="decision ${kindOf(prediction.decision)}">${titleOf(prediction)}</h3>
             ${prediction.decision !== NONE && html`<p class="quiet">${t.decided(prediction)} ${reasons?.reason}</p>`}
-            <${Ranking} found=${prediction} />
+            <${Ranking} prediction=${prediction} />
             <label class="check">
               <input type="checkbox" checked=${looked} onChange=${(event) => setLooked(event.target.checked)} />
               ${t.whereItLooked}
@@ -72,7 +72,7 @@ export function PhotoDialog({ id, list, onOpen, onClose }) {
               <h3>${t.closest}</h3>
               <div class="closest">
                 ${reasons.shots.map(
-                  (each) => html`<img key=${each.id} src="/thumb/${each.id}" alt=${each.class} title=${each.class} />`,
+                  (shot) => html`<img key=${shot.id} src="/thumb/${shot.id}" alt=${shot.class} title=${shot.class} />`,
                 )}
               </div>
             `}

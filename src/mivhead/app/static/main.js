@@ -46,7 +46,7 @@ function App() {
       const files = await filesOf(event.clipboardData);
       const name = target.current;
       if (viewOf() === "try") upload(files, null);
-      else if (store.state?.classes.some((each) => each.name === name)) upload(files, name);
+      else if (store.state?.classes.some((group) => group.name === name)) upload(files, name);
       else toast(t.pasteWhere);
     };
     const block = (event) => event.preventDefault(); // a file beside the areas must not be opened
@@ -70,7 +70,7 @@ function App() {
     ${photo &&
     html`
       <${PhotoDialog}
-        id=${photo.id} list=${photo.list.map((each) => known.get(each.id)).filter(Boolean)}
+        id=${photo.id} list=${photo.list.map((old) => known.get(old.id)).filter(Boolean)}
         onOpen=${(id) => setPhoto({ ...photo, id })} onClose=${() => setPhoto(null)}
       />
     `}
@@ -180,12 +180,12 @@ function Messages() {
       `}
       <div aria-live="polite">
         ${toasts.map(
-          (each) => html`
-            <div key=${each.id} class="toast ${each.kind}">
-              <span>${each.text}</span>
-              ${each.action &&
-              html`<button type="button" class="link" onClick=${() => (each.action.run(), dismissToast(each.id))}>${each.action.text}</button>`}
-              <${IconButton} icon="close" label=${t.dismiss} onClick=${() => dismissToast(each.id)} />
+          (message) => html`
+            <div key=${message.id} class="toast ${message.kind}">
+              <span>${message.text}</span>
+              ${message.action &&
+              html`<button type="button" class="link" onClick=${() => (message.action.run(), dismissToast(message.id))}>${message.action.text}</button>`}
+              <${IconButton} icon="close" label=${t.dismiss} onClick=${() => dismissToast(message.id)} />
             </div>
           `,
         )}

@@ -61,7 +61,7 @@ export function FileButton({ children, onFiles, folder = false, camera = false, 
 
 // Only the rows in sight are in the document. One item at a time can be reached by Tab, the others
 // by arrow keys; `onExtend` is called with the items that Shift and an arrow key pass.
-export function VirtualGrid({ items, cell, height, gap = 8, own = false, label, render, onExtend, role = "list" }) {
+export function VirtualGrid({ items, cell, height, gap = 8, scrolls = false, label, render, onExtend, role = "list" }) {
   const box = useRef();
   const focused = useRef(false);
   const [active, setActive] = useState(0);
@@ -69,8 +69,8 @@ export function VirtualGrid({ items, cell, height, gap = 8, own = false, label, 
   useLayoutEffect(() => {
     const element = box.current;
     const look = () => {
-      const top = own ? element.scrollTop : Math.max(0, -element.getBoundingClientRect().top);
-      const tall = own ? element.clientHeight : innerHeight;
+      const top = scrolls ? element.scrollTop : Math.max(0, -element.getBoundingClientRect().top);
+      const tall = scrolls ? element.clientHeight : innerHeight;
       const width = element.firstChild.clientWidth;
       setView((old) =>
         old.width === width && old.tall === tall && Math.abs(old.top - top) < 20 ? old : { width, top, tall },
@@ -78,7 +78,7 @@ export function VirtualGrid({ items, cell, height, gap = 8, own = false, label, 
     };
     const observer = new ResizeObserver(look);
     observer.observe(element);
-    const scroller = own ? element : window;
+    const scroller = scrolls ? element : window;
     scroller.addEventListener("scroll", look, { passive: true });
     addEventListener("resize", look);
     look();
@@ -122,7 +122,7 @@ export function VirtualGrid({ items, cell, height, gap = 8, own = false, label, 
   }, [items]);
   return html`
     <div
-      ref=${box} class=${own ? "virtual own" : "virtual"} onKeyDown=${move}
+      ref=${box} class=${scrolls ? "virtual scrolls" : "virtual"} onKeyDown=${move}
       onfocusin=${onFocus} onfocusout=${onBlur}
     >
       <div
@@ -212,13 +212,13 @@ export const Bar = ({ value, kind = "" }) => html`
   <span class="bar ${kind}"><span style=${{ width: `${100 * value}%` }} /></span>
 `;
 
-export const titleOf = (found) =>
-  found.decision === found.closest ? found.closest : found.decision === NONE ? t.none : t.perhaps(found.closest);
+export const titleOf = (prediction) =>
+  prediction.decision === prediction.closest ? prediction.closest : prediction.decision === NONE ? t.none : t.perhaps(prediction.closest);
 
 // Classes with their probabilities, which say nothing about a photo that is none of these.
-export const Ranking = ({ found }) => found.decision === NONE ? html`<p class="quiet">${t.unlike(found.closest)}</p>` : html`
+export const Ranking = ({ prediction }) => prediction.decision === NONE ? html`<p class="quiet">${t.unlike(prediction.closest)}</p>` : html`
   <ul class="ranking">
-    ${found.top.map(
+    ${prediction.top.map(
       ({ label, probability: p }) => html`
         <li key=${label}><span class="name">${label}</span> <span>${percent(p)}</span> <${Bar} value=${p} /></li>
       `,

@@ -14,19 +14,19 @@ export const idsWith = (id) => (isSelected(id) ? selectedIds() : [id]);
 
 export function selectedIds() {
   const { classes, new: photos } = store.state;
-  const known = new Set([...classes.flatMap((each) => each.photos), ...photos].map((each) => each.id));
+  const known = new Set([...classes.flatMap((group) => group.photos), ...photos].map((photo) => photo.id));
   return [...store.selected].filter((id) => known.has(id));
 }
 
 export function toggle(id) {
   anchor = id;
-  set(isSelected(id) ? selectedIds().filter((each) => each !== id) : [...store.selected, id]);
+  set(isSelected(id) ? selectedIds().filter((other) => other !== id) : [...store.selected, id]);
 }
 
 export function selectRange(list, id) {
-  const [a, b] = [list.findIndex((each) => each.id === anchor), list.findIndex((each) => each.id === id)];
+  const [a, b] = [list.findIndex((photo) => photo.id === anchor), list.findIndex((photo) => photo.id === id)];
   if (a < 0) return toggle(id);
-  set([...store.selected, ...list.slice(Math.min(a, b), Math.max(a, b) + 1).map((each) => each.id)]);
+  set([...store.selected, ...list.slice(Math.min(a, b), Math.max(a, b) + 1).map((photo) => photo.id)]);
 }
 
 export const extend = (old, now) => ((anchor ??= old.id), set([...store.selected, old.id, now.id]));
@@ -42,7 +42,7 @@ export function clicked(event, id, list) {
 // Keys on a photo; returns whether it was one of them.
 export function selectionKey(event, id, list) {
   const all = (event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "a";
-  if (all) set([...store.selected, ...list.map((each) => each.id)]);
+  if (all) set([...store.selected, ...list.map((photo) => photo.id)]);
   else if (event.key.toLowerCase() === "x" && !event.ctrlKey && !event.metaKey) toggle(id);
   else if (event.key === "Delete") remove(idsWith(id));
   else return false;
@@ -53,16 +53,16 @@ export function selectionKey(event, id, list) {
 export const moveSelected = async (ids, to, more) => (await move(ids, to, more)) && clearSelection();
 
 // Names to choose from, with none of these and a new class.
-const NONE = "\n none";
-const NEW = "\n new";
+const NONE_OPTION = "\n none";
+const NEW_OPTION = "\n new";
 export function ClassChoice({ label, empty, onChoose, newLabel, tab = 0 }) {
   const { classes, other } = store.state;
   const [naming, setNaming] = useState(false);
   const choose = (event) => {
     const value = event.target.value;
     event.target.value = "";
-    if (value === NEW) setNaming(true);
-    else if (value === NONE) onChoose(other, { create: true });
+    if (value === NEW_OPTION) setNaming(true);
+    else if (value === NONE_OPTION) onChoose(other, { create: true });
     else if (value) onChoose(value);
   };
   const submit = (event) => {
@@ -84,9 +84,9 @@ export function ClassChoice({ label, empty, onChoose, newLabel, tab = 0 }) {
   return html`
     <select aria-label=${label} value="" onChange=${choose} tabindex=${tab}>
       <option value="">${empty}</option>
-      ${classes.filter((each) => each.name !== other).map((each) => html`<option key=${each.name} value=${each.name}>${each.name}</option>`)}
-      ${other && html`<option value=${NONE}>${t.none}</option>`}
-      <option value=${NEW}>${t.newClassChoice}</option>
+      ${classes.filter((group) => group.name !== other).map((group) => html`<option key=${group.name} value=${group.name}>${group.name}</option>`)}
+      ${other && html`<option value=${NONE_OPTION}>${t.none}</option>`}
+      <option value=${NEW_OPTION}>${t.newClassChoice}</option>
     </select>
   `;
 }

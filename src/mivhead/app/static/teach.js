@@ -11,16 +11,16 @@ export function Teach({ open, camera, setTarget }) {
   const { classes, estimate } = store.state;
   const [over, drop] = useDrop(addFolders);
   if (!classes.length) return html`<${Welcome} />`;
-  const suspects = new Map((estimate?.suspects ?? []).map((each) => [each.id, each]));
+  const suspects = new Map((estimate?.suspects ?? []).map((shot) => [shot.id, shot]));
   return html`
     <div class="teach">
       <h1 class="unseen">${t.teach}</h1>
       <section class="cards ${over ? "over" : ""}" tabindex="-1" aria-label=${t.teach} ...${drop}>
         ${classes.map(
-          (each) => html`
+          (group) => html`
             <${ClassCard}
-              key=${each.name} name=${each.name} photos=${each.photos} suspects=${suspects}
-              score=${estimate?.classes[each.name]} open=${open} camera=${camera} setTarget=${setTarget}
+              key=${group.name} name=${group.name} photos=${group.photos} suspects=${suspects}
+              score=${estimate?.classes[group.name]} open=${open} camera=${camera} setTarget=${setTarget}
             />
           `,
         )}
@@ -34,9 +34,9 @@ export function Teach({ open, camera, setTarget }) {
 // Folders become classes; the last folder above a photo names its class.
 async function addFolders(files) {
   const named = new Map();
-  for (const each of files) {
-    const name = each.folders.at(-1);
-    if (name) named.set(name, [...(named.get(name) ?? []), each]);
+  for (const item of files) {
+    const name = item.folders.at(-1);
+    if (name) named.set(name, [...(named.get(name) ?? []), item]);
   }
   if (!named.size) {
     toast(files.length ? t.dropWhere : t.noImages);
@@ -44,7 +44,7 @@ async function addFolders(files) {
   }
   const batch = newBatch(); // one step to undo
   for (const [name, photos] of named) {
-    const known = store.state.classes.find((each) => each.name.toLowerCase() === name.toLowerCase());
+    const known = store.state.classes.find((group) => group.name.toLowerCase() === name.toLowerCase());
     if (known || (await change("add class", { name, batch }))) upload(photos, known?.name ?? name, batch);
   }
 }
@@ -93,7 +93,7 @@ function ClassCard({ name, photos, score, suspects, open, camera, setTarget }) {
     const box = document.querySelector(".cards");
     if (await undoable("delete class", { name }, t.deletedClass(name, photos.length))) box.focus();
   };
-  const problems = store.problems.filter((each) => each.target === name);
+  const problems = store.problems.filter((problem) => problem.target === name);
   const target = () => setTarget(name);
   const tested = score?.[1] ?? 0;
   return html`
@@ -118,7 +118,7 @@ function ClassCard({ name, photos, score, suspects, open, camera, setTarget }) {
       ${photos.length
         ? html`
             <${VirtualGrid}
-              own items=${photos} cell=${72} gap=${6} label=${t.photosOf(name)} onExtend=${extend}
+              scrolls items=${photos} cell=${72} gap=${6} label=${t.photosOf(name)} onExtend=${extend}
               render=${(photo, _, tab) => html`
                 <${Thumb}
                   photo=${photo} photos=${photos} suspect=${suspects.get(photo.id)} label=${name} tab=${tab}
@@ -152,7 +152,7 @@ function NameField({ name, onDone }) {
     const to = input.current.value.trim();
     onDone();
     if (!to || to === name) return;
-    const into = store.state.classes.find((each) => each.name.toLowerCase() === to.toLowerCase() && each.name !== name);
+    const into = store.state.classes.find((group) => group.name.toLowerCase() === to.toLowerCase() && group.name !== name);
     if (into) await undoable("rename class", { name, to }, t.merged(name, into.name));
     else await change("rename class", { name, to });
   };
@@ -200,14 +200,14 @@ function Thumb({ photo, photos, suspect, label, tab, onOpen }) {
 const MAX_SHOWN = 4;
 export function Problems({ problems }) {
   if (!problems.length) return null;
-  const keys = new Set(problems.map((each) => each.key));
+  const keys = new Set(problems.map((problem) => problem.key));
   return html`
     <ul class="problems" role="alert">
       ${problems.slice(0, MAX_SHOWN).map(
-        (each) => html`
-          <li key=${each.key}>
-            <${Icon} name="warn" /> <span>${each.message}</span>
-            <${IconButton} icon="close" label=${t.dismiss} onClick=${() => dismissProblems((p) => p.key === each.key)} />
+        (problem) => html`
+          <li key=${problem.key}>
+            <${Icon} name="warn" /> <span>${problem.message}</span>
+            <${IconButton} icon="close" label=${t.dismiss} onClick=${() => dismissProblems((p) => p.key === problem.key)} />
           </li>
         `,
       )}
@@ -275,7 +275,7 @@ function Insights({ open }) {
   const [, again] = useState(0);
   const stale = !["ready", "waiting", "failed"].includes(learner.stage);
   const [right, wrong] = (estimate?.names[errors.step] ?? []).map((share) => Math.round(100 * share));
-  const owner = new Map(classes.flatMap((each) => each.photos.map((photo) => [photo.id, each.name])));
+  const owner = new Map(classes.flatMap((group) => group.photos.map((photo) => [photo.id, group.name])));
   const suspects = (estimate?.suspects ?? []).filter((s) => owner.get(s.id) === s.label && !isKept(s.id));
   return html`
     <aside class="insights" aria-label=${t.howGood}>
@@ -301,21 +301,21 @@ function Insights({ open }) {
       html`
         <${Fold} title="${t.suspects} (${suspects.length})">
         <ul class="suspects">
-          ${suspects.slice(0, 5).map((each) => {
-            const photo = classes.find((c) => c.name === each.label).photos.find((p) => p.id === each.id);
+          ${suspects.slice(0, 5).map((suspect) => {
+            const photo = classes.find((c) => c.name === suspect.label).photos.find((p) => p.id === suspect.id);
             return html`
-              <li key=${each.id}>
-                <button type="button" class="thumb" data-photo=${each.id} aria-label=${photo.name} onClick=${() => open(each.id, [photo])}>
-                  <${Thumbnail} id=${each.id} />
+              <li key=${suspect.id}>
+                <button type="button" class="thumb" data-photo=${suspect.id} aria-label=${photo.name} onClick=${() => open(suspect.id, [photo])}>
+                  <${Thumbnail} id=${suspect.id} />
                 </button>
                 <div>
-                  <p>${t.suspectText(each)} <span class="quiet">${percent(each.probability)}</span></p>
-                  <button type="button" class="link" onClick=${() => move([each.id], each.predicted)}>
-                    ${t.moveTo(each.predicted)}
+                  <p>${t.suspectText(suspect)} <span class="quiet">${percent(suspect.probability)}</span></p>
+                  <button type="button" class="link" onClick=${() => move([suspect.id], suspect.predicted)}>
+                    ${t.moveTo(suspect.predicted)}
                   </button>
                   <button
                     type="button" class="link" aria-label=${t.keepPhoto(photo.name)}
-                    onClick=${() => (keepPhoto(each.id), again((n) => n + 1))}
+                    onClick=${() => (keepPhoto(suspect.id), again((n) => n + 1))}
                   >
                     ${t.keep}
                   </button>

@@ -9,10 +9,10 @@ import { t } from "./strings.js";
 import { Problems } from "./teach.js";
 
 const KINDS = ["all", "named", "unsure", "none", "notYet"];
-const kindIn = (item) => (item.found ? kindOf(item.found.decision) : "notYet");
+const kindIn = (item) => (item.prediction ? kindOf(item.prediction.decision) : "notYet");
 
 const SORTS = {
-  sure: (a, b) => (b.found?.probability ?? 0) - (a.found?.probability ?? 0),
+  sure: (a, b) => (b.prediction?.probability ?? 0) - (a.prediction?.probability ?? 0),
   name: (a, b) => a.photo.name.localeCompare(b.photo.name, "en", { numeric: true }),
 };
 
@@ -26,11 +26,11 @@ export function TryIt({ open }) {
   useEffect(() => {
     if (sort !== "useful" || !ready) return;
     setAsking(true);
-    suggestions().then((found) => (setReasons(found), setAsking(false)));
+    suggestions().then((answer) => (setReasons(answer), setAsking(false)));
   }, [sort, ready]);
   const add = (files) => (files.length ? upload(files, null) : toast(t.noImages));
   const [over, drop] = useDrop(add);
-  const items = photos.map((photo) => ({ id: photo.id, photo, found: predictions[photo.id] }));
+  const items = photos.map((photo) => ({ id: photo.id, photo, prediction: predictions[photo.id] }));
   const of = (kind) => (kind === "all" ? items : items.filter((item) => kindIn(item) === kind));
   const counts = Object.fromEntries(KINDS.map((kind) => [kind, of(kind).length]));
   let shown = of(filter);
@@ -39,8 +39,8 @@ export function TryIt({ open }) {
     const first = Object.keys(reasons).map((id) => shown.find((item) => item.id === id)).filter(Boolean);
     shown = [...first, ...shown.filter((item) => !reasons[item.id])];
   }
-  const list = shown.map((each) => each.photo);
-  const teachable = store.state.model || classes.filter((each) => each.photos.length).length > 1;
+  const list = shown.map((item) => item.photo);
+  const teachable = store.state.model || classes.filter((group) => group.photos.length).length > 1;
   return html`
     <section class="try ${over ? "over" : ""}" ...${drop}>
       <div class="drop-line ${items.length && teachable ? "brief" : ""}">
@@ -56,7 +56,7 @@ export function TryIt({ open }) {
         <//>
         <${Live} />
       </div>
-      <${Problems} problems=${store.problems.filter((each) => each.target === null)} />
+      <${Problems} problems=${store.problems.filter((problem) => problem.target === null)} />
       ${teachable && html`<${Strictness} />`}
       ${items.length > 0 &&
       html`
@@ -82,7 +82,7 @@ export function TryIt({ open }) {
           </label>
           <button
             type="button" class="button" aria-label=${t.clearNew} title=${t.trash(list.length)}
-            onClick=${() => remove(list.map((each) => each.id))}
+            onClick=${() => remove(list.map((photo) => photo.id))}
           >
             <${Icon} name="trash" /> <span>${t.clearNew}</span>
           </button>
@@ -124,7 +124,7 @@ function Strictness() {
 }
 
 function Result({ item, items, reason, tab, open }) {
-  const { photo, found } = item;
+  const { photo, prediction } = item;
   const { other } = store.state;
   const kind = kindIn(item);
   const chosen = isSelected(photo.id);
@@ -133,15 +133,15 @@ function Result({ item, items, reason, tab, open }) {
   const isNone = () => assign(other, { create: true });
   const onKey = (event) => {
     if (/^(SELECT|INPUT)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey) return;
-    const choice = found?.top[Number(event.key) - 1];
+    const choice = prediction?.top[Number(event.key) - 1];
     if (choice) assign(choice.label);
     else if (event.key === "0" && other) isNone();
     else return;
     event.preventDefault();
   };
-  const title = photo.problem ? "" : found ? titleOf(found) : t.naming;
-  const unlike = kind === "none" && t.unlike(found.closest);
-  const named = (found?.top ?? []).filter((each) => each.label !== other).slice(0, kind === "none" ? 1 : 2);
+  const title = photo.problem ? "" : prediction ? titleOf(prediction) : t.naming;
+  const unlike = kind === "none" && t.unlike(prediction.closest);
+  const named = (prediction?.top ?? []).filter((choice) => choice.label !== other).slice(0, kind === "none" ? 1 : 2);
   return html`
     <article
       class="result ${kind} ${chosen ? "chosen" : ""}" onKeyDown=${onKey} aria-label="${photo.name}: ${title || photo.problem}"
@@ -162,7 +162,7 @@ function Result({ item, items, reason, tab, open }) {
       <div class="verdict">
         <strong title=${title}>${title}</strong>
         ${kind === "unsure" && html`<span class="badge">${t.unsure}</span>`}
-        ${kind === "named" && html`<span>${percent(found.probability)}</span>`}
+        ${kind === "named" && html`<span>${percent(prediction.probability)}</span>`}
       </div>
       <small class=${reason || unlike ? "reason" : ""} title=${photo.name}>${reason || unlike || photo.name}</small>
       <div class="choices">

@@ -29,15 +29,15 @@ function add(parent, kind, text, className) {
 // The bytes of a part of the page: base64 of gzip.
 async function partOf(name) {
   const element = byId(`part-${name}`);
-  const packed = Uint8Array.from(atob(element.textContent), (each) => each.charCodeAt(0));
+  const packed = Uint8Array.from(atob(element.textContent), (letter) => letter.charCodeAt(0));
   element.remove(); // the text is large
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
 async function start() {
-  for (const each of document.querySelectorAll("[data-text]")) each.textContent = t[each.dataset.text];
-  for (const each of document.querySelectorAll("[data-label]")) each.setAttribute("aria-label", t[each.dataset.label]);
+  for (const element of document.querySelectorAll("[data-text]")) element.textContent = t[element.dataset.text];
+  for (const element of document.querySelectorAll("[data-label]")) element.setAttribute("aria-label", t[element.dataset.label]);
   Object.assign(model, JSON.parse(byId("data").textContent));
   byId("title").textContent = document.title;
   byId("about").textContent = t.facts(model.classes.length, model.backbone, model.version);
@@ -81,9 +81,9 @@ async function decode(blob) {
   const bitmap = await createImageBitmap(blob, { imageOrientation: "from-image", colorSpaceConversion: "none" });
   const { width, height } = bitmap;
   if (width * height > MAX_PIXELS) throw new Error(t.tooLarge);
-  const found = pixelsOf(bitmap, width, height);
+  const picture = pixelsOf(bitmap, width, height);
   bitmap.close();
-  return found;
+  return picture;
 }
 
 async function classify(blob) {
@@ -107,7 +107,7 @@ async function recognise({ pixels, width, height }) {
   ranking.sort((a, b) => b.probability - a.probability);
   const { thresholds } = model;
   const other = thresholds?.other == null ? null : model.classes[thresholds.other]; // everything else
-  const best = ranking.find((each) => each.name !== other);
+  const best = ranking.find((candidate) => candidate.name !== other);
   let decision = best.name;
   if (thresholds && unknown !== null && thresholds.unknown !== null && unknown > thresholds.unknown) decision = NONE;
   else if (ranking[0].name === other) decision = NONE;
@@ -115,16 +115,16 @@ async function recognise({ pixels, width, height }) {
   return { label: best.name, probability: best.probability, decision, unknown, probabilities, ranking };
 }
 
-const titleOf = (found) => (found.decision === found.label ? found.label : t[found.decision]);
+const titleOf = (prediction) => (prediction.decision === prediction.label ? prediction.label : t[prediction.decision]);
 
-function showRanking(list, found) {
+function showRanking(list, prediction) {
   list.replaceChildren();
-  if (found.decision === NONE) return add(list, "li", t.unlike(found.label));
-  for (const each of found.ranking.slice(0, SHOWN)) {
+  if (prediction.decision === NONE) return add(list, "li", t.unlike(prediction.label));
+  for (const candidate of prediction.ranking.slice(0, SHOWN)) {
     const row = add(list, "li");
-    add(row, "span", each.name);
-    add(row, "span", percent(each.probability));
-    add(add(row, "span", undefined, "bar"), "span").style.setProperty("width", `${100 * each.probability}%`);
+    add(row, "span", candidate.name);
+    add(row, "span", percent(candidate.probability));
+    add(add(row, "span", undefined, "bar"), "span").style.setProperty("width", `${100 * candidate.probability}%`);
   }
 }
 
@@ -139,7 +139,7 @@ async function show(blob, file) {
   const text = add(card, "div", undefined, "text");
   const heading = add(text, "h2", "…");
   byId("results").prepend(card);
-  let found = null;
+  let prediction = null;
   let problem = t.failed; // the model, if not the photo
   try {
     const picture = await decode(blob).catch((error) => {
@@ -148,14 +148,14 @@ async function show(blob, file) {
       problem = t.notReadable;
       throw error;
     });
-    found = await recognise(picture);
-    showRanking(add(text, "ul", undefined, "ranking"), found);
+    prediction = await recognise(picture);
+    showRanking(add(text, "ul", undefined, "ranking"), prediction);
   } catch (error) {
     console.warn(file, error);
   }
-  heading.textContent = found ? titleOf(found) : problem;
-  heading.className = kindOf(found ? found.decision : "unsure");
-  results.push(found ? [file, found.decision, found.label, found.probability.toFixed(4)] : [file, problem.toLowerCase(), "", ""]);
+  heading.textContent = prediction ? titleOf(prediction) : problem;
+  heading.className = kindOf(prediction ? prediction.decision : "unsure");
+  results.push(prediction ? [file, prediction.decision, prediction.label, prediction.probability.toFixed(4)] : [file, problem.toLowerCase(), "", ""]);
   add(text, "p", file, "quiet file");
   byId("save").hidden = false;
 }
@@ -209,12 +209,12 @@ async function follow(stream) {
   let since = 0;
   while (video.srcObject === stream) {
     if (model.session && video.videoWidth && !document.hidden) {
-      const found = await recognise(pixelsOf(video, video.videoWidth, video.videoHeight));
+      const prediction = await recognise(pixelsOf(video, video.videoWidth, video.videoHeight));
       if (video.srcObject !== stream) return;
-      const title = titleOf(found);
+      const title = titleOf(prediction);
       byId("name").textContent = title;
-      byId("name").className = `name ${kindOf(found.decision)}`;
-      showRanking(byId("live"), found);
+      byId("name").className = `name ${kindOf(prediction.decision)}`;
+      showRanking(byId("live"), prediction);
       if (title !== last) since = Date.now();
       else if (Date.now() - since > 1000) byId("spoken").textContent = title; // not every flicker is read out
       last = title;

@@ -18,7 +18,7 @@ function weights(length, size) {
   const scale = length / size;
   const stretch = Math.max(scale, 1);
   const support = 2 * stretch;
-  const found = [];
+  const table = [];
   for (let i = 0; i < size; i++) {
     const centre = (i + 0.5) * scale;
     const first = Math.max(Math.trunc(centre - support + 0.5), 0);
@@ -30,9 +30,9 @@ function weights(length, size) {
       values.push(value);
       total += value;
     }
-    found.push([first, values.map((v) => Math.trunc((v / total) * ONE + (v / total < 0 ? -0.5 : 0.5)))]);
+    table.push([first, values.map((v) => Math.trunc((v / total) * ONE + (v / total < 0 ? -0.5 : 0.5)))]);
   }
-  return found;
+  return table;
 }
 
 // Resize one axis of RGB pixels. Places along it are `step` values apart, lines `lineStep`.
