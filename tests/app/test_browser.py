@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -524,6 +525,16 @@ def test_accessible_in_every_form(
 
 @pytest.mark.skipif("MIV_PICTURES" not in os.environ, reason="MIV_PICTURES is not set")
 def test_pictures_of_the_documentation(browser: Browser, tmp_path: Path) -> None:
+    folder, frames = Path(os.environ["MIV_PICTURES"]), []
+
+    def shoot(page: Page, name: str, seconds: float = 0) -> None:
+        page.wait_for_function(SHOWN)
+        picture = Image.open(BytesIO(page.screenshot(animations="disabled"))).convert("RGB")
+        if name:  # 128 colours make it a quarter as large
+            picture.quantize(128).save(folder / f"app-{name}.png", optimize=True)
+        if seconds:
+            frames.append((picture.resize((1024, 688)), int(1000 * seconds)))
+
     with running(tmp_path / "digits", recipe="mivhead") as app:
         for name, scheme, width, height in (
             *(("teach", "light", 1280, 860), ("try", "light", 1280, 860)),
@@ -532,19 +543,23 @@ def test_pictures_of_the_documentation(browser: Browser, tmp_path: Path) -> None
             size = {"width": width, "height": height}
             with visiting(browser, app, color_scheme=scheme, viewport=size) as page:
                 if name == "teach":
+                    shoot(page, "", 1.5)
                     page.get_by_role("button", name="Look around with an example").click()
                 expect(page.locator(".ring")).to_be_visible(timeout=SECONDS)
                 expect(page.locator(".status.ready")).to_be_visible(timeout=SECONDS)
                 if name == "try":
                     page.get_by_role("link", name="Try it").click()
-                page.wait_for_function(SHOWN)
-                path = Path(os.environ["MIV_PICTURES"]) / f"app-{name}.png"
-                page.screenshot(path=path, animations="disabled")
-                with Image.open(path) as picture:  # 128 colours make it a quarter as large
-                    small = picture.convert("RGB").quantize(128)
-                small.save(path, optimize=True)
+                shoot(page, name, 3.5 if name in ("teach", "try") else 0)
+                if name == "try":
+                    page.get_by_label("Details of digit 63.png").click()
+                    page.get_by_label("Where it looked").check()
+                    expect(page.locator(".closest img").first).to_be_visible(timeout=SECONDS)
+                    shoot(page, "", 3.5)
+    pictures, times = zip(*frames, strict=True)
+    more: Any = {"append_images": pictures[1:], "duration": times, "loop": 0, "kmax": 1}
+    pictures[0].save(folder / "app.webp", save_all=True, quality=80, **more)
 
 
 SHOWN = """() => [...document.images].every(
-  (each) => each.getBoundingClientRect().top > innerHeight || (each.complete && each.naturalWidth)
+  (image) => image.getBoundingClientRect().top > innerHeight || (image.complete && image.naturalWidth)
 )"""

@@ -10,7 +10,7 @@ from mivhead.errors import InputError
 from mivhead.images.example import enlarge_scan, load_scans
 
 CLASSES = {0: "zero", 1: "one", 2: "two", 3: "three"}
-FOREIGN = (5, 8)  # digits that are not taught: the model should say "none of these"
+FOREIGN = (6, 8)  # digits that are not taught: the model should say "none of these"
 SHOTS, NEW = 6, 2  # per digit
 
 
