@@ -561,5 +561,5 @@ def test_pictures_of_the_documentation(browser: Browser, tmp_path: Path) -> None
 
 
 SHOWN = """() => [...document.images].every(
-  (image) => image.getBoundingClientRect().top > innerHeight || (image.complete && image.naturalWidth)
+  (image) => image.getBoundingClientRect().top > innerHeight || image.complete * image.naturalWidth
 )"""

@@ -145,7 +145,15 @@ def test_changes_and_their_errors(site: Any) -> None:
     assert change(site, "add class", name="<img src=x onerror=alert(1)>").status_code == 400
     assert change(site, "add class", name="robin").status_code == 200
     assert change(site, "add class", name="ROBIN").status_code == 400
-    assert change(site, "add class", name="robim").status_code == 409  # the page asks
+    answer = change(site, "add class", name="robim")  # the page asks
+    assert (answer.status_code, answer.json()["error"]) == (
+        409,
+        "'robim' is nearly the class 'robin'.",
+    )
+    assert change(site, "add class", name="robim", sure=True).status_code == 200
+    assert change(site, "rename class", name="robim", to="rabim").status_code == 200
+    assert change(site, "rename class", name="rabim", to="rubin").status_code == 409
+    assert change(site, "delete class", name="rabim").status_code == 200
     query = {"name": "a.png", "class": "robin"}
     photo_id = site.client.post("/api/photos", params=query, content=photo("red")).json()["id"]
     state = site.client.get("/api/state").json()

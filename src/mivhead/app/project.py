@@ -30,7 +30,6 @@ from PIL import Image
 
 from mivhead._util.files import replacing, write_text
 from mivhead._util.schema import parse_json
-from mivhead._util.text import near_name
 from mivhead.app.history import HIDDEN, TRASH, History, Move, changing, inside, trash_path
 from mivhead.decision import MAX_ERRORS, NONE, UNSURE
 from mivhead.errors import ImageError, InputError, NotAvailableError, check_file, reason_of
@@ -52,10 +51,6 @@ ERRORS = (0.02, 0.05, 0.1, 0.2, 0.3)  # fractions of wrong names that can be all
 MAX_CLASS_NAME = 80  # characters
 THUMB = 320  # pixels of the longer side
 PREVIEW = 1280
-
-
-class NearNameError(InputError):
-    """A new class would be called nearly like another one."""
 
 
 @dataclass(frozen=True)
@@ -196,17 +191,17 @@ class Project:
 
     # Changes.
 
-    def add_class(self, name: str, batch: str = "", *, sure: bool = False) -> None:
-        """Make a class; if `sure`, even with nearly the name of another one."""
+    def add_class(self, name: str, batch: str = "") -> None:
+        """Make a class."""
         name = check_class_name(name)
         with self._mutex:
-            self._check_free(name, sure=sure)
+            self._check_free(name)
             with changing():
                 inside(self.folder, name).mkdir()
             self.history.note("add class", name, [(trash_path(name), name)], batch)
             self.rescan()
 
-    def rename_class(self, old: str, new: str, *, sure: bool = False) -> None:
+    def rename_class(self, old: str, new: str) -> None:
         """Rename a class; if the new name is that of another class, the two become one."""
         new = check_class_name(new)
         with self._mutex:
@@ -215,7 +210,7 @@ class Project:
             if new == old:
                 return
             if into is None or into == old:
-                self._check_free(new, besides=old, sure=sure)
+                self._check_free(new, besides=old)
                 self._change("rename class", new, [(old, new)])
             else:
                 moves = self._moves_into(into, self.snapshot.classes[old])
@@ -251,9 +246,7 @@ class Project:
             self.thumbnail(photo, picture)
         return photo
 
-    def move(
-        self, ids: Sequence[str], label: str | None, *, create: bool = False, sure: bool = False
-    ) -> None:
+    def move(self, ids: Sequence[str], label: str | None, *, create: bool = False) -> None:
         """Move photos to a class, which may be created, or to the new ones if `label` is None."""
         batch = uuid4().hex
         with self._mutex:
@@ -261,7 +254,7 @@ class Project:
                 label = check_class_name(label)
                 label = self.class_named(label) or label
                 if label not in self.snapshot.classes:
-                    self.add_class(label, batch, sure=sure)
+                    self.add_class(label, batch)
             if label is not None:
                 self._check_class(label)
             located = [self.find(photo_id) for photo_id in ids]
@@ -297,14 +290,11 @@ class Project:
         if name not in self.snapshot.classes:
             raise InputError(f"There is no class {name!r:.100}: it was renamed or deleted.")
 
-    def _check_free(self, name: str, besides: str | None = None, *, sure: bool = False) -> None:
+    def _check_free(self, name: str, besides: str | None = None) -> None:
         if (known := self.class_named(name)) not in (None, besides):
             raise InputError(f"The class {known!r} already exists.")
         if name.casefold() != (besides or "").casefold() and (self.folder / name).exists():
             raise InputError(f"The project has a file or folder {name!r} that is not a class.")
-        others = (known for known in self.snapshot.classes if known != besides)
-        if not sure and (near := near_name(name, others)):
-            raise NearNameError(f"{name!r} is nearly the class {near!r}.")
 
     def _check_not_there(self, data: bytes, name: str, label: str | None) -> None:
         """Refuse a photo that the project has; a new one may be a shot as well."""

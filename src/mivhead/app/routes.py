@@ -32,11 +32,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mivhead._util.http import is_loopback
 from mivhead._util.page import PALETTE, SHARED
 from mivhead._util.schema import from_json
+from mivhead._util.text import near_name
 from mivhead.app import outputs
 from mivhead.app.example import add_example
 from mivhead.app.history import FolderChange, last_batch
 from mivhead.app.learner import Learner
-from mivhead.app.project import ERRORS, NearNameError, Photo, Project, to_jpeg
+from mivhead.app.project import ERRORS, Photo, Project, to_jpeg
 from mivhead.decision import MAX_ERRORS
 from mivhead.errors import NotAvailableError, check_one_of
 from mivhead.service.application import read_json
@@ -209,10 +210,10 @@ class Site:
         sent = from_json(Change, read_json(await request.body()), "change")
         project = self.project
         actions: dict[str, Callable[[], Any]] = {
-            "add class": lambda: project.add_class(sent.name, sent.batch, sure=sent.sure),
-            "rename class": lambda: project.rename_class(sent.name, sent.to or "", sure=sent.sure),
+            "add class": lambda: project.add_class(sent.name, sent.batch),
+            "rename class": lambda: project.rename_class(sent.name, sent.to or ""),
             "delete class": lambda: project.remove_class(sent.name),
-            "move": lambda: project.move(sent.ids, sent.to, create=sent.create, sure=sent.sure),
+            "move": lambda: project.move(sent.ids, sent.to, create=sent.create),
             "delete": lambda: project.remove(sent.ids),
             "undo": project.undo,
             "redo": project.redo,
@@ -220,10 +221,14 @@ class Site:
             "allow errors": lambda: project.allow_errors(sent.max_errors),
         }
         check_one_of("action", sent.action, actions)
-        try:
-            await to_thread.run_sync(actions[sent.action])
-        except NearNameError as error:
-            return error_response(409, str(error))
+        to = sent.to if sent.create else None
+        names = {"add class": sent.name, "rename class": sent.to, "move": to}
+        new = names.get(sent.action)  # of a class that may be made
+        if new and not sent.sure and not project.class_named(new):
+            others = [known for known in project.snapshot.classes if known != sent.name]
+            if near := near_name(new, others):  # the page asks
+                return error_response(409, f"{new!r} is nearly the class {near!r}.")
+        await to_thread.run_sync(actions[sent.action])
         return JSONResponse({"version": self._version})
 
     async def name(self, request: Request) -> Response:

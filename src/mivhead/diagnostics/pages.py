@@ -56,12 +56,9 @@ def write_results(
     cards = [_card(reasons, gallery) for reasons in explanations]
     cards.sort(key=lambda card: (list(GROUPS).index(card["group"]), card["top"][0][1]))
     text = "Least certain first. Where a name is wrong or missing, click the right one."
-    document = {
-        "groups": [["all", "all"], *([key, name] for key, name in GROUPS.items())],
-        "shots": gallery.shots,
-        "learn": learning_command(model),
-    }
-    _write(path, title, text, classes, cards, document)
+    _write(
+        path, title, text, cards, classes=classes, model=model, groups=GROUPS, shots=gallery.shots
+    )
 
 
 def write_suggestions(
@@ -89,12 +86,7 @@ def write_suggestions(
         for image in suggestions
     ]
     text = "The model learns most from these photos. What do they show? Click a class, or type one."
-    document = {
-        "groups": [["all", "all"]],
-        "shots": [],
-        "learn": learning_command(model),
-    }
-    _write(path, title, text, classes, cards, document)
+    _write(path, title, text, cards, classes=classes, model=model, groups={}, shots=[])
 
 
 def learning_command(model: str | Path | None) -> str:
@@ -171,18 +163,24 @@ def _write(
     path: str | Path,
     title: str,
     text: str,
-    classes: Sequence[Any],
     cards: Sequence[dict[str, Any]],
-    document: dict[str, Any],
+    *,
+    classes: Sequence[Any],
+    model: str | Path | None,
+    **more: Any,
 ) -> None:
     """Write a page; `text` is HTML, everything else is not."""
     listed = "\n".join(card["file"] for card in cards)
-    document |= {
-        "classes": [str(name) for name in classes],
-        "folder": Path.cwd().as_posix(),  # so that the saved file works from any folder
-        "items": cards,
-        "key": hashlib.sha256(listed.encode("utf-8", "replace")).hexdigest()[:16],
-    }
+    document = (
+        more
+        | {
+            "learn": learning_command(model),
+            "classes": [str(name) for name in classes],
+            "folder": Path.cwd().as_posix(),  # so that the saved file works from any folder
+            "items": cards,
+            "key": hashlib.sha256(listed.encode("utf-8", "replace")).hexdigest()[:16],
+        }
+    )
     style, *scripts = (
         path.read_text("utf-8") for path in (ASSETS / "page.css", SHARED, ASSETS / "page.js")
     )

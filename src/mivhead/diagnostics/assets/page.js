@@ -159,7 +159,7 @@ function show() {
   for (const card of shown) if (!card.childElementCount) watcher.observe(card);
 }
 
-const buttons = data.groups.concat([["corrected", "corrected"]]).map(([group, label]) => {
+const buttons = [["all", "all"], ...Object.entries(data.groups), ["corrected", "corrected"]].map(([group, label]) => {
   const button = make("button");
   button.type = "button";
   button.addEventListener("click", () => {
@@ -203,7 +203,7 @@ save.addEventListener("click", () => {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   const told = document.querySelector("header p");
   told.setAttribute("role", "status");
-  told.replaceChildren("Your browser saved corrections.csv. Add its folder to this line in a terminal, and the model learns from it: ", make("code", "", data.learn));
+  told.replaceChildren("Your browser saved corrections.csv. Put its path into this line in a terminal, and the model learns from it: ", make("code", "", data.learn));
 });
 
 const bar = document.querySelector(".bar > div");
