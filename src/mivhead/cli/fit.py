@@ -142,7 +142,7 @@ def _open(shots: str, label: str | None, boxes: str | None) -> tuple[Any, list[s
     images = options.open_images(shots, label, boxes, min_classes=2)
     if not (names := images.ignored):
         return images, []
-    others = f"{plural(len(names), 'file')} that are not images in class folders"
+    others = f"{plural(len(names), 'file')} outside the class folders or not an image"
     return images, [f"Ignored {others}, such as {names[0]}."]
 
 
@@ -170,8 +170,8 @@ def _describe_model(model: FewShotClassifier, output: str) -> str:
     spent = ", ".join(f"{what} {seconds(time)}" for what, time in model.fit_seconds_.items())
     views = model.kept_shots().view_count
     with_views = f" and {plural(views, 'augmented view')}" if views else ""
-    images = plural(sum(shots.values()), "image")
-    text = f"Learned {plural(len(shots), 'class')} from {images}{with_views}: {spent}.\n"
+    photos = plural(sum(shots.values()), "photo")
+    text = f"Learned {plural(len(shots), 'class')} from {photos}{with_views}: {spent}.\n"
     if (use := model.classifier_.unlabelled_) is not None:
         unlabelled = plural(use.images, "unlabelled image")
         text += (

@@ -211,8 +211,7 @@ def evaluate(
     if shots and not rows:
         raise InputError(
             f"The model was trained on all of the {len(shots)} images, so its accuracy on them "
-            "says nothing about new images: give other images, or measure these with "
-            "include_shots=True."
+            "says nothing about new images: give other images."
         )
     if seen:
         source = source.take(rows) if isinstance(source, ImageSet) else source[rows]
