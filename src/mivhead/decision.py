@@ -72,8 +72,7 @@ PRIOR_DISTANCES = (
 )
 SLOPE_SCORES, SLOPE_DISTANCES = 0.60, 0.90
 
-UNIFORM, SHOTS = "uniform", "shots"  # class priors that have a name
-LARGEST = 1e100  # sum of the frequencies
+LARGEST = 1e100  # frequency of a class
 # Types and dimensions of the tensors of a rule in a model file
 TENSORS = {
     "shots": ("float32", 2),
@@ -324,24 +323,19 @@ def class_frequencies(prior: Prior, shots: Mapping[Any, int]) -> tuple[float, ..
     >>> class_frequencies({"cat": 3, "dog": 1}, {"dog": 5, "cat": 5})
     (0.5, 1.5)
     """
-    named: dict[str, Mapping[Any, float]] = {UNIFORM: dict.fromkeys(shots, 1), SHOTS: shots}
-    given = named.get(prior) if isinstance(prior, str) else prior
-    if given is None:
+    named: dict[str, Mapping[Any, float]] = {"uniform": dict.fromkeys(shots, 1), "shots": shots}
+    given = named.get(prior, {}) if isinstance(prior, str) else prior
+    frequencies = {str(name): frequency for name, frequency in given.items()}
+    names = list(map(str, shots))
+    wrong = sorted(frequencies.keys() ^ set(names))
+    wrong += [k for k, x in frequencies.items() if not (isinstance(x, Real) and 0 <= x <= LARGEST)]
+    if wrong or not any(frequencies.values()):
         raise InputError(
-            f"A class prior is {UNIFORM!r}, {SHOTS!r} or a frequency per class, got {prior!r:.80}."
+            "A class prior is 'uniform', 'shots', or a frequency for each class, from 0 on and not "
+            f"all 0: got {prior!r:.80}{f' (see {wrong[0]!r:.80})' * bool(wrong)}."
         )
-    by_name, names = {str(name): x for name, x in given.items()}, list(map(str, shots))
-    if different := [*(by_name.keys() - set(names)), *(set(names) - by_name.keys())]:
-        problem = "no class" if different[0] in by_name else "no frequency for"
-        raise InputError(f"A class prior must fit the classes: {problem} {different[0]!r:.80}.")
-    values = [by_name[name] for name in names]
-    usable = all(isinstance(x, Real) and x >= 0 for x in values)
-    if not usable or not 0 < sum(values) <= LARGEST:
-        raise InputError(
-            "A class prior has a number from 0 on for each class, and at least one class occurs: "
-            f"got {values!r:.80}."
-        )
-    relative = tuple(float(x * len(values) / sum(values)) for x in values)
+    total = sum(frequencies.values())
+    relative = tuple(float(frequencies[name] * len(names) / total) for name in names)
     return None if len(set(relative)) == 1 else relative
 
 
