@@ -330,9 +330,10 @@ def class_frequencies(prior: Prior, shots: Mapping[Any, int]) -> tuple[float, ..
     wrong = sorted(frequencies.keys() ^ set(names))
     wrong += [k for k, x in frequencies.items() if not (isinstance(x, Real) and 0 <= x <= LARGEST)]
     if wrong or not any(frequencies.values()):
+        see = f" (see {wrong[0]!r:.80})" if wrong else ""
         raise InputError(
             "A class prior is 'uniform', 'shots', or a frequency for each class, from 0 on and not "
-            f"all 0: got {prior!r:.80}{f' (see {wrong[0]!r:.80})' * bool(wrong)}."
+            f"all 0: got {prior!r:.80}{see}."
         )
     total = sum(frequencies.values())
     relative = tuple(float(frequencies[name] * len(names) / total) for name in names)
