@@ -20,7 +20,7 @@ from mivhead.decision import (
     Calibration,
     DecisionRule,
     Thresholds,
-    log_prior,
+    class_frequencies,
 )
 from mivhead.errors import InputError
 from mivhead.prediction import predictions
@@ -227,32 +227,30 @@ def test_a_prior_may_leave_a_class_that_seemed_impossible() -> None:
 
 
 def test_priors_are_plain_bayes() -> None:
-    logits = np.array([[1.0, 0.5, -1.0]])
-    prior = log_prior([2, 1, 1], ["a", "b", "c"])
-    p = np.exp(logits) / np.exp(logits).sum()
+    shots = {"a": 4, "b": 2, "c": 2}
+    prior = class_frequencies("shots", shots)
+    assert prior == (1.5, 0.75, 0.75) == class_frequencies({"c": 1, "a": 2, "b": 1}, shots)
+    p = np.array([[0.5, 0.3, 0.2]])
     expected = p * [0.5, 0.25, 0.25] / (p * [0.5, 0.25, 0.25]).sum()
-    shifted = np.exp(logits + prior) / np.exp(logits + prior).sum()
-    assert shifted == pytest.approx(expected)
-    assert (log_prior("shots", "abc", [4, 2, 2]) == prior).all()
-    assert (log_prior({"c": 1, "a": 2, "b": 1}, ["a", "b", "c"]) == prior).all()
-    assert (log_prior("shots", "ab", [3, 3]) == 0).all()
-    assert log_prior([1, 0], "ab")[1] == -np.inf
+    assert Thresholds(prior=prior).adjust(p) == pytest.approx(expected)
+    assert class_frequencies("uniform", shots) is None is class_frequencies("shots", {1: 3, 2: 3})
+    assert class_frequencies({"1": 5e-324, "2": 0}, {1: 3, 2: 3}) == (2.0, 0.0)
 
 
 @pytest.mark.parametrize(
     "prior",
     [
         "equal",
-        "shots",
         {"cat": 1, "cow": 2},
         {"cat": 1},
-        [1],
-        [1, float("nan")],
-        [1e308] * 2,
-        [0, 0],
+        {"cat": 1, "dog": float("nan")},
+        {"cat": 1, "dog": -1},
+        {"cat": 1, "dog": "2"},
+        {"cat": 1e308, "dog": 1e308},
+        {"cat": 0, "dog": 0},
     ],
     ids=str,
 )
-def test_unusable_priors_are_refused(prior: object) -> None:
+def test_unusable_priors_are_refused(prior: Any) -> None:
     with pytest.raises(InputError, match="class"):
-        log_prior(prior, ["cat", "dog"])  # type: ignore[arg-type]
+        class_frequencies(prior, {"cat": 5, "dog": 5})

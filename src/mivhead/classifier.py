@@ -231,13 +231,13 @@ class MIVClassifier(Estimator):
         vectors, labels = mean_vectors(support.features.blocks[-1]), support.labels
         ensemble = self.ensemble_
         if ensemble is None:
-            return DecisionRule.fit(vectors, labels, None, None, weight=0.0)
+            return DecisionRule.fit(vectors, labels, weight=0.0)
         if (left_out := ensemble.left_out) is not None:
             logits = weigh(left_out.weights, left_out.members)
             return DecisionRule.fit(vectors, labels, logits, left_out.rows)
         one_shot = is_one_shot(ensemble.experts, labels)
         weight = ENERGY * ONE_SHOT_ENERGY if one_shot else ENERGY
-        return DecisionRule.fit(vectors, labels, None, None, weight=weight)
+        return DecisionRule.fit(vectors, labels, weight=weight)
 
     def _set_fitted(
         self,

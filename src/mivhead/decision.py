@@ -22,10 +22,8 @@ The decision, from the largest probability p(x) and that class's number of shots
 - `t_unknown` is the ceil((m + 1)(1 - reject))-th smallest score of m shots, each computed without
   the shot (out of fold), so that at most a fraction `reject` of new images of the known classes is
   rejected, on average. A class with one shot has no such score, and its images are the most unlike
-  all shots: `reject` is multiplied by the fraction of the other classes.
-- With one shot per class, m is 0. Scores that were measured on other tasks stand in: the quantiles
-  `PRIOR_SCORES`, plus FAR times the mean far(s) of the shots s, minus SLOPE times their mean
-  near(s), where s itself is left out.
+  all shots: `reject` is multiplied by the fraction of the other classes. With one shot per class,
+  m is 0, and scores that were measured on other tasks stand in (`PRIOR_SCORES`).
 
 All of this is arithmetic on fixed arrays, so that exported models share it.
 
@@ -61,10 +59,9 @@ ENERGY = 0.15  # weight of the energy in the score
 FAR = 0.5  # weight of the nearest background image in the score
 USUAL_FAR = 0.3  # similarity to the nearest background image if there are none to compare with
 
-# With one shot per class nothing can be left out. The scores of new images then come from other
-# tasks (benchmarks/one_shot_scores.py of commit bae41b1, tuning sets): their quantiles 5%, 10%,
-# ..., 95%, relative to how similar the shots are to the background (with weight FAR) and to each
-# other (with weight -SLOPE). With energy, and without.
+# Quantiles 5%, 10%, ..., 95% of the scores of new images with one shot per class (tuning sets,
+# benchmarks/one_shot_scores.py of commit bae41b1), minus FAR times the mean far(s) of the shots s,
+# plus SLOPE times their mean near(s), where s itself is left out. With energy, and without.
 PRIOR_SCORES = (
     *(-1.48, -1.33, -1.25, -1.19, -1.13, -1.10, -1.06, -1.04, -1.00, -0.98),
     *(-0.96, -0.94, -0.91, -0.89, -0.87, -0.84, -0.81, -0.78, -0.73),
@@ -75,8 +72,7 @@ PRIOR_DISTANCES = (
 )
 SLOPE_SCORES, SLOPE_DISTANCES = 0.60, 0.90
 
-UNIFORM, SHOTS = "uniform", "shots"  # class priors that have a name
-LARGEST = 1e100  # frequency of a class: the sum of all must be finite
+LARGEST = 1e100  # frequency of a class
 # Types and dimensions of the tensors of a rule in a model file
 TENSORS = {
     "shots": ("float32", 2),
@@ -87,7 +83,7 @@ TENSORS = {
 }
 
 Floats = NDArray[np.floating[Any]]
-Prior = str | Mapping[Any, float] | Sequence[float]  # how frequent classes are
+Prior = str | Mapping[Any, float]  # how frequent classes are
 
 
 @dataclass(frozen=True)
@@ -97,9 +93,7 @@ class Thresholds:
     unknown: float = math.inf  # an image with a larger score is none of these
     # A class with a smaller probability is unsure: one threshold per class; empty: never
     probability: tuple[float, ...] = ()
-    # Number of the class that stands for everything else, if there is one: an image of it is none
-    # of these
-    other: int | None = None
+    other: int | None = None  # number of the class that stands for everything else, if there is one
     # How frequent each class is, relative to the mean of all classes; None: all are alike
     prior: tuple[float, ...] | None = None
 
@@ -107,7 +101,7 @@ class Thresholds:
         """Adjust probabilities (image, class) to the prior, by Bayes' rule."""
         if self.prior is None:
             return probabilities
-        # In double precision no probability is 0: another class may be the only one that occurs.
+        # No probability is 0, as another class may be the only one that occurs.
         weighted = np.maximum(probabilities.astype(np.float64), 1e-300) * np.asarray(self.prior)
         adjusted: Floats = weighted / weighted.sum(axis=1, keepdims=True)
         return adjusted
@@ -141,8 +135,10 @@ class Calibration:
         self, reject: float | None = REJECT, max_errors: float | None = MAX_ERRORS
     ) -> Thresholds:
         """Choose thresholds, with the parameters of `classify`."""
-        _check_fraction("reject", reject or None)
-        _check_fraction("max_errors", None if max_errors == 1 else max_errors or None)
+        for name, value in (("reject", reject), ("max_errors", max_errors)):
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if value is not None and not (number and 0 <= value <= 1):
+                raise InputError(f"{name} must be between 0 and 1, got {value!r}.")
         unknown, probability = math.inf, ()
         if reject:
             several = np.mean([count > 1 for count in self.shots if count])
@@ -161,13 +157,11 @@ class DecisionRule:
 
     shots: Floats  # (shot, channel): mean vectors of the support images, of length 1
     labels: NDArray[np.int64]  # (shot,): their class numbers
-    # (image, channel): mean vectors of images of other things; there may be none
-    background: Floats
+    background: Floats  # (image, channel): those of images of other things; there may be none
     rows: NDArray[np.int64]  # (m,): the shots that can be left out, as rows of `shots`
-    energy: Floats  # (m,): of their out-of-fold logits; (0,) for a recipe that makes none
-    weight: float = ENERGY  # weight of the energy in the score
-    # Number of the class that stands for everything else; its images are background
-    other: int | None = None
+    energy: Floats  # (m,): of their out-of-fold logits; 0 if there are none
+    weight: float = ENERGY  # of the energy in the score
+    other: int | None = None  # number of the class that stands for everything else
     logits: Floats | None = None  # (m, class): out-of-fold logits; not in a model file
 
     @classmethod
@@ -175,8 +169,8 @@ class DecisionRule:
         cls,
         shots: Floats,
         labels: NDArray[np.int64],
-        logits: Floats | None,
-        rows: NDArray[np.int64] | None,
+        logits: Floats | None = None,
+        rows: NDArray[np.int64] | None = None,
         weight: float = ENERGY,
     ) -> DecisionRule:
         """Make the rule of a fitted model, without background.
@@ -184,12 +178,11 @@ class DecisionRule:
         `logits` (m, class) are the out-of-fold logits of the shots `rows`; without any, `rows` are
         all shots of classes with several.
         """
-        shots = np.asarray(shots, np.float32)
-        energy = np.empty(0, np.float32) if logits is None else energy_of(logits)
         if rows is None:
             rows = np.flatnonzero(np.bincount(labels)[labels] > 1)
-        energy = energy.astype(np.float32)  # the precision that a file stores
-        return cls(shots, labels, shots[:0], rows, energy, weight, None, logits)
+        shots = np.asarray(shots, np.float32)
+        energy = np.zeros(len(rows)) if logits is None else energy_of(logits)
+        return cls(shots, labels, shots[:0], rows, energy.astype(np.float32), weight, None, logits)
 
     def with_background(self, vectors: Floats) -> DecisionRule:
         """Return the same rule with other background images: mean vectors of length 1."""
@@ -207,19 +200,12 @@ class DecisionRule:
         Its shots join the background. Thresholds follow from the shots of the other classes.
         """
         named = self.labels != number
-        place = np.cumsum(named) - 1
         kept = named[self.rows]
-        rule = replace(
-            self,
-            shots=self.shots[named],
-            labels=self.labels[named],
-            rows=place[self.rows[kept]],
-            other=number,
-        )
-        if self.logits is not None:
-            energy = energy_of(np.delete(self.logits[kept], number, axis=1)).astype(np.float32)
-            rule = replace(rule, energy=energy)
-        return rule.with_background(np.concatenate([self.background, self.shots[~named]]))
+        logits = None if self.logits is None else np.delete(self.logits[kept], number, axis=1)
+        rows = (np.cumsum(named) - 1)[self.rows[kept]]
+        rule = self.fit(self.shots[named], self.labels[named], logits, rows, self.weight)
+        background = np.concatenate([self.background, self.shots[~named]])
+        return replace(rule.with_background(background), other=number)
 
     def unknown(self, logits: Floats, vectors: Floats) -> Floats:
         """Score images by their logits (image, class) and mean vectors (image, channel)."""
@@ -235,18 +221,15 @@ class DecisionRule:
             np.fill_diagonal(similarity, -1.0)
             near = similarity.max(axis=1)  # of each shot to the nearest other one
             if len(self.rows):
-                energy = self.energy if len(self.energy) else np.zeros(len(self.rows))
-                return self._score(self.shots[self.rows], near[self.rows], energy)
+                return self._score(self.shots[self.rows], near[self.rows], self.energy)
             far = FAR * float(np.mean(self._far(self.shots)))
             prior, slope = PRIOR_DISTANCES, SLOPE_DISTANCES
             if self.weight:
                 prior, slope = PRIOR_SCORES, SLOPE_SCORES
-            scores: Floats = np.asarray(prior) + (far - slope * float(near.mean()))
-            return scores
+            return np.asarray(prior) + (far - slope * float(near.mean()))
 
     def _score(self, vectors: Floats, near: Floats, energy: Floats) -> Floats:
-        score: Floats = FAR * self._far(vectors) - near - self.weight * energy
-        return score
+        return np.asarray(FAR * self._far(vectors) - near - self.weight * energy)
 
     def _far(self, vectors: Floats) -> Floats | float:
         """Similarity of vectors to the nearest background image."""
@@ -255,9 +238,8 @@ class DecisionRule:
     @cached_property
     def calibration(self) -> Calibration:
         """What the thresholds follow from."""
-        shots = np.bincount(self.labels, minlength=(self.other or 0) + 1)
-        scores, counts = self.held_out.tolist(), shots.tolist()
-        return Calibration(tuple(scores), tuple(counts), self.weight > 0, self.other)
+        shots = np.bincount(self.labels, minlength=(self.other or 0) + 1).tolist()
+        return Calibration(tuple(self.held_out.tolist()), tuple(shots), self.weight > 0, self.other)
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return the rule for a model file: a JSON value and arrays."""
@@ -271,24 +253,23 @@ class DecisionRule:
     ) -> DecisionRule:
         """Make a rule from what `state` returned, checking everything."""
         saved = from_json(_Saved, document, "decision")
-        if different := sorted(arrays.keys() ^ TENSORS.keys()):
-            raise InputError(f"tensor 'decision.{different[0]}' is unexpected or missing.")
-        for name, array in arrays.items():
-            if (array.dtype.name, array.ndim) != TENSORS[name] or not np.isfinite(array).all():
-                raise InputError(f"tensor 'decision.{name}' has another type, shape or value.")
-        shots, rows = arrays["shots"], arrays["rows"]
+        for name in sorted(arrays.keys() | TENSORS):
+            kind, array = TENSORS.get(name), arrays.get(name)
+            if array is None or (array.dtype.name, array.ndim) != kind:
+                raise InputError(f"tensor 'decision.{name}' is missing, or has another shape.")
+            if not np.isfinite(array).all():
+                raise InputError(f"tensor 'decision.{name}' holds NaN or infinity.")
+        ready = {**arrays, "background": arrays["background"].astype(np.float32)}
+        rule = cls(weight=saved.weight, other=saved.other, **ready)
         if (
-            arrays["background"].shape[1] != shots.shape[1]
-            or len(arrays["energy"]) not in (0, len(rows))
-            or not np.isin(rows, np.arange(len(shots))).all()
-            or len(arrays["labels"]) != len(shots)
-            or not len(shots)
-            or not np.isin(arrays["labels"], np.arange(classes)).all()
-            or not 0 <= (saved.other or 0) < classes
+            rule.background.shape[1] != rule.shots.shape[1]
+            or len(rule.energy) != len(rule.rows)
+            or not 0 < len(rule.shots) == len(rule.labels)
+            or not np.isin(rule.rows, np.arange(len(rule.shots))).all()
+            or not np.isin([*rule.labels, rule.other or 0], np.arange(classes)).all()
         ):
             raise InputError("the tensors 'decision.*' do not fit each other.")
-        ready = {**arrays, "background": arrays["background"].astype(np.float32)}
-        return cls(weight=saved.weight, other=saved.other, **ready)
+        return rule
 
 
 @dataclass(frozen=True)
@@ -309,21 +290,10 @@ def check_class_names(names: Iterable[Any]) -> None:
 def energy_of(logits: Floats) -> Floats:
     """Return the log of the sum of exponentials, per row.
 
-    >>> energy_of(np.log([[1.0, 3.0]])).round(6) == np.log(4.0).round(6)
-    array([ True])
+    >>> np.exp(energy_of(np.log([[1.0, 3.0]]))).round(6)
+    array([4.])
     """
-    logits = np.asarray(logits, np.float64)
-    top = logits.max(axis=1)
-    energy: Floats = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
-    return energy
-
-
-def _check_fraction(name: str, value: float | None) -> None:
-    """Raise an error unless a value is None or in (0, 1)."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < 1:
-        raise InputError(f"{name} must be between 0 and 1, got {value!r}.")
+    return np.asarray(np.logaddexp.reduce(logits, axis=1, dtype=np.float64))
 
 
 def read_prior(text: str) -> Prior:
@@ -344,46 +314,30 @@ def read_prior(text: str) -> Prior:
     return prior
 
 
-def log_prior(prior: Prior, classes: Sequence[Any], shots: Sequence[int] | None = None) -> Floats:
-    """Return what a class prior adds to balanced logits: log(frequency / mean frequency).
+def class_frequencies(prior: Prior, shots: Mapping[Any, int]) -> tuple[float, ...] | None:
+    """Return how frequent each class is, relative to the mean; None if all are alike.
 
-    The prior is "uniform", "shots" (frequencies in proportion to the shots), or a frequency for
-    each class, by name or in their order. A class of frequency 0 gets -infinity.
+    The prior is "uniform", "shots" (in proportion to the shots of each class, which are given), or
+    a mapping of class to frequency.
 
-    >>> np.exp(log_prior({"cat": 3, "dog": 1}, ["cat", "dog"])).round(3).tolist()
-    [1.5, 0.5]
+    >>> class_frequencies({"cat": 3, "dog": 1}, {"dog": 5, "cat": 5})
+    (0.5, 1.5)
     """
-    if isinstance(prior, str):
-        named: dict[str, Sequence[Any] | None] = {UNIFORM: [1] * len(classes), SHOTS: shots}
-        frequencies = named.get(prior)
-        if frequencies is None:
-            raise InputError(
-                f"A class prior is {UNIFORM!r}, {SHOTS!r} (of a model that knows its shots) or a "
-                f"frequency for each class, got {prior!r:.80}."
-            )
-    elif isinstance(prior, Mapping):
-        by_name, names = {str(k): v for k, v in prior.items()}, list(map(str, classes))
-        if different := [*(by_name.keys() - set(names)), *(set(names) - by_name.keys())]:
-            problem = "no class" if different[0] in by_name else "no frequency for"
-            raise InputError(f"A class prior must fit the classes: {problem} {different[0]!r:.80}.")
-        frequencies = [by_name[name] for name in names]
-    else:
-        frequencies = prior
-    usable = [
-        isinstance(x, (int, float, np.number)) and not isinstance(x, bool) and 0 <= x <= LARGEST
-        for x in frequencies
-    ]
-    if len(usable) != len(classes) or not all(usable):
+    named: dict[str, Mapping[Any, float]] = {"uniform": dict.fromkeys(shots, 1), "shots": shots}
+    given = named.get(prior, {}) if isinstance(prior, str) else prior
+    frequencies = {str(name): frequency for name, frequency in given.items()}
+    names = list(map(str, shots))
+    wrong = sorted(frequencies.keys() ^ set(names))
+    wrong += [k for k, x in frequencies.items() if not (isinstance(x, Real) and 0 <= x <= LARGEST)]
+    if wrong or not any(frequencies.values()):
+        see = f" (see {wrong[0]!r:.80})" if wrong else ""
         raise InputError(
-            f"A class prior needs a number from 0 to {LARGEST:g} for each of {len(classes)} "
-            f"classes, got {frequencies!r:.80}."
+            "A class prior is 'uniform', 'shots', or a frequency for each class, from 0 on and not "
+            f"all 0: got {prior!r:.80}{see}."
         )
-    values = np.array(frequencies, np.float64)
-    if not values.any():
-        raise InputError("A class prior has only zeros; at least one class must occur.")
-    with np.errstate(divide="ignore"):  # a class that does not occur
-        logs: Floats = np.log(values / values.mean())
-    return logs
+    total = sum(frequencies.values())
+    relative = tuple(float(frequencies[name] * len(names) / total) for name in names)
+    return None if len(set(relative)) == 1 else relative
 
 
 def _nearest(vectors: Floats, others: Floats) -> Floats:

@@ -1,5 +1,6 @@
 """Cross-validation on the shots, and suspicious shots."""
 
+import re
 from dataclasses import replace
 from unittest import mock
 
@@ -8,6 +9,7 @@ import pytest
 
 from mivhead import MIVClassifier, Recipe
 from mivhead._util.arrays import wilson_interval
+from mivhead.cli.fit import _describe_estimate
 from mivhead.diagnostics.cross_validation import (
     RATIO,
     CrossValidation,
@@ -105,6 +107,8 @@ def test_images_of_other_things_do_not_count() -> None:
     assert (result.score.images, result.score.right) == (8, 8)
     assert result.estimate.tested == 8
     assert result.suspects == []
+    assert not re.search(r"^c +4", _describe_estimate(result), re.M)
+    assert str(result).startswith("Of 100 new photos like these, about ")
 
 
 def test_nothing_to_test_with_one_shot_per_class() -> None:

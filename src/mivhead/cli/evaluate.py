@@ -94,14 +94,7 @@ def evaluate(
 
 def _describe(result: Evaluation) -> str:
     """Report the decisions, accuracy, classes, confusions and mistakes."""
-    from mivhead.prediction import of_hundred
-
-    total, text = result.score, ""
-    if (counts := result.decisions) is not None and counts.wrong is not None:
-        right, wrong = counts.named - counts.wrong, counts.wrong
-        text += f"{of_hundred(right / counts.images, wrong / counts.images, new=False)}\n"
-    text += f"Accuracy {percent(total.accuracy, 1)}: {total.right:,} of "
-    text += f"{plural(total.images, 'image')} right (95% interval {interval(total.interval)}).\n"
+    text = f"{result}\n"
     if result.decisions is not None:
         text += f"{describe_decisions(result.decisions)}\n"
     if (counts := result.foreign) is not None:

@@ -194,7 +194,7 @@ def _describe_estimate(result: CrossValidation) -> str:
         f"\n{result.estimate}\nFrom {result.folds}-fold cross-validation: {score.right} of "
         f"{score.images} shots were predicted right by a model that had not seen them.\n"
     )
-    if single := sum(count == 1 for count in shots.values()):
+    if single := sum(count == 1 for name, count in shots.items() if name != result.other):
         text += (
             f"{plural(single, 'class')} with one shot could not be tested: the estimate assumes "
             "what is usual\nfor one shot in this task. A second shot makes it more certain.\n"
@@ -204,6 +204,7 @@ def _describe_estimate(result: CrossValidation) -> str:
     rows = [
         (name, shots[name], f"{tested[name] - wrong[name]} of {tested[name]}")
         for name in sorted(shots, key=lambda name: (-wrong[name] / max(tested[name], 1), name))
+        if name != result.other
     ]
     classes = table(["class", "shots", "right"], rows, right="shots", most=MAX_CLASSES)
     return f"{text}\n{classes}\n\n{_describe_suspects(result)}"

@@ -83,11 +83,15 @@ class CrossValidation:
             f"right, expected accuracy {100 * self.accuracy:.1f}% (95% interval {low} to {high})>"
         )
 
+    def __str__(self) -> str:
+        """Say what to expect of new images."""
+        return str(self.estimate)
+
     @property
     def tested(self) -> NDArray[np.bool_]:
-        """Mask of the shots that could be tested."""
-        tested: NDArray[np.bool_] = ~np.isnan(self.probabilities[:, 0])
-        return tested
+        """Mask of the shots that could be tested; those of `other` do not count."""
+        named: NDArray[np.bool_] = np.asarray(self.labels) != self.other
+        return named & ~np.isnan(self.probabilities[:, 0])
 
     @property
     def numbers(self) -> NDArray[np.int64]:
@@ -96,15 +100,15 @@ class CrossValidation:
 
     @property
     def score(self) -> Score:
-        """Number of tested shots, and how many were predicted correctly; without `other`."""
-        rows = self.tested & (np.asarray(self.labels) != self.other)
+        """Number of tested shots, and how many were predicted correctly."""
+        rows = self.tested
         right = self.probabilities[rows].argmax(axis=1) == self.numbers[rows]
         return Score(len(right), int(right.sum()))
 
     @cached_property
     def expected(self) -> Expected:
         """What to expect of new images."""
-        numbers, rows = self.numbers, self.tested & (np.asarray(self.labels) != self.other)
+        numbers, rows = self.numbers, self.tested
         fold = _assign_folds(np.asarray(self.labels), max(self.folds, 1))
         behind = shots_behind(numbers, fold)[np.arange(len(numbers)), numbers]
         shots = np.bincount(numbers, minlength=len(self.classes))
@@ -143,9 +147,10 @@ class CrossValidation:
         numbers, p = self.numbers, np.maximum(np.nan_to_num(self.probabilities), TINY)
         shots, best = np.arange(len(p)), p.argmax(axis=1)
         surprise = p[shots, best] / p[shots, numbers]
-        surprise[~self.tested | (np.asarray(self.labels) == self.other)] = 0
-        tested = np.bincount(numbers[self.tested], minlength=len(self.classes)) > 0
-        called = (surprise >= RATIO) & tested[best] & self.calibrated
+        surprise[~self.tested] = 0
+        known = np.bincount(numbers[self.tested], minlength=len(self.classes)) > 0
+        known |= self.classes == self.other
+        called = (surprise >= RATIO) & known[best] & self.calibrated
         if called.sum() > max(2, MOST * len(p)):
             called[:] = False
         return [

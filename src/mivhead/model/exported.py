@@ -65,8 +65,11 @@ class ExportedClassifier(ImageClassifier):
             self.identity_ = None if backbone is None else Identity.from_json(backbone)
             if self.needs_images and (self.identity_ is None or len(self.session.inputs) != 1):
                 raise InputError("it takes images, but has several inputs or no backbone.")
-            if len(self._header.shots) != len(self.classes_):
-                raise InputError("its numbers of shots do not fit its classes.")
+            decision, count = self._header.decision, len(self.classes_)
+            if not len(self._header.shots) == len(decision.shots) == count or not decision.scores:
+                raise InputError("its numbers of shots or its scores do not fit its classes.")
+            if not 0 <= (decision.other or 0) < count:
+                raise InputError("its decision does not fit its classes.")
         except InputError as error:
             raise ModelFileError(f"{path} cannot be used: {error}") from error
 

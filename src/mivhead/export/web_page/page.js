@@ -160,7 +160,8 @@ async function show(blob, file) {
   }
   heading.textContent = found ? titleOf(found) : problem;
   if (!found || found.decision !== found.label) heading.className = "doubt";
-  results.push(found ? [file, found.decision, found.label, found.probability.toFixed(4)] : [file, problem, "", ""]);
+  const row = found ? [found.decision, found.label, found.probability.toFixed(4), found.unknown?.toFixed(4) ?? ""] : [problem, "", "", ""];
+  results.push([file, ...row]);
   add(text, "p", file, "quiet file");
   byId("save").hidden = false;
 }
@@ -176,8 +177,8 @@ async function showAll(files) {
 }
 
 function save() {
-  const quote = (cell) => `"${cell.replace(/^[=+\-@]/, "'$&").replaceAll('"', '""')}"`; // no formulas
-  const rows = [["file", "decision", "closest", "probability"], ...results];
+  const quote = (cell) => `"${(isNaN(cell) ? cell.replace(/^[=+\-@]/, "'$&") : cell).replaceAll('"', '""')}"`; // no formulas
+  const rows = [["file", "decision", "closest", "probability", "unknown"], ...results];
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob(["\ufeff", rows.map((row) => row.map(quote).join(",") + "\r\n").join("")], { type: "text/csv" }));
   link.download = "results.csv";
