@@ -119,7 +119,7 @@ def test_images_of_other_things_do_not_count(shots, queries):
     result = evaluate(model, queries)
     assert (result.score.images, result.decisions.images, result.foreign.images) == (10, 10, 5)
     assert "other" not in {mistake.label for mistake in result.mistakes}
-    assert re.fullmatch(r"Of 100 photos, .*\nAccuracy .* of 10 images right .*", str(result))
+    assert re.fullmatch(r"Of 100 photos, .*\nAccuracy .* of 10 photos right .*", str(result))
     images = open_labelled(queries)
     alone = evaluate(model, images.take([i for i in range(15) if images.labels[i] == "other"]))
     assert (alone.score.images, alone.decisions) == (0, None)

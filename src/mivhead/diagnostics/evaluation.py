@@ -102,7 +102,7 @@ class Evaluation:
         low, high = map(percent, score.interval)
         return (
             f"{text}Accuracy {percent(score.accuracy, 1)}: {score.right:,} of {score.images:,} "
-            f"images right (95% interval {low} to {high})."
+            f"photos right (95% interval {low} to {high})."
         )
 
     def as_json(self) -> dict[str, Any]:
