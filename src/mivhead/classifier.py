@@ -19,7 +19,7 @@ from mivhead._util.schema import check_tensors, from_json, split_tensors, to_jso
 from mivhead._util.text import progress_bar
 from mivhead._util.threads import shared_cores
 from mivhead.backbones.preset import BlockPreset, Preset
-from mivhead.decision import ENERGY, MAX_ERRORS, REJECT, DecisionRule
+from mivhead.decision import ENERGY, MAX_ERRORS, ONE_SHOT_ENERGY, REJECT, DecisionRule
 from mivhead.ensemble.constants import FOLDS
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.ensemble.stacking import (
@@ -44,9 +44,6 @@ from mivhead.prediction import Prediction, predictions
 Array = NDArray[np.float32]
 Tensors = dict[str, NDArray[Any]]
 
-# Factor of the energy in the scores of one-shot models: their weights, and so their energies, are
-# 1.4 times as large as those of other models (tuning sets).
-ONE_SHOT_ENERGY = 0.72
 PREDICTED = 256  # images at once in prediction
 MAX_SHOTS = 2**31  # per class in a file
 

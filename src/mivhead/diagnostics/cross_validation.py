@@ -30,13 +30,13 @@ not tested counts as UNTESTED predictions. Constants: chosen on the tuning sets
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from mivhead._util.arrays import Floats, softmax
 from mivhead._util.text import progress_bar
@@ -46,7 +46,7 @@ from mivhead.diagnostics.evaluation import Mistake, Score
 from mivhead.ensemble.balance import shots_behind
 from mivhead.ensemble.stacking import fold_numbers
 from mivhead.errors import InputError
-from mivhead.features import FeatureTable, SupportSet
+from mivhead.features import SupportSet
 from mivhead.head.recipe import resolve_recipe
 from mivhead.model.base import Estimate
 
@@ -234,53 +234,6 @@ def expect(
 
 
 def cross_validate(
-    classifier: MIVClassifier,
-    table: FeatureTable,
-    *,
-    folds: int = FOLDS,
-    class_vectors: Mapping[str, ArrayLike] | None = None,
-    verbose: bool = True,
-) -> CrossValidation:
-    """Predict every shot of a support set with a head that has not seen it.
-
-    Parameters
-    ----------
-    classifier : MIVClassifier
-        A classifier with the parameters to use; it need not be fitted and is not modified.
-    table : FeatureTable
-        The support set with its labels and, optionally, augmented views.
-    folds : int, default=5
-        Number of folds, and therefore of heads to train. More folds leave more shots to learn from.
-    class_vectors : mapping or None, default=None
-        Vectors of the classes, if names are a member.
-    verbose : bool, default=True
-        Show a progress bar if this takes more than two seconds.
-
-    Examples
-    --------
-    >>> from mivhead import Features
-    >>> X = Features(np.eye(4, dtype=np.float32)[[0, 0, 0, 1, 1, 0]])  # the last looks like an "a"
-    >>> shots = FeatureTable(X, tuple("123456"), ("a", "a", "a", "b", "b", "b"))
-    >>> result = cross_validate(MIVClassifier("experts"), shots)
-    >>> result.folds, result.score
-    (3, Score(images=6, right=5))
-    >>> [suspect.id for suspect in result.suspects]
-    ['6']
-    """
-    if table.labels is None:
-        raise InputError("The table has no labels, which cross-validation needs.")
-    support = SupportSet.read(
-        table.features, table.labels, table.views, table.view_of, None, class_vectors
-    )
-    order = np.argsort(np.asarray(table.labels), kind="stable")  # that of the support set
-    names = [table.ids[row] for row in order]
-    model = type(classifier)(**classifier.get_params())
-    result = cross_validate_support(model, support, names, folds=folds, verbose=verbose)
-    probabilities = result.probabilities[np.argsort(order)]
-    return replace(result, ids=table.ids, labels=table.labels, probabilities=probabilities)
-
-
-def cross_validate_support(
     model: MIVClassifier,
     support: SupportSet,
     ids: Sequence[str],
