@@ -1,4 +1,4 @@
-"""For all tests, and the examples in docstrings: they neither touch nor follow the user's settings."""
+"""For all tests and docstrings: they neither touch nor follow the settings of the user."""
 
 import os
 import random
