@@ -41,7 +41,7 @@ def test_a_table_for_people(miv, model, new, expected):
     for line, (file, ranked) in zip(lines, expected.items(), strict=True):
         first, second = list(ranked)[:2]
         assert re.search(rf" ({first}|unsure) +{first} .*%, {second} ", line)
-        assert file.endswith(line.split()[0][-20:])
+        assert file.endswith(line.split("  ")[0][-20:])
     assert "of 6 photos; " in answer.err
     assert miv("predict", model, new, "--quiet").err == ""
 
