@@ -157,7 +157,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "support of other channels": ({"tensors": {TOKEN: ones(6, 9)}}, "do not fit"),
     "no names": ({"tensors": {"names.vectors": ones(4, 8)}}, "does not describe"),
     "no shots": ({"tensors": {"shots.views.block0.map": ones(1)}}, "does not describe"),
-    "decision: unknown key": ({"meta": {"decision": {"calibrated": True, "x": 1}}}, "unknown key 'x'"),
+    "decision: unknown key": ({"meta": {"decision": {"calibrated": True, "x": 1}}}, "unknown key"),
     "decision: missing": ({"without": ["decision.energy"]}, "missing"),
     "decision: shape": ({"tensors": {"decision.energy": ones(4, 1)}}, "shape"),
     "decision: NaN": ({"tensors": {"decision.energy": ones(4) * NAN}}, "decision.energy"),
