@@ -13,7 +13,6 @@ from mivhead.decision import (
     ENERGY,
     FAR,
     NONE,
-    PRIOR_DISTANCES,
     PRIOR_SCORES,
     UNSURE,
     USUAL_FAR,
@@ -176,19 +175,17 @@ def test_one_shot_thresholds_follow_from_how_alike_the_shots_are() -> None:
     assert apart.probability == pytest.approx((1 - 0.1 / 0.47,) * 4)
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.1])
-def test_expected_scores_of_one_shot_models_in_plain_loops(weight: float) -> None:
+def test_expected_scores_of_one_shot_models_in_plain_loops() -> None:
     rng = np.random.default_rng(3)
     shots, background = unit(rng.normal(size=(4, 8))), unit(rng.normal(size=(5, 8)))
-    rule = DecisionRule.fit(shots, np.arange(4), None, None, weight=weight)
+    rule = DecisionRule.fit(shots, np.arange(4))
     without = rule.calibration.thresholds().unknown  # computed before there is a background
     made = rule.with_background(background)
     far = near = 0.0
     for i, shot in enumerate(shots):
         far += max(float(shot @ other) for other in made.background) / 4
         near += max(float(shot @ other) for j, other in enumerate(shots) if j != i) / 4
-    prior, slope = (PRIOR_SCORES, 0.6) if weight else (PRIOR_DISTANCES, 0.9)
-    expected = [value + 0.5 * far - slope * near for value in prior]
+    expected = [value + 0.5 * far - 0.9 * near for value in PRIOR_SCORES]
     assert made.held_out == pytest.approx(expected, abs=1e-5)
     assert made.calibration.thresholds().unknown != without == rule.calibration.thresholds().unknown
 

@@ -7,7 +7,7 @@ image is. Of an image x with logits l(x) and a mean vector v(x) of length 1:
     near(x)    = max over shots s of v(x) . s
     far(x)     = max over background images b of v(x) . b      (0.3 if there are none)
     energy(x)  = log sum over classes of exp l(x)
-    unknown(x) = FAR * far(x) - near(x) - w * energy(x)        (w = 0 for recipes without stacking)
+    unknown(x) = FAR * far(x) - near(x) - w * energy(x)        (w = 0 without out-of-fold logits)
 
 The decision, from the largest probability p(x) and that class's number of shots n:
 
@@ -56,24 +56,17 @@ MAX_ERRORS = 0.1  # fraction of wrong names among the names that are given
 # How far the names are from certain, on average, relative to the threshold: by shots of the class
 SPREAD_SHOTS, SPREAD = (1, 3, 5, 10), (0.47, 0.43, 0.29, 0.225)
 ENERGY = 0.15  # weight of the energy in the score
-# Factor of that weight with one shot per class: the weights of the members, and so the energies,
-# are 1.4 times as large as those of other models (tuning sets).
-ONE_SHOT_ENERGY = 0.72
 FAR = 0.5  # weight of the nearest background image in the score
 USUAL_FAR = 0.3  # similarity to the nearest background image if there are none to compare with
 
 # Quantiles 5%, 10%, ..., 95% of the scores of new images with one shot per class (tuning sets,
 # benchmarks/one_shot_scores.py of commit bae41b1), minus FAR times the mean far(s) of the shots s,
-# plus SLOPE times their mean near(s), where s itself is left out. With energy, and without.
+# plus SLOPE times their mean near(s), where s itself is left out
 PRIOR_SCORES = (
-    *(-1.48, -1.33, -1.25, -1.19, -1.13, -1.10, -1.06, -1.04, -1.00, -0.98),
-    *(-0.96, -0.94, -0.91, -0.89, -0.87, -0.84, -0.81, -0.78, -0.73),
-)
-PRIOR_DISTANCES = (
     *(-0.34, -0.28, -0.25, -0.22, -0.20, -0.19, -0.17, -0.15, -0.14, -0.13),
     *(-0.11, -0.10, -0.09, -0.07, -0.05, -0.03, 0.00, 0.02, 0.07),
 )
-SLOPE_SCORES, SLOPE_DISTANCES = 0.60, 0.90
+SLOPE = 0.90
 
 LARGEST = 1e100  # frequency of a class
 # Types and dimensions of the tensors of a rule in a model file
@@ -162,8 +155,8 @@ class DecisionRule:
     labels: NDArray[np.int64]  # (shot,): their class numbers
     background: Floats  # (image, channel): those of images of other things; there may be none
     rows: NDArray[np.int64]  # (m,): the shots that can be left out, as rows of `shots`
-    energy: Floats  # (m,): of their out-of-fold logits; 0 if there are none
-    weight: float = ENERGY  # of the energy in the score
+    energy: Floats  # (m,): of their out-of-fold logits; (0,) if there are none
+    calibrated: bool = True  # whether probabilities can be taken at face value
     other: int | None = None  # number of the class that stands for everything else
     logits: Floats | None = None  # (m, class): out-of-fold logits; not in a model file
 
@@ -174,7 +167,7 @@ class DecisionRule:
         labels: NDArray[np.int64],
         logits: Floats | None = None,
         rows: NDArray[np.int64] | None = None,
-        weight: float = ENERGY,
+        calibrated: bool = True,
     ) -> DecisionRule:
         """Make the rule of a fitted model, without background.
 
@@ -184,8 +177,8 @@ class DecisionRule:
         if rows is None:
             rows = np.flatnonzero(np.bincount(labels)[labels] > 1)
         shots = np.asarray(shots, np.float32)
-        energy = np.zeros(len(rows)) if logits is None else energy_of(logits)
-        return cls(shots, labels, shots[:0], rows, energy.astype(np.float32), weight, None, logits)
+        energy = energy_of(np.empty((0, 1)) if logits is None else logits).astype(np.float32)
+        return cls(shots, labels, shots[:0], rows, energy, calibrated, None, logits)
 
     def with_background(self, vectors: Floats) -> DecisionRule:
         """Return the same rule with other background images: mean vectors of length 1."""
@@ -206,7 +199,7 @@ class DecisionRule:
         kept = named[self.rows]
         logits = None if self.logits is None else np.delete(self.logits[kept], number, axis=1)
         rows = (np.cumsum(named) - 1)[self.rows[kept]]
-        rule = self.fit(self.shots[named], self.labels[named], logits, rows, self.weight)
+        rule = self.fit(self.shots[named], self.labels[named], logits, rows, self.calibrated)
         background = np.concatenate([self.background, self.shots[~named]])
         return replace(rule.with_background(background), other=number)
 
@@ -216,6 +209,11 @@ class DecisionRule:
             logits = np.delete(logits, self.other, axis=1)
         return self._score(vectors, _nearest(vectors, self.shots), energy_of(logits))
 
+    @property
+    def weight(self) -> float:
+        """Weight of the energy: 0 without energies of the same classes to compare with."""
+        return ENERGY if len(self.energy) else 0.0
+
     @cached_property
     def held_out(self) -> Floats:
         """Scores of the shots `rows`, each without itself; measured elsewhere if there are none."""
@@ -224,12 +222,10 @@ class DecisionRule:
             np.fill_diagonal(similarity, -1.0)
             near = similarity.max(axis=1)  # of each shot to the nearest other one
             if len(self.rows):
-                return self._score(self.shots[self.rows], near[self.rows], self.energy)
+                energy = self.energy if len(self.energy) else np.zeros(len(self.rows))
+                return self._score(self.shots[self.rows], near[self.rows], energy)
             far = FAR * float(np.mean(self._far(self.shots)))
-            prior, slope = PRIOR_DISTANCES, SLOPE_DISTANCES
-            if self.weight:
-                prior, slope = PRIOR_SCORES, SLOPE_SCORES
-            return np.asarray(prior) + (far - slope * float(near.mean()))
+            return np.asarray(PRIOR_SCORES) + (far - SLOPE * float(near.mean()))
 
     def _score(self, vectors: Floats, near: Floats, energy: Floats) -> Floats:
         return np.asarray(FAR * self._far(vectors) - near - self.weight * energy)
@@ -242,13 +238,13 @@ class DecisionRule:
     def calibration(self) -> Calibration:
         """What the thresholds follow from."""
         shots = np.bincount(self.labels, minlength=(self.other or 0) + 1).tolist()
-        return Calibration(tuple(self.held_out.tolist()), tuple(shots), self.weight > 0, self.other)
+        return Calibration(tuple(self.held_out.tolist()), tuple(shots), self.calibrated, self.other)
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return the rule for a model file: a JSON value and arrays."""
         arrays = {name: getattr(self, name) for name in TENSORS}
         arrays["background"] = self.background.astype(np.float16)
-        return {"weight": self.weight, "other": self.other}, arrays
+        return {"calibrated": self.calibrated, "other": self.other}, arrays
 
     @classmethod
     def from_state(
@@ -263,10 +259,10 @@ class DecisionRule:
             if not np.isfinite(array).all():
                 raise InputError(f"tensor 'decision.{name}' holds NaN or infinity.")
         ready = {**arrays, "background": arrays["background"].astype(np.float32)}
-        rule = cls(weight=saved.weight, other=saved.other, **ready)
+        rule = cls(calibrated=saved.calibrated, other=saved.other, **ready)
         if (
             rule.background.shape[1] != rule.shots.shape[1]
-            or len(rule.energy) != len(rule.rows)
+            or len(rule.energy) not in (0, len(rule.rows))
             or not 0 < len(rule.shots) == len(rule.labels)
             or not np.isin(rule.rows, np.arange(len(rule.shots))).all()
             or not np.isin([*rule.labels, rule.other or 0], np.arange(classes)).all()
@@ -279,7 +275,7 @@ class DecisionRule:
 class _Saved:
     """The JSON value of a model file."""
 
-    weight: float
+    calibrated: bool
     other: int | None
 
 
