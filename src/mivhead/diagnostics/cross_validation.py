@@ -23,7 +23,7 @@ has, and a dozen of them, each right or wrong, say little. Therefore:
 
 The interval is Agresti and Coull's, for an effective number of predictions. Shots of a class are
 alike (RHO is their correlation), so m of them count as m / (1 + (m - 1) RHO), and a class that was
-not tested counts as UNTESTED predictions. Constants: chosen on the tuning sets
+not tested counts as PER_UNTESTED predictions. Constants: chosen on the tuning sets
 (docs/research-log.md).
 """
 
@@ -57,7 +57,7 @@ TINY = 1e-6  # a probability below this says no more
 SLOPE = 0.8  # of the log-odds of a right prediction in log n
 HITS = 0.4  # how much the outcome of a prediction counts, compared with its probability
 RHO = 0.07  # correlation of predictions of the same class
-UNTESTED = 1.0  # predictions that a class without any counts as, in the interval
+PER_UNTESTED = 1.0  # predictions that a class without any counts as, in the interval
 WIDTH = 2.1  # standard errors on either side: 1.96 and a little, as the estimate is biased, too
 
 
@@ -225,7 +225,7 @@ def expect(
     single = float(np.mean(shots[named] == 1))
     fractions = (1 - single) * with_shots(shots[labels]) + single * with_shots(1)
     accuracy, right_names, names = np.clip(fractions, 0.0, 1.0).tolist()
-    independent = np.where(tested > 0, tested / (1 + (tested - 1) * RHO), UNTESTED)
+    independent = np.where(tested > 0, tested / (1 + (tested - 1) * RHO), PER_UNTESTED)
     count = len(tested) ** 2 / (1 / independent).sum() + 2
     centre = (accuracy * (count - 2) + 1) / count
     half = WIDTH * math.sqrt(centre * (1 - centre) / count)

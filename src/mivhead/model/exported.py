@@ -30,7 +30,6 @@ METADATA_KEY = "mivhead"
 CHECKSUM_KEY = "mivhead.checksum"
 CHECKSUM_MARK = b"mivhead-crc32:"  # found without parsing the file
 NO_CHECKSUM = CHECKSUM_MARK + b"00000000"
-KIND = "classifier"  # in the metadata
 FORMAT = 1  # of the metadata
 PROBABILITIES, UNKNOWN = "probabilities", "unknown"  # outputs
 BATCH = 8  # images per run: a compromise between speed and memory
@@ -81,9 +80,9 @@ class ExportedClassifier(ImageClassifier):
         return open_session(content, str(self.path), self.threads)
 
     @property
-    def export_facts(self) -> dict[str, str]:
-        """What the file says about the export: its input, and who wrote it."""
-        return {"input": self._header.input, "exporter": self._header.exporter}
+    def input(self) -> Input:
+        """What the file takes."""
+        return self._header.input
 
     @property
     def shot_counts(self) -> dict[Any, int]:
@@ -159,9 +158,7 @@ class Header:
     """The metadata of an exported model."""
 
     format: int
-    kind: str  # "classifier"
     input: Input  # what the graph takes; see `mivhead.export.model.export_model`
-    exporter: str  # version of mivhead that exported the model
     model: ModelInfo  # what the model says about itself
     decision: Calibration  # what thresholds follow from
     shots: tuple[int, ...]  # per class
@@ -179,7 +176,7 @@ def read_header(metadata: Mapping[str, str], path: str | Path) -> Header:
         header = from_json(Header, document, "the description")
     except ValueError as error:  # also of JSON
         raise ModelFileError(f"{path} cannot be used: {error}") from error
-    if header.format != FORMAT or header.kind != KIND:
+    if header.format != FORMAT:
         raise ModelFileError(f"{path} was written by another version of mivhead.")
     return header
 
