@@ -57,7 +57,7 @@ TINY = 1e-6  # a probability below this says no more
 SLOPE = 0.8  # of the log-odds of a right prediction in log n
 HITS = 0.4  # how much the outcome of a prediction counts, compared with its probability
 RHO = 0.07  # correlation of predictions of the same class
-PER_UNTESTED = 1.0  # predictions that a class without any counts as, in the interval
+PER_UNTESTED = 1.2  # predictions that a class without any counts as, in the interval
 WIDTH = 2.1  # standard errors on either side: 1.96 and a little, as the estimate is biased, too
 
 
